@@ -1,0 +1,46 @@
+"""Run, test and debug torch.distributed programs: any number of ranks in one process.
+
+>>> import torch, torch.distributed as dist, phalanx
+>>> def program():
+...     t = torch.tensor(float(dist.get_rank()))
+...     dist.all_reduce(t)
+...     return t.item()
+>>> phalanx.run(program, ranks=4)
+[6.0, 6.0, 6.0, 6.0]
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from phalanx.errors import (
+    CollectiveMismatchError,
+    DeadlockError,
+    PhalanxError,
+    RankFailedError,
+    StallError,
+    UsageError,
+)
+
+if TYPE_CHECKING:
+    from phalanx.running.world import World, run
+
+__all__ = [
+    "CollectiveMismatchError",
+    "DeadlockError",
+    "PhalanxError",
+    "RankFailedError",
+    "StallError",
+    "UsageError",
+    "World",
+    "run",
+]
+
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    """`run` and `World` need torch, which takes a second to import: only when asked for."""
+    if name in ("World", "run"):
+        from phalanx.running import world
+
+        return getattr(world, name)
+    raise AttributeError(f"module 'phalanx' has no attribute {name!r}")

@@ -1,0 +1,149 @@
+"""The meaning of each collective: given the calls of all members, move the data.
+
+Used by the process group when the last member has arrived. Each function gets the calls in
+group order. It works on `tensor.data`, so that neither autograd nor version counters notice,
+as with a backend written in C++. Nothing here waits or checks agreement: that has happened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from phalanx.backend.reduction import PREMUL_SUM, Reduction
+from phalanx.core.meeting import Call
+
+Meaning = Callable[[list[Call]], None]
+
+
+def barrier(calls: list[Call]) -> None:
+    """Everybody is here: that was all."""
+
+
+def broadcast(calls: list[Call]) -> None:
+    root = calls[0].root
+    assert root is not None
+    for index, source in enumerate(calls[root].inputs):
+        for member, call in enumerate(calls):
+            if member != root:
+                _copy(call.inputs[index], source)
+
+
+def all_reduce(calls: list[Call]) -> None:
+    reduction = _reduction(calls)
+    for index in range(len(calls[0].inputs)):
+        reduction.all_into_all([call.inputs[index].data for call in calls])
+
+
+def reduce(calls: list[Call]) -> None:
+    root = calls[0].root
+    assert root is not None
+    reduction = _reduction(calls)
+    for index, target in enumerate(calls[root].inputs):
+        reduction.into(target.data, [call.inputs[index].data for call in calls])
+
+
+def all_gather(calls: list[Call]) -> None:
+    """`inputs` are one tensor for each list of outputs."""
+    for call in calls:
+        for index, outputs in enumerate(call.outputs):
+            for output, sender in zip(outputs, calls, strict=True):
+                _copy(output, sender.inputs[index])
+
+
+def all_gather_into_tensor(calls: list[Call]) -> None:
+    """One flat or stacked output for each input."""
+    for call in calls:
+        for index, output in enumerate(call.outputs):
+            pieces = _even_pieces(output, len(calls))
+            for piece, sender in zip(pieces, calls, strict=True):
+                _copy(piece, sender.inputs[index])
+
+
+def gather(calls: list[Call]) -> None:
+    root = calls[0].root
+    assert root is not None
+    for output, sender in zip(calls[root].outputs, calls, strict=True):
+        _copy(output, sender.inputs[0])
+
+
+def scatter(calls: list[Call]) -> None:
+    root = calls[0].root
+    assert root is not None
+    for source, receiver in zip(calls[root].inputs, calls, strict=True):
+        _copy(receiver.outputs[0], source)
+
+
+def reduce_scatter(calls: list[Call]) -> None:
+    """`inputs` are one list, with a tensor for each member, for each output."""
+    reduction = _reduction(calls)
+    for member, call in enumerate(calls):
+        for index, output in enumerate(call.outputs):
+            inputs = [sender.inputs[index][member].data for sender in calls]
+            reduction.into(output.data, inputs)
+
+
+def reduce_scatter_tensor(calls: list[Call]) -> None:
+    reduction = _reduction(calls)
+    count = len(calls)
+    for index in range(len(calls[0].outputs)):
+        pieces = [_even_pieces(sender.inputs[index], count) for sender in calls]
+        for member, call in enumerate(calls):
+            output = call.outputs[index].data
+            inputs = [piece[member].view(output.shape) for piece in pieces]
+            reduction.into(output, inputs)
+
+
+def all_to_all(calls: list[Call]) -> None:
+    for receiver, call in enumerate(calls):
+        for output, sender in zip(call.outputs, calls, strict=True):
+            _copy(output, sender.inputs[receiver])
+
+
+def all_to_all_single(calls: list[Call]) -> None:
+    """`facts` are the splits along dimension 0, (input, output), empty for even ones."""
+    count = len(calls)
+    sent = [_pieces(call.inputs[0], call.facts[0], count) for call in calls]
+    for receiver, call in enumerate(calls):
+        outputs = _pieces(call.outputs[0], call.facts[1], count)
+        for output, pieces in zip(outputs, sent, strict=True):
+            _copy(output, pieces[receiver])
+
+
+def message(send: Call, receive: Call) -> None:
+    for target, source in zip(receive.outputs, send.inputs, strict=True):
+        _copy(target, source)
+
+
+def _reduction(calls: list[Call]) -> Reduction:
+    code, factor = calls[0].op
+    factors = None
+    if code == PREMUL_SUM:
+        factors = [call.op[1] for call in calls]
+        assert factor is not None
+    return Reduction(code, len(calls), factors)
+
+
+def _copy(target: Tensor, source: Tensor) -> None:
+    if target.data_ptr() == source.data_ptr() and target.device == source.device:
+        return
+    if target.shape != source.shape:
+        source = source.reshape(target.shape)
+    target.data.copy_(source.data)
+
+
+def _even_pieces(tensor: Tensor, count: int) -> Sequence[Tensor]:
+    """Equal parts of the memory, in order; a view, so that writing to them writes to it."""
+    flat = tensor.data.view(-1)
+    return flat.chunk(count) if flat.numel() else [flat] * count
+
+
+def _pieces(tensor: Tensor, splits: Sequence[int], count: int) -> Sequence[Tensor]:
+    tensor = tensor.data
+    if splits:
+        return torch.split(tensor, list(splits))
+    return (
+        torch.split(tensor, tensor.shape[0] // count) if tensor.shape[0] else [tensor] * count
+    )

@@ -1,0 +1,38 @@
+"""Streams: a collective on CUDA tensors must see what its ranks have launched before.
+
+Ranks share the devices, and each has its own current stream. A call records an event where
+its rank stands; whoever completes the collective waits for all of them, moves the data on
+its own stream and records one more, which each rank's stream waits for in turn. Used by the
+process group and by `Work`; for CPU tensors nothing happens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from phalanx.core.meeting import Call
+
+
+def record_arrival(call: Call, tensor: torch.Tensor) -> None:
+    call.event = torch.cuda.current_stream(tensor.device).record_event()
+
+
+def run_in_order(calls: list[Call], move: Callable[[], None]) -> None:
+    """Move the data after everything the callers launched, before everything they will."""
+    events = [call.event for call in calls if call.event is not None]
+    if not events:
+        move()
+        return
+    stream = torch.cuda.current_stream()
+    for event in events:
+        stream.wait_event(event)
+    move()
+    done = stream.record_event()
+    for call in calls:
+        call.event = done
+
+
+def wait_for_event(call: Call) -> None:
+    torch.cuda.current_stream().wait_event(call.event)

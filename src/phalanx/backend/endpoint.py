@@ -1,0 +1,264 @@
+"""One rank's end of a group: who it is, and how its calls meet those of the other members.
+
+`RankGroup` adds the operations under torch's names. This half makes a `Call`, puts it into
+its slot or mailbox, completes what is complete, and waits or hands out a `Work`.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.distributed_c10d import Store
+
+from phalanx import callsite
+from phalanx.backend import checks, collectives, device
+from phalanx.backend.collectives import Meaning
+from phalanx.backend.session import RankContext, Session
+from phalanx.backend.work import OpWork, wait_for
+from phalanx.core.baton import RUNNING, here
+from phalanx.core.meeting import Assembly, Call, Slot
+from phalanx.errors import PhalanxError
+
+_UNSET = timedelta(0)
+
+# torch's stubs give every method overloads that differ from version to version; towards the
+# type checker our methods stand on their own.
+_ProcessGroup: Any = dist.ProcessGroup
+
+
+class Endpoint(_ProcessGroup):  # type: ignore[misc]
+    """What torch may ask a group about itself, and how a call is carried out."""
+
+    def __init__(
+        self,
+        context: RankContext,
+        backend_name: str,
+        store: Store,
+        rank: int,
+        size: int,
+        timeout: timedelta,
+    ) -> None:
+        super().__init__(rank, size)
+        self._store = store
+        self.options = SimpleNamespace(
+            global_ranks_in_group=[],
+            group_name="",
+            _timeout=timeout,
+            backend=backend_name,
+        )
+        self._context = context
+        self._session: Session = context.session
+        self._backend_name = backend_name
+        self._member = rank
+        self._count = size
+        self._limit = timeout.total_seconds()
+        self._name = ""
+        self._assembly: Assembly | None = None
+        self._closed = False
+        self._coalescing: list[OpWork] | None = None
+
+    # -- what torch asks a group about itself ---------------------------------------------
+
+    def rank(self) -> int:
+        return self._member
+
+    def size(self) -> int:
+        return self._count
+
+    def name(self) -> str:
+        return self._backend_name
+
+    def getBackendName(self) -> str:  # noqa: N802, the name C++ looks for
+        """Not "gloo": DDP's logger would then cast this object to the C++ class of Gloo."""
+        return "phalanx"
+
+    def _set_group_name(self, name: str) -> None:
+        super()._set_group_name(name)
+        self._name = name
+        context = self._context
+        turn = context.incarnations.get(name, 0)
+        context.incarnations[name] = turn + 1
+        members = tuple(self.options.global_ranks_in_group) or tuple(range(self._count))
+        self._assembly = self._session.assembly(name, turn, members)
+
+    @property
+    def group_name(self) -> str:
+        return self._name
+
+    def get_group_store(self) -> Store:
+        return self._store
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        cuda = [torch.device("cuda")] if torch.cuda.is_available() else []
+        if self._backend_name == "nccl":
+            return cuda
+        return [torch.device("cpu"), *cuda]
+
+    def _get_backend(self, of: torch.device) -> Endpoint:
+        return self
+
+    supports_splitting = False
+    supports_coalescing = True
+    supports_time_estimate = False
+
+    def _set_sequence_number_for_group(self) -> None: ...
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._met.next_number[self._member]
+
+    def _set_default_timeout(self, timeout: timedelta) -> None:
+        self._limit = timeout.total_seconds()
+
+    set_timeout = _set_default_timeout
+
+    def _has_hooks(self) -> bool:
+        return False
+
+    def _wait_for_pending_works(self) -> None: ...
+
+    def shutdown(self) -> None:
+        self._closed = True
+
+    abort = shutdown
+
+    def __repr__(self) -> str:
+        return f"<{self._backend_name} group {self._name!r}, rank {self._member}/{self._count}>"
+
+    # -- inside ---------------------------------------------------------------------------
+
+    @property
+    def _met(self) -> Assembly:
+        if self._assembly is None:
+            raise PhalanxError(
+                "this group was made by hand; use init_process_group or new_group"
+            )
+        return self._assembly
+
+    def _call(self, name: str) -> Call:
+        if self._closed:
+            raise ValueError(f"{name}: group {self._name!r} has been destroyed")
+        strand = here.strand
+        if strand is None:
+            raise RuntimeError(
+                f"{name}: called by a thread that belongs to no rank of this run"
+            )
+        if strand.local is not self._context:
+            raise RuntimeError(
+                f"{name}: rank {strand.rank} uses rank {self._context.rank}'s end of a group; "
+                "ranks share this process, but each must use the groups it made itself"
+            )
+        return Call(self._assembly or self._met, self._member, strand, name, callsite.mark(3))
+
+    def _submit(
+        self, call: Call, meaning: Meaning, opts: Any, sample: Tensor | None
+    ) -> OpWork | None:
+        """Meet the others; wait for them unless the caller wants a `Work`."""
+        strand = call.strand
+        baton = strand.baton
+        if strand.state is not RUNNING:
+            baton.rejoin(strand)
+        if baton.schedule.preempts or baton.stopping:
+            baton.switch_point(strand)
+        if sample is not None and sample.is_cuda:
+            device.record_arrival(call, sample)
+        self._context.last_call = call
+        slot = call.assembly.join(call)
+        if slot is not None:
+            self._complete(slot, meaning)
+        if opts is not None and not opts.asyncOp and self._coalescing is None:
+            self._finish_now(call, opts)
+            return None
+        if strand.helper:
+            baton.leave(strand)
+        work = OpWork(call, self._limit_of(opts)[0])
+        if self._coalescing is not None:
+            self._coalescing.append(work)
+        return work
+
+    def _finish_now(self, call: Call, opts: Any) -> None:
+        strand = call.strand
+        try:
+            if not call.done:
+                limit, explicit = self._limit_of(opts)
+                wait_for(call, limit, explicit=explicit)
+            elif call.error is not None or call.event is not None or strand.errands:
+                wait_for(call, 0.0)
+        finally:
+            if strand.helper:
+                strand.baton.leave(strand)
+
+    def _limit_of(self, opts: Any) -> tuple[float, bool]:
+        """Seconds that this call may wait, and whether the program named them for it."""
+        given = _UNSET if opts is None else opts.timeout
+        if given > _UNSET:
+            return given.total_seconds(), True
+        return self._limit, False
+
+    def _complete(self, slot: Slot, meaning: Meaning) -> None:
+        calls: list[Call] = slot.calls  # type: ignore[assignment]
+        errors = checks.judge_meeting(self._session, slot) if slot.clash else None
+        if errors is None:
+            try:
+                if calls[0].event is None:
+                    meaning(calls)
+                else:
+                    device.run_in_order(calls, lambda: meaning(calls))
+            except Exception as error:
+                errors = [error] * len(calls)
+        for index, call in enumerate(calls):
+            call.finish(errors[index] if errors else None)
+
+    def _exchange(self, call: Call, sample: Tensor) -> OpWork:
+        strand = call.strand
+        baton = strand.baton
+        if strand.state is not RUNNING:
+            baton.rejoin(strand)
+        baton.switch_point(strand)
+        if sample.is_cuda:
+            device.record_arrival(call, sample)
+        self._context.last_call = call
+        sending = call.name == "send"
+        met = call.assembly
+        other = met.post_send(call) if sending else met.post_receive(call)
+        if other is not None:
+            self._deliver(*((call, other) if sending else (other, call)))
+        if strand.helper:
+            baton.leave(strand)
+        work = OpWork(call, self._limit)
+        if self._coalescing is not None:
+            self._coalescing.append(work)
+        return work
+
+    def _deliver(self, send: Call, receive: Call) -> None:
+        receive.source = send.member
+        errors = checks.judge_message(self._session, send, receive)
+        if errors is None:
+            try:
+                device.run_in_order([send, receive], lambda: collectives.message(send, receive))
+            except Exception as error:
+                errors = [error, error]
+        send.finish(errors[0] if errors else None)
+        receive.finish(errors[1] if errors else None)
+
+
+class WorkOfAll(OpWork):
+    """The `Work` of a coalesced batch: done when all parts are."""
+
+    def __init__(self, works: list[OpWork]) -> None:
+        last = works[-1]
+        super().__init__(last._call, last._timeout)
+        self._works = works
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        for work in self._works:
+            work.wait(timeout)
+        return True
+
+    def is_completed(self) -> bool:
+        return all(work.is_completed() for work in self._works)

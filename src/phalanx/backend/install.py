@@ -1,0 +1,81 @@
+"""What is replaced in torch during runs, so that programs reach this backend unchanged.
+
+The running layer installs this when the first world opens and removes it when the last one
+closes. Threads that belong to no rank pass through to torch's own classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from phalanx.backend import private
+from phalanx.backend.group import RankGroup
+from phalanx.backend.rendezvous import make_rendezvous
+from phalanx.backend.session import context_here
+from phalanx.backend.store import store_patches
+from phalanx.backend.torch_state import PerRankWorld
+
+DEFAULT_TIMEOUT = timedelta(minutes=30)
+
+
+class _Facade(type):
+    """Calls make a rank's group inside a rank, the original class elsewhere; instances of
+    either pass `isinstance`."""
+
+    original: Any
+    backend_name: str
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        context = context_here()
+        if context is None:
+            return cls.original(*args, **kwargs)
+        context.initialised = True
+        store, rank, size, *rest = args
+        given = rest[0] if rest else kwargs.get("timeout")
+        timeout = getattr(given, "_timeout", given) or DEFAULT_TIMEOUT
+        return RankGroup(context, cls.backend_name, store, rank, size, timeout)
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        if isinstance(instance, RankGroup):
+            return instance.name() == cls.backend_name
+        return cls.original is not None and isinstance(instance, cls.original)
+
+    def __getattr__(cls, name: str) -> Any:
+        return getattr(cls.original, name)
+
+
+def install() -> Callable[[], None]:
+    """Replace what must be replaced; the function that puts everything back."""
+    module = private.c10d_module
+    names: dict[str, Any] = {
+        private.WORLD_NAME: PerRankWorld(private.original_world()),
+        private.RENDEZVOUS_NAME: make_rendezvous(getattr(module, private.RENDEZVOUS_NAME)),
+    }
+    for name, backend in ((private.GLOO_NAME, "gloo"), (private.NCCL_NAME, "nccl")):
+        original = getattr(module, name, None)
+        if original is not None:
+            names[name] = _Facade(name, (), {"original": original, "backend_name": backend})
+    before = private.replace_names(**names)
+    patched = [(owner, name, vars(owner)[name]) for owner, name, _ in store_patches()]
+    for owner, name, replacement in store_patches():
+        setattr(owner, name, replacement)
+    private.set_thread_isolation(True)
+
+    def uninstall() -> None:
+        private.set_thread_isolation(False)
+        private.replace_names(**before)
+        for owner, name, original in patched:
+            setattr(owner, name, original)
+
+    return uninstall
+
+
+def leave_groups(context: Any) -> None:
+    """Last thing in a rank's thread: destroy what it left, empty torch's per-thread map."""
+    if context.torch_state.default_pg is not None:
+        dist.destroy_process_group()
+    private.unregister_groups()

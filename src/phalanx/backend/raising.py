@@ -1,0 +1,40 @@
+"""The errors raised inside a rank, which are torch's too, so that `except RuntimeError` and
+`except torch.distributed.DistError` in a program catch them as they would catch Gloo's.
+"""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+
+from phalanx import errors
+from phalanx.model import Deadlock, Mismatch, Stall, Verdict
+from phalanx.report.text import render
+
+
+class CollectiveMismatchError(errors.CollectiveMismatchError, dist.DistError):
+    __module__ = "phalanx"
+
+
+class DeadlockError(errors.DeadlockError, dist.DistError):
+    __module__ = "phalanx"
+
+
+class StallError(errors.StallError, dist.DistError):
+    __module__ = "phalanx"
+
+
+class OpTimeoutError(errors.PhalanxError, dist.DistBackendError):
+    """An operation outlived the timeout that the program gave it or its group."""
+
+    __module__ = "phalanx"
+
+
+_CLASSES: dict[type[Verdict], type[errors.VerdictError]] = {
+    Mismatch: CollectiveMismatchError,
+    Deadlock: DeadlockError,
+    Stall: StallError,
+}
+
+
+def error_for(verdict: Verdict, replay: str | None) -> errors.VerdictError:
+    return _CLASSES[type(verdict)](render(verdict, replay=replay), verdict)

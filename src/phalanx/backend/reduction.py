@@ -1,0 +1,145 @@
+"""Reductions over the ranks' own memory: results go straight into the destinations.
+
+Used by the collectives. Large tensors are worked on block by block, so that the running sum
+stays in cache between the last addition and the copies to the other ranks; inputs are never
+stacked. The order of additions is the order of ranks, whoever arrived last, so results are
+the same in every run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR, PREMUL_SUM = range(9)
+NAMES = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
+"""Reduce operations in the order of torch's enumeration."""
+
+BLOCK_BYTES = 1 << 19
+
+_INTO: dict[int, Callable[[Tensor, Tensor], object]] = {
+    SUM: Tensor.add_,
+    AVG: Tensor.add_,
+    PREMUL_SUM: Tensor.add_,
+    PRODUCT: Tensor.mul_,
+    MIN: lambda total, x: torch.minimum(total, x, out=total),
+    MAX: lambda total, x: torch.maximum(total, x, out=total),
+    BAND: Tensor.bitwise_and_,
+    BOR: Tensor.bitwise_or_,
+    BXOR: Tensor.bitwise_xor_,
+}
+
+
+class Reduction:
+    """One reduce operation over a number of ranks; `factors` scale the inputs first."""
+
+    __slots__ = ("_fold", "code", "count", "factors")
+
+    def __init__(self, code: int, count: int, factors: Sequence[Any] | None = None) -> None:
+        self.code = code
+        self.count = count
+        self.factors = factors
+        self._fold = _INTO[code]
+
+    def all_into_all(self, tensors: list[Tensor]) -> None:
+        """Every tensor is an input, and every one gets the result."""
+        first = tensors[0]
+        if first.is_sparse:
+            self._sparse(tensors)
+            return
+        if _share_memory(tensors):
+            inputs = [tensor.clone() for tensor in tensors]
+            self.into(tensors[0], inputs)
+            _copy_to(tensors[1:], tensors[0])
+            return
+        for block in _blocks(tensors):
+            total = block[0]
+            self._accumulate(total, block, 1)
+            _copy_to(block[1:], total)
+
+    def into(self, target: Tensor, inputs: list[Tensor]) -> None:
+        """`target` gets the result; the inputs stay as they are. It may be one of them."""
+        home = next((i for i, x in enumerate(inputs) if _same_memory(x, target)), None)
+        if home is None and _overlaps(target, inputs):
+            inputs = [x.clone() for x in inputs]
+        for out, *block in _blocks([target, *inputs]):
+            if home is None or home == 0:
+                total = out if home == 0 else out.copy_(block[0])
+                self._accumulate(total, block, 1)
+            else:
+                total = block[0].clone()
+                self._accumulate(total, block, 1)
+                out.copy_(total)
+
+    def _accumulate(self, total: Tensor, block: Sequence[Tensor], start: int) -> None:
+        fold, factors = self._fold, self.factors
+        if factors is not None:
+            total.mul_(factors[0])
+            for index in range(start, len(block)):
+                fold(total, block[index] * factors[index])
+        else:
+            for index in range(start, len(block)):
+                fold(total, block[index])
+        if self.code == AVG:
+            if total.is_floating_point() or total.is_complex():
+                total.div_(self.count)
+            else:
+                total.floor_divide_(self.count)
+
+    def _sparse(self, tensors: list[Tensor]) -> None:
+        if self.code != SUM:
+            raise ValueError(f"a sparse all_reduce takes SUM only, not {NAMES[self.code]}")
+        total = tensors[0].clone()
+        for tensor in tensors[1:]:
+            total = total + tensor
+        total = total.coalesce()
+        for tensor in tensors:
+            tensor.copy_(total)
+
+
+def _copy_to(targets: Sequence[Tensor], source: Tensor) -> None:
+    for target in targets:
+        target.copy_(source)
+
+
+def _blocks(tensors: list[Tensor]) -> Sequence[Sequence[Tensor]]:
+    """The tensors side by side in pieces that fit the cache; whole if small or scattered."""
+    first = tensors[0]
+    count, shape = first.numel(), first.shape
+    alike = all(t.shape == shape for t in tensors)
+    per_block = BLOCK_BYTES // first.element_size()
+    if alike and (count <= per_block or first.device.type != "cpu"):
+        return (tensors,)
+    if not all(t.is_contiguous() for t in tensors):
+        if alike:
+            return (tensors,)
+        raise ValueError(
+            "tensors of different shapes must be contiguous to be reduced; got "
+            + ", ".join(str(tuple(t.shape)) for t in tensors)
+        )
+    return list(zip(*(torch.split(t.view(-1), per_block) for t in tensors), strict=True))
+
+
+def _share_memory(tensors: list[Tensor]) -> bool:
+    """Ranks are threads: a tensor made outside and used by all is one and the same here."""
+    return len({t.data_ptr() for t in tensors}) < len(tensors) and tensors[0].numel() > 0
+
+
+def _same_memory(a: Tensor, b: Tensor) -> bool:
+    return a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.stride() == b.stride()
+
+
+def _overlaps(target: Tensor, inputs: list[Tensor]) -> bool:
+    """Whether target and some input lie in one storage, apart from being the same view."""
+    storage = target.untyped_storage().data_ptr()
+    start = target.data_ptr()
+    end = start + target.numel() * target.element_size()
+    for tensor in inputs:
+        if tensor.untyped_storage().data_ptr() == storage:
+            low = tensor.data_ptr()
+            if low < end and start < low + tensor.numel() * tensor.element_size():
+                return True
+    return False

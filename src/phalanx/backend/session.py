@@ -1,0 +1,85 @@
+"""What the ranks of one world share, and what each has of its own.
+
+The running layer makes one `Session` per world; each thread of a rank finds its
+`RankContext` through `here.strand.local`. Only the holder of the baton touches shared parts.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch.distributed.distributed_c10d import Store
+
+from phalanx.core.baton import Strand, here
+from phalanx.core.meeting import Assembly, Call
+from phalanx.errors import VerdictError
+from phalanx.model import Verdict
+
+
+class TorchState:
+    """What `torch.distributed` keeps once per process, held here once per rank."""
+
+    def __init__(self) -> None:
+        self.default_pg: Any = None
+        self.pg_map: dict[Any, Any] = {}
+        self.pg_names: dict[Any, str] = {}
+        self.pg_group_ranks: dict[Any, dict[int, int]] = {}
+        self.pg_backend_config: dict[Any, str] = {}
+        self.group_count = 0
+        self.tags_to_pg: dict[str, list[Any]] = {}
+        self.pg_to_tag: dict[Any, str] = {}
+        self.pg_coalesce_state: dict[Any, list[Any]] = {}
+        self.comms: list[Any] = []
+
+
+class RankContext:
+    """One rank: its number, its environment, its torch state and what it did last."""
+
+    def __init__(self, session: Session, rank: int, environ: dict[str, str]) -> None:
+        self.session = session
+        self.rank = rank
+        self.environ = environ
+        self.torch_state = TorchState()
+        self.saved: dict[str, Any] = {}
+        self.last_call: Call | None = None
+        self.last_past: tuple[Assembly, int, str, Any, Any] | None = None
+        self.initialised = False
+        self.incarnations: dict[str, int] = {}
+        self.helpers: list[threading.Thread] = []
+
+
+class Session:
+    """The shared half of a world: where groups meet, and the stores by address."""
+
+    def __init__(
+        self,
+        size: int,
+        *,
+        report: Callable[[Verdict], VerdictError],
+        environs: Iterable[dict[str, str]],
+        checked: bool = True,
+    ) -> None:
+        self.size = size
+        self.report = report
+        self.checked = checked
+        self.ranks = [RankContext(self, rank, env) for rank, env in enumerate(environs)]
+        self.assemblies: dict[tuple[str, int], Assembly] = {}
+        self.stores: dict[str, Store] = {}
+        self.store_waiters: list[Strand] = []
+
+    def assembly(self, name: str, incarnation: int, ranks: tuple[int, ...]) -> Assembly:
+        """The meeting place of a group; the first member to come makes it."""
+        key = (name, incarnation)
+        found = self.assemblies.get(key)
+        if found is None:
+            shown = "world" if len(ranks) == self.size and name == "0" else f"group {name}"
+            found = self.assemblies[key] = Assembly(shown, ranks)
+        return found
+
+
+def context_here() -> RankContext | None:
+    """The rank that the calling thread belongs to, None outside of runs."""
+    strand = here.strand
+    return strand.local if strand is not None else None

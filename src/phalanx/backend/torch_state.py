@@ -1,0 +1,56 @@
+"""Stand-in for torch's process-wide `_world` object: the calling rank's own state.
+
+Threads that belong to no rank get the original object, so real process groups of the
+surrounding program keep working during a run. Used by the running layer's patches.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from phalanx.core.baton import here
+
+_FIELDS = (
+    "default_pg",
+    "pg_map",
+    "pg_names",
+    "pg_group_ranks",
+    "pg_backend_config",
+    "group_count",
+    "tags_to_pg",
+    "pg_to_tag",
+    "pg_coalesce_state",
+    "comms",
+)
+
+
+class PerRankWorld:
+    """Each field is a property that looks the rank up first."""
+
+    def __init__(self, original: Any) -> None:
+        self._original = original
+
+    def _state(self) -> Any:
+        strand = here.strand
+        return self._original if strand is None else strand.local.torch_state
+
+    def __getattr__(self, name: str) -> Any:
+        # pg_config_info and whatever a later torch adds: computed from the fields above
+        attribute = getattr(type(self._original), name, None)
+        if isinstance(attribute, property) and attribute.fget is not None:
+            return attribute.fget(self)
+        return getattr(self._original, name)
+
+
+def _field(name: str) -> property:
+    def read(self: PerRankWorld) -> Any:
+        return getattr(self._state(), name)
+
+    def write(self: PerRankWorld, value: Any) -> None:
+        setattr(self._state(), name, value)
+
+    return property(read, write)
+
+
+for _name in _FIELDS:
+    setattr(PerRankWorld, _name, _field(_name))

@@ -1,0 +1,211 @@
+"""`Work` and `Future` of an operation in flight. Waiting goes through the baton.
+
+Made by the process group; C++ code (DDP's reducer, functional collectives) reaches `wait`
+and `get_future` too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from phalanx.backend import device, private
+from phalanx.backend.raising import OpTimeoutError
+from phalanx.core.baton import RUNNING, Strand, here
+from phalanx.core.meeting import Call
+
+NO_TIMEOUT = timedelta(0)
+
+
+def wait_for(call: Call, timeout: float, *, explicit: bool = False) -> None:
+    """Park the calling thread until the op is complete; raise what it failed with.
+
+    `explicit` says that the program itself named this timeout for this wait, so that it may
+    count on it; the group's timeout is only a limit.
+    """
+    strand = here.strand
+    if strand is None:
+        raise RuntimeError(f"{call.name}: waited for by a thread that belongs to no rank")
+    if not call.done:
+        _park_until_done(strand, call, timeout, explicit)
+    call.waited = True
+    if strand.errands:
+        strand.baton.run_errands(strand)
+    if call.error is not None:
+        raise call.error
+    if call.event is not None:
+        device.wait_for_event(call)
+
+
+def _park_until_done(strand: Strand, call: Call, timeout: float, explicit: bool) -> None:
+    baton = strand.baton
+    visiting = strand.helper and strand.state is not RUNNING
+    limit = baton.clock.now() + timeout
+    while not call.done:
+        if call.waiters is None:
+            call.waiters = [strand]
+        elif strand not in call.waiters:
+            call.waiters.append(strand)
+        woken = baton.park(strand, call, deadline=limit, sleeping=explicit)
+        if strand.errands:
+            baton.run_errands(strand)
+        if not woken and not call.done:
+            call.assembly.withdraw(call)
+            raise OpTimeoutError(
+                f"{call.name}: timed out after {timeout:g} s waiting for the other ranks"
+            )
+    if visiting:
+        baton.leave(strand)
+
+
+class OpWork(dist.Work):
+    """The `Work` of one call."""
+
+    def __init__(self, call: Call, timeout: float) -> None:
+        super().__init__()
+        self._call = call
+        self._timeout = timeout
+        self._future: OpFuture | None = None
+
+    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
+        if timeout is None or timeout <= NO_TIMEOUT:
+            wait_for(self._call, self._timeout)
+        else:
+            wait_for(self._call, timeout.total_seconds(), explicit=True)
+        return True
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def block_current_stream(self) -> None:
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """A rank that polls must let the others run, or it would poll for ever."""
+        strand = here.strand
+        if not self._call.done and strand is not None:
+            strand.baton.give_way(strand)
+            strand.baton.run_errands(strand)
+        return self._call.done
+
+    def is_success(self) -> bool:
+        return self._call.done and self._call.error is None
+
+    def exception(self) -> BaseException | None:
+        return self._call.error
+
+    def result(self) -> list[torch.Tensor]:
+        return _tensors(self._call)
+
+    def source_rank(self) -> int:
+        return self._call.source
+
+    _source_rank = source_rank
+
+    def get_future(self) -> OpFuture:
+        if self._future is None:
+            self._future = OpFuture.of(self._call, self._timeout)
+        return self._future
+
+
+class OpFuture(torch.futures.Future[Any]):
+    """Completed in its own rank's thread, so that callbacks run as that rank.
+
+    Callbacks run where the rank waits for something, in the order in which the collectives
+    completed: that order is the same on every rank, so callbacks that communicate match.
+
+    C++ code that waits for a future natively does not give the baton away. DDP's reducer
+    does so at the end of backward; therefore a future asked for during a backward pass
+    queues a wait of our own, which runs before the reducer's. Anybody else who waits
+    natively is noticed by the monitor.
+    """
+
+    _call: Call | None = None
+    _timeout: float = 0.0
+    _before: OpFuture | None = None
+
+    @classmethod
+    def of(cls, call: Call, timeout: float) -> OpFuture:
+        tensors = _tensors(call)
+        devices: list[Any] = sorted({t.device for t in tensors if t.is_cuda}, key=str)
+        future = cls(devices=devices) if devices else cls()
+        future._call, future._timeout = call, timeout
+        if call.waited:
+            future._settle()
+            return future
+        if call.done:
+            call.strand.errands.append(future._settle)
+        else:
+            call.callbacks = [*(call.callbacks or ()), future._settle]
+        if private.is_in_backward():
+            private.call_after_backward(lambda: wait_for(call, timeout))
+        return future
+
+    def done(self) -> bool:
+        """A rank that polls gives way, and sees what has completed meanwhile."""
+        origin = self._origin()
+        strand = here.strand
+        if not super().done() and origin._call is not None and strand is not None:
+            if not origin._call.done:
+                strand.baton.give_way(strand)
+            if origin._call.done:
+                origin._settle()
+        return super().done()
+
+    def wait(self) -> Any:
+        """Through the baton; then torch's own wait returns at once."""
+        origin = self._origin()
+        call, strand = origin._call, here.strand
+        if call is not None and strand is not None:
+            if not call.done:
+                _park_until_done(strand, call, origin._timeout, False)
+            origin._settle()
+        return super().wait()
+
+    def then(self, callback: Callable[[Any], Any]) -> OpFuture:
+        """Chained futures wait through the baton as well."""
+        following = type(self)()
+        following._before = self
+
+        def run(done: Any) -> None:
+            try:
+                following.set_result(callback(self))
+            except Exception as error:
+                following.set_exception(error)
+
+        self.add_done_callback(run)
+        return following
+
+    def _origin(self) -> OpFuture:
+        future = self
+        while future._before is not None:
+            future = future._before
+        return future
+
+    def _settle(self) -> None:
+        """Give the future its value or error; again and again if need be."""
+        call = self._call
+        assert call is not None
+        if super().done():
+            return
+        if call.error is not None:
+            self.set_exception(_as_exception(call.error))
+            return
+        if call.event is not None:
+            device.wait_for_event(call)
+        self.set_result(_tensors(call))
+
+
+def _as_exception(error: BaseException) -> Exception:
+    return error if isinstance(error, Exception) else RuntimeError(str(error))
+
+
+def _tensors(call: Call) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    for item in call.outputs or call.inputs:
+        found.extend(item) if isinstance(item, (list, tuple)) else found.append(item)
+    return found

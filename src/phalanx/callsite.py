@@ -1,0 +1,101 @@
+"""Find the user's line: the innermost frame that is neither Phalanx's nor torch's.
+
+Used by the backend for each call, so the hot path stores only a code object and an
+instruction offset; `resolve` turns that into a `Site` when a report needs it.
+Must never import torch or anything above the words layer.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+from types import CodeType, FrameType, TracebackType
+
+from phalanx.model import Site
+
+Mark = tuple[CodeType, int]
+
+_OWN_ROOT = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_STDLIB_ROOT = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
+_library: dict[CodeType, bool] = {}
+
+
+def mark(depth: int = 1) -> Mark | None:
+    """The user's frame above the caller, as cheaply as possible."""
+    frame: FrameType | None = sys._getframe(depth)
+    known = _library
+    while frame is not None:
+        code = frame.f_code
+        skip = known.get(code)
+        if skip is None:
+            skip = known[code] = is_library_file(code.co_filename)
+        if not skip:
+            return code, frame.f_lasti
+        frame = frame.f_back
+    return None
+
+
+def resolve(place: Mark | None) -> Site | None:
+    if place is None:
+        return None
+    code, offset = place
+    return _site(code, _line_at(code, offset))
+
+
+def user_stack(frame: FrameType | None) -> tuple[Site, ...]:
+    """The user frames of a thread, innermost last."""
+    sites = []
+    while frame is not None:
+        if not is_library_file(frame.f_code.co_filename):
+            sites.append(_site(frame.f_code, frame.f_lineno or 0))
+        frame = frame.f_back
+    return tuple(reversed(sites))
+
+
+def raised_at(trace: TracebackType | None) -> Site | None:
+    """The innermost user line of a traceback."""
+    found = None
+    while trace is not None:
+        if not is_library_file(trace.tb_frame.f_code.co_filename):
+            found = trace
+        trace = trace.tb_next
+    return _site(found.tb_frame.f_code, found.tb_lineno) if found else None
+
+
+def is_library_file(filename: str) -> bool:
+    """Whether reports leave this file out: ours, torch's, the standard library's, generated."""
+    if filename.startswith(_OWN_ROOT):
+        return True
+    if filename.startswith("<"):
+        return not filename.startswith("<stdin") and not filename.startswith("<ipython")
+    if f"{os.sep}site-packages{os.sep}torch{os.sep}" in filename:
+        return True
+    if f"{os.sep}torch{os.sep}distributed{os.sep}" in filename:
+        return True
+    return filename.startswith(_STDLIB_ROOT) and "site-packages" not in filename
+
+
+def is_own_file(filename: str) -> bool:
+    return filename.startswith(_OWN_ROOT)
+
+
+def shown_path(filename: str) -> str:
+    """Relative to the current directory if below it, else the last two parts."""
+    relative = os.path.relpath(filename) if os.path.isabs(filename) else filename
+    if not relative.startswith(os.pardir):
+        return relative
+    return os.sep.join(filename.split(os.sep)[-2:])
+
+
+def _site(code: CodeType, line: int) -> Site:
+    source = linecache.getline(code.co_filename, line).strip()
+    return Site(shown_path(code.co_filename), line, code.co_name, source)
+
+
+def _line_at(code: CodeType, offset: int) -> int:
+    line = code.co_firstlineno
+    for start, end, candidate in code.co_lines():
+        if start <= offset < end and candidate is not None:
+            return candidate
+    return line

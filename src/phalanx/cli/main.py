@@ -1,0 +1,54 @@
+"""The command line: `phalanx COMMAND ...`. One module per command; this one only chooses.
+
+Exit status: 0 all ranks succeeded; 1 a rank failed (the script's own error); 2 wrong usage;
+3 a verdict of ours (mismatch, deadlock, stall); 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from phalanx.cli import run
+
+DESCRIPTION = """\
+Run, test and debug torch.distributed programs: any number of ranks in one process,
+without a cluster, GPUs or ports.
+"""
+
+EPILOG = """\
+examples:
+  phalanx run -n 4 train.py --lr 0.1     any script that runs under torchrun
+  phalanx run -n 8 -m package.train      a module
+  phalanx run -n 4 --seed 7 train.py     another order of ranks; 7 replays it
+
+exit status: 0 all ranks succeeded; 1 a rank failed; 2 wrong usage;
+3 a mismatch, deadlock or stall was found; 130 interrupted
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """Errors in one line, with the way to more help; exit status 2."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"phalanx: {message}\ntry: {self.prog} --help\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = Parser(
+        prog="phalanx",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    run.add_parser(commands)
+    given = list(sys.argv[1:] if argv is None else argv)
+    arguments = parser.parse_args(given)
+    return int(arguments.handler(arguments))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

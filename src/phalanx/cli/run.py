@@ -1,0 +1,226 @@
+"""`phalanx run`: a torchrun script, unmodified, on ranks inside this process.
+
+Parses and checks the options, shows the ranks' output through the folding printer, and
+turns outcomes into exit status and text. What runs a program is `running.script`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+import traceback
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from phalanx.cli.output import FoldingPrinter
+from phalanx.cli.streams import redirected
+from phalanx.errors import RankFailedError, UsageError, VerdictError
+
+if TYPE_CHECKING:
+    from phalanx.running.threads import Settings
+
+DESCRIPTION = """\
+Run SCRIPT once per rank, as torchrun would, with all ranks inside this process. Lines that
+several ranks print alike are shown once, with their ranks: "[0-3] epoch 1 loss 0.42".
+"""
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "run",
+        help="run a torchrun script on ranks in one process",
+        description=DESCRIPTION,
+        usage="phalanx run -n RANKS [options] [-m] SCRIPT [script arguments ...]",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    size = parser.add_argument_group("how many ranks")
+    size.add_argument(
+        "-n",
+        "--ranks",
+        "--nproc-per-node",
+        "--nproc_per_node",
+        dest="ranks",
+        metavar="N",
+        help="number of ranks (on each node, with --nnodes)",
+    )
+    size.add_argument("--nnodes", metavar="N", default="1", help="pretend N nodes of -n ranks")
+    how = parser.add_argument_group("how they run")
+    how.add_argument("--engine", default="threads", help="threads: ranks in this process")
+    how.add_argument("--seed", default="0", metavar="S", help="order of ranks; 0: first come")
+    how.add_argument("--clock", default="real", help="real, or virtual: sleeps take no time")
+    how.add_argument("--checks", default="all", help="all, or none: do not compare calls")
+    how.add_argument("--timeout", metavar="SEC", help="stop after SEC seconds of standstill")
+    show = parser.add_argument_group("what is shown")
+    show.add_argument("-q", "--quiet", action="store_true", help="no output of the ranks")
+    show.add_argument("--rank", metavar="R", help="only output of these ranks: 0 or 0,2-3")
+    torchrun = parser.add_argument_group("as torchrun takes them")
+    torchrun.add_argument("--standalone", action="store_true", help="always so; ignored")
+    torchrun.add_argument("--master-addr", "--master_addr", metavar="HOST")
+    torchrun.add_argument("--master-port", "--master_port", metavar="PORT")
+    parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module name")
+    parser.add_argument("script", metavar="SCRIPT", nargs="?")
+    parser.add_argument("args", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    parser.set_defaults(handler=handle)
+
+
+def handle(arguments: argparse.Namespace) -> int:
+    try:
+        return _run(arguments)
+    except UsageError as error:
+        print(f"phalanx: {error}", file=sys.stderr)
+        return 2
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    if not arguments.script:
+        raise UsageError("no script given; write: phalanx run -n 4 train.py")
+    ranks, per_node = _count_ranks(arguments)
+    only = _shown_ranks(arguments.rank, ranks)
+    seed, timeout = _number("--seed", arguments.seed), _seconds(arguments.timeout)
+    program_args = list(arguments.args)
+
+    from phalanx.running.script import load_module, load_script, run_program
+    from phalanx.running.threads import Settings
+    from phalanx.running.world import check_options
+
+    check_options(
+        ranks=ranks,
+        engine=arguments.engine,
+        clock=arguments.clock,
+        checks=arguments.checks,
+        seed=seed,
+        timeout=timeout,
+    )
+    load = load_module if arguments.module else load_script
+    program = load(arguments.script, program_args)
+    sinks = (None, None) if arguments.quiet else (sys.stdout, sys.stderr)
+    with ExitStack() as stack:
+        printers = [
+            FoldingPrinter(ranks, sink=sink, only=only) if sink is not None else None
+            for sink in sinks
+        ]
+        stack.enter_context(redirected(*printers))
+        settings = Settings(
+            ranks=ranks,
+            seed=seed,
+            clock=arguments.clock,
+            checked=arguments.checks == "all",
+            timeout=timeout,
+            init=False,
+            per_node=per_node,
+            replay=_replay(arguments, ranks),
+            on_tick=lambda: _tick(printers),
+            environ=_environ(arguments),
+        )
+        initialised, error = _outcome(run_program, program, settings)
+    return _tell(error, initialised or ranks == 1, arguments)
+
+
+def _tick(printers: list[FoldingPrinter | None]) -> None:
+    for printer in printers:
+        if printer is not None:
+            printer.tick()
+
+
+def _outcome(
+    run_program: Any, program: Any, settings: Settings
+) -> tuple[bool, BaseException | None]:
+    try:
+        return run_program(program, settings), None
+    except (RankFailedError, VerdictError, KeyboardInterrupt) as error:
+        return True, error
+
+
+def _tell(error: BaseException | None, initialised: bool, arguments: argparse.Namespace) -> int:
+    if error is None:
+        if initialised:
+            return 0
+        raise UsageError(
+            f"{arguments.script} ended without a call of init_process_group: its ranks never "
+            "formed a group, each ran on its own. Is this the right script?"
+        )
+    if isinstance(error, KeyboardInterrupt):
+        return 130
+    if isinstance(error, VerdictError):
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 3
+    assert isinstance(error, RankFailedError)
+    if error.__cause__ is not None and not _is_exit(error.__cause__):
+        lines = traceback.format_exception(error.__cause__)
+        print("".join(lines), file=sys.stderr)
+    print(f"{type(error).__name__}: {error}", file=sys.stderr)
+    return 1
+
+
+def _is_exit(error: BaseException) -> bool:
+    return isinstance(error, SystemExit)
+
+
+def _count_ranks(arguments: argparse.Namespace) -> tuple[int, int]:
+    outer = os.environ.get("WORLD_SIZE")
+    if arguments.ranks is None:
+        if outer is None:
+            raise UsageError("say how many ranks to run: phalanx run -n 4 " + arguments.script)
+        arguments.ranks = outer
+    per_node, nodes = _number("-n", arguments.ranks), _number("--nnodes", arguments.nnodes)
+    if per_node < 1 or nodes < 1:
+        name, given = ("-n", per_node) if per_node < 1 else ("--nnodes", nodes)
+        raise UsageError(f"{name} {given}: at least 1 is needed, e.g. {name} 4")
+    ranks = per_node * nodes
+    if outer is not None and outer != str(ranks):
+        raise UsageError(
+            f"{ranks} ranks were asked for, but the environment says WORLD_SIZE={outer}; "
+            f"unset WORLD_SIZE or write -n {outer}"
+        )
+    return ranks, per_node
+
+
+def _number(name: str, given: str) -> int:
+    try:
+        return int(given)
+    except ValueError:
+        raise UsageError(f"{name} {given}: a whole number is needed, e.g. {name} 4") from None
+
+
+def _seconds(given: str | None) -> float | None:
+    if given is None:
+        return None
+    try:
+        return float(given)
+    except ValueError:
+        raise UsageError(f"--timeout {given}: seconds are needed, e.g. --timeout 30") from None
+
+
+def _shown_ranks(given: str | None, ranks: int) -> frozenset[int] | None:
+    if given is None:
+        return None
+    shown: set[int] = set()
+    for part in given.split(","):
+        first, _, last = part.partition("-")
+        low = _number("--rank", first)
+        shown.update(range(low, _number("--rank", last or first) + 1))
+    if not shown or not shown <= set(range(ranks)):
+        raise UsageError(f"--rank {given}: there are ranks 0 to {ranks - 1}")
+    return frozenset(shown)
+
+
+def _environ(arguments: argparse.Namespace) -> dict[str, str]:
+    given = {"MASTER_ADDR": arguments.master_addr, "MASTER_PORT": arguments.master_port}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _replay(arguments: argparse.Namespace, ranks: int) -> str:
+    """The command that runs the same again, ready to paste."""
+    words = ["phalanx", "run", "--ranks", str(arguments.ranks)]
+    if arguments.nnodes != "1":
+        words += ["--nnodes", arguments.nnodes]
+    if arguments.seed != "0":
+        words += ["--seed", arguments.seed]
+    if arguments.clock != "real":
+        words += ["--clock", arguments.clock]
+    if arguments.module:
+        words.append("-m")
+    return shlex.join([*words, arguments.script, *arguments.args])

@@ -1,0 +1,77 @@
+"""`sys.stdout` and `sys.stderr` during a run: what a rank writes goes to its printer.
+
+Used by `phalanx run`. Threads that are nobody's write to the original stream.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+from phalanx.cli.output import FoldingPrinter
+from phalanx.core.baton import here
+
+
+class RankStream(io.TextIOBase):
+    """Looks the writing rank up; without a printer, what ranks write is dropped."""
+
+    def __init__(self, original: TextIO, printer: FoldingPrinter | None) -> None:
+        self._original = original
+        self._printer = printer
+        self.buffer = _Bytes(self)
+        self.encoding = original.encoding
+        self.errors = original.errors
+
+    def write(self, text: str) -> int:
+        if not isinstance(text, str):
+            raise TypeError(f"write() argument must be str, not {type(text).__name__}")
+        strand = here.strand
+        if strand is None:
+            return self._original.write(text)
+        if self._printer is not None:
+            self._printer.write(strand.rank, text)
+        return len(text)
+
+    def flush(self) -> None:
+        if here.strand is None:
+            self._original.flush()
+
+    def fileno(self) -> int:
+        return self._original.fileno()
+
+    def isatty(self) -> bool:
+        return False
+
+    def writable(self) -> bool:
+        return True
+
+
+class _Bytes:
+    """`sys.stdout.buffer`, for programs that write bytes."""
+
+    def __init__(self, stream: RankStream) -> None:
+        self._stream = stream
+
+    def write(self, data: bytes) -> int:
+        self._stream.write(bytes(data).decode(errors="replace"))
+        return len(data)
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+
+@contextmanager
+def redirected(out: FoldingPrinter | None, err: FoldingPrinter | None) -> Iterator[None]:
+    """Send the ranks' output to the printers; close these and put the streams back."""
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = RankStream(before[0], out), RankStream(before[1], err)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+        for printer in (out, err):
+            if printer is not None:
+                printer.close()

@@ -1,0 +1,447 @@
+"""The baton: exactly one strand runs at a time. Every line that can block is in here.
+
+A *strand* is a thread the baton knows: a rank's main thread, or a thread that a rank
+started. The engine makes one `Baton` per run; the backend parks strands and wakes them.
+
+States of a strand:
+
+    READY    wants to run, stands in the queue
+    RUNNING  holds the baton
+    PARKED   waits for something that another strand does
+    OUTSIDE  runs or blocks where we do not see it (native wait, helper thread's own work)
+    DONE     has ended
+
+All of this is guarded by one mutex, because outside strands, the monitor and the launcher
+touch it while the holder runs. What the holder does to anything else needs no lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from phalanx.core.clock import Clock, RealClock
+from phalanx.core.schedule import FirstInFirstOut, Schedule
+from phalanx.errors import RankStopped
+
+READY, RUNNING, PARKED, OUTSIDE, DONE = "ready", "running", "parked", "outside", "done"
+
+_HASH_MASK = (1 << 61) - 1
+
+
+class _Here(threading.local):
+    strand: Strand | None = None
+
+
+here = _Here()
+"""`here.strand` is the calling thread's strand, None for a thread that is nobody's."""
+
+
+class Strand:
+    """One thread that the baton knows. `local` is what the layer above hangs on it."""
+
+    __slots__ = (
+        "baton",
+        "cpu_clock",
+        "error",
+        "errands",
+        "gate",
+        "helper",
+        "ident",
+        "limit",
+        "local",
+        "native",
+        "on_errand",
+        "rank",
+        "refusals",
+        "state",
+        "timed_out",
+        "timer",
+        "why",
+    )
+
+    def __init__(self, baton: Baton, rank: int, local: Any, *, helper: bool) -> None:
+        self.baton = baton
+        self.rank = rank
+        self.local = local
+        self.helper = helper
+        self.state = OUTSIDE if helper else READY
+        self.gate = threading.Lock()
+        self.gate.acquire()
+        self.ident = 0
+        self.native = 0
+        self.cpu_clock: int | None = None
+        self.error: BaseException | None = None
+        self.errands: deque[Callable[[], None]] = deque()
+        self.on_errand = False
+        self.limit: float | None = None
+        self.timer = 0
+        self.timed_out = False
+        self.why: Any = None
+        self.refusals = 0
+
+
+class Switcher:
+    """What the layer above does at a hand-over, e.g. swap random generators. Base: nothing."""
+
+    def enter(self, strand: Strand) -> None: ...
+
+
+class Baton:
+    """Who runs, who waits, and who is next."""
+
+    def __init__(
+        self,
+        *,
+        schedule: Schedule | None = None,
+        clock: Clock | None = None,
+        switcher: Switcher | None = None,
+        on_stuck: Callable[[], None] | None = None,
+        courier: Callable[[Strand], None] | None = None,
+    ) -> None:
+        self.schedule = schedule or FirstInFirstOut()
+        self.clock = clock or RealClock()
+        self.switcher = switcher or Switcher()
+        self.on_stuck = on_stuck
+        self.courier = courier
+        self.strands: list[Strand] = []
+        self.holder: Strand | None = None
+        self.hand_overs = 0
+        self.fingerprint = 0
+        self.stopping = False
+        self.frozen = False
+        """Set while the holder runs a nested world: nobody else may have the baton."""
+        self._ready: deque[Strand] = deque()
+        self._timers: list[tuple[float, int, Strand]] = []
+        self._timer_ids = itertools.count(1)
+        self._sleepers = 0
+        self._outside = 0
+        self._mutex = threading.Lock()
+
+    # -- life of a strand -----------------------------------------------------------------
+
+    def add(self, rank: int, local: Any = None, *, helper: bool = False) -> Strand:
+        """A new strand: a main one stands in the queue, a helper's is outside at first."""
+        strand = Strand(self, rank, local, helper=helper)
+        with self._mutex:
+            self.strands.append(strand)
+            if helper:
+                self._outside += 1
+            else:
+                self._ready.append(strand)
+        return strand
+
+    def start(self) -> None:
+        """Give the baton to the first strand; called once by the launcher."""
+        with self._mutex:
+            self._grant_if_free()
+
+    def begin(self, strand: Strand) -> None:
+        """First thing in a main strand's thread: wait for the first turn."""
+        self.adopt(strand)
+        self._await_turn(strand)
+
+    def adopt(self, strand: Strand) -> None:
+        """Make the calling thread this strand's."""
+        strand.ident = threading.get_ident()
+        strand.native = threading.get_native_id()
+        with contextlib.suppress(AttributeError):  # macOS and Windows have no such clock
+            strand.cpu_clock = time.pthread_getcpuclockid(strand.ident)
+        here.strand = strand
+
+    def finish(self, strand: Strand) -> None:
+        """Last thing in a strand's thread."""
+        here.strand = None
+        with self._mutex:
+            if strand.helper:
+                self.strands.remove(strand)
+            self._stop_running(strand, DONE)
+
+    # -- giving the baton away ------------------------------------------------------------
+
+    def park(
+        self,
+        strand: Strand,
+        why: Any = None,
+        *,
+        deadline: float | None = None,
+        sleeping: bool = False,
+    ) -> bool:
+        """Wait until woken: True; or until `deadline` by the clock: False.
+
+        `sleeping` says that the strand counts on its deadline, so that while it is pending
+        no deadlock is proved; otherwise the deadline is only a limit. `why` is for reports.
+        """
+        if strand.state is not RUNNING or self.stopping:
+            self._admit(strand)
+        strand.why = why
+        strand.limit = deadline
+        with self._mutex:
+            if sleeping:
+                self._set_timer(strand)
+            self._stop_running(strand, PARKED)
+        self._await_turn(strand)
+        timed_out, strand.limit, strand.why = strand.timed_out, None, None
+        if timed_out or strand.timer:
+            self._clear_timer(strand)
+        if strand.error is not None:
+            self._raise_pending(strand)
+        return not timed_out
+
+    def sleep(self, strand: Strand, seconds: float, why: Any = None) -> None:
+        """Give the baton away for at least this long."""
+        until = self.clock.now() + seconds
+        while self.park(strand, why, deadline=until, sleeping=True):
+            self.run_errands(strand)
+
+    def give_way(self, strand: Strand) -> None:
+        """Let the others that are ready run first; for calls that poll."""
+        self._admit(strand)
+        with self._mutex:
+            self._stop_running(strand, READY)
+        self._await_turn(strand)
+        self._raise_pending(strand)
+
+    def switch_point(self, strand: Strand) -> None:
+        """A place where the schedule may prefer somebody else."""
+        if self.schedule.preempts and self._ready:
+            self.give_way(strand)
+
+    def leave(self, strand: Strand) -> None:
+        """The strand goes where it may block out of our sight."""
+        self._admit(strand)
+        with self._mutex:
+            self._stop_running(strand, OUTSIDE)
+
+    def rejoin(self, strand: Strand) -> None:
+        """An outside strand comes back and waits for its turn."""
+        with self._mutex:
+            if strand.state is RUNNING:
+                return
+            self._set_state(strand, READY)
+            self._grant_if_free()
+        self._await_turn(strand)
+        self._raise_pending(strand)
+
+    # -- waking others --------------------------------------------------------------------
+
+    def wake(self, strand: Strand, error: BaseException | None = None) -> None:
+        """Make a parked strand ready; with `error`, its wait raises that."""
+        with self._mutex:
+            if error is not None:
+                strand.error = error
+            if strand.state is PARKED:
+                self._set_state(strand, READY)
+
+    def post(self, strand: Strand, errand: Callable[[], None]) -> None:
+        """Have `errand` run in that strand's thread as soon as it runs next; if it is
+        outside (it may be waiting natively for this very errand), by the courier."""
+        strand.errands.append(errand)
+        self.wake(strand)
+        if strand.state is OUTSIDE and self.courier is not None:
+            self.courier(strand)
+
+    def run_errands(self, strand: Strand) -> None:
+        """One after the other, in the order posted: an errand that waits does not let the
+        next one start, or their order would depend on timing."""
+        if strand.on_errand:
+            return
+        strand.on_errand = True
+        try:
+            while strand.errands:
+                strand.errands.popleft()()
+        finally:
+            strand.on_errand = False
+
+    # -- for the monitor and the launcher -------------------------------------------------
+
+    def has_ready(self) -> bool:
+        return bool(self._ready)
+
+    def is_idle(self) -> bool:
+        """Whether nobody runs and nobody is ready."""
+        return self.holder is None and not self._ready
+
+    def push_outside(self, strand: Strand, hand_overs: int) -> bool:
+        """The monitor saw that the holder blocks: take the baton from it, unless it moved."""
+        with self._mutex:
+            if self.holder is not strand or self.hand_overs != hand_overs:
+                return False
+            self._stop_running(strand, OUTSIDE)
+        if strand.errands and self.courier is not None:
+            self.courier(strand)
+        return True
+
+    def fire_due(self) -> None:
+        """Wake whoever's time has come; the launcher calls this now and then, because a
+        limit may pass while a rank computes."""
+        with self._mutex:
+            self._fire_due()
+            self._grant_if_free()
+
+    def stop(self) -> None:
+        """Unwind everybody: parked strands raise `RankStopped` now, the others when they
+        next come by."""
+        with self._mutex:
+            self.stopping = True
+            for strand in self.strands:
+                if strand.state is PARKED:
+                    strand.error = strand.error or RankStopped()
+                    self._set_state(strand, READY)
+            self._grant_if_free()
+
+    # -- inside: the mutex is held, unless a docstring says otherwise ----------------------
+
+    def _admit(self, strand: Strand) -> None:
+        """Without the mutex: bring back a strand that lost the baton; refuse when stopping."""
+        if strand.state is not RUNNING:
+            self.rejoin(strand)
+        if self.stopping:
+            self._refuse(strand)
+
+    def _refuse(self, strand: Strand) -> None:
+        """Without the mutex. A program that eats every refusal would burn a core for ever,
+        so after a thousand of them it sleeps for good (the launcher reports it)."""
+        strand.refusals += 1
+        if strand.refusals > 1000:
+            with self._mutex:
+                self._stop_running(strand, OUTSIDE)
+            strand.gate.acquire()
+        raise RankStopped
+
+    def _raise_pending(self, strand: Strand) -> None:
+        if strand.error is not None:
+            error, strand.error = strand.error, None
+            raise error
+
+    def _set_state(self, strand: Strand, state: str) -> None:
+        if strand.state is OUTSIDE:
+            self._outside -= 1
+        strand.state = state
+        if state is READY:
+            self._ready.append(strand)
+        elif state is OUTSIDE:
+            self._outside += 1
+
+    def _stop_running(self, strand: Strand, state: str) -> None:
+        """The strand gives the baton to whoever is next; it may be the strand itself.
+
+        The monitor may have taken the baton from it a moment ago: then only the state is
+        set, and the baton is where it is.
+        """
+        if state is PARKED and strand.state is RUNNING:
+            strand.state = PARKED
+        else:
+            self._set_state(strand, state)
+        if self.holder is strand or self.holder is None:
+            self._grant(self._choose() or self._judge())
+
+    def _grant_if_free(self) -> None:
+        if self.holder is None and (self._ready or self._sleepers):
+            self._grant(self._choose())
+
+    def _grant(self, strand: Strand | None) -> None:
+        self.holder = strand
+        if strand is not None:
+            strand.state = RUNNING
+            self.hand_overs += 1
+            self.fingerprint = (self.fingerprint * 1000003 ^ (strand.rank + 1)) & _HASH_MASK
+            strand.gate.release()
+
+    def _judge(self) -> Strand | None:
+        """Nobody is ready. If nobody ever will be, the layer above decides: it wakes strands
+        with an error. It runs without the mutex, but as `holder` stays set nobody else is
+        granted the baton meanwhile."""
+        if self.on_stuck is None or not self._is_stuck():
+            return None
+        self._mutex.release()
+        try:
+            self.on_stuck()
+        finally:
+            self._mutex.acquire()
+        return self._choose()
+
+    def _choose(self) -> Strand | None:
+        ready = self._ready
+        if self._sleepers:
+            self._fire_due()
+            if not ready and self.clock.jumps and not self._outside:
+                self.clock.jump_to(self._next_moment())
+                self._fire_due()
+        if not ready:
+            return None
+        index = self.schedule.pick(len(ready)) if len(ready) > 1 else 0
+        if index == 0:
+            return ready.popleft()
+        strand = ready[index]
+        del ready[index]
+        return strand
+
+    def _is_stuck(self) -> bool:
+        """Nobody is outside or counts on a timer, and somebody waits."""
+        return (
+            not self._outside
+            and not self._sleepers
+            and not self.stopping
+            and any(s.state is PARKED for s in self.strands)
+        )
+
+    def _await_turn(self, strand: Strand) -> None:
+        """Without the mutex: block until granted. Whoever left the baton free also minds
+        the timers."""
+        acquire = strand.gate.acquire
+        if not self._sleepers:
+            acquire()
+        else:
+            while not acquire(True, self._patience()):
+                self.fire_due()
+        self.switcher.enter(strand)
+
+    def _patience(self) -> float:
+        """Without the mutex: how long the calling thread may block; -1 is for ever."""
+        if not self._sleepers or self.holder is not None or self.clock.jumps:
+            return -1
+        with self._mutex:
+            return max(0.0, self._next_moment() - self.clock.now()) if self._sleepers else -1
+
+    # -- timers ---------------------------------------------------------------------------
+
+    def _set_timer(self, strand: Strand) -> None:
+        strand.timer = next(self._timer_ids)
+        self._sleepers += 1
+        heapq.heappush(self._timers, (strand.limit or 0.0, strand.timer, strand))
+
+    def _clear_timer(self, strand: Strand) -> None:
+        """Without the mutex. The heap entry of a strand that woke early stays; its number
+        is void."""
+        with self._mutex:
+            strand.timed_out = False
+            if strand.timer:
+                strand.timer = 0
+                self._sleepers -= 1
+
+    def _next_moment(self) -> float:
+        while self._timers[0][1] != self._timers[0][2].timer:
+            heapq.heappop(self._timers)
+        limits = [s.limit for s in self.strands if s.state is PARKED and s.limit is not None]
+        return min(self._timers[0][0], *limits)
+
+    def _fire_due(self) -> None:
+        now = self.clock.now()
+        due = [
+            strand
+            for strand in self.strands
+            if strand.limit is not None and strand.limit <= now and strand.state is PARKED
+        ]
+        for strand in sorted(due, key=lambda s: (s.limit, s.timer)):
+            if strand.timer:
+                strand.timer = 0
+                self._sleepers -= 1
+            strand.timed_out = True
+            self._set_state(strand, READY)

@@ -1,0 +1,163 @@
+"""Start the ranks' threads, watch over them, and see that all of them end.
+
+The calling thread is the launcher: it starts one thread per rank, then does the monitor's
+work until the last one is done. It is also the one that Ctrl-C reaches. Used by the threads
+engine; the bodies it runs never raise (they keep their own outcome).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from phalanx.core.baton import DONE, OUTSIDE, RUNNING, Baton, Strand
+from phalanx.core.monitor import TICK, Monitor
+from phalanx.errors import RankStopped
+
+Body = Callable[[Strand], None]
+
+
+@dataclass(frozen=True)
+class Patience:
+    """Seconds after a stop until ranks that still compute get an exception thrown in
+    (`nudge`), and until those that even swallow that are given up (`give_up`)."""
+
+    nudge: float
+    give_up: float
+
+
+AFTER_FAILURE = Patience(nudge=2.0, give_up=5.0)
+AFTER_INTERRUPT = Patience(nudge=0.1, give_up=0.8)
+
+
+class Launcher:
+    def __init__(
+        self,
+        baton: Baton,
+        *,
+        stall_after: float | None = None,
+        on_stall: Callable[[float], None] | None = None,
+        on_tick: Callable[[], object] | None = None,
+        on_interrupt: Callable[[], None] | None = None,
+    ) -> None:
+        self.baton = baton
+        self.interrupted = False
+        self._stall_after = stall_after
+        self._on_stall = on_stall
+        self._on_tick = on_tick
+        self._on_interrupt = on_interrupt
+        self._monitor = Monitor(baton)
+        self._left = 0
+        self._count = threading.Lock()
+        self._all_done = threading.Lock()
+        self._all_done.acquire()
+        self._stopped_at: float | None = None
+        self._nudged_at = 0.0
+
+    def run(self, strands: Sequence[Strand], bodies: Sequence[Body]) -> list[Strand]:
+        """Run every body in a thread of its own; the strands that could not be stopped."""
+        threads = [
+            threading.Thread(
+                target=self._main, args=pair, name=f"rank-{pair[0].rank}", daemon=True
+            )
+            for pair in zip(strands, bodies, strict=True)
+        ]
+        self._left = len(threads)
+        for thread in threads:
+            thread.start()
+        self.baton.start()
+        stuck = self._supervise_all(strands)
+        for thread, strand in zip(threads, strands, strict=True):
+            if strand not in stuck:
+                thread.join(1.0)
+        return stuck
+
+    def _main(self, strand: Strand, body: Body) -> None:
+        try:
+            self.baton.begin(strand)
+            body(strand)
+        except RankStopped:
+            pass
+        finally:
+            self.baton.finish(strand)
+            with self._count:
+                self._left -= 1
+                if not self._left:
+                    self._all_done.release()
+
+    def _supervise_all(self, strands: Sequence[Strand]) -> list[Strand]:
+        while True:
+            try:
+                return self._supervise(strands)
+            except KeyboardInterrupt:
+                if self.interrupted:
+                    return _alive(strands)
+                self.interrupted = True
+                if self._on_interrupt is not None:
+                    self._on_interrupt()
+                self.baton.stop()
+                self._stopped_at = time.monotonic()
+
+    def _supervise(self, strands: Sequence[Strand]) -> list[Strand]:
+        while not self._all_done.acquire(True, TICK):
+            self._monitor.check()
+            if self._on_tick is not None:
+                self._on_tick()
+            if self.baton.stopping:
+                if self._press():
+                    return _alive(strands)
+            else:
+                self._look_for_stall()
+        return []
+
+    def _look_for_stall(self) -> None:
+        if self._stall_after is None or self._on_stall is None:
+            return
+        still = time.monotonic() - self._monitor.moved_at
+        if still > self._stall_after:
+            self._on_stall(self._stall_after)
+
+    def _press(self) -> bool:
+        """Some rank has not ended since the stop: nudge it; True when it is to be given up."""
+        now = time.monotonic()
+        if self._stopped_at is None:
+            self._stopped_at = now
+        patience = AFTER_INTERRUPT if self.interrupted else AFTER_FAILURE
+        since = now - self._stopped_at
+        if since > patience.nudge and now - self._nudged_at > 0.1:
+            self._nudged_at = now
+            self._nudge(since > 2 * patience.nudge)
+        return since > patience.give_up
+
+    def _nudge(self, also_take_baton: bool) -> None:
+        holder, hand_overs = self.baton.holder, self.baton.hand_overs
+        for strand in list(self.baton.strands):
+            if strand.state in (RUNNING, OUTSIDE) and strand.ident and not strand.helper:
+                throw_into(strand.ident)
+        if also_take_baton and holder is not None and self.baton.has_ready():
+            self.baton.push_outside(holder, hand_overs)
+
+
+def throw_into(ident: int) -> None:
+    """Raise `RankStopped` in another thread, at its next Python instruction."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+        ctypes.c_ulong(ident), ctypes.py_object(RankStopped)
+    )
+
+
+def end_threads(threads: Sequence[threading.Thread], patience: float) -> list[threading.Thread]:
+    """See threads off that ranks started and left behind; those that would not go."""
+    limit = time.monotonic() + patience
+    for thread in threads:
+        while thread.is_alive() and time.monotonic() < limit:
+            if thread.ident is not None:
+                throw_into(thread.ident)
+            thread.join(0.02)
+    return [thread for thread in threads if thread.is_alive()]
+
+
+def _alive(strands: Sequence[Strand]) -> list[Strand]:
+    return [strand for strand in strands if strand.state is not DONE]

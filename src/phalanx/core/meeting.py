@@ -1,0 +1,148 @@
+"""Where operations meet: slots for collectives, mailboxes for messages. No torch, no waiting.
+
+The backend makes one `Assembly` per group and shares it between the members; whoever holds
+the baton may touch it. A `Call` is one rank's op in flight. The n-th collective of each
+member on a group meets in slot n, whatever it is: whether the calls agree is judged by the
+layers above, when the last member has arrived.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from phalanx.callsite import Mark
+from phalanx.core.baton import Strand
+
+Past = tuple[int, str, Any, int | None, Mark | None]
+"""What is kept of an earlier call: its number, name, reduce op, root and site."""
+
+HISTORY = 64
+
+
+class Call:
+    """One op in flight: who called what, with which buffers, and whether it is done.
+
+    Defaults stand on the class, because a call is made for every op and most of them need
+    few of these. `facts` are an op's own (splits); `event` is the device's.
+    """
+
+    number: int | None = None
+    signature: Any = None
+    inputs: Any = ()
+    outputs: Any = ()
+    op: Any = None
+    root: int | None = None
+    peer: int | None = None
+    tag: int | None = None
+    source: int = -1
+    event: Any = None
+    facts: Any = None
+    done = False
+    waited = False
+    error: BaseException | None = None
+    waiters: list[Strand] | None = None
+    callbacks: list[Callable[[], None]] | None = None
+
+    def __init__(
+        self, assembly: Assembly, member: int, strand: Strand, name: str, mark: Mark | None
+    ) -> None:
+        self.assembly = assembly
+        self.member = member
+        self.strand = strand
+        self.name = name
+        self.mark = mark
+
+    def finish(self, error: BaseException | None = None) -> None:
+        """The op is complete: wake who waits for it, and run what its rank asked for."""
+        self.done = True
+        if error is not None:
+            self.error = error
+        if self.callbacks:
+            for callback in self.callbacks:
+                self.strand.baton.post(self.strand, callback)
+            self.callbacks = None
+        if self.waiters:
+            for strand in self.waiters:
+                strand.baton.wake(strand)
+            self.waiters = None
+
+
+class Slot:
+    """The calls that belong to one collective, by place in the group."""
+
+    __slots__ = ("arrived", "calls", "clash", "number", "signature")
+
+    def __init__(self, number: int, size: int, signature: Any) -> None:
+        self.number = number
+        self.calls: list[Call | None] = [None] * size
+        self.arrived = 0
+        self.signature = signature
+        self.clash = False
+
+
+class Assembly:
+    """What the members of one group share: open slots, pending messages, recent history."""
+
+    def __init__(self, name: str, ranks: tuple[int, ...]) -> None:
+        self.name = name
+        self.ranks = ranks
+        self.size = len(ranks)
+        self.slots: dict[int, Slot] = {}
+        self.next_number = [0] * self.size
+        self.sends: dict[int, list[Call]] = {}
+        self.receives: dict[int, list[Call]] = {}
+        self.history: list[deque[Past]] = [deque(maxlen=HISTORY) for _ in ranks]
+
+    def join(self, call: Call) -> Slot | None:
+        """Put a collective call into its slot; the slot, once the last member is there."""
+        member = call.member
+        number = call.number = self.next_number[member]
+        self.next_number[member] = number + 1
+        self.history[member].append((number, call.name, call.op, call.root, call.mark))
+        slot = self.slots.get(number)
+        if slot is None:
+            slot = self.slots[number] = Slot(number, self.size, call.signature)
+        elif not slot.clash and slot.signature != call.signature:
+            slot.clash = True
+        slot.calls[member] = call
+        slot.arrived += 1
+        if slot.arrived < self.size:
+            return None
+        del self.slots[number]
+        return slot
+
+    def post_send(self, call: Call) -> Call | None:
+        """A message to `call.peer`; the receive that takes it, if one is waiting."""
+        assert call.peer is not None
+        waiting = self.receives.get(call.peer, [])
+        for index, receive in enumerate(waiting):
+            if receive.tag == call.tag and receive.peer in (None, call.member):
+                return waiting.pop(index)
+        self.sends.setdefault(call.peer, []).append(call)
+        return None
+
+    def post_receive(self, call: Call) -> Call | None:
+        """A receive from `call.peer` (None: from anyone); the message it takes, if any."""
+        pending = self.sends.get(call.member, [])
+        for index, send in enumerate(pending):
+            if send.tag == call.tag and call.peer in (None, send.member):
+                return pending.pop(index)
+        self.receives.setdefault(call.member, []).append(call)
+        return None
+
+    def withdraw(self, call: Call) -> None:
+        """Take back a call whose rank gave up waiting (a timeout), so that nobody meets it."""
+        for pending in (*self.sends.values(), *self.receives.values()):
+            if call in pending:
+                pending.remove(call)
+
+    def abandon(self) -> None:
+        """Everybody who waits here gets an error: what is open will never be met."""
+        self.slots.clear()
+        self.sends.clear()
+        self.receives.clear()
+
+    def in_flight(self) -> int:
+        return sum(map(len, self.sends.values()))

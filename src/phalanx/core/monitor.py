@@ -1,0 +1,84 @@
+"""The monitor: notices a holder of the baton that blocks where we do not see it.
+
+The launcher's thread, which has nothing else to do during a run, calls `check` every few
+milliseconds. The holder blocks if no hand-over happened and its own CPU clock stands still
+between two checks. It must never run a rank's code.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from phalanx.core.baton import Baton, Strand
+
+TICK = 0.005
+QUIET = 0.012
+BUSY_QUIET = 0.25
+"""How long the holder's clock may stand still while the process as a whole is busy: torch's
+own threads may be working for it."""
+
+
+class Monitor:
+    def __init__(self, baton: Baton) -> None:
+        self._baton = baton
+        self._holder: Strand | None = None
+        self._hand_overs = -1
+        self._spent = 0.0
+        self._since = 0.0
+        self._process = 0.0
+        self.moved_at = time.monotonic()
+
+    def check(self) -> None:
+        """Push the holder outside if it blocks, and fire timers that are due."""
+        baton = self._baton
+        if baton.frozen:
+            self.moved_at = time.monotonic()
+            return
+        baton.fire_due()
+        holder, hand_overs = baton.holder, baton.hand_overs
+        now, process = time.monotonic(), time.process_time()
+        spent = cpu_time(holder) if holder is not None else 0.0
+        if holder is not self._holder or hand_overs != self._hand_overs:
+            self.moved_at = now
+        elif holder is None:
+            self._notice_helpers(now, process)
+            return
+        elif spent <= self._spent + 1e-4:
+            busy = process - self._process > 0.5 * (now - self._since)
+            quiet = now - self._since > (BUSY_QUIET if busy else QUIET)
+            if quiet and is_asleep(holder):
+                baton.push_outside(holder, hand_overs)
+            return
+        else:
+            self.moved_at = now
+        self._holder, self._hand_overs, self._spent = holder, hand_overs, spent
+        self._since, self._process = now, process
+
+    def _notice_helpers(self, now: float, process: float) -> None:
+        """Nobody holds the baton: CPU use shows that somebody outside is at work."""
+        if process - self._process > 0.2 * (now - self._since):
+            self.moved_at = now
+        self._since, self._process = now, process
+
+
+def is_asleep(strand: Strand) -> bool:
+    """Whether the thread waits for something: not for a core on a busy machine, nor for a
+    disk. Where the system does not tell, the CPU clock has to do."""
+    try:
+        with open(f"/proc/self/task/{strand.native}/stat", "rb") as stat:
+            return stat.read().rpartition(b") ")[2][:1] == b"S"
+    except OSError:
+        return True
+
+
+def cpu_time(strand: Strand) -> float:
+    """The CPU seconds of that strand's thread; where the system has no such clock, how far
+    its Python code has got, so that a blocked thread shows no change."""
+    if strand.cpu_clock is not None:
+        try:
+            return time.clock_gettime(strand.cpu_clock)
+        except OSError:  # the thread has just ended
+            return 0.0
+    frame = sys._current_frames().get(strand.ident)
+    return float(hash((id(frame), frame.f_lasti))) if frame else 0.0

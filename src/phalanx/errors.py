@@ -1,0 +1,76 @@
+"""The exception tree. Used by every layer; must never import torch.
+
+What is raised *inside* a rank is also a `torch.distributed.DistError`, so that a program's
+`except RuntimeError` keeps working: the backend layer derives those classes from the ones
+here (this layer knows nothing of torch).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from phalanx.model import Deadlock, Mismatch, RankFailure, Stall, Verdict
+
+
+class PhalanxError(Exception):
+    """Every error that Phalanx itself raises."""
+
+    verdict: Verdict | None = None
+
+
+class UsageError(PhalanxError, ValueError):
+    """Phalanx was called wrongly: the text says what was given and what is allowed."""
+
+
+class VerdictError(PhalanxError, RuntimeError):
+    """A check found something; `verdict` is the finding as data, the text its rendering."""
+
+    def __init__(self, text: str, verdict: Verdict | None = None) -> None:
+        super().__init__(text)
+        self.verdict = verdict
+
+
+class CollectiveMismatchError(VerdictError):
+    """Calls that meet in one collective, or a send and its receive, disagree."""
+
+    verdict: Mismatch | None
+
+
+class DeadlockError(VerdictError):
+    """No rank can ever move again: proved, not guessed."""
+
+    verdict: Deadlock | None
+
+
+class StallError(VerdictError):
+    """Time ran out while a rank was outside our sight: nothing is proved."""
+
+    verdict: Stall | None
+
+
+class RankFailedError(PhalanxError):
+    """A rank's own code raised. `failures` maps each rank that did to its exception."""
+
+    verdict: RankFailure | None
+
+    def __init__(
+        self,
+        text: str,
+        failures: Mapping[int, BaseException],
+        verdict: RankFailure | None = None,
+    ) -> None:
+        super().__init__(text)
+        self.failures = dict(failures)
+        self.verdict = verdict
+
+
+class RankStopped(BaseException):
+    """Unwinds a rank because another one failed. Not an Exception: programs must not eat it."""
+
+
+class RankExited(BaseException):
+    """A rank called `os._exit` or the like, which would have ended every rank at once."""
+
+    def __init__(self, how: str, code: int) -> None:
+        super().__init__(f"{how} with code {code}")
+        self.code = code

@@ -1,0 +1,220 @@
+"""The words of Phalanx: what a run consists of, as frozen values.
+
+Every other module speaks in these words, so this docstring is the glossary.
+
+rank       one participant of the program, numbered from 0 in the world
+world      all ranks of one run
+group      an ordered set of ranks that communicate; the first one is the world itself
+op         one call of one rank: `all_reduce` with its arguments, made at a site
+collective the ops of all members of a group that belong together
+slot       the place where the ops of one collective meet, numbered per group: "call #12"
+site       the user's file, line and function that made a call
+wait       what a blocked rank needs before it can go on
+snapshot   all ranks at one instant
+verdict    what a check found
+schedule   the policy that says who runs next
+baton      the right to run; exactly one rank holds it
+
+Three words are never mixed: a *mismatch* is a disagreement between calls, a *deadlock* is
+proved (nobody can move), a *stall* means that time ran out and nothing is proved.
+
+This module imports nobody. It must never hold behaviour beyond naming its own parts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+Status = Literal["waiting", "computing", "outside", "finished", "failed"]
+Severity = Literal["error", "warning"]
+Kind = Literal["mismatch", "deadlock", "stall", "rank-failed"]
+Cause = Literal["cycle", "finished-peer", "failed-peer", "nobody-can"]
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where in the user's program a call was made."""
+
+    file: str
+    line: int
+    function: str
+    source: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """What matters of a tensor for matching and for a report."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    device: str = "cpu"
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True)
+class Group:
+    """A group as a report names it: `ranks` are ranks of the world, in group order."""
+
+    name: str
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Op:
+    """One call of one rank.
+
+    `number` counts the collectives this rank has called on the group before (None for
+    point to point and for store calls). `root` and `peer` are ranks of the world. `peer` is
+    None for a receive from any source. `inputs` and `outputs` list the tensors given; a list
+    that only the root passes is empty elsewhere.
+    """
+
+    rank: int
+    name: str
+    group: Group
+    number: int | None = None
+    root: int | None = None
+    reduce_op: str | None = None
+    peer: int | None = None
+    tag: int | None = None
+    key: str | None = None
+    inputs: tuple[TensorSpec, ...] = ()
+    outputs: tuple[TensorSpec, ...] = ()
+    input_splits: tuple[int, ...] = ()
+    output_splits: tuple[int, ...] = ()
+    site: Site | None = None
+
+
+@dataclass(frozen=True)
+class Wait:
+    """What a blocked rank needs: all of `needs`, or any one of them if `any_of`.
+
+    `near` says what ranks did that came close but is not the thing needed (another tag,
+    another group).
+    """
+
+    op: Op
+    needs: tuple[int, ...]
+    any_of: bool = False
+    near: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RankView:
+    """One rank in a snapshot. `last` is the last op it issued; `error` is set if it failed."""
+
+    rank: int
+    status: Status
+    wait: Wait | None = None
+    last: Op | None = None
+    site: Site | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """All ranks at one instant. `in_flight` counts messages sent and not yet received."""
+
+    ranks: tuple[RankView, ...]
+    in_flight: int = 0
+    timers: int = 0
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """The ops that met, or have met so far, in one slot; and what went before.
+
+    `members` is the whole group; ranks without an op in `ops` have not arrived.
+    `history` maps a rank to its earlier ops on this group, oldest first, as far as kept.
+    """
+
+    group: Group
+    number: int
+    ops: tuple[Op, ...]
+    history: dict[int, tuple[Op, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class OpBlock:
+    """Ranks that did the same thing. `odd` marks those the majority does not agree with."""
+
+    ranks: tuple[int, ...]
+    op: Op
+    odd: bool = False
+
+
+@dataclass(frozen=True)
+class ViewBlock:
+    """Ranks that are in the same situation; `view` is that of the lowest of them."""
+
+    ranks: tuple[int, ...]
+    view: RankView
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What every verdict has. `ranks` are those at fault; empty if that cannot be decided."""
+
+    kind: Kind
+    severity: Severity
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Mismatch(Verdict):
+    """The calls that met disagree. `agreed` is the last op before it that all ranks shared.
+
+    `missing` are members that had not arrived when nobody could move any more.
+    """
+
+    group: Group
+    number: int | None
+    blocks: tuple[OpBlock, ...]
+    differs: tuple[str, ...]
+    agreed: Op | None = None
+    missing: tuple[int, ...] = ()
+    hint: str | None = None
+
+
+@dataclass(frozen=True)
+class Deadlock(Verdict):
+    """No rank can move: proved. Blocks come in the order a reader needs them."""
+
+    cause: Cause
+    cycle: tuple[int, ...]
+    blocks: tuple[ViewBlock, ...]
+    blocked: int
+    total: int
+    in_flight: int = 0
+    hint: str | None = None
+
+
+@dataclass(frozen=True)
+class Stall(Verdict):
+    """Time ran out; `stacks` maps each rank to its user frames, innermost last."""
+
+    seconds: float
+    blocks: tuple[ViewBlock, ...]
+    stacks: dict[int, tuple[Site, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RankFailure(Verdict):
+    """Ranks raised; the others were stopped where `stopped` says.
+
+    `raised` groups ranks by what they raised; `late` holds what ranks raised while they
+    were being stopped, which is a consequence and never the cause; `stuck` names ranks
+    that could not be stopped.
+    """
+
+    raised: tuple[tuple[tuple[int, ...], str], ...]
+    sites: dict[int, Site]
+    stopped: tuple[ViewBlock, ...]
+    late: tuple[tuple[int, str], ...] = ()
+    stuck: tuple[tuple[int, Site | None], ...] = ()

@@ -1,0 +1,102 @@
+"""A call as the reader knows it: `recv(src=1, tag=0)  float32[256]  cpu`.
+
+Used by the modules that render verdicts. Must never look at more than the op it is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from phalanx.model import Group, Op, TensorSpec
+from phalanx.report.layout import rank_list
+
+_SOURCE_ROOTED = frozenset({"broadcast", "scatter"})
+_RECEIVES = frozenset({"recv", "irecv"})
+_SENDS = frozenset({"send", "isend"})
+_SHOWN_ITEMS = 6
+
+
+def is_receive(op: Op) -> bool:
+    return op.name in _RECEIVES
+
+
+def is_send(op: Op) -> bool:
+    return op.name in _SENDS
+
+
+def call_text(op: Op) -> str:
+    """The call with the arguments that decide who meets whom.
+
+    >>> call_text(Op(0, "recv", Group("world", (0, 1)), peer=1, tag=0))
+    'recv(src=1, tag=0)'
+    """
+    if op.key is not None:
+        return f'{short_name(op)}("{op.key}")'
+    return f"{op.name}({', '.join(_arguments(op))})"
+
+
+def short_name(op: Op) -> str:
+    """The name alone; a store's call says that it is one."""
+    return f"store.{op.name}" if op.key is not None and "." not in op.name else op.name
+
+
+def call_pieces(op: Op, *, where: bool = False) -> tuple[str, ...]:
+    """The call, its tensors and their device; with `where` also its group and number."""
+    pieces = [call_text(op)]
+    tensors = tensors_text(op)
+    if tensors:
+        pieces += [tensors, devices_text(op)]
+    if where and op.number is not None:
+        pieces.append(f"group {group_text(op.group)}, call #{op.number}")
+    elif where and op.key is None and op.group.name != "world":
+        pieces.append(f"group {group_text(op.group)}")
+    return tuple(pieces)
+
+
+def group_text(group: Group) -> str:
+    return f'"{group.name}" ({rank_list(group.ranks)})'
+
+
+def tensors_text(op: Op) -> str:
+    """What goes in, and what comes out where that is not the same."""
+    given, got = _specs_text(op.inputs), _specs_text(op.outputs)
+    if given and got and op.inputs != op.outputs:
+        return f"{given} -> {got}"
+    return given or got
+
+
+def devices_text(op: Op) -> str:
+    return ", ".join(sorted({spec.device for spec in (*op.inputs, *op.outputs)}))
+
+
+def _arguments(op: Op) -> list[str]:
+    arguments = []
+    if is_receive(op):
+        arguments.append(f"src={'any' if op.peer is None else op.peer}")
+    elif is_send(op):
+        arguments.append(f"dst={op.peer}")
+    if op.root is not None:
+        arguments.append(f"{'src' if op.name in _SOURCE_ROOTED else 'dst'}={op.root}")
+    if op.reduce_op is not None:
+        arguments.append(f"op={op.reduce_op}")
+    if op.tag is not None:
+        arguments.append(f"tag={op.tag}")
+    if op.input_splits:
+        arguments.append(f"input_splits={_numbers_text(op.input_splits)}")
+    if op.output_splits:
+        arguments.append(f"output_splits={_numbers_text(op.output_splits)}")
+    return arguments
+
+
+def _numbers_text(numbers: Sequence[int]) -> str:
+    shown = ", ".join(map(str, numbers[:_SHOWN_ITEMS]))
+    rest = f", ... ({len(numbers)} in all)" if len(numbers) > _SHOWN_ITEMS else ""
+    return f"[{shown}{rest}]"
+
+
+def _specs_text(specs: tuple[TensorSpec, ...]) -> str:
+    if len(specs) > 1 and all(spec == specs[0] for spec in specs):
+        return f"{len(specs)} x {specs[0]}"
+    shown = ", ".join(map(str, specs[:_SHOWN_ITEMS]))
+    rest = f", ... ({len(specs)} tensors)" if len(specs) > _SHOWN_ITEMS else ""
+    return f"{shown}{rest}"

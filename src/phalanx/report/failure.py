@@ -1,0 +1,98 @@
+"""Render a failure of ranks: the error that came first, then in one line what it stopped.
+
+Used by `text`. Must never show a consequence (a stopped rank, a late error) as a cause.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from phalanx.model import RankFailure, Site, ViewBlock
+from phalanx.report.calls import call_text
+from phalanx.report.layout import (
+    WIDTH,
+    Block,
+    compose,
+    cut,
+    labelled,
+    lay_blocks,
+    rank_list,
+    shorten,
+    verb,
+)
+from phalanx.report.situations import site_of
+
+_HEADLINE_RANKS = 32
+_SHOWN_ERROR_LINES = 12
+
+
+def render_failure(verdict: RankFailure, *, replay: str | None = None) -> str:
+    blocks = [
+        _block(ranks, text, verdict.sites.get(ranks[0]))
+        for raisers, text in verdict.raised
+        for ranks in _split_by_site(raisers, verdict)
+    ]
+    return compose(
+        headline_failure(verdict),
+        lay_blocks(shorten(blocks)),
+        _consequences(verdict),
+        labelled("replay", replay, whole=True) if replay else (),
+    )
+
+
+def headline_failure(verdict: RankFailure) -> str:
+    if not verdict.raised:
+        stuck = tuple(rank for rank, _ in verdict.stuck) or verdict.ranks
+        return f"{rank_list(stuck, width=_HEADLINE_RANKS)} could not be stopped"
+    ranks, text = verdict.raised[0]
+    others = tuple(rank for more, _ in verdict.raised[1:] for rank in more)
+    tail = ""
+    if others:
+        what = verb(others, "raised another error", "raised other errors")
+        tail = f"; {rank_list(others, width=_HEADLINE_RANKS)} {what}"
+    # What ended a rank without raising, such as os._exit, comes with its own verb.
+    did = "" if text.startswith("called ") else "raised "
+    start = f"{rank_list(ranks, width=_HEADLINE_RANKS)} {did}"
+    return start + cut(text, max(24, WIDTH - len(start) - len(tail))) + tail
+
+
+def _split_by_site(ranks: Sequence[int], verdict: RankFailure) -> list[tuple[int, ...]]:
+    parts: dict[Site | None, list[int]] = {}
+    for rank in ranks:
+        parts.setdefault(verdict.sites.get(rank), []).append(rank)
+    return [tuple(part) for part in parts.values()]
+
+
+def _block(ranks: tuple[int, ...], text: str, site: Site | None) -> Block:
+    """The first line of the error, its place, then what else the error says."""
+    first, *rest = text.splitlines() or [""]
+    if len(rest) > _SHOWN_ERROR_LINES:
+        rest = [*rest[:_SHOWN_ERROR_LINES], "..."]
+    return Block(ranks, (first,), site, tuple(rest))
+
+
+def _consequences(verdict: RankFailure) -> list[str]:
+    lines: list[str] = []
+    if verdict.stopped:
+        lines += labelled("stopped", "; ".join(map(_stopped_text, verdict.stopped)))
+    for rank, text in verdict.late:
+        told = cut(text, 2 * WIDTH)
+        lines += labelled("late", f"rank {rank} raised {told} while it was being stopped")
+    for rank, site in verdict.stuck:
+        place = f"; it is at {site} in {site.function}" if site else ""
+        lines += labelled("stuck", f"rank {rank} could not be stopped{place}")
+    return lines
+
+
+def _stopped_text(block: ViewBlock) -> str:
+    view, who = block.view, rank_list(block.ranks)
+    site = site_of(view)
+    place = f" at {site}" if site else ""
+    if view.status == "finished":
+        return f"{who} had returned"
+    if view.wait is not None and view.status == "waiting":
+        op = view.wait.op
+        slot = f" (call #{op.number})" if op.number is not None else ""
+        return f"{who} in {call_text(op)}{slot}{place}"
+    doing = "computing" if view.status == "computing" else "outside Phalanx's sight"
+    return f"{who} {doing}{place}"

@@ -1,0 +1,109 @@
+"""What ranks are doing, in words: waiting, computing, finished, failed, outside.
+
+Used by the reports that account for every rank (deadlock, stall, failure). Must never judge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from phalanx.model import Op, RankView, Site, ViewBlock, Wait
+from phalanx.report.calls import call_pieces, call_text, is_receive, is_send
+from phalanx.report.layout import Block, rank_list, verb
+
+# What became of a rank that others need: said of one rank, and of several.
+_FATES: Mapping[str, tuple[str, str]] = {
+    "cycle": ("is in the cycle", "are in the cycle"),
+    "waiting": ("waits too", "wait too"),
+    "computing": ("computes", "compute"),
+    "outside": ("is outside Phalanx's sight", "are outside Phalanx's sight"),
+    "finished": ("has returned", "have returned"),
+    "failed": ("failed", "failed"),
+}
+
+
+def situation_block(block: ViewBlock, notes: Sequence[str] = ()) -> Block:
+    """A block that says what its ranks do or did, and where."""
+    return Block(block.ranks, _pieces(block), site_of(block.view), tuple(notes))
+
+
+def site_of(view: RankView) -> Site | None:
+    """The line to show: that of the call waited in, where the rank is, or of its last call."""
+    if view.wait is not None and view.status == "waiting":
+        return view.wait.op.site or view.site
+    last = view.last.site if view.last is not None else None
+    return last or view.site if view.status == "finished" else view.site or last
+
+
+def find_fates(blocks: Sequence[ViewBlock], cycle: Sequence[int] = ()) -> dict[int, str]:
+    """For each rank what became of it, as `need_text` takes it."""
+    fates: dict[int, str] = {r: block.view.status for block in blocks for r in block.ranks}
+    return {**fates, **dict.fromkeys(cycle, "cycle")}
+
+
+def need_text(wait: Wait, fates: Mapping[int, str]) -> str:
+    """What would let this wait end, and why it does not come."""
+    op = wait.op
+    if op.key is not None:
+        return f'needs a rank that sets "{op.key}"'
+    if not wait.needs:
+        return "needs what no rank can give"
+    if is_receive(op) or is_send(op):
+        return f"needs {_counterpart(wait)}{_gone_text(wait, fates)}"
+    if wait.any_of and len(wait.needs) > 1:
+        return f"needs any of {rank_list(wait.needs)}{_gone_text(wait, fates)}"
+    return "needs " + " and ".join(
+        f"{rank_list(ranks)}, which {_fate_text(fate, ranks)}" if fate else rank_list(ranks)
+        for fate, ranks in _by_fate(wait.needs, fates)
+    )
+
+
+def last_call_text(last: Op | None, ranks: Sequence[int]) -> str:
+    if last is None:
+        return f"{verb(ranks, 'it', 'they')} made no call"
+    where = "" if last.number is None else f', call #{last.number} on group "{last.group.name}"'
+    return f"{verb(ranks, 'its', 'their')} last call was {call_text(last)}{where}"
+
+
+def _pieces(block: ViewBlock) -> tuple[str, ...]:
+    view = block.view
+    if view.wait is not None and view.status == "waiting":
+        return call_pieces(view.wait.op, where=True)
+    if view.status == "finished":
+        return (f"returned; {last_call_text(view.last, block.ranks)}",)
+    if view.status == "failed":
+        return (f"failed: {view.error or 'unknown error'}",)
+    return ("outside Phalanx's sight" if view.status == "outside" else view.status,)
+
+
+def _counterpart(wait: Wait) -> str:
+    op = wait.op
+    peers = rank_list(wait.needs)
+    if wait.any_of and len(wait.needs) > 1:
+        peers = f"any of {peers}"
+    tag = "" if op.tag is None else f" with tag {op.tag}"
+    return f"a {'send from' if is_receive(op) else 'receive by'} {peers}{tag}"
+
+
+def _gone_text(wait: Wait, fates: Mapping[int, str]) -> str:
+    """Of a single peer the call says enough unless it will never act again."""
+    gone = [
+        f"{rank_list(ranks)} {_fate_text(fate, ranks)}"
+        for fate, ranks in _by_fate(wait.needs, fates)
+        if fate in ("finished", "failed")
+    ]
+    return "; " + " and ".join(gone) if gone else ""
+
+
+def _by_fate(needs: Sequence[int], fates: Mapping[int, str]) -> list[tuple[str, list[int]]]:
+    found: dict[str, list[int]] = {}
+    for rank in sorted(needs):
+        found.setdefault(fates.get(rank, ""), []).append(rank)
+    if "cycle" in found and "waiting" in found:
+        # The cycle shown is one of many through these ranks: to part them would mislead.
+        found["waiting"] += found.pop("cycle")
+    return list(found.items())
+
+
+def _fate_text(fate: str, ranks: Sequence[int]) -> str:
+    return _FATES[fate][0 if len(ranks) == 1 else 1]

@@ -1,0 +1,76 @@
+"""Render a stall: time ran out, nothing is proved, so show where every rank is.
+
+Used by `text`. Must never call a stall a deadlock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from phalanx.model import RankView, Site, Stall, ViewBlock
+from phalanx.report.layout import Block, compose, labelled, lay_blocks, rank_list, shorten, verb
+from phalanx.report.situations import find_fates, need_text, site_of, situation_block
+
+_HEADLINE_RANKS = 24
+
+
+def render_stall(verdict: Stall, *, replay: str | None = None) -> str:
+    fates = find_fates(verdict.blocks)
+    blocks = [
+        _block(part, verdict.stacks.get(part.ranks[0], ()), fates)
+        for block in sorted(verdict.blocks, key=_order)
+        for part in _split_by_stack(block, verdict)
+    ]
+    return compose(
+        headline_stall(verdict),
+        lay_blocks(shorten(blocks)),
+        labelled("proof", "none: a rank that is out of sight may still go on"),
+        labelled("replay", replay, whole=True) if replay else (),
+    )
+
+
+def headline_stall(verdict: Stall) -> str:
+    start = f"no rank moved for {verdict.seconds:g} s" if verdict.seconds else "no rank moves"
+    for status, one, several in (
+        ("outside", "is outside Phalanx's sight", "are outside Phalanx's sight"),
+        ("computing", "is computing", "are computing"),
+    ):
+        blocks = [block for block in verdict.blocks if block.view.status == status]
+        if blocks:
+            ranks = tuple(rank for block in blocks for rank in block.ranks)
+            who = rank_list(ranks, width=_HEADLINE_RANKS)
+            return f"{start}; {who} {verb(ranks, one, several)}{_place(blocks, verdict)}"
+    return start
+
+
+def _place(blocks: Sequence[ViewBlock], verdict: Stall) -> str:
+    sites = {str(_site(rank, block.view, verdict)) for block in blocks for rank in block.ranks}
+    site = sites.pop() if len(sites) == 1 else "None"
+    return "" if site == "None" else f" at {site}"
+
+
+def _site(rank: int, view: RankView, verdict: Stall) -> Site | None:
+    stack = verdict.stacks.get(rank, ())
+    return stack[-1] if stack else site_of(view)
+
+
+def _order(block: ViewBlock) -> tuple[int, int]:
+    """Those out of sight first: they are what the reader must look at."""
+    places = {"outside": 0, "computing": 1, "waiting": 2}
+    return places.get(block.view.status, 3), block.ranks[0]
+
+
+def _split_by_stack(block: ViewBlock, verdict: Stall) -> list[ViewBlock]:
+    parts: dict[tuple[Site, ...], list[int]] = {}
+    for rank in block.ranks:
+        parts.setdefault(verdict.stacks.get(rank, ()), []).append(rank)
+    return [ViewBlock(tuple(ranks), block.view) for ranks in parts.values()]
+
+
+def _block(block: ViewBlock, stack: tuple[Site, ...], fates: dict[int, str]) -> Block:
+    view = block.view
+    notes = [f"called from {site} in {site.function}" for site in reversed(stack[:-1])]
+    if view.wait is not None and view.status == "waiting":
+        notes.insert(0, need_text(view.wait, fates))
+    shown = situation_block(block, notes)
+    return Block(shown.ranks, shown.pieces, stack[-1] if stack else shown.site, shown.notes)

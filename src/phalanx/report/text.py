@@ -1,0 +1,45 @@
+"""One door to all reports: a verdict in, its text out.
+
+Used by whoever raises, prints or records a verdict. The text has no class name in front, since
+Python prints that itself. Must never add a time, an address or a colour: equal verdicts give
+equal texts.
+"""
+
+from __future__ import annotations
+
+from phalanx.model import Deadlock, Mismatch, RankFailure, Stall, Verdict
+from phalanx.report.deadlock import headline_deadlock, render_deadlock
+from phalanx.report.failure import headline_failure, render_failure
+from phalanx.report.layout import ascii_text
+from phalanx.report.mismatch import headline_mismatch, render_mismatch
+from phalanx.report.stall import headline_stall, render_stall
+
+
+def render(verdict: Verdict, *, replay: str | None = None) -> str:
+    """The whole report; `replay` is the command that runs the same again.
+
+    >>> print(render(Stall("stall", "error", (), seconds=30.0, blocks=())).splitlines()[0])
+    no rank moved for 30 s
+    """
+    if isinstance(verdict, Mismatch):
+        return render_mismatch(verdict, replay=replay)
+    if isinstance(verdict, Deadlock):
+        return render_deadlock(verdict, replay=replay)
+    if isinstance(verdict, Stall):
+        return render_stall(verdict, replay=replay)
+    if isinstance(verdict, RankFailure):
+        return render_failure(verdict, replay=replay)
+    raise TypeError(f"no report for a {type(verdict).__name__}")
+
+
+def headline(verdict: Verdict) -> str:
+    """The first line of the report, which is whole on its own."""
+    if isinstance(verdict, Mismatch):
+        return ascii_text(headline_mismatch(verdict))
+    if isinstance(verdict, Deadlock):
+        return ascii_text(headline_deadlock(verdict))
+    if isinstance(verdict, Stall):
+        return ascii_text(headline_stall(verdict))
+    if isinstance(verdict, RankFailure):
+        return ascii_text(headline_failure(verdict))
+    raise TypeError(f"no headline for a {type(verdict).__name__}")

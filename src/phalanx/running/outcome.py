@@ -1,0 +1,144 @@
+"""What became of each rank, and which error the caller of `run` gets. Pure decisions.
+
+Used by the engines. First failure wins; what other ranks raised while being stopped is a
+consequence and told as such.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from phalanx.callsite import is_own_file, raised_at
+from phalanx.errors import RankExited, RankFailedError, RankStopped, VerdictError
+from phalanx.model import RankFailure, Site, ViewBlock
+from phalanx.report.text import render
+
+
+@dataclass
+class Outcome:
+    """One rank's end: a value, an error of its own, or stopped because of another rank."""
+
+    rank: int
+    value: Any = None
+    error: BaseException | None = None
+    stopped: bool = False
+    late: BaseException | None = None
+
+
+@dataclass
+class Outcomes:
+    """All ranks of a run. `order` lists those that failed, in the order they did."""
+
+    ranks: list[Outcome]
+    order: list[int] = field(default_factory=list)
+    stopped_at: tuple[ViewBlock, ...] = ()
+    stuck: tuple[tuple[int, Site | None], ...] = ()
+
+    def record(self, rank: int, error: BaseException, *, stopping: bool) -> bool:
+        """Note how a rank ended; whether this is a failure of its own."""
+        outcome = self.ranks[rank]
+        if isinstance(error, RankStopped):
+            outcome.stopped = True
+            return False
+        if isinstance(error, SystemExit) and error.code in (None, 0):
+            return False
+        if stopping and _was_stopped(error):
+            outcome.late = error
+            return False
+        outcome.error = error
+        self.order.append(rank)
+        return True
+
+
+def find_error(outcomes: Outcomes, replay: str | None) -> BaseException | None:
+    """The one error to raise: the first verdict or failure, with everything else inside."""
+    if not outcomes.order and not outcomes.stuck:
+        return None
+    if outcomes.order:
+        first = outcomes.ranks[outcomes.order[0]].error
+        if isinstance(first, VerdictError):
+            return trim_traceback(first)
+    failures = {rank: _error_of(outcomes.ranks[rank]) for rank in sorted(outcomes.order)}
+    verdict = _failure_verdict(outcomes, failures)
+    error = RankFailedError(render(verdict, replay=replay), failures, verdict)
+    if outcomes.order:
+        error.__cause__ = trim_traceback(failures[outcomes.order[0]])
+    return error
+
+
+def trim_traceback(error: BaseException) -> BaseException:
+    """Leave only frames that are not ours, unless all are."""
+    kept = [
+        trace
+        for trace in _walk(error.__traceback__)
+        if not is_own_file(trace.tb_frame.f_code.co_filename)
+        and not _is_wrapper(trace.tb_frame.f_code.co_filename)
+    ]
+    for index, trace in enumerate(kept):
+        trace.tb_next = kept[index + 1] if index + 1 < len(kept) else None
+    return error.with_traceback(kept[0] if kept else None)
+
+
+def _walk(trace: Any) -> list[Any]:
+    found = []
+    while trace is not None:
+        found.append(trace)
+        trace = trace.tb_next
+    return found
+
+
+def _is_wrapper(filename: str) -> bool:
+    """torch's own layers between the program's line and us say nothing to the reader."""
+    return filename.endswith(
+        ("torch/distributed/c10d_logger.py", "torch/distributed/distributed_c10d.py")
+    )
+
+
+def _was_stopped(error: BaseException) -> bool:
+    """Whether the error came up while `RankStopped` was unwinding the rank."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, RankStopped):
+            return True
+        seen = seen.__context__ or seen.__cause__
+    return False
+
+
+def _error_of(outcome: Outcome) -> BaseException:
+    assert outcome.error is not None
+    return outcome.error
+
+
+def _failure_verdict(outcomes: Outcomes, failures: Mapping[int, BaseException]) -> RankFailure:
+    texts: dict[str, list[int]] = {}
+    for rank, error in failures.items():
+        texts.setdefault(_one_line(error), []).append(rank)
+    first = outcomes.order[0] if outcomes.order else -1
+    raised = sorted(texts.items(), key=lambda item: (first not in item[1], item[1]))
+    sites = {rank: raised_at(error.__traceback__) for rank, error in failures.items()}
+    return RankFailure(
+        kind="rank-failed",
+        severity="error",
+        ranks=tuple(failures) or tuple(rank for rank, _ in outcomes.stuck),
+        raised=tuple((tuple(ranks), text) for text, ranks in raised),
+        sites={rank: site for rank, site in sites.items() if site is not None},
+        stopped=_without(outcomes.stopped_at, set(failures)),
+        late=tuple((o.rank, _one_line(o.late)) for o in outcomes.ranks if o.late is not None),
+        stuck=outcomes.stuck,
+    )
+
+
+def _without(blocks: tuple[ViewBlock, ...], ranks: set[int]) -> tuple[ViewBlock, ...]:
+    """Ranks that went on to raise an error of their own were not stopped."""
+    kept = ((tuple(r for r in block.ranks if r not in ranks), block.view) for block in blocks)
+    return tuple(ViewBlock(rest, view) for rest, view in kept if rest)
+
+
+def _one_line(error: BaseException) -> str:
+    if isinstance(error, RankExited):
+        return f"called {error}"
+    message = str(error).strip()
+    name = type(error).__name__
+    return f"{name}: {message.splitlines()[0]}" if message else name

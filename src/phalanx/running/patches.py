@@ -1,0 +1,51 @@
+"""Install what runs need to replace, once for all open worlds; put it back after the last.
+
+Used by the engines. The list itself stands in `isolation.py` and `backend/install.py`.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from phalanx.backend.install import install
+from phalanx.running.isolation import isolation_patches
+
+_lock = threading.RLock()
+_depth = 0
+_undo: list[Callable[[], Any]] = []
+
+
+@contextmanager
+def patched() -> Iterator[None]:
+    """Everything that must be replaced is, while any caller is inside."""
+    global _depth
+    with _lock:
+        if _depth == 0:
+            _install()
+        _depth += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _depth -= 1
+            if _depth == 0:
+                _uninstall()
+
+
+def _install() -> None:
+    excepthook = sys.excepthook  # torch wraps it anew at every init_process_group
+    _undo.append(partial(setattr, sys, "excepthook", excepthook))
+    _undo.append(install())
+    for owner, name, replacement in isolation_patches():
+        _undo.append(partial(setattr, owner, name, getattr(owner, name)))
+        setattr(owner, name, replacement)
+
+
+def _uninstall() -> None:
+    while _undo:
+        _undo.pop()()

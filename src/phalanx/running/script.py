@@ -1,0 +1,103 @@
+"""Run a script or module as torchrun would: once per rank, as that rank's `__main__`.
+
+Used by the command line. The source is compiled once; every rank executes it in a module of
+its own, with its own `sys.argv`, so pickling a class of `__main__` finds the rank's own.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
+from types import CodeType, ModuleType
+from typing import Any
+
+from phalanx.backend.session import RankContext
+from phalanx.errors import UsageError
+from phalanx.running.isolation import own_script_state
+from phalanx.running.threads import Settings, ThreadsEngine
+
+
+@dataclass(frozen=True)
+class Program:
+    """What to execute: compiled code, where it came from and its arguments."""
+
+    code: CodeType
+    path: str
+    argv: tuple[str, ...]
+    search_path: str
+    spec: ModuleSpec | None = None
+
+
+def load_script(path: str, args: list[str]) -> Program:
+    """Read and compile a script file."""
+    if os.path.isdir(path):
+        raise UsageError(f"{path!r} is a directory; name a script, or a module with -m")
+    try:
+        with open(path, "rb") as file:
+            code = compile(file.read(), os.path.abspath(path), "exec")
+    except FileNotFoundError:
+        hint = (
+            "" if path.endswith(".py") else "; did you mean a module? Then write -m before it"
+        )
+        raise UsageError(f"no such script: {path!r} (looked in {os.getcwd()}){hint}") from None
+    except OSError as error:
+        raise UsageError(f"cannot read {path!r}: {error.strerror}") from None
+    return Program(code, path, (path, *args), os.path.dirname(os.path.abspath(path)))
+
+
+def load_module(name: str, args: list[str]) -> Program:
+    """Find and compile a module, or a package's `__main__`."""
+    sys.path.insert(0, os.getcwd())
+    try:
+        spec = _find_spec(name)
+        code = spec.loader.get_code(spec.name) if spec and spec.loader else None  # type: ignore[attr-defined]
+    finally:
+        sys.path.remove(os.getcwd())
+    if spec is None or code is None or spec.origin is None:
+        raise UsageError(f"no module named {name!r} (looked in {os.getcwd()} and sys.path)")
+    return Program(code, spec.origin, (spec.origin, *args), os.getcwd(), spec)
+
+
+def _find_spec(name: str) -> ModuleSpec | None:
+    try:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = importlib.util.find_spec(f"{name}.__main__")
+    except (ImportError, ValueError):
+        return None
+    return spec
+
+
+def run_program(program: Program, settings: Settings) -> bool:
+    """Execute it on every rank; whether any rank initialised `torch.distributed`."""
+    engine = ThreadsEngine(settings)
+    initialised = []
+
+    def body(context: RankContext) -> None:
+        try:
+            _execute(program, context)
+        finally:
+            initialised.append(context.initialised)
+
+    sys.path.insert(0, program.search_path)
+    try:
+        engine.run(body)
+    finally:
+        engine.close()
+        sys.path.remove(program.search_path)
+    return any(initialised)
+
+
+def _execute(program: Program, context: RankContext) -> None:
+    main = ModuleType("__main__")
+    names: dict[str, Any] = main.__dict__
+    names["__file__"] = program.path
+    names["__builtins__"] = __builtins__
+    if program.spec is not None:
+        names["__spec__"] = program.spec
+        names["__package__"] = program.spec.parent
+    own_script_state(context, list(program.argv), main)
+    exec(program.code, names)

@@ -1,0 +1,88 @@
+"""Take the state of all ranks at one instant, as a value for analysis and reports.
+
+Called by the engine with the baton in hand (or after everybody stopped), so nothing moves.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from phalanx import callsite
+from phalanx.backend.describe import describe_call, describe_wait
+from phalanx.backend.session import RankContext, Session
+from phalanx.core.baton import DONE, OUTSIDE, PARKED, Baton, Strand
+from phalanx.model import Op, RankView, Site, Snapshot, Status, ViewBlock
+from phalanx.running.isolation import Blocked
+from phalanx.running.outcome import Outcomes
+
+
+def take_snapshot(session: Session, baton: Baton, outcomes: Outcomes) -> Snapshot:
+    """Every rank by its main thread; a helper thread that waits speaks for its rank if the
+    main thread has ended or waits for nothing we know."""
+    views = tuple(
+        _view(session, strand, outcomes) for strand in baton.strands if not strand.helper
+    )
+    in_flight = sum(met.in_flight() for met in session.assemblies.values())
+    return Snapshot(views, in_flight=in_flight)
+
+
+def user_stacks(baton: Baton) -> dict[int, tuple[Site, ...]]:
+    frames = sys._current_frames()
+    return {
+        strand.rank: callsite.user_stack(frames.get(strand.ident))
+        for strand in baton.strands
+        if not strand.helper and strand.state is not DONE
+    }
+
+
+def group_views(views: list[RankView]) -> tuple[ViewBlock, ...]:
+    """Ranks in the same situation side by side, in order of their lowest rank."""
+    blocks: dict[object, list[RankView]] = {}
+    for view in views:
+        op = view.wait.op if view.wait else None
+        key = (
+            view.status,
+            (op.name, op.group, op.number, op.peer, op.tag, op.key, op.site) if op else None,
+            view.wait.needs if view.wait else None,
+            view.site,
+        )
+        blocks.setdefault(key, []).append(view)
+    return tuple(
+        ViewBlock(tuple(view.rank for view in alike), alike[0]) for alike in blocks.values()
+    )
+
+
+def _view(session: Session, strand: Strand, outcomes: Outcomes) -> RankView:
+    context: RankContext = strand.local
+    error = outcomes.ranks[strand.rank].error
+    wait = describe_wait(strand, session.size) if strand.state is PARKED else None
+    return RankView(
+        rank=strand.rank,
+        status=_status(strand, error),
+        wait=wait,
+        last=_last_op(context),
+        site=_site(strand),
+        error=None if error is None else f"{type(error).__name__}: {error}".splitlines()[0],
+    )
+
+
+def _status(strand: Strand, error: BaseException | None) -> Status:
+    if strand.state is DONE:
+        return "finished" if error is None else "failed"
+    if strand.state is PARKED:
+        return "waiting"
+    return "outside" if strand.state is OUTSIDE else "computing"
+
+
+def _last_op(context: RankContext) -> Op | None:
+    return describe_call(context.last_call) if context.last_call is not None else None
+
+
+def _site(strand: Strand) -> Site | None:
+    if strand.state is DONE:
+        return None
+    why = strand.why
+    if isinstance(why, Blocked):
+        return callsite.resolve(why.mark)
+    stack = callsite.user_stack(sys._current_frames().get(strand.ident))
+    return stack[-1] if stack else None

@@ -1,0 +1,322 @@
+"""The threads engine: ranks are threads of this process, and one of them runs at a time.
+
+`World` drives it. It owns a session for as long as the world is open and makes a baton for
+each run. Runs of different worlds take turns, because random generators and the like belong
+to the process: the second caller waits. A run started inside a rank is nested: the outer
+world stands still meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+
+from phalanx.analysis.matching import find_mismatch
+from phalanx.analysis.waitgraph import find_deadlock
+from phalanx.backend import private
+from phalanx.backend.checks import meeting_of
+from phalanx.backend.install import leave_groups
+from phalanx.backend.raising import error_for
+from phalanx.backend.session import RankContext, Session
+from phalanx.backend.store import InProcessStore
+from phalanx.core.baton import PARKED, RUNNING, Baton, Strand, here
+from phalanx.core.clock import Clock, RealClock, VirtualClock
+from phalanx.core.launcher import Launcher, end_threads
+from phalanx.core.schedule import schedule_from_seed
+from phalanx.errors import RankStopped, UsageError, VerdictError
+from phalanx.model import Stall, Verdict
+from phalanx.report.positions import render_positions
+from phalanx.running.isolation import RankSwitcher, enter_thread
+from phalanx.running.outcome import Outcome, Outcomes, find_error
+from phalanx.running.patches import patched
+from phalanx.running.snapshots import group_views, take_snapshot, user_stacks
+
+IDLE_STALL = 300.0
+"""Seconds without any sign of life after which a run without a timeout is given up."""
+
+_one_run = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a world was asked for."""
+
+    ranks: int
+    backend: str | None = None
+    seed: int = 0
+    clock: str = "real"
+    checked: bool = True
+    timeout: float | None = None
+    init: bool = True
+    per_node: int | None = None
+    replay: str | None = None
+    on_tick: Callable[[], Any] | None = None
+    environ: Mapping[str, str] | None = None
+
+
+class ThreadsEngine:
+    """Ranks as threads. One `Session` is kept from run to run until one fails."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.fingerprint = 0
+        self._session: Session | None = None
+        self._patches = patched()
+        self._patches.__enter__()
+
+    def run(self, body: Callable[[RankContext], Any]) -> list[Any]:
+        """Run `body` once per rank and return the values in rank order."""
+        nested = here.strand
+        if nested is not None and (nested.helper or nested.state is not RUNNING):
+            raise UsageError(
+                "phalanx.run was called in a thread that a rank started; call it in the "
+                "rank's main thread"
+            )
+        if nested is not None:
+            nested.baton.frozen = True
+            try:
+                return self._run_once(body)
+            finally:
+                nested.baton.frozen = False
+        with _one_run:
+            return self._run_once(body)
+
+    def close(self) -> None:
+        """Destroy the groups that are left and put torch back as it was."""
+        try:
+            if self._session is not None and self._has_groups(self._session):
+                self.run(leave_groups)
+        finally:
+            self._session = None
+            self._patches.__exit__(None, None, None)
+
+    @staticmethod
+    def _has_groups(session: Session) -> bool:
+        return any(context.torch_state.pg_names for context in session.ranks)
+
+    def _run_once(self, body: Callable[[RankContext], Any]) -> list[Any]:
+        session = self._session or self._new_session()
+        self._session = None
+        outer, here.strand = here.strand, None
+        excepthook = sys.excepthook
+        try:
+            run = _Run(self.settings, session, body)
+            values = run.execute()
+            self._session = session
+            return values
+        finally:
+            self.fingerprint = run.baton.fingerprint
+            here.strand = outer
+            sys.excepthook = excepthook
+
+    def _new_session(self) -> Session:
+        settings = self.settings
+        base = {**os.environ, **(settings.environ or {})}
+        session = Session(
+            settings.ranks,
+            report=lambda verdict: error_for(verdict, settings.replay),
+            environs=[rank_environ(base, settings, rank) for rank in range(settings.ranks)],
+            checked=settings.checked,
+        )
+        session.stores["init"] = InProcessStore()
+        return session
+
+
+class _Run:
+    """One run of one body on all ranks."""
+
+    def __init__(
+        self, settings: Settings, session: Session, body: Callable[[RankContext], Any]
+    ) -> None:
+        self.settings = settings
+        self.session = session
+        self.body = body
+        self.outcomes = Outcomes([Outcome(rank) for rank in range(settings.ranks)])
+        self.switcher = RankSwitcher()
+        clock: Clock = VirtualClock() if settings.clock == "virtual" else RealClock()
+        self.baton = Baton(
+            schedule=schedule_from_seed(settings.seed),
+            clock=clock,
+            switcher=self.switcher,
+            on_stuck=self._judge_stuck,
+            courier=self._send_courier,
+        )
+
+    def execute(self) -> list[Any]:
+        settings = self.settings
+        launcher = Launcher(
+            self.baton,
+            stall_after=settings.timeout or IDLE_STALL,
+            on_stall=self._stall,
+            on_tick=settings.on_tick,
+            on_interrupt=self._tell_positions,
+        )
+        strands = [self.baton.add(context.rank, context) for context in self.session.ranks]
+        try:
+            stuck = launcher.run(strands, [self._main] * len(strands))
+        finally:
+            self.switcher.restore()
+        self._end_helpers()
+        if launcher.interrupted:
+            raise KeyboardInterrupt
+        if stuck:
+            stacks = user_stacks(self.baton)
+            self.outcomes.stuck = tuple(
+                (s.rank, (stacks.get(s.rank) or (None,))[-1]) for s in stuck
+            )
+        error = find_error(self.outcomes, settings.replay)
+        if error is not None:
+            raise error
+        return [outcome.value for outcome in self.outcomes.ranks]
+
+    # -- inside a rank's thread -----------------------------------------------------------
+
+    def _main(self, strand: Strand) -> None:
+        context: RankContext = strand.local
+        outcome = self.outcomes.ranks[context.rank]
+        try:
+            enter_thread(context)
+            self._init(context)
+            outcome.value = self.body(context)
+            self._join_helpers(context)
+        except BaseException as error:
+            if self.outcomes.record(context.rank, error, stopping=self.baton.stopping):
+                self._stop_others()
+        finally:
+            private.unregister_groups()
+
+    def _init(self, context: RankContext) -> None:
+        settings = self.settings
+        if settings.init and context.torch_state.default_pg is None:
+            dist.init_process_group(
+                settings.backend,
+                store=self.session.stores["init"],
+                rank=context.rank,
+                world_size=settings.ranks,
+            )
+
+    def _join_helpers(self, context: RankContext) -> None:
+        """As at the end of a process: threads that are no daemons are waited for."""
+        for thread in list(context.helpers):
+            if thread.is_alive() and not thread.daemon and not _is_pool_worker(thread):
+                thread.join()
+
+    def _stop_others(self) -> None:
+        if not self.outcomes.stopped_at:
+            snapshot = take_snapshot(self.session, self.baton, self.outcomes)
+            others = [view for view in snapshot.ranks if view.status != "failed"]
+            self.outcomes.stopped_at = group_views(others)
+        self.baton.stop()
+
+    # -- called by the baton, the launcher and the monitor --------------------------------
+
+    def _judge_stuck(self) -> None:
+        """No rank can move: find out why, and raise it in every rank that waits."""
+        verdict = self._find_verdict()
+        for strand in list(self.baton.strands):
+            if strand.state is PARKED:
+                self.baton.wake(strand, self.session.report(verdict))
+        for met in self.session.assemblies.values():
+            met.abandon()
+
+    def _find_verdict(self) -> Verdict:
+        """Calls that disagree explain a deadlock better than who waits for whom."""
+        if self.settings.checked:
+            for met in self.session.assemblies.values():
+                for slot in met.slots.values():
+                    verdict = find_mismatch(meeting_of(slot)) if slot.clash else None
+                    if verdict is not None:
+                        return verdict
+        snapshot = take_snapshot(self.session, self.baton, self.outcomes)
+        deadlock = find_deadlock(snapshot)
+        return deadlock if deadlock is not None else self._stalled(0.0)
+
+    def _stalled(self, seconds: float) -> Stall:
+        snapshot = take_snapshot(self.session, self.baton, self.outcomes)
+        at_fault = tuple(v.rank for v in snapshot.ranks if v.status in ("outside", "computing"))
+        return Stall(
+            kind="stall",
+            severity="error",
+            ranks=at_fault,
+            seconds=seconds,
+            blocks=group_views(list(snapshot.ranks)),
+            stacks=user_stacks(self.baton),
+        )
+
+    def _stall(self, seconds: float) -> None:
+        error: VerdictError = self.session.report(self._stalled(seconds))
+        verdict = error.verdict
+        rank = verdict.ranks[0] if verdict is not None and verdict.ranks else 0
+        self.outcomes.record(rank, error, stopping=False)
+        self.baton.stop()
+
+    def _tell_positions(self) -> None:
+        snapshot = take_snapshot(self.session, self.baton, self.outcomes)
+        text = render_positions(
+            "interrupted; each rank was at", group_views(list(snapshot.ranks))
+        )
+        print(text, file=sys.stderr, flush=True)
+
+    def _send_courier(self, strand: Strand) -> None:
+        """Run a rank's errands although its own thread is blocked in native code."""
+        child = self.baton.add(strand.rank, strand.local, helper=True)
+
+        def deliver() -> None:
+            self.baton.adopt(child)
+            enter_thread(strand.local)
+            with suppress(RankStopped):
+                self.baton.rejoin(child)
+                self.baton.run_errands(strand)
+                self.baton.leave(child)
+            private.unregister_groups()
+            self.baton.finish(child)
+
+        thread = threading.Thread(target=deliver, daemon=True)
+        strand.local.helpers.append(thread)
+        outer, here.strand = here.strand, None
+        try:
+            thread.start()
+        finally:
+            here.strand = outer
+
+    def _end_helpers(self) -> None:
+        threads = [t for context in self.session.ranks for t in context.helpers]
+        end_threads(threads, patience=0.5)
+        for context in self.session.ranks:
+            context.helpers.clear()
+
+
+def _is_pool_worker(thread: threading.Thread) -> bool:
+    """Idle workers of a ThreadPoolExecutor end with the interpreter, not with a rank."""
+    return thread.name.startswith("ThreadPoolExecutor")
+
+
+def rank_environ(base: Mapping[str, str], settings: Settings, rank: int) -> dict[str, str]:
+    """What torchrun would have set for this rank."""
+    per_node = settings.per_node or settings.ranks
+    local, node = rank % per_node, rank // per_node
+    environ = dict(base)
+    environ.update(
+        RANK=str(rank),
+        WORLD_SIZE=str(settings.ranks),
+        LOCAL_RANK=str(local),
+        LOCAL_WORLD_SIZE=str(per_node),
+        GROUP_RANK=str(node),
+        GROUP_WORLD_SIZE=str(-(-settings.ranks // per_node)),
+        ROLE_RANK=str(rank),
+        ROLE_WORLD_SIZE=str(settings.ranks),
+        ROLE_NAME="default",
+        TORCHELASTIC_RUN_ID="phalanx",
+        TORCHELASTIC_RESTART_COUNT="0",
+        TORCHELASTIC_MAX_RESTARTS="0",
+    )
+    environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    environ.setdefault("MASTER_PORT", "29500")
+    return environ

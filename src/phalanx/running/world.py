@@ -1,0 +1,178 @@
+"""`run` and `World`: the same thing, once and held open. Checks what it is given.
+
+The doors import these. Everything that depends on the engine is behind `ThreadsEngine`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from phalanx.errors import UsageError
+from phalanx.running.threads import Settings, ThreadsEngine
+
+ENGINES = ("threads",)
+BACKENDS = ("gloo", "nccl", "cpu:gloo,cuda:nccl")
+CLOCKS = ("real", "virtual")
+CHECKS = ("all", "none")
+MOST_RANKS = 4096
+
+
+class World:
+    """A number of ranks, held open for several runs.
+
+    The process groups of one run are there in the next. A run that fails takes them with
+    it, and the next run starts afresh.
+
+    >>> import torch, torch.distributed as dist
+    >>> def total(x):
+    ...     t = torch.tensor(float(dist.get_rank() * x))
+    ...     dist.all_reduce(t)
+    ...     return t.item()
+    >>> with World(ranks=4) as world:
+    ...     world.run(total, 1)
+    ...     world.run(total, 10)
+    [6.0, 6.0, 6.0, 6.0]
+    [60.0, 60.0, 60.0, 60.0]
+    """
+
+    def __init__(
+        self,
+        *,
+        ranks: int,
+        engine: str = "threads",
+        backend: str | None = None,
+        seed: int = 0,
+        clock: str = "real",
+        checks: str = "all",
+        timeout: float | None = None,
+        init: bool = True,
+        replay: str | None = None,
+    ) -> None:
+        check_options(
+            ranks=ranks,
+            engine=engine,
+            backend=backend,
+            clock=clock,
+            checks=checks,
+            seed=seed,
+            timeout=timeout,
+        )
+        self.ranks = ranks
+        self._open = True
+        self._engine = ThreadsEngine(
+            Settings(
+                ranks=ranks,
+                backend=backend,
+                seed=seed,
+                clock=clock,
+                checked=checks == "all",
+                timeout=timeout,
+                init=init,
+                replay=replay,
+            )
+        )
+
+    def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
+        """Call `fn(*args, **kwargs)` once per rank; its return values in rank order."""
+        if not callable(fn):
+            raise UsageError(f"run takes a function to call on every rank, not {fn!r}")
+        if not self._open:
+            raise UsageError("this World is closed; make a new one")
+        return self._engine.run(lambda context: fn(*args, **kwargs))
+
+    @property
+    def fingerprint(self) -> int:
+        """A hash of the order in which the ranks ran last: equal for equal schedules."""
+        return self._engine.fingerprint
+
+    def close(self) -> None:
+        if self._open:
+            self._open = False
+            self._engine.close()
+
+    def __enter__(self) -> World:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def run(
+    fn: Callable[..., Any],
+    *args: Any,
+    ranks: int,
+    engine: str = "threads",
+    backend: str | None = None,
+    seed: int = 0,
+    clock: str = "real",
+    checks: str = "all",
+    timeout: float | None = None,
+    init: bool = True,
+    **kwargs: Any,
+) -> list[Any]:
+    """Run `fn(*args, **kwargs)` on `ranks` ranks; the return values in rank order.
+
+    With `init` the default process group exists when `fn` starts. `seed` 0 runs ranks in
+    order, any other number is a random schedule of its own that it replays. `timeout` is
+    how many seconds may pass without a sign of progress. `clock="virtual"` lets sleeps and
+    timeouts pass at once when every rank waits. Keyword arguments with these names are for
+    `run`; wrap `fn` if it needs them itself.
+
+    >>> import torch.distributed as dist
+    >>> run(lambda: dist.get_rank() * 10, ranks=3)
+    [0, 10, 20]
+    """
+    name = getattr(fn, "__name__", "fn")
+    given = f", seed={seed}" if seed else ""
+    with World(
+        ranks=ranks,
+        engine=engine,
+        backend=backend,
+        seed=seed,
+        clock=clock,
+        checks=checks,
+        timeout=timeout,
+        init=init,
+        replay=f"phalanx.run({name}, ranks={ranks}{given})",
+    ) as world:
+        return world.run(fn, *args, **kwargs)
+
+
+def check_options(
+    *,
+    ranks: Any,
+    engine: Any,
+    clock: Any,
+    checks: Any,
+    seed: Any,
+    timeout: Any,
+    backend: Any = None,
+) -> None:
+    """Refuse what cannot work, with what was given and what is allowed."""
+    if isinstance(ranks, bool) or not isinstance(ranks, int) or not 1 <= ranks <= MOST_RANKS:
+        raise UsageError(
+            f"ranks={ranks!r}: give the number of ranks as a whole number from 1 to "
+            f"{MOST_RANKS}, e.g. ranks=4"
+        )
+    _check_choice("engine", engine, ENGINES)
+    _check_choice("clock", clock, CLOCKS)
+    _check_choice("checks", checks, CHECKS)
+    if backend is not None:
+        _check_choice("backend", backend, BACKENDS)
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise UsageError(f"seed={seed!r}: a seed is a whole number from 0 on (0: in order)")
+    if timeout is not None and not timeout > 0:
+        raise UsageError(f"timeout={timeout!r}: give seconds above 0, or None for no limit")
+
+
+def _check_choice(name: str, given: Any, allowed: tuple[str, ...]) -> None:
+    if given not in allowed:
+        listed = ", ".join(map(repr, allowed))
+        raise UsageError(f"{name}={given!r}: choose one of {listed}")

@@ -1,0 +1,295 @@
+"""Every error text, compared with a golden file under `golden/`.
+
+The verdicts come from the checks wherever a check makes them, so these tests also hold the
+two layers together. `mismatch_operation.txt` and `deadlock_cycle.txt` are the models of the
+design document to the column. To write the files anew after a change that is meant:
+
+    PHALANX_UPDATE_GOLDEN=1 pytest tests/report/test_golden.py
+
+and read the difference before you keep it.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from phalanx.analysis.matching import find_mismatch, find_pair_mismatch
+from phalanx.analysis.waitgraph import find_deadlock
+from phalanx.model import (
+    Group,
+    Meeting,
+    Op,
+    RankFailure,
+    RankView,
+    Site,
+    Snapshot,
+    Stall,
+    TensorSpec,
+    Verdict,
+    ViewBlock,
+    Wait,
+)
+from phalanx.report.text import headline, render
+
+GOLDEN = Path(__file__).parent / "golden"
+WORLD = Group("world", (0, 1, 2, 3))
+REDUCE = Site("train.py", 58, "train_step", "dist.all_reduce(grad)")
+BARRIER = Site("train.py", 63, "train_step", "dist.barrier()")
+GRAD = (TensorSpec("float32", (1024,)),)
+
+
+def all_reduce(rank: int, number: int = 12, **changes: object) -> Op:
+    op = Op(rank, "all_reduce", WORLD, number, reduce_op="SUM", inputs=GRAD, site=REDUCE)
+    return replace(op, **changes)  # type: ignore[arg-type]
+
+
+def barrier(rank: int, number: int = 12) -> Op:
+    return Op(rank, "barrier", WORLD, number, site=BARRIER)
+
+
+def broadcast(rank: int, root: int) -> Op:
+    site = Site("model.py", 17, "sync", "dist.broadcast(weights, src=root)")
+    return Op(rank, "broadcast", WORLD, 3, root=root, inputs=GRAD, site=site)
+
+
+def meet(*ops: Op, history: dict[int, tuple[Op, ...]] | None = None) -> Verdict | None:
+    return find_mismatch(Meeting(WORLD, ops[0].number or 0, ops, history or {}))
+
+
+def usual_history() -> dict[int, tuple[Op, ...]]:
+    return {
+        rank: tuple(
+            all_reduce(rank, number) if number % 2 == 0 else barrier(rank, number)
+            for number in range(12)
+        )
+        for rank in WORLD.ranks
+    }
+
+
+def mismatch_operation() -> Verdict | None:
+    ops = [all_reduce(rank) if rank != 2 else barrier(rank) for rank in WORLD.ranks]
+    return meet(*ops, history=usual_history())
+
+
+def mismatch_shape() -> Verdict | None:
+    last = (TensorSpec("float32", (1000,)),)
+    return meet(*(all_reduce(r, inputs=last if r == 3 else GRAD) for r in WORLD.ranks))
+
+
+def mismatch_dtype() -> Verdict | None:
+    half = (TensorSpec("bfloat16", (1024,)),)
+    history = {0: (barrier(0, 0),)}
+    ops = [all_reduce(r, 1, inputs=half if r == 0 else GRAD) for r in WORLD.ranks]
+    return meet(*ops, history=history)
+
+
+def mismatch_root() -> Verdict | None:
+    return meet(*(broadcast(rank, root=rank) for rank in WORLD.ranks))
+
+
+def mismatch_two_against_two() -> Verdict | None:
+    return meet(*(all_reduce(r, 0) if r < 2 else barrier(r, 0) for r in WORLD.ranks))
+
+
+def mismatch_partial() -> Verdict | None:
+    return meet(all_reduce(0), all_reduce(1), all_reduce(2, reduce_op="MAX"))
+
+
+def mismatch_splits() -> Verdict | None:
+    site = Site("moe.py", 90, "dispatch", "dist.all_to_all_single(out, x, outs, ins)")
+    ops = []
+    for rank in WORLD.ranks:
+        rows = TensorSpec("float32", (8, 16))
+        ins = (2, 2, 3, 1) if rank == 1 else (2, 2, 2, 2)
+        op = Op(rank, "all_to_all_single", WORLD, 4, inputs=(rows,), outputs=(rows,), site=site)
+        ops.append(replace(op, input_splits=ins, output_splits=(2, 2, 2, 2)))
+    return meet(*ops)
+
+
+def mismatch_slots() -> Verdict | None:
+    site = Site("eval.py", 24, "collect", "dist.all_gather(parts, mine)")
+    slots = (TensorSpec("float32", (4,)),) * 4
+    ops = [Op(r, "all_gather", WORLD, 0, inputs=slots[:1], outputs=slots) for r in WORLD.ranks]
+    ops[1] = replace(ops[1], inputs=(TensorSpec("float32", (5,)),))
+    return meet(*(replace(op, site=site) for op in ops))
+
+
+def mismatch_pair() -> Verdict | None:
+    send = Site("pipe.py", 20, "push", "dist.send(x, dst=1)")
+    recv = Site("pipe.py", 31, "pull", "dist.recv(buf, src=0)")
+    return find_pair_mismatch(
+        Op(0, "send", WORLD, peer=1, tag=0, inputs=(TensorSpec("float32", (256,)),), site=send),
+        Op(1, "recv", WORLD, peer=0, tag=0, outputs=(TensorSpec("int64", (128,)),), site=recv),
+    )
+
+
+def receive(rank: int, peer: int | None, tag: int = 0) -> Op:
+    site = Site("pipeline.py", 41, "exchange", "dist.recv(buf, src=peer)")
+    specs = (TensorSpec("float32", (256,)),)
+    return Op(rank, "recv", WORLD, peer=peer, tag=tag, outputs=specs, site=site)
+
+
+def waiting(op: Op, *needs: int, any_of: bool = False, near: tuple[str, ...] = ()) -> RankView:
+    return RankView(op.rank, "waiting", Wait(op, needs, any_of, near), last=op)
+
+
+def at_barrier(rank: int, *needs: int, number: int) -> RankView:
+    site = Site("pipeline.py", 70, "main", "dist.barrier()")
+    return waiting(Op(rank, "barrier", WORLD, number, site=site), *needs)
+
+
+def deadlock_cycle() -> Verdict | None:
+    views = [waiting(receive(0, 1), 1), waiting(receive(1, 0), 0)]
+    views += [at_barrier(2, 0, 1, number=5), at_barrier(3, 0, 1, number=5)]
+    return find_deadlock(Snapshot(tuple(views)))
+
+
+def deadlock_finished_peer() -> Verdict | None:
+    gone = RankView(3, "finished", last=all_reduce(3, 8))
+    views = [at_barrier(rank, 3, number=9) for rank in range(3)]
+    return find_deadlock(Snapshot((*views, gone)))
+
+
+def deadlock_finished_sender() -> Verdict | None:
+    gone = [RankView(rank, "finished", last=all_reduce(rank, 8)) for rank in (1, 2)]
+    near = ("rank 1 sent tag 1",)
+    views = [waiting(receive(0, 1, tag=2), 1, near=near), *gone, at_barrier(3, 0, number=9)]
+    return find_deadlock(Snapshot(tuple(views), in_flight=1))
+
+
+def deadlock_failed_peer() -> Verdict | None:
+    site = Site("train.py", 40, "load", 'raise ValueError("bad batch")')
+    failed = RankView(3, "failed", None, all_reduce(3, 8), site, "ValueError: bad batch")
+    views = [at_barrier(rank, 3, number=9) for rank in range(3)]
+    return find_deadlock(Snapshot((*views, failed)))
+
+
+def deadlock_store_key() -> Verdict | None:
+    site = Site("setup.py", 9, "rendezvous", 'store.get("address")')
+    wait = waiting(Op(0, "get", WORLD, key="address", site=site), 1, 2, 3, any_of=True)
+    views = [wait, *(at_barrier(rank, 0, number=0) for rank in (1, 2))]
+    return find_deadlock(Snapshot((*views, RankView(3, "finished"))))
+
+
+def deadlock_two_groups() -> Verdict | None:
+    left = Group("left", tuple(range(1024)))
+    right = Group("right", tuple(range(1024)))
+    site = Site("groups.py", 12, "main", "dist.barrier(group)")
+    low, high = tuple(range(512)), tuple(range(512, 1024))
+    views = [waiting(Op(r, "barrier", left, 0, site=site), *high) for r in low]
+    views += [waiting(Op(r, "barrier", right, 0, site=site), *low) for r in high]
+    return find_deadlock(Snapshot(tuple(views)))
+
+
+def deadlock_ring() -> Verdict | None:
+    ring = [waiting(receive(rank, (rank + 1) % 64), (rank + 1) % 64) for rank in range(64)]
+    return find_deadlock(Snapshot(tuple(ring)))
+
+
+def stall() -> Verdict:
+    main = Site("train.py", 80, "main", "step(model)")
+    slow = Site("train.py", 40, "load", "time.sleep(3600)")
+    loader = RankView(2, "outside", last=barrier(2, 11), site=slow)
+    blocks = (ViewBlock((0, 1, 3), waiting(all_reduce(0), 2)), ViewBlock((2,), loader))
+    stacks = {0: (main, REDUCE), 1: (main, REDUCE), 2: (main, slow), 3: (REDUCE,)}
+    return Stall("stall", "error", (2,), seconds=30.0, blocks=blocks, stacks=stacks)
+
+
+def failure(
+    *raised: tuple[tuple[int, ...], str], stopped: tuple[ViewBlock, ...] = ()
+) -> RankFailure:
+    site = Site("train.py", 40, "load", 'raise ValueError("bad batch")')
+    ranks = tuple(rank for group, _ in raised for rank in group)
+    sites = dict.fromkeys(ranks, site)
+    return RankFailure("rank-failed", "error", ranks, raised, sites, stopped)
+
+
+def rank_failed() -> Verdict:
+    stopped = (ViewBlock((0, 1, 3), waiting(all_reduce(0), 2)),)
+    return failure(((2,), "ValueError: bad batch"), stopped=stopped)
+
+
+def ranks_failed_alike() -> Verdict:
+    return failure(((0, 1, 2, 3), "ValueError: bad batch\nexpected 32 samples, found 31"))
+
+
+def rank_failed_late_and_stuck() -> Verdict:
+    computing = RankView(3, "computing", site=Site("train.py", 44, "load"))
+    stopped = (ViewBlock((0,), waiting(all_reduce(0), 2)), ViewBlock((3,), computing))
+    verdict = failure(((2,), "ValueError: bad batch"), ((1,), "KeyError: 'x'"), stopped=stopped)
+    lookup = Site("train.py", 51, "step", 'batch["x"]')
+    return replace(
+        verdict,
+        sites={**verdict.sites, 1: lookup},
+        late=((0, "RuntimeError: cleanup failed"),),
+        stuck=((3, Site("train.py", 90, "spin", "while True: pass")), (4, None)),
+    )
+
+
+REPLAY = {
+    "mismatch_operation": "phalanx run --ranks 4 --seed 7 train.py",
+    "deadlock_cycle": "phalanx run --ranks 4 --seed 7 pipeline.py",
+    "stall": "phalanx run --ranks 4 --seed 7 train.py",
+    "rank_failed": "phalanx run --ranks 4 --seed 7 train.py",
+}
+CASES = [
+    mismatch_operation,
+    mismatch_shape,
+    mismatch_dtype,
+    mismatch_root,
+    mismatch_two_against_two,
+    mismatch_partial,
+    mismatch_splits,
+    mismatch_slots,
+    mismatch_pair,
+    deadlock_cycle,
+    deadlock_finished_peer,
+    deadlock_finished_sender,
+    deadlock_failed_peer,
+    deadlock_store_key,
+    deadlock_two_groups,
+    deadlock_ring,
+    stall,
+    rank_failed,
+    ranks_failed_alike,
+    rank_failed_late_and_stuck,
+]
+each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+
+
+@each_case
+def test_text_is_that_of_the_golden_file(case) -> None:  # type: ignore[no-untyped-def]
+    name = case.__name__
+    text = render(case(), replay=REPLAY.get(name)) + "\n"
+    path = GOLDEN / f"{name}.txt"
+    if os.environ.get("PHALANX_UPDATE_GOLDEN"):
+        path.write_text(text, encoding="ascii")
+    assert text == path.read_text(encoding="ascii")
+
+
+@each_case
+def test_text_keeps_to_ascii_and_88_columns(case) -> None:  # type: ignore[no-untyped-def]
+    text = render(case())
+    assert text.isascii()
+    assert max(map(len, text.splitlines())) <= 88
+    assert all(line == line.rstrip() for line in text.splitlines())
+
+
+@each_case
+def test_headline_is_the_first_line(case) -> None:  # type: ignore[no-untyped-def]
+    assert headline(case()) == render(case()).splitlines()[0]
+
+
+def test_no_golden_file_is_left_over() -> None:
+    assert {path.stem for path in GOLDEN.glob("*.txt")} == {case.__name__ for case in CASES}
+
+
+def test_unknown_verdict_is_refused() -> None:
+    with pytest.raises(TypeError, match="no report for a Verdict"):
+        render(Verdict("stall", "error", ()))
+    with pytest.raises(TypeError, match="no headline for a Verdict"):
+        headline(Verdict("stall", "error", ()))

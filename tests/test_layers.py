@@ -1,0 +1,249 @@
+"""Imports point down only, torch stays out of the lower layers, and its private names in one
+module. The table is the one in docs/design.md, section "Layers".
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent / "src"
+LONGEST = 600
+
+# A module may import from its own layer and from those with a higher number.
+LAYERS = {
+    "doors": 0,
+    "running": 1,
+    "backend": 2,
+    "core": 3,
+    "analysis": 4,
+    "report": 4,
+    "words": 5,
+}
+LAYER_OF = {
+    "__init__": "doors",
+    "__main__": "doors",
+    "cli": "doors",
+    "testing": "doors",
+    "conformance": "doors",
+    "running": "running",
+    "backend": "backend",
+    "core": "core",
+    "analysis": "analysis",
+    "report": "report",
+    "model": "words",
+    "errors": "words",
+    "callsite": "words",
+}
+WITHOUT_TORCH = {"core", "analysis", "report", "words"}
+MAY_TOUCH_PRIVATE_TORCH = "phalanx.backend.private"
+
+
+def find_faults(
+    module: str, source: str, *, package: bool = False, known: frozenset[str] = frozenset()
+) -> list[str]:
+    """Everything this module imports or touches that it must not, one line each."""
+    tree = ast.parse(source)
+    layer = layer_of(module)
+    if layer is None:
+        return [f"{module} belongs to no layer: put it into one"]
+    faults = []
+    for line, target in imported_names(tree, module, package=package, known=known):
+        if target.partition(".")[0] == "phalanx" and not may_import(layer, layer_of(target)):
+            faults.append(f"{module}:{line} ({layer}) imports {target}")
+        if is_torch(target) and layer in WITHOUT_TORCH:
+            faults.append(f"{module}:{line} ({layer}) imports {target}")
+    if module != MAY_TOUCH_PRIVATE_TORCH:
+        faults += [
+            f"{module}:{line} touches the private name {name}"
+            for line, name in private_torch_names(tree, module, package=package)
+        ]
+    return faults
+
+
+def layer_of(module: str) -> str | None:
+    parts = module.split(".")
+    return LAYER_OF.get(parts[1] if len(parts) > 1 else "__init__")
+
+
+def may_import(importer: str, imported: str | None) -> bool:
+    if imported is None:
+        return False
+    return importer == imported or LAYERS[importer] < LAYERS[imported]
+
+
+def imported_names(
+    tree: ast.AST, module: str, *, package: bool, known: frozenset[str] = frozenset()
+) -> Iterator[tuple[int, str]]:
+    """What is imported, by full name, wherever in the module and in whichever way.
+
+    `from phalanx import model` means `phalanx.model` if that is a module, else a name
+    from the door `phalanx`.
+    """
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            base = origin(node, module, package=package)
+            for alias in node.names:
+                name = f"{base}.{alias.name}"
+                inside = base != "phalanx" or name in known or alias.name in LAYER_OF
+                yield node.lineno, name if inside else base
+        elif isinstance(node, ast.Call) and called(node) in {"import_module", "__import__"}:
+            for argument in node.args[:1]:
+                if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
+                    yield node.lineno, argument.value
+
+
+def origin(node: ast.ImportFrom, module: str, *, package: bool) -> str:
+    """The module after `from`, with leading dots resolved."""
+    if not node.level:
+        return node.module or ""
+    parts = module.split(".")
+    kept = parts[: len(parts) - node.level + package]
+    return ".".join([*kept, *filter(None, [node.module])])
+
+
+def called(node: ast.Call) -> str:
+    function = node.func
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else ""
+
+
+def private_torch_names(
+    tree: ast.AST, module: str, *, package: bool
+) -> Iterator[tuple[int, str]]:
+    """Private names of torch that are imported, or reached from a name that came from torch."""
+    for line, name in imported_names(tree, module, package=package):
+        if is_torch(name) and any(map(is_private, name.split("."))):
+            yield line, name
+    names = set(bound_to_torch(tree))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and is_private(node.attr):
+            owner, attribute = node.value, node.attr
+        elif isinstance(node, ast.Call) and called(node) in {"getattr", "setattr", "hasattr"}:
+            owner, attribute = node.args[0], getattr(node.args[1], "value", "")
+        else:
+            continue
+        if is_private(str(attribute)) and root_name(owner) in names:
+            yield node.lineno, f"{ast.unparse(owner)}.{attribute}"
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not (name.startswith("__") and name.endswith("__"))
+
+
+def bound_to_torch(tree: ast.AST) -> Iterator[str]:
+    """The names in this module that an import from torch has bound."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if is_torch(alias.name):
+                    yield alias.asname or "torch"
+        elif isinstance(node, ast.ImportFrom) and not node.level and is_torch(node.module):
+            yield from (alias.asname or alias.name for alias in node.names)
+
+
+def is_torch(module: str | None) -> bool:
+    return (module or "").partition(".")[0] == "torch"
+
+
+def root_name(node: ast.expr) -> str | None:
+    """`dist` in `dist.group.WORLD`, `torch` in `torch.zeros(1)[0]`."""
+    while isinstance(node, ast.Attribute | ast.Subscript | ast.Call):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return node.id if isinstance(node, ast.Name) else None
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+PATHS = sorted((ROOT / "phalanx").rglob("*.py"))
+MODULES = frozenset(map(module_name, PATHS))
+
+
+def test_there_is_something_to_look_at() -> None:
+    assert {"phalanx.model", "phalanx.errors", "phalanx.cli.output"} <= MODULES
+
+
+@pytest.mark.parametrize("path", PATHS, ids=module_name)
+def test_imports_point_down(path: Path) -> None:
+    faults = find_faults(
+        module_name(path),
+        path.read_text(encoding="utf-8"),
+        package=path.name == "__init__.py",
+        known=MODULES,
+    )
+    assert faults == []
+
+
+@pytest.mark.parametrize("path", PATHS, ids=module_name)
+def test_no_module_is_too_long(path: Path) -> None:
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= LONGEST
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("phalanx.core.baton", "import phalanx.backend.group"),
+        ("phalanx.core.baton", "from phalanx.running import threads"),
+        ("phalanx.core.baton", "from phalanx import run"),
+        ("phalanx.core.baton", "from phalanx import backend"),
+        ("phalanx.core.baton", "from ..backend import group"),
+        ("phalanx.core.baton", "from .. import backend"),
+        ("phalanx.core.baton", "def f():\n    import phalanx.backend"),
+        ("phalanx.core.baton", "import importlib\nimportlib.import_module('phalanx.cli')"),
+        ("phalanx.core.baton", "import torch"),
+        ("phalanx.core.baton", "from torch.distributed import Store"),
+        ("phalanx.core.baton", "import phalanx.helpers"),
+        ("phalanx.analysis.match", "from phalanx.report import layout"),
+        ("phalanx.report.text", "from phalanx.analysis import match"),
+        ("phalanx.report.text", "from phalanx.core import baton"),
+        ("phalanx.model", "from phalanx.report import layout"),
+        ("phalanx.callsite", "import torch"),
+        ("phalanx.backend.group", "from phalanx.running import world"),
+        ("phalanx.running.world", "from phalanx.cli import main"),
+        ("phalanx.helpers", ""),
+        ("phalanx.backend.group", "import torch._C"),
+        ("phalanx.backend.group", "from torch import _C"),
+        ("phalanx.backend.group", "from torch._C._distributed_c10d import Work"),
+        ("phalanx.backend.group", "import torch\ntorch._C.x()"),
+        ("phalanx.backend.group", "import torch.distributed as dist\ndist.group.WORLD._x"),
+        ("phalanx.backend.group", "import torch\ngetattr(torch.distributed, '_x')"),
+        ("phalanx.backend.group", "from torch import Tensor as T\nT.f(1)._make"),
+        ("phalanx.cli.main", "from torch.distributed import distributed_c10d as c\nc._world"),
+    ],
+)
+def test_a_fault_is_found(module: str, source: str) -> None:
+    assert len(find_faults(module, source)) >= 1
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("phalanx.core.baton", "from phalanx import model\nimport phalanx.report.layout"),
+        ("phalanx.core.baton", "from . import clock\nfrom ..errors import PhalanxError"),
+        ("phalanx.core.baton", "import threading\nthreading._shutdown"),
+        ("phalanx.analysis.match", "from phalanx.analysis import waits\nimport phalanx.model"),
+        ("phalanx.backend.group", "import torch\ntorch.__version__\nself._x = torch.zeros(1)"),
+        ("phalanx.backend.group", "from phalanx.backend import private"),
+        ("phalanx.backend.private", "import torch\ntorch._C.x()"),
+        ("phalanx.running.world", "import torch\nfrom phalanx.backend import group"),
+        ("phalanx.cli.main", "from phalanx import run"),
+        ("phalanx", "from phalanx.running import run"),
+    ],
+)
+def test_what_is_allowed_passes(module: str, source: str) -> None:
+    assert find_faults(module, source) == []
+
+
+def test_relative_imports_of_a_package_start_at_itself() -> None:
+    assert find_faults("phalanx.core", "from . import baton", package=True) == []
+    assert find_faults("phalanx.core", "from ..cli import main", package=True) != []
