@@ -7,6 +7,7 @@ Must never import torch or anything above the words layer.
 
 from __future__ import annotations
 
+import functools
 import linecache
 import os
 import sys
@@ -89,8 +90,14 @@ def shown_path(filename: str) -> str:
 
 
 def _site(code: CodeType, line: int) -> Site:
-    source = linecache.getline(code.co_filename, line).strip()
-    return Site(shown_path(code.co_filename), line, code.co_name, source)
+    return _named_site(code.co_filename, line, code.co_name, os.getcwd())
+
+
+@functools.lru_cache(maxsize=1024)
+def _named_site(filename: str, line: int, function: str, _cwd: str) -> Site:
+    """Cached, because a thousand ranks are usually at the same few places."""
+    source = linecache.getline(filename, line).strip()
+    return Site(shown_path(filename), line, function, source)
 
 
 def _line_at(code: CodeType, offset: int) -> int:

@@ -29,6 +29,10 @@ class VerdictError(PhalanxError, RuntimeError):
         super().__init__(text)
         self.verdict = verdict
 
+    def for_each(self, count: int) -> list[VerdictError]:
+        """As many errors of this kind: each rank raises one of its own, rendered once."""
+        return [self, *(type(self)(str(self), self.verdict) for _ in range(count - 1))]
+
 
 class CollectiveMismatchError(VerdictError):
     """Calls that meet in one collective, or a send and its receive, disagree."""

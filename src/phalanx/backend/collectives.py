@@ -33,8 +33,11 @@ def broadcast(calls: list[Call]) -> None:
 
 def all_reduce(calls: list[Call]) -> None:
     reduction = _reduction(calls)
-    for index in range(len(calls[0].inputs)):
-        reduction.all_into_all([call.inputs[index].data for call in calls])
+    for index, first in enumerate(calls[0].inputs):
+        if first.is_sparse:
+            reduction.sparse_into_all([call.inputs[index] for call in calls])
+        else:
+            reduction.all_into_all([call.inputs[index].data for call in calls])
 
 
 def reduce(calls: list[Call]) -> None:
@@ -118,11 +121,8 @@ def message(send: Call, receive: Call) -> None:
 
 
 def _reduction(calls: list[Call]) -> Reduction:
-    code, factor = calls[0].op
-    factors = None
-    if code == PREMUL_SUM:
-        factors = [call.op[1] for call in calls]
-        assert factor is not None
+    code = calls[0].op[0]
+    factors = [call.op[1] for call in calls] if code == PREMUL_SUM else None
     return Reduction(code, len(calls), factors)
 
 

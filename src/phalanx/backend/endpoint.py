@@ -18,6 +18,7 @@ from torch.distributed.distributed_c10d import Store
 from phalanx import callsite
 from phalanx.backend import checks, collectives, device
 from phalanx.backend.collectives import Meaning
+from phalanx.backend.raising import InvalidCallError
 from phalanx.backend.session import RankContext, Session
 from phalanx.backend.work import OpWork, wait_for
 from phalanx.core.baton import RUNNING, here
@@ -81,10 +82,25 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         super()._set_group_name(name)
         self._name = name
         context = self._context
-        turn = context.incarnations.get(name, 0)
-        context.incarnations[name] = turn + 1
         members = tuple(self.options.global_ranks_in_group) or tuple(range(self._count))
-        self._assembly = self._session.assembly(name, turn, members)
+        self._assembly = self._session.assembly(self._meeting_key(), name, members)
+        other = self._assembly.claim(self._member, context.rank)
+        if other is not None:
+            raise InvalidCallError(
+                f"ranks {other} and {context.rank} of this run both call themselves rank "
+                f"{self._member} of a group of {self._count}"
+            )
+
+    def _meeting_key(self) -> tuple[str, int]:
+        """Where the members of this group meet. They have the group's part of the store in
+        common, whatever kind of store that is: the first one leaves a name there. A group
+        made again over the same store is another one each time."""
+        context = self._context
+        proposal = f"{context.rank}.{len(context.incarnations)}"
+        place = bytes(self._store.compare_set("phalanx", "", proposal)).decode()
+        turn = context.incarnations.get(place, 0)
+        context.incarnations[place] = turn + 1
+        return place, turn
 
     @property
     def group_name(self) -> str:
@@ -142,14 +158,14 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
 
     def _call(self, name: str) -> Call:
         if self._closed:
-            raise ValueError(f"{name}: group {self._name!r} has been destroyed")
+            raise InvalidCallError(f"{name}: group {self._name!r} has been destroyed")
         strand = here.strand
         if strand is None:
             raise RuntimeError(
                 f"{name}: called by a thread that belongs to no rank of this run"
             )
         if strand.local is not self._context:
-            raise RuntimeError(
+            raise InvalidCallError(
                 f"{name}: rank {strand.rank} uses rank {self._context.rank}'s end of a group; "
                 "ranks share this process, but each must use the groups it made itself"
             )
@@ -163,7 +179,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         baton = strand.baton
         if strand.state is not RUNNING:
             baton.rejoin(strand)
-        if baton.schedule.preempts or baton.stopping:
+        if baton.schedule.preempts:
             baton.switch_point(strand)
         if sample is not None and sample.is_cuda:
             device.record_arrival(call, sample)
@@ -251,14 +267,5 @@ class WorkOfAll(OpWork):
     """The `Work` of a coalesced batch: done when all parts are."""
 
     def __init__(self, works: list[OpWork]) -> None:
-        last = works[-1]
-        super().__init__(last._call, last._timeout)
-        self._works = works
-
-    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        for work in self._works:
-            work.wait(timeout)
-        return True
-
-    def is_completed(self) -> bool:
-        return all(work.is_completed() for work in self._works)
+        parts = [work.call for work in works]
+        super().__init__(Call.of_parts(parts), works[-1].timeout)

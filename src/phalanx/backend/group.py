@@ -16,14 +16,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import distributed_c10d
 
-from phalanx.backend import checks, collectives
+from phalanx.backend import arguments, collectives
 from phalanx.backend.endpoint import Endpoint, WorkOfAll
-from phalanx.backend.reduction import NAMES
-from phalanx.backend.work import OpWork
+from phalanx.backend.reduction import NAMES, PREMUL_SUM
+from phalanx.backend.work import NO_TIMEOUT, OpWork
 from phalanx.core.meeting import Call
 
 Lists = Sequence[Sequence[Tensor]]
+
+_PLAIN = [(code, None) for code in range(PREMUL_SUM)]
 
 
 class RankGroup(Endpoint):
@@ -57,7 +60,7 @@ class RankGroup(Endpoint):
             opts = _options(dist.BroadcastOptions(), rootRank=opts)
         call = self._call("broadcast")
         call.inputs = tensors
-        call.root = checks.check_root(self, call.name, opts.rootRank)
+        call.root = arguments.check_root(self, call.name, opts.rootRank)
         call.signature = (call.name, call.root, *_shapes(tensors))
         return self._submit(call, collectives.broadcast, opts, tensors[0])
 
@@ -69,7 +72,7 @@ class RankGroup(Endpoint):
         call = self._call("reduce")
         call.inputs = tensors
         call.op = _reduce_op(opts.reduceOp)
-        call.root = checks.check_root(self, call.name, opts.rootRank)
+        call.root = arguments.check_root(self, call.name, opts.rootRank)
         call.signature = (call.name, call.root, call.op[0], *_shapes(tensors))
         return self._submit(call, collectives.reduce, opts, tensors[0])
 
@@ -77,7 +80,7 @@ class RankGroup(Endpoint):
         if isinstance(inputs, Tensor):
             outputs, inputs = [outputs], [inputs]
         call = self._call("all_gather")
-        checks.check_gather_lists(self, call.name, outputs, inputs)
+        arguments.check_gather_lists(self, call.name, outputs, inputs)
         return self._gather_lists(call, outputs, inputs, opts or _gather_options())
 
     def allgather_coalesced(
@@ -86,7 +89,7 @@ class RankGroup(Endpoint):
         """torch passes one list per *rank* here: `outputs[rank][i]` is for `inputs[i]`."""
         call = self._call("all_gather_coalesced")
         per_input = [list(column) for column in zip(*outputs, strict=True)]
-        checks.check_gather_lists(self, call.name, per_input, inputs)
+        arguments.check_gather_lists(self, call.name, per_input, inputs)
         return self._gather_lists(call, per_input, inputs, opts or _gather_options())
 
     def all_gather_single(
@@ -113,10 +116,12 @@ class RankGroup(Endpoint):
         if opts is None or isinstance(opts, int):
             opts = _options(dist.GatherOptions(), rootRank=opts)
         call = self._call("gather")
-        call.root = checks.check_root(self, call.name, opts.rootRank)
+        call.root = arguments.check_root(self, call.name, opts.rootRank)
         call.inputs = inputs
         call.outputs = outputs[0] if call.root == self._member and outputs else []
-        checks.check_root_list(self, call.name, "gather_list", call.outputs, call.root)
+        if call.root == self._member:
+            each = inputs[0]
+            arguments.check_root_list(self, call.name, "gather_list", call.outputs, each=each)
         call.signature = (call.name, call.root, *_shapes(inputs))
         if call.outputs and any(t.shape != inputs[0].shape for t in call.outputs):
             call.signature = call
@@ -130,10 +135,12 @@ class RankGroup(Endpoint):
         if opts is None or isinstance(opts, int):
             opts = _options(dist.ScatterOptions(), rootRank=opts)
         call = self._call("scatter")
-        call.root = checks.check_root(self, call.name, opts.rootRank)
+        call.root = arguments.check_root(self, call.name, opts.rootRank)
         call.outputs = outputs
         call.inputs = inputs[0] if call.root == self._member and inputs else []
-        checks.check_root_list(self, call.name, "scatter_list", call.inputs, call.root)
+        if call.root == self._member:
+            each = outputs[0]
+            arguments.check_root_list(self, call.name, "scatter_list", call.inputs, each=each)
         call.signature = (call.name, call.root, *_shapes(outputs))
         if call.inputs and any(t.shape != outputs[0].shape for t in call.inputs):
             call.signature = call
@@ -147,7 +154,7 @@ class RankGroup(Endpoint):
         if opts is None or isinstance(opts, (dist.ReduceOp, dist.ReduceOp.RedOpType)):
             opts = _options(dist.ReduceScatterOptions(), reduceOp=opts)
         call = self._call("reduce_scatter")
-        checks.check_scatter_lists(self, call.name, outputs, inputs)
+        arguments.check_scatter_lists(self, call.name, outputs, inputs)
         call.inputs, call.outputs = inputs, outputs
         call.op = _reduce_op(opts.reduceOp)
         call.signature = (call.name, call.op[0], *_shapes(outputs), *_shapes(inputs[0]))
@@ -173,8 +180,8 @@ class RankGroup(Endpoint):
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
     ) -> OpWork | None:
         call = self._call("all_to_all")
-        checks.check_list(self, call.name, "output_tensor_list", outputs)
-        checks.check_list(self, call.name, "input_tensor_list", inputs)
+        arguments.check_list(self, call.name, "output_tensor_list", outputs)
+        arguments.check_list(self, call.name, "input_tensor_list", inputs)
         call.inputs, call.outputs = inputs, outputs
         shape = inputs[0].shape
         even = all(t.shape == shape for t in (*inputs, *outputs))
@@ -191,8 +198,9 @@ class RankGroup(Endpoint):
     ) -> OpWork | None:
         call = self._call("all_to_all_single")
         outgoing, incoming = tuple(input_splits or ()), tuple(output_splits or ())
-        checks.check_splits(self, call.name, "input", input, outgoing)
-        checks.check_splits(self, call.name, "output", output, incoming)
+        arguments.check_splits(self, call.name, "input", input, outgoing)
+        arguments.check_splits(self, call.name, "output", output, incoming)
+        arguments.check_rows(call.name, output, input)
         call.inputs, call.outputs, call.facts = [input], [output], (outgoing, incoming)
         even = not outgoing and not incoming and input.shape == output.shape
         call.signature = (call.name, *_shapes([input])) if even else call
@@ -212,19 +220,21 @@ class RankGroup(Endpoint):
         call.signature = ("monitored_barrier",)
         work = self._submit(call, collectives.barrier, dist.BarrierOptions(), None)
         assert work is not None
-        work.wait(timeout or timedelta(seconds=self._limit))
+        limit = timedelta(seconds=self._limit)
+        # torch passes the group's timeout where the program named none
+        work.wait(timeout if timeout is not None and timeout < limit else NO_TIMEOUT)
 
     # -- point to point -------------------------------------------------------------------
 
     def send(self, tensors: list[Tensor], dst: int, tag: int = 0) -> OpWork:
         call = self._call("send")
-        call.peer, call.tag = checks.check_peer(self, call.name, dst), tag
+        call.peer, call.tag = arguments.check_peer(self, call.name, dst), tag
         call.inputs = tensors
         return self._exchange(call, tensors[0])
 
     def recv(self, tensors: list[Tensor], src: int, tag: int = 0) -> OpWork:
         call = self._call("recv")
-        call.peer, call.tag = checks.check_peer(self, call.name, src), tag
+        call.peer, call.tag = arguments.check_peer(self, call.name, src), tag
         call.outputs = tensors
         return self._exchange(call, tensors[0])
 
@@ -261,7 +271,7 @@ class RankGroup(Endpoint):
         self, call: Call, outputs: list[Tensor], inputs: list[Tensor], opts: Any
     ) -> OpWork | None:
         for output, given in zip(outputs, inputs, strict=True):
-            checks.check_flat(self, call.name, whole=output, part=given)
+            arguments.check_flat(self, call.name, whole=output, part=given)
         call.inputs, call.outputs = inputs, outputs
         call.signature = (call.name, *_shapes(inputs))
         return self._submit(call, collectives.all_gather_into_tensor, opts, inputs[0])
@@ -271,7 +281,7 @@ class RankGroup(Endpoint):
     ) -> OpWork | None:
         opts = opts or dist.ReduceScatterOptions()
         for output, given in zip(outputs, inputs, strict=True):
-            checks.check_flat(self, call.name, whole=given, part=output)
+            arguments.check_flat(self, call.name, whole=given, part=output)
         call.inputs, call.outputs = inputs, outputs
         call.op = _reduce_op(opts.reduceOp)
         call.signature = (call.name, call.op[0], *_shapes(inputs))
@@ -279,7 +289,7 @@ class RankGroup(Endpoint):
 
 
 def _gather_options() -> Any:
-    names: Any = dist  # torch's stubs leave this class out
+    names: Any = distributed_c10d  # torch's stubs leave this class out
     return names.AllgatherOptions()
 
 
@@ -294,9 +304,11 @@ def _reduce_op(op: Any) -> tuple[int, Any]:
     """(code, factor): the factor only for PREMUL_SUM."""
     kind: Any = getattr(op, "op", op)
     code = int(kind)
-    if code >= len(NAMES):
+    if code < PREMUL_SUM:
+        return _PLAIN[code]
+    if code > PREMUL_SUM:
         raise ValueError(f"reduce operation {kind} is none of {', '.join(NAMES)}")
-    return code, (op.__getstate__()[1] if NAMES[code] == "PREMUL_SUM" else None)
+    return code, op.__getstate__()[1]
 
 
 def _shapes(tensors: Sequence[Tensor]) -> tuple[Any, ...]:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from phalanx.backend import private
 from phalanx.backend.group import RankGroup
-from phalanx.backend.rendezvous import make_rendezvous
+from phalanx.backend.rendezvous import check_size, make_rendezvous
 from phalanx.backend.session import context_here
 from phalanx.backend.store import store_patches
 from phalanx.backend.torch_state import PerRankWorld
@@ -35,6 +35,7 @@ class _Facade(type):
             return cls.original(*args, **kwargs)
         context.initialised = True
         store, rank, size, *rest = args
+        check_size(context, rank, size)
         given = rest[0] if rest else kwargs.get("timeout")
         timeout = getattr(given, "_timeout", given) or DEFAULT_TIMEOUT
         return RankGroup(context, cls.backend_name, store, rank, size, timeout)
@@ -60,8 +61,9 @@ def install() -> Callable[[], None]:
         if original is not None:
             names[name] = _Facade(name, (), {"original": original, "backend_name": backend})
     before = private.replace_names(**names)
-    patched = [(owner, name, vars(owner)[name]) for owner, name, _ in store_patches()]
-    for owner, name, replacement in store_patches():
+    patches = [*store_patches(), (dist, "rendezvous", names[private.RENDEZVOUS_NAME])]
+    patched = [(owner, name, vars(owner)[name]) for owner, name, _ in patches]
+    for owner, name, replacement in patches:
         setattr(owner, name, replacement)
     private.set_thread_isolation(True)
 

@@ -23,6 +23,13 @@ class StallError(errors.StallError, dist.DistError):
     __module__ = "phalanx"
 
 
+class InvalidCallError(errors.PhalanxError, dist.DistError, ValueError):
+    """One rank's own arguments are wrong. torch raises ValueError for some of these mistakes
+    and RuntimeError, from C++, for others; this is both."""
+
+    __module__ = "phalanx"
+
+
 class OpTimeoutError(errors.PhalanxError, dist.DistBackendError):
     """An operation outlived the timeout that the program gave it or its group."""
 

@@ -18,7 +18,9 @@ SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR, PREMUL_SUM = range(9)
 NAMES = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
 """Reduce operations in the order of torch's enumeration."""
 
-BLOCK_BYTES = 1 << 19
+BLOCK_BYTES = 8 << 20
+"""Small enough for the last-level cache, large enough that waking torch's own threads for
+each operation on a block does not count: in a rank's thread that costs about 30 us."""
 
 _INTO: dict[int, Callable[[Tensor, Tensor], object]] = {
     SUM: Tensor.add_,
@@ -46,50 +48,18 @@ class Reduction:
 
     def all_into_all(self, tensors: list[Tensor]) -> None:
         """Every tensor is an input, and every one gets the result."""
-        first = tensors[0]
-        if first.is_sparse:
-            self._sparse(tensors)
-            return
         if _share_memory(tensors):
             inputs = [tensor.clone() for tensor in tensors]
             self.into(tensors[0], inputs)
             _copy_to(tensors[1:], tensors[0])
             return
-        for block in _blocks(tensors):
-            total = block[0]
-            self._accumulate(total, block, 1)
-            _copy_to(block[1:], total)
+        for total, *others in _blocks(tensors):
+            self._accumulate(total, others)
+            _copy_to(others, total)
 
-    def into(self, target: Tensor, inputs: list[Tensor]) -> None:
-        """`target` gets the result; the inputs stay as they are. It may be one of them."""
-        home = next((i for i, x in enumerate(inputs) if _same_memory(x, target)), None)
-        if home is None and _overlaps(target, inputs):
-            inputs = [x.clone() for x in inputs]
-        for out, *block in _blocks([target, *inputs]):
-            if home is None or home == 0:
-                total = out if home == 0 else out.copy_(block[0])
-                self._accumulate(total, block, 1)
-            else:
-                total = block[0].clone()
-                self._accumulate(total, block, 1)
-                out.copy_(total)
-
-    def _accumulate(self, total: Tensor, block: Sequence[Tensor], start: int) -> None:
-        fold, factors = self._fold, self.factors
-        if factors is not None:
-            total.mul_(factors[0])
-            for index in range(start, len(block)):
-                fold(total, block[index] * factors[index])
-        else:
-            for index in range(start, len(block)):
-                fold(total, block[index])
-        if self.code == AVG:
-            if total.is_floating_point() or total.is_complex():
-                total.div_(self.count)
-            else:
-                total.floor_divide_(self.count)
-
-    def _sparse(self, tensors: list[Tensor]) -> None:
+    @torch.no_grad()
+    def sparse_into_all(self, tensors: list[Tensor]) -> None:
+        """The same for sparse tensors, whose `data` is no view: they are written as such."""
         if self.code != SUM:
             raise ValueError(f"a sparse all_reduce takes SUM only, not {NAMES[self.code]}")
         total = tensors[0].clone()
@@ -98,6 +68,37 @@ class Reduction:
         total = total.coalesce()
         for tensor in tensors:
             tensor.copy_(total)
+
+    def into(self, target: Tensor, inputs: list[Tensor]) -> None:
+        """`target` gets the result; the inputs stay as they are. It may be one of them, or
+        several, where ranks share a tensor."""
+        homes = [i for i, x in enumerate(inputs) if _same_memory(x, target)]
+        home = homes[0] if len(homes) == 1 else None
+        if home is None and _overlaps(target, inputs):
+            inputs = [x.clone() for x in inputs]
+        for out, first, *others in _blocks([target, *inputs]):
+            if home is None or home == 0:
+                self._accumulate(out if home == 0 else out.copy_(first), others)
+            else:
+                total = first.clone()
+                self._accumulate(total, others)
+                out.copy_(total)
+
+    def _accumulate(self, total: Tensor, others: list[Tensor]) -> None:
+        """`total` holds the first input and gets the result."""
+        fold, factors = self._fold, self.factors
+        if factors is None:
+            for tensor in others:
+                fold(total, tensor)
+        else:
+            total.mul_(factors[0])
+            for tensor, factor in zip(others, factors[1:], strict=True):
+                fold(total, tensor * factor)
+        if self.code == AVG:
+            if total.is_floating_point() or total.is_complex():
+                total.div_(self.count)
+            else:
+                total.div_(self.count, rounding_mode="trunc")  # as NCCL does
 
 
 def _copy_to(targets: Sequence[Tensor], source: Tensor) -> None:
@@ -108,11 +109,11 @@ def _copy_to(targets: Sequence[Tensor], source: Tensor) -> None:
 def _blocks(tensors: list[Tensor]) -> Sequence[Sequence[Tensor]]:
     """The tensors side by side in pieces that fit the cache; whole if small or scattered."""
     first = tensors[0]
-    count, shape = first.numel(), first.shape
-    alike = all(t.shape == shape for t in tensors)
-    per_block = BLOCK_BYTES // first.element_size()
-    if alike and (count <= per_block or first.device.type != "cpu"):
+    shape = first.shape
+    alike = [t.shape for t in tensors].count(shape) == len(tensors)
+    if alike and (first.nbytes <= BLOCK_BYTES or not first.is_cpu):
         return (tensors,)
+    per_block = BLOCK_BYTES // first.element_size()
     if not all(t.is_contiguous() for t in tensors):
         if alike:
             return (tensors,)

@@ -40,7 +40,7 @@ def _meet(context: RankContext, url: str, rank: int, world_size: int) -> Iterato
     query = {key: values[-1] for key, values in parse_qs(parts.query).items()}
     rank = _number(context, "rank", rank, query, "RANK", parts.scheme)
     size = _number(context, "world_size", world_size, query, "WORLD_SIZE", parts.scheme)
-    _check_size(context, rank, size)
+    check_size(context, rank, size)
     context.initialised = True
     yield _store_at(context, _address(context, parts)), rank, size
 
@@ -60,7 +60,8 @@ def _number(
     )
 
 
-def _check_size(context: RankContext, rank: int, size: int) -> None:
+def check_size(context: RankContext, rank: int, size: int) -> None:
+    """Refuse a group that would wait for ranks that this run does not have."""
     have = context.session.size
     if size > have:
         raise ValueError(

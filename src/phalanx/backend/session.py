@@ -69,9 +69,8 @@ class Session:
         self.stores: dict[str, Store] = {}
         self.store_waiters: list[Strand] = []
 
-    def assembly(self, name: str, incarnation: int, ranks: tuple[int, ...]) -> Assembly:
+    def assembly(self, key: tuple[str, int], name: str, ranks: tuple[int, ...]) -> Assembly:
         """The meeting place of a group; the first member to come makes it."""
-        key = (name, incarnation)
         found = self.assemblies.get(key)
         if found is None:
             shown = "world" if len(ranks) == self.size and name == "0" else f"group {name}"

@@ -30,10 +30,6 @@ class PerRankWorld:
     def __init__(self, original: Any) -> None:
         self._original = original
 
-    def _state(self) -> Any:
-        strand = here.strand
-        return self._original if strand is None else strand.local.torch_state
-
     def __getattr__(self, name: str) -> Any:
         # pg_config_info and whatever a later torch adds: computed from the fields above
         attribute = getattr(type(self._original), name, None)
@@ -44,10 +40,12 @@ class PerRankWorld:
 
 def _field(name: str) -> property:
     def read(self: PerRankWorld) -> Any:
-        return getattr(self._state(), name)
+        strand = here.strand
+        return getattr(self._original if strand is None else strand.local.torch_state, name)
 
     def write(self: PerRankWorld, value: Any) -> None:
-        setattr(self._state(), name, value)
+        strand = here.strand
+        setattr(self._original if strand is None else strand.local.torch_state, name, value)
 
     return property(read, write)
 

@@ -44,6 +44,8 @@ def wait_for(call: Call, timeout: float, *, explicit: bool = False) -> None:
 def _park_until_done(strand: Strand, call: Call, timeout: float, explicit: bool) -> None:
     baton = strand.baton
     visiting = strand.helper and strand.state is not RUNNING
+    if strand.state is not RUNNING:
+        baton.rejoin(strand)  # before looking: what completes meanwhile wakes nobody
     limit = baton.clock.now() + timeout
     while not call.done:
         if call.waiters is None:
@@ -67,15 +69,15 @@ class OpWork(dist.Work):
 
     def __init__(self, call: Call, timeout: float) -> None:
         super().__init__()
-        self._call = call
-        self._timeout = timeout
+        self.call = call
+        self.timeout = timeout
         self._future: OpFuture | None = None
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         if timeout is None or timeout <= NO_TIMEOUT:
-            wait_for(self._call, self._timeout)
+            wait_for(self.call, self.timeout)
         else:
-            wait_for(self._call, timeout.total_seconds(), explicit=True)
+            wait_for(self.call, timeout.total_seconds(), explicit=True)
         return True
 
     def synchronize(self) -> None:
@@ -87,28 +89,28 @@ class OpWork(dist.Work):
     def is_completed(self) -> bool:
         """A rank that polls must let the others run, or it would poll for ever."""
         strand = here.strand
-        if not self._call.done and strand is not None:
+        if not self.call.done and strand is not None:
             strand.baton.give_way(strand)
             strand.baton.run_errands(strand)
-        return self._call.done
+        return self.call.done
 
     def is_success(self) -> bool:
-        return self._call.done and self._call.error is None
+        return self.call.done and self.call.error is None
 
     def exception(self) -> BaseException | None:
-        return self._call.error
+        return self.call.error
 
     def result(self) -> list[torch.Tensor]:
-        return _tensors(self._call)
+        return _tensors(self.call)
 
     def source_rank(self) -> int:
-        return self._call.source
+        return self.call.source
 
     _source_rank = source_rank
 
     def get_future(self) -> OpFuture:
         if self._future is None:
-            self._future = OpFuture.of(self._call, self._timeout)
+            self._future = OpFuture.of(self.call, self.timeout)
         return self._future
 
 

@@ -3,7 +3,9 @@
 `phalanx run` sends the standard output of every rank through one `FoldingPrinter`, which
 writes `[0-3] epoch 1 loss 0.42` where four ranks printed that line. A complete line waits a
 moment as an *entry* for the other ranks to print the same; it is shown when all have, when
-it is older than `hold`, or when the ranks it waits for have finished.
+it is older than `hold`, or when the ranks it waits for have finished. Ranks often run one
+after the other, each printing many lines in a row, so what a rank alone has printed moves in
+front of an earlier entry where that lets its next line join the entry.
 
 The printer must never reorder the lines of one rank, lose one, or split one on the sink. It
 starts no thread: whoever owns it calls `tick` now and then. It knows nothing of torch.
@@ -13,11 +15,13 @@ from __future__ import annotations
 
 import threading
 import time
-from bisect import bisect_right
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from heapq import heappop, heappush
+from math import inf
 from typing import TextIO
 
 
@@ -31,11 +35,10 @@ class FoldingPrinter:
     >>> import sys
     >>> printer = FoldingPrinter(2, sink=sys.stdout)
     >>> for rank in range(2):
-    ...     _ = printer.write(rank, f"hello\nI am {rank}\n")
-    [0-1] hello
-    >>> printer.close()
+    ...     _ = printer.write(rank, f"I am {rank}\nready\n")
     [0]   I am 0
     [1]   I am 1
+    [0-1] ready
     """
 
     def __init__(
@@ -157,95 +160,157 @@ class _PartialLine:
         return line if raw else _last_state(line).rstrip("\r")
 
 
-@dataclass
+# Where an entry stands among the pending ones; compared as tuples are. An entry at (3, inf)
+# has those that moved in front of it at (3, 1, inf), (3, 2, inf) and so on, after (2, inf).
+# No tuple is longer than the number of ranks and two: a rank that moves something in front
+# of an entry joins it, and may from then on join nothing before it.
+_Position = tuple[float, ...]
+
+
+@dataclass(eq=False, slots=True)
 class _Entry:
-    """A line that waits: who printed it, since when, and how many may still print it."""
+    """A line that waits: since when, how many may still print it, who did, and its place."""
 
     text: str
-    ranks: set[int]
     since: float
     missing: int
+    ranks: set[int] = field(default_factory=set)
+    position: _Position = (inf,)
+    moved_here: int = 0
 
 
 class _Pending:
-    """The entries not shown yet, numbered in the order they will be shown in.
+    """The entries not shown yet, in the order they will be shown in.
 
-    Entries leave from the front only. Each `add` costs a binary search, however many wait:
-    a rank may print thousands of lines before another one prints its first.
+    They leave from the front only. A rank may join an entry if behind it stand only entries
+    that this rank alone has printed: those move right in front of it, which changes the
+    order of no other rank's lines. An entry of two ranks or more never moves again, so what
+    a rank may join begins behind the last such entry it is in, its *floor*, and every entry
+    moves once at most.
+
+    Each `add` costs a few binary searches, however many wait: a rank may print thousands of
+    lines before another one prints its first.
     """
 
     def __init__(self, ranks: Collection[int]) -> None:
         self._running = set(ranks)
-        self._entries: dict[int, _Entry] = {}
-        self._first = 0
-        self._next = 0
-        self._last_of: dict[int, int] = {}
-        self._numbers: dict[str, _Numbers] = {}
+        self._floor: dict[int, _Position] = dict.fromkeys(ranks, ())
+        # What each rank alone has printed behind its floor, in order.
+        self._alone: dict[int, deque[_Entry]] = {rank: deque() for rank in ranks}
+        self._same: dict[str, _SameText] = {}
+        self._end = _Entry("", inf, 0)
+        # A heap. An entry that moved is in it twice; its former position counts no more.
+        self._queue: list[tuple[_Position, _Entry]] = []
 
     def add(self, rank: int, text: str, *, now: float) -> list[_Entry]:
         """Join the entry this line belongs to, or make one; return what is to be shown."""
-        same = self._numbers.get(text)
-        number = same.first_after(self._last_of.get(rank, -1)) if same else None
-        if number is None:
-            number = self._append(_Entry(text, set(), now, len(self._running)))
-        entry = self._entries[number]
+        same = self._same.get(text)
+        entry = same.first_open(rank, self._floor[rank]) if same else None
+        if entry is None:
+            entry = self._append(_Entry(text, now, len(self._running)))
+            self._alone[rank].append(entry)
+        else:
+            self._join(rank, entry)
         entry.ranks.add(rank)
         entry.missing -= rank in self._running
-        self._last_of[rank] = number
-        return [] if entry.missing else self._take(number + 1)
+        return [] if entry.missing else self._take(entry.position)
 
     def leave(self, ranks: Collection[int]) -> list[_Entry]:
         """Wait for these ranks no longer; return what is to be shown."""
         gone = self._running.intersection(ranks)
         self._running -= gone
-        end = self._first
-        for number, entry in self._entries.items():
-            entry.missing -= len(gone - entry.ranks)
-            if not entry.missing:
-                end = number + 1
+        end: _Position = ()
+        for position, entry in self._queue:
+            if position == entry.position:
+                entry.missing -= len(gone - entry.ranks)
+                if not entry.missing:
+                    end = max(end, position)
         return self._take(end)
 
     def take_since(self, since: float) -> list[_Entry]:
         """Take the entries that began to wait at this time or before."""
-        end = self._first
-        while end < self._next and self._entries[end].since <= since:
-            end += 1
-        return self._take(end)
-
-    def _append(self, entry: _Entry) -> int:
-        number = self._next
-        self._next += 1
-        self._entries[number] = entry
-        self._numbers.setdefault(entry.text, _Numbers()).append(number)
-        return number
-
-    def _take(self, end: int) -> list[_Entry]:
         taken = []
-        while self._first < end:
-            entry = self._entries.pop(self._first)
-            self._first += 1
+        while self._queue and self._queue[0][1].since <= since:
+            taken += self._take(self._queue[0][0])
+        return taken
+
+    def _append(self, entry: _Entry) -> _Entry:
+        self._place(entry, before=self._end)
+        self._same.setdefault(entry.text, _SameText()).append(entry)
+        return entry
+
+    def _join(self, rank: int, entry: _Entry) -> None:
+        for own in self._alone[rank]:
+            if own.position > entry.position:
+                self._place(own, before=entry)
+                # It must not keep the entry waiting, and goes when that one goes.
+                own.since = entry.since
+        self._settle(rank, entry.position)
+        self._settle_alone(entry)
+
+    def _place(self, entry: _Entry, *, before: _Entry) -> None:
+        before.moved_here += 1
+        entry.position = (*before.position[:-1], before.moved_here, inf)
+        heappush(self._queue, (entry.position, entry))
+
+    def _settle(self, rank: int, position: _Position) -> None:
+        """Let the rank's entries up to this position stand where they are for good."""
+        self._floor[rank] = max(self._floor[rank], position)
+        alone = self._alone[rank]
+        while alone and alone[0].position <= position:
+            alone.popleft()
+
+    def _settle_alone(self, entry: _Entry) -> None:
+        """Do so for the rank of an entry that only one is in; others have settled there."""
+        if len(entry.ranks) == 1:
+            (rank,) = entry.ranks
+            self._settle(rank, entry.position)
+
+    def _take(self, end: _Position) -> list[_Entry]:
+        taken = []
+        while self._queue and self._queue[0][0] <= end:
+            position, entry = heappop(self._queue)
+            if position != entry.position:
+                continue
             taken.append(entry)
-            if not self._numbers[entry.text].drop_first():
-                del self._numbers[entry.text]
+            if not self._same[entry.text].drop_first():
+                del self._same[entry.text]
+            self._settle_alone(entry)
         return taken
 
 
-class _Numbers:
-    """The numbers of the pending entries with one text, ascending."""
+class _SameText:
+    """The pending entries with one text, in their order, which no move changes.
+
+    A move could only change it if an entry jumped over one with its text and without its
+    rank. But a rank makes an entry only where it finds none to join behind its floor, so
+    the others that appear there later stand behind it, and stay there: they are made, and
+    land when they move, behind the floors of their own ranks, which made them pass it by.
+    """
 
     def __init__(self) -> None:
-        self._all: list[int] = []
+        self._all: list[_Entry] = []
         self._dropped = 0
 
-    def append(self, number: int) -> None:
-        self._all.append(number)
+    def append(self, entry: _Entry) -> None:
+        self._all.append(entry)
 
-    def first_after(self, number: int) -> int | None:
-        index = bisect_right(self._all, number, lo=self._dropped)
-        return self._all[index] if index < len(self._all) else None
+    def first_open(self, rank: int, floor: _Position) -> _Entry | None:
+        """The first entry behind this floor that the rank is not in yet.
+
+        A binary search, as by the above the rank's own entries there precede all others.
+        """
+
+        def is_open(entry: _Entry) -> bool:
+            return entry.position > floor and rank not in entry.ranks
+
+        # No search while a rank repeats itself and the others have yet to run.
+        if not is_open(self._all[-1]):
+            return None
+        return self._all[bisect_left(self._all, True, lo=self._dropped, key=is_open)]
 
     def drop_first(self) -> bool:
-        """Drop the lowest number; say whether any is left."""
+        """Drop the first entry; say whether any is left."""
         self._dropped += 1
         # Cutting the list at every call would move its whole rest every time.
         if 2 * self._dropped >= len(self._all):

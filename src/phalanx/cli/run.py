@@ -72,6 +72,9 @@ def handle(arguments: argparse.Namespace) -> int:
     except UsageError as error:
         print(f"phalanx: {error}", file=sys.stderr)
         return 2
+    except SyntaxError as error:
+        print("".join(traceback.format_exception_only(error)), end="", file=sys.stderr)
+        return 1
 
 
 def _run(arguments: argparse.Namespace) -> int:

@@ -22,8 +22,6 @@ class RankStream(io.TextIOBase):
         self._original = original
         self._printer = printer
         self.buffer = _Bytes(self)
-        self.encoding = original.encoding
-        self.errors = original.errors
 
     def write(self, text: str) -> int:
         if not isinstance(text, str):
@@ -47,6 +45,14 @@ class RankStream(io.TextIOBase):
 
     def writable(self) -> bool:
         return True
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._original.encoding
+
+    @property
+    def errors(self) -> str | None:  # type: ignore[override]
+        return self._original.errors
 
 
 class _Bytes:

@@ -27,12 +27,16 @@ from collections.abc import Callable
 from typing import Any
 
 from phalanx.core.clock import Clock, RealClock
+from phalanx.core.huddle import Huddle
 from phalanx.core.schedule import FirstInFirstOut, Schedule
 from phalanx.errors import RankStopped
 
 READY, RUNNING, PARKED, OUTSIDE, DONE = "ready", "running", "parked", "outside", "done"
 
 _HASH_MASK = (1 << 61) - 1
+
+SLICE = 0.05
+"""Seconds after which a wait outside looks whether the run has been stopped."""
 
 
 class _Here(threading.local):
@@ -88,7 +92,12 @@ class Strand:
 
 
 class Switcher:
-    """What the layer above does at a hand-over, e.g. swap random generators. Base: nothing."""
+    """What the layer above does at a hand-over, e.g. swap random generators. Base: nothing.
+
+    Both are called with the baton's mutex held.
+    """
+
+    def leave(self, strand: Strand) -> None: ...
 
     def enter(self, strand: Strand) -> None: ...
 
@@ -110,6 +119,7 @@ class Baton:
         self.switcher = switcher or Switcher()
         self.on_stuck = on_stuck
         self.courier = courier
+        self.huddle = Huddle()
         self.strands: list[Strand] = []
         self.holder: Strand | None = None
         self.hand_overs = 0
@@ -140,7 +150,8 @@ class Baton:
     def start(self) -> None:
         """Give the baton to the first strand; called once by the launcher."""
         with self._mutex:
-            self._grant_if_free()
+            granted = self._grant_if_free()
+        _open(granted)
 
     def begin(self, strand: Strand) -> None:
         """First thing in a main strand's thread: wait for the first turn."""
@@ -154,6 +165,8 @@ class Baton:
         with contextlib.suppress(AttributeError):  # macOS and Windows have no such clock
             strand.cpu_clock = time.pthread_getcpuclockid(strand.ident)
         here.strand = strand
+        if not strand.helper:
+            self.huddle.enter()
 
     def finish(self, strand: Strand) -> None:
         """Last thing in a strand's thread."""
@@ -161,7 +174,8 @@ class Baton:
         with self._mutex:
             if strand.helper:
                 self.strands.remove(strand)
-            self._stop_running(strand, DONE)
+            granted = self._stop_running(strand, DONE)
+        _open(granted)
 
     # -- giving the baton away ------------------------------------------------------------
 
@@ -173,20 +187,28 @@ class Baton:
         deadline: float | None = None,
         sleeping: bool = False,
     ) -> bool:
-        """Wait until woken: True; or until `deadline` by the clock: False.
+        """Wait until woken: True; or until `deadline` by the clock: False. It may also return
+        True for no reason, so callers look again whether what they wait for has happened.
 
         `sleeping` says that the strand counts on its deadline, so that while it is pending
         no deadlock is proved; otherwise the deadline is only a limit. `why` is for reports.
         """
-        if strand.state is not RUNNING or self.stopping:
+        if self.stopping:
             self._admit(strand)
         strand.why = why
-        strand.limit = deadline
         with self._mutex:
-            if sleeping:
-                self._set_timer(strand)
-            self._stop_running(strand, PARKED)
-        self._await_turn(strand)
+            holding = self.holder is strand
+            if holding:
+                strand.limit = deadline
+                if sleeping:
+                    self._set_timer(strand)
+                granted = self._stop_running(strand, PARKED)
+        if not holding:
+            # The monitor took the baton since the caller looked: what it waits for may have
+            # happened meanwhile, with nobody parked to be woken.
+            self.rejoin(strand)
+            return True
+        self._await_turn(strand, granted)
         timed_out, strand.limit, strand.why = strand.timed_out, None, None
         if timed_out or strand.timer:
             self._clear_timer(strand)
@@ -204,8 +226,8 @@ class Baton:
         """Let the others that are ready run first; for calls that poll."""
         self._admit(strand)
         with self._mutex:
-            self._stop_running(strand, READY)
-        self._await_turn(strand)
+            granted = self._stop_running(strand, READY)
+        self._await_turn(strand, granted)
         self._raise_pending(strand)
 
     def switch_point(self, strand: Strand) -> None:
@@ -217,7 +239,8 @@ class Baton:
         """The strand goes where it may block out of our sight."""
         self._admit(strand)
         with self._mutex:
-            self._stop_running(strand, OUTSIDE)
+            granted = self._stop_running(strand, OUTSIDE)
+        _open(granted)
 
     def rejoin(self, strand: Strand) -> None:
         """An outside strand comes back and waits for its turn."""
@@ -225,9 +248,27 @@ class Baton:
             if strand.state is RUNNING:
                 return
             self._set_state(strand, READY)
-            self._grant_if_free()
-        self._await_turn(strand)
+            granted = self._grant_if_free()
+        self._await_turn(strand, granted)
         self._raise_pending(strand)
+
+    def wait_outside(
+        self, strand: Strand, attempt: Callable[[float], bool], timeout: float | None
+    ) -> bool:
+        """Leave, and `attempt(seconds)` until it succeeds or `timeout` is over. In slices,
+        because a thread that waits for a lock can not be interrupted when the run stops."""
+        self.leave(strand)
+        try:
+            limit = None if timeout is None else time.monotonic() + timeout
+            while not self.stopping:
+                left = SLICE if limit is None else limit - time.monotonic()
+                if attempt(max(0.0, min(SLICE, left))):
+                    return True
+                if left <= 0:
+                    return False
+        finally:
+            self.rejoin(strand)
+        raise RankStopped
 
     # -- waking others --------------------------------------------------------------------
 
@@ -264,16 +305,13 @@ class Baton:
     def has_ready(self) -> bool:
         return bool(self._ready)
 
-    def is_idle(self) -> bool:
-        """Whether nobody runs and nobody is ready."""
-        return self.holder is None and not self._ready
-
     def push_outside(self, strand: Strand, hand_overs: int) -> bool:
         """The monitor saw that the holder blocks: take the baton from it, unless it moved."""
         with self._mutex:
             if self.holder is not strand or self.hand_overs != hand_overs:
                 return False
-            self._stop_running(strand, OUTSIDE)
+            granted = self._stop_running(strand, OUTSIDE)
+        _open(granted)
         if strand.errands and self.courier is not None:
             self.courier(strand)
         return True
@@ -283,7 +321,8 @@ class Baton:
         limit may pass while a rank computes."""
         with self._mutex:
             self._fire_due()
-            self._grant_if_free()
+            granted = self._grant_if_free()
+        _open(granted)
 
     def stop(self) -> None:
         """Unwind everybody: parked strands raise `RankStopped` now, the others when they
@@ -294,7 +333,8 @@ class Baton:
                 if strand.state is PARKED:
                     strand.error = strand.error or RankStopped()
                     self._set_state(strand, READY)
-            self._grant_if_free()
+            granted = self._grant_if_free()
+        _open(granted)
 
     # -- inside: the mutex is held, unless a docstring says otherwise ----------------------
 
@@ -311,7 +351,8 @@ class Baton:
         strand.refusals += 1
         if strand.refusals > 1000:
             with self._mutex:
-                self._stop_running(strand, OUTSIDE)
+                granted = self._stop_running(strand, OUTSIDE)
+            _open(granted)
             strand.gate.acquire()
         raise RankStopped
 
@@ -329,30 +370,37 @@ class Baton:
         elif state is OUTSIDE:
             self._outside += 1
 
-    def _stop_running(self, strand: Strand, state: str) -> None:
-        """The strand gives the baton to whoever is next; it may be the strand itself.
+    def _stop_running(self, strand: Strand, state: str) -> Strand | None:
+        """The strand gives the baton to whoever is next, which may be itself; the caller
+        opens that one's gate.
 
         The monitor may have taken the baton from it a moment ago: then only the state is
         set, and the baton is where it is.
         """
-        if state is PARKED and strand.state is RUNNING:
-            strand.state = PARKED
-        else:
-            self._set_state(strand, state)
-        if self.holder is strand or self.holder is None:
-            self._grant(self._choose() or self._judge())
+        self._set_state(strand, state)
+        if self.holder is not strand and self.holder is not None:
+            return None
+        self.holder = strand
+        granted = self._grant(self._choose() or self._judge())
+        if granted is not strand:
+            self.switcher.leave(strand)
+        return granted
 
-    def _grant_if_free(self) -> None:
+    def _grant_if_free(self) -> Strand | None:
         if self.holder is None and (self._ready or self._sleepers):
-            self._grant(self._choose())
+            return self._grant(self._choose())
+        return None
 
-    def _grant(self, strand: Strand | None) -> None:
+    def _grant(self, strand: Strand | None) -> Strand | None:
+        """Make it the holder. Its gate is opened later, without the mutex and as the very
+        last thing before the caller blocks: a thread that wakes up while we still hold
+        Python's own lock would have to sleep once more."""
         self.holder = strand
         if strand is not None:
             strand.state = RUNNING
             self.hand_overs += 1
             self.fingerprint = (self.fingerprint * 1000003 ^ (strand.rank + 1)) & _HASH_MASK
-            strand.gate.release()
+        return strand
 
     def _judge(self) -> Strand | None:
         """Nobody is ready. If nobody ever will be, the layer above decides: it wakes strands
@@ -392,16 +440,23 @@ class Baton:
             and any(s.state is PARKED for s in self.strands)
         )
 
-    def _await_turn(self, strand: Strand) -> None:
-        """Without the mutex: block until granted. Whoever left the baton free also minds
-        the timers."""
+    def _await_turn(self, strand: Strand, granted: Strand | None = None) -> None:
+        """Without the mutex: open the gate of the one that was granted, then block until
+        this strand is. Whoever left the baton free also minds the timers."""
         acquire = strand.gate.acquire
-        if not self._sleepers:
-            acquire()
-        else:
+        if granted is strand:
+            pass
+        elif self._sleepers:
+            _open(granted)
             while not acquire(True, self._patience()):
                 self.fire_due()
-        self.switcher.enter(strand)
+        elif granted is None:
+            acquire()
+        else:
+            granted.gate.release()
+            acquire()
+        with self._mutex:
+            self.switcher.enter(strand)
 
     def _patience(self) -> float:
         """Without the mutex: how long the calling thread may block; -1 is for ever."""
@@ -427,13 +482,17 @@ class Baton:
                 self._sleepers -= 1
 
     def _next_moment(self) -> float:
-        while self._timers[0][1] != self._timers[0][2].timer:
-            heapq.heappop(self._timers)
+        self._drop_void_timers()
         limits = [s.limit for s in self.strands if s.state is PARKED and s.limit is not None]
-        return min(self._timers[0][0], *limits)
+        return min([self._timers[0][0], *limits])
+
+    def _drop_void_timers(self) -> None:
+        while self._timers and self._timers[0][1] != self._timers[0][2].timer:
+            heapq.heappop(self._timers)
 
     def _fire_due(self) -> None:
         now = self.clock.now()
+        self._drop_void_timers()
         due = [
             strand
             for strand in self.strands
@@ -445,3 +504,8 @@ class Baton:
                 self._sleepers -= 1
             strand.timed_out = True
             self._set_state(strand, READY)
+
+
+def _open(granted: Strand | None) -> None:
+    if granted is not None:
+        granted.gate.release()

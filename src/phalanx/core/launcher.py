@@ -23,14 +23,16 @@ Body = Callable[[Strand], None]
 @dataclass(frozen=True)
 class Patience:
     """Seconds after a stop until ranks that still compute get an exception thrown in
-    (`nudge`), and until those that even swallow that are given up (`give_up`)."""
+    (`nudge`), how long they have for cleaning up until the next one comes (`again`), and
+    until those that even swallow that are given up (`give_up`)."""
 
     nudge: float
+    again: float
     give_up: float
 
 
-AFTER_FAILURE = Patience(nudge=2.0, give_up=5.0)
-AFTER_INTERRUPT = Patience(nudge=0.1, give_up=0.8)
+AFTER_FAILURE = Patience(nudge=1.5, again=2.0, give_up=5.0)
+AFTER_INTERRUPT = Patience(nudge=0.1, again=0.35, give_up=0.8)
 
 
 class Launcher:
@@ -68,8 +70,12 @@ class Launcher:
         self._left = len(threads)
         for thread in threads:
             thread.start()
+            no_daemon(thread)
         self.baton.start()
-        stuck = self._supervise_all(strands)
+        try:
+            stuck = self._supervise_all(strands)
+        finally:
+            self.baton.huddle.scatter()
         for thread, strand in zip(threads, strands, strict=True):
             if strand not in stuck:
                 thread.join(1.0)
@@ -127,18 +133,25 @@ class Launcher:
             self._stopped_at = now
         patience = AFTER_INTERRUPT if self.interrupted else AFTER_FAILURE
         since = now - self._stopped_at
-        if since > patience.nudge and now - self._nudged_at > 0.1:
+        if since > patience.nudge and now - self._nudged_at > patience.again:
+            self._nudge(also_take_baton=self._nudged_at > 0.0)
             self._nudged_at = now
-            self._nudge(since > 2 * patience.nudge)
         return since > patience.give_up
 
-    def _nudge(self, also_take_baton: bool) -> None:
+    def _nudge(self, *, also_take_baton: bool) -> None:
         holder, hand_overs = self.baton.holder, self.baton.hand_overs
         for strand in list(self.baton.strands):
             if strand.state in (RUNNING, OUTSIDE) and strand.ident and not strand.helper:
                 throw_into(strand.ident)
         if also_take_baton and holder is not None and self.baton.has_ready():
             self.baton.push_outside(holder, hand_overs)
+
+
+def no_daemon(thread: threading.Thread) -> None:
+    """Threads that this one starts are no daemons by default, as in a process. It was started
+    as a daemon, which is what counts at the end of the interpreter: one that cannot be
+    stopped must not keep that from ending. Python has no public name for the difference."""
+    thread._daemonic = False  # type: ignore[attr-defined]
 
 
 def throw_into(ident: int) -> None:
@@ -151,11 +164,15 @@ def throw_into(ident: int) -> None:
 def end_threads(threads: Sequence[threading.Thread], patience: float) -> list[threading.Thread]:
     """See threads off that ranks started and left behind; those that would not go."""
     limit = time.monotonic() + patience
-    for thread in threads:
-        while thread.is_alive() and time.monotonic() < limit:
-            if thread.ident is not None:
-                throw_into(thread.ident)
-            thread.join(0.02)
+    while (left := _alive_threads(threads)) and time.monotonic() < limit:
+        left[0].join(0.02)  # they may be about to end by themselves
+        for thread in _alive_threads(left):
+            assert thread.ident is not None
+            throw_into(thread.ident)
+    return left
+
+
+def _alive_threads(threads: Sequence[threading.Thread]) -> list[threading.Thread]:
     return [thread for thread in threads if thread.is_alive()]
 
 

@@ -44,6 +44,8 @@ class Call:
     error: BaseException | None = None
     waiters: list[Strand] | None = None
     callbacks: list[Callable[[], None]] | None = None
+    whole: Call | None = None
+    parts_left = 0
 
     def __init__(
         self, assembly: Assembly, member: int, strand: Strand, name: str, mark: Mark | None
@@ -53,6 +55,29 @@ class Call:
         self.strand = strand
         self.name = name
         self.mark = mark
+
+    @classmethod
+    def of_parts(cls, parts: list[Call]) -> Call:
+        """A call that is done when all of `parts` are, with the first error among them."""
+        last = parts[-1]
+        whole = cls(last.assembly, last.member, last.strand, "coalesced", last.mark)
+        whole.outputs = [tensor for part in parts for tensor in part.outputs or part.inputs]
+        whole.event = last.event
+        whole.parts_left = 1
+        for part in parts:
+            if part.done:
+                whole.error = whole.error or part.error
+            else:
+                part.whole = whole
+                whole.parts_left += 1
+        whole.finish_part(None)
+        return whole
+
+    def finish_part(self, error: BaseException | None) -> None:
+        self.error = self.error or error
+        self.parts_left -= 1
+        if not self.parts_left:
+            self.finish(self.error)
 
     def finish(self, error: BaseException | None = None) -> None:
         """The op is complete: wake who waits for it, and run what its rank asked for."""
@@ -67,6 +92,8 @@ class Call:
             for strand in self.waiters:
                 strand.baton.wake(strand)
             self.waiters = None
+        if self.whole is not None:
+            self.whole.finish_part(error)
 
 
 class Slot:
@@ -94,6 +121,16 @@ class Assembly:
         self.sends: dict[int, list[Call]] = {}
         self.receives: dict[int, list[Call]] = {}
         self.history: list[deque[Past]] = [deque(maxlen=HISTORY) for _ in ranks]
+        self._places: dict[int, int] = {}
+
+    def claim(self, member: int, rank: int) -> int | None:
+        """A rank takes its place; the rank that has it already, if any. Programs number
+        their ranks as they like: from here on `ranks` tells which ranks these really are."""
+        holder = self._places.setdefault(member, rank)
+        if holder != rank:
+            return holder
+        self.ranks = (*self.ranks[:member], rank, *self.ranks[member + 1 :])
+        return None
 
     def join(self, call: Call) -> Slot | None:
         """Put a collective call into its slot; the slot, once the last member is there."""

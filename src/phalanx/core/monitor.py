@@ -11,12 +11,16 @@ import sys
 import time
 
 from phalanx.core.baton import Baton, Strand
+from phalanx.core.huddle import MANY
 
 TICK = 0.005
 QUIET = 0.012
 BUSY_QUIET = 0.25
 """How long the holder's clock may stand still while the process as a whole is busy: torch's
 own threads may be working for it."""
+
+APART = 0.2
+"""Seconds to stay apart after the one core turned out to be busy."""
 
 
 class Monitor:
@@ -28,6 +32,8 @@ class Monitor:
         self._since = 0.0
         self._process = 0.0
         self.moved_at = time.monotonic()
+        self._tick = self.moved_at, time.process_time(), 0
+        self._apart_until = 0.0
 
     def check(self) -> None:
         """Push the holder outside if it blocks, and fire timers that are due."""
@@ -38,6 +44,7 @@ class Monitor:
         baton.fire_due()
         holder, hand_overs = baton.holder, baton.hand_overs
         now, process = time.monotonic(), time.process_time()
+        self._arrange_threads(now, process, hand_overs)
         spent = cpu_time(holder) if holder is not None else 0.0
         if holder is not self._holder or hand_overs != self._hand_overs:
             self.moved_at = now
@@ -54,6 +61,19 @@ class Monitor:
             self.moved_at = now
         self._holder, self._hand_overs, self._spent = holder, hand_overs, spent
         self._since, self._process = now, process
+
+    def _arrange_threads(self, now: float, process: float, hand_overs: int) -> None:
+        """Together on one core while the baton changes hands all the time, apart else; apart
+        too for a while if somebody else works on that core."""
+        last, spent, count = self._tick
+        self._tick = now, process, hand_overs
+        elapsed, huddle = now - last, self._baton.huddle
+        if huddle.together and process - spent < 0.7 * elapsed:
+            self._apart_until = now + APART
+        if hand_overs - count > MANY * elapsed and now >= self._apart_until:
+            huddle.gather(strand.native for strand in self._baton.strands if strand.native)
+        else:
+            huddle.scatter()
 
     def _notice_helpers(self, now: float, process: float) -> None:
         """Nobody holds the baton: CPU use shows that somebody outside is at work."""

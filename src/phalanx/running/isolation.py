@@ -8,11 +8,17 @@ replaced during runs. `isolation_patches` lists all of it for `patches.py` to in
 
 from __future__ import annotations
 
+import inspect
+import logging
+import multiprocessing.util
 import os
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -22,10 +28,15 @@ from phalanx import callsite
 from phalanx.backend import private
 from phalanx.backend.session import RankContext
 from phalanx.core.baton import RUNNING, Strand, Switcher, here
-from phalanx.errors import RankExited
+from phalanx.core.launcher import no_daemon
+from phalanx.errors import RankExited, RankStopped
 
+LOOKS = ("stat", "lstat", "access", "listdir", "scandir")
 POLLS = 50
 """How many looks at one and the same file count as polling: then the others get a turn."""
+
+
+_ENV_PLACE = list(inspect.signature(subprocess.Popen).parameters).index("env")
 
 
 class RankSwitcher(Switcher):
@@ -39,13 +50,15 @@ class RankSwitcher(Switcher):
         self._outer_argv = sys.argv
         self._outer_main = sys.modules.get("__main__")
 
+    def leave(self, strand: Strand) -> None:
+        if self._owner is strand.local:
+            self._owner.saved["random"] = self._generator.get_state()
+            self._owner = None
+
     def enter(self, strand: Strand) -> None:
         context: RankContext = strand.local
-        owner = self._owner
-        if context is owner:
+        if self._owner is context:
             return
-        if owner is not None:
-            owner.saved["random"] = self._generator.get_state()
         self._owner = context
         saved = context.saved
         self._generator.set_state(saved.get("random", self._outer_random))
@@ -102,10 +115,28 @@ class RankEnviron(os._Environ):  # type: ignore[type-arg]
         own = _own_environ()
         return super().__len__() if own is None else len(own)
 
+    def __repr__(self) -> str:
+        own = _own_environ()
+        return super().__repr__() if own is None else f"environ({own!r})"
+
 
 def _own_environ() -> dict[str, str] | None:
     strand = here.strand
     return None if strand is None else strand.local.environ
+
+
+def _become_a_process() -> None:
+    """In a forked child, e.g. a DataLoader's worker: it is no rank any more, but starts with
+    the environment of the rank that forked it. The other threads are not there."""
+    own = _own_environ()
+    here.strand = None
+    if own is not None:
+        os.environ.clear()
+        os.environ.update(own)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_become_a_process)
 
 
 def main_strand() -> Strand | None:
@@ -129,15 +160,27 @@ class Blocked:
 def isolation_patches() -> list[tuple[Any, str, Any]]:
     """(owner, attribute, replacement) for everything replaced in Python itself."""
     return [
+        (_torch_logger, "filters", [*_torch_logger.filters, _outside_of_ranks]),
         (os.environ, "__class__", RankEnviron),
         (time, "sleep", _sleeping(time.sleep)),
-        (os, "stat", _polling(os.stat)),
+        *((os, name, _polling(name)) for name in LOOKS),
         (os, "_exit", _exiting("os._exit", os._exit)),
         (os, "abort", _exiting("os.abort", os.abort)),
-        (threading.Condition, "wait", _stepping_out(threading.Condition.wait)),
-        (threading.Thread, "join", _stepping_out(threading.Thread.join)),
+        (subprocess.Popen, "__init__", _inheriting(subprocess.Popen.__init__)),
+        *((owner, name, _on_all_cores(getattr(owner, name))) for owner, name in _STARTERS),
+        (threading.Condition, "wait", _waiting(threading.Condition.wait)),
+        (threading.Thread, "join", _joining(threading.Thread.join)),
         (threading.Thread, "start", _adopting(threading.Thread.start)),
     ]
+
+
+_torch_logger = logging.getLogger("c10d-NullHandler-default")
+"""torch logs every exception that leaves a collective here, the whole report and all, for
+nobody; pytest would show it once per rank."""
+
+
+def _outside_of_ranks(record: logging.LogRecord) -> bool:
+    return here.strand is None
 
 
 def _sleeping(original: Any) -> Any:
@@ -153,23 +196,27 @@ def _sleeping(original: Any) -> Any:
     return sleep
 
 
-def _polling(original: Any) -> Any:
-    """A rank that looks for a file in a tight loop must let the others run: one of them
-    is to write it."""
+@cache
+def _polling(name: str) -> Any:
+    """A rank that looks for files in a tight loop must let the others run: one of them is
+    to write them. The standard library asks sets of functions what these can do."""
+    original = getattr(os, name)
 
-    def stat(path: Any, *args: Any, **kwargs: Any) -> Any:
+    def look(*args: Any, **kwargs: Any) -> Any:
         strand = main_strand()
         if strand is not None:
-            saved = strand.local.saved
-            last, looks = saved.get("looked_at", (None, 0))
-            looks = looks + 1 if last == path else 1
-            if looks > POLLS:
-                looks = 0
+            looks = strand.local.saved.setdefault("looks", {})
+            place = str(args[:1])
+            looks[place] = looks.get(place, 0) + 1
+            if looks[place] > POLLS:
+                looks.clear()
                 strand.baton.give_way(strand)
-            saved["looked_at"] = (path, looks)
-        return original(path, *args, **kwargs)
+        return original(*args, **kwargs)
 
-    return stat
+    for able in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks):
+        if original in able:
+            able.add(look)
+    return look
 
 
 def _exiting(how: str, original: Any) -> Any:
@@ -183,21 +230,96 @@ def _exiting(how: str, original: Any) -> Any:
     return leave
 
 
-def _stepping_out(original: Any) -> Any:
-    """Waits of Python's own threading: the rank lets the others run meanwhile."""
+def _inheriting(original: Any) -> Any:
+    """A program that a rank starts inherits the rank's environment, not the launcher's, and
+    may use all cores."""
 
-    def wait(self: Any, timeout: float | None = None) -> Any:
+    def construct(self: Any, *args: Any, **kwargs: Any) -> None:
+        strand = here.strand
+        if strand is not None:
+            strand.baton.huddle.step_out()
+            if len(args) <= _ENV_PLACE and kwargs.get("env") is None:
+                kwargs["env"] = dict(os.environ)
+        original(self, *args, **kwargs)
+
+    return construct
+
+
+_STARTERS = [
+    (os, "fork"),
+    (os, "forkpty"),
+    (os, "posix_spawn"),
+    (os, "posix_spawnp"),
+    (multiprocessing.util, "spawnv_passfds"),
+]
+
+
+def _on_all_cores(original: Any) -> Any:
+    """A process started by a rank must not inherit the one core of the huddle."""
+
+    def start(*args: Any, **kwargs: Any) -> Any:
+        strand = here.strand
+        if strand is not None:
+            strand.baton.huddle.step_out()
+        return original(*args, **kwargs)
+
+    return start
+
+
+def _waiting(original: Any) -> Any:
+    """What queues, events and the like of Python wait with: the rank lets the others run
+    meanwhile. Written out anew, because no slice of the original may miss a `notify`."""
+
+    def wait(self: Any, timeout: float | None = None) -> bool:
         strand = main_strand()
-        if strand is None or "starting" in strand.local.saved:
-            return original(self, timeout)
-        strand.why = Blocked(f"threading.{type(self).__name__}.{original.__name__}")
-        strand.baton.leave(strand)
+        if strand is None or _starting.now or not self._is_owned():
+            return bool(original(self, timeout))
+        strand.why = Blocked("threading.Condition.wait")
+        waiter = threading.Lock()
+        waiter.acquire()
+        self._waiters.append(waiter)
+        lock_state = self._release_save()
+        notified = False
         try:
-            return original(self, timeout)
+            notified = strand.baton.wait_outside(
+                strand, lambda seconds: waiter.acquire(True, seconds), timeout
+            )
         finally:
-            strand.baton.rejoin(strand)
+            self._acquire_restore(lock_state)
+            if not notified:
+                with suppress(ValueError):
+                    self._waiters.remove(waiter)
+        return notified
 
     return wait
+
+
+def _joining(original: Any) -> Any:
+    """A rank that waits for one of its threads lets the others run meanwhile."""
+
+    def join(self: threading.Thread, timeout: float | None = None) -> None:
+        strand = main_strand()
+        if strand is None or not self.is_alive():
+            original(self, timeout)
+            return
+
+        def attempt(seconds: float) -> bool:
+            original(self, seconds)
+            return not self.is_alive()
+
+        strand.why = Blocked("threading.Thread.join")
+        strand.baton.wait_outside(strand, attempt, timeout)
+
+    return join
+
+
+class _Starting(threading.local):
+    now = False
+
+
+_starting = _Starting()
+"""Whether the calling thread waits for a thread it started to be there: too short a time to
+let other ranks run."""
 
 
 def _adopting(original: Any) -> Any:
@@ -205,14 +327,15 @@ def _adopting(original: Any) -> Any:
 
     def start(self: threading.Thread) -> None:
         strand = here.strand
-        if strand is None:
+        if strand is None or self.ident is not None:
             original(self)
             return
         context: RankContext = strand.local
         child = strand.baton.add(strand.rank, context, helper=True)
-        self.run = _as_helper(child, self.run)  # type: ignore[method-assign]
+        self.run = _as_helper(child, self.run, self.daemon)  # type: ignore[method-assign]
+        self.daemon = True
         context.helpers.append(self)
-        context.saved["starting"] = True
+        _starting.now = True
         try:
             original(self)
         except BaseException:
@@ -220,20 +343,23 @@ def _adopting(original: Any) -> Any:
             here.strand = strand
             raise
         finally:
-            del context.saved["starting"]
+            _starting.now = False
 
     return start
 
 
-def _as_helper(strand: Strand, body: Any) -> Any:
+def _as_helper(strand: Strand, body: Any, is_daemon: bool) -> Any:
     def run() -> None:
+        if not is_daemon:
+            no_daemon(threading.current_thread())
         strand.baton.adopt(strand)
         enter_thread(strand.local)
-        try:
-            body()
-        finally:
-            private.unregister_groups()
-            strand.baton.finish(strand)
+        with suppress(RankStopped):
+            try:
+                body()
+            finally:
+                private.unregister_groups()
+                strand.baton.finish(strand)
 
     return run
 

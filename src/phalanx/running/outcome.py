@@ -42,8 +42,6 @@ class Outcomes:
         if isinstance(error, RankStopped):
             outcome.stopped = True
             return False
-        if isinstance(error, SystemExit) and error.code in (None, 0):
-            return False
         if stopping and _was_stopped(error):
             outcome.late = error
             return False
@@ -69,7 +67,19 @@ def find_error(outcomes: Outcomes, replay: str | None) -> BaseException | None:
 
 
 def trim_traceback(error: BaseException) -> BaseException:
-    """Leave only frames that are not ours, unless all are."""
+    """Leave only frames that are not ours, also in the errors it came from."""
+    seen: set[int] = set()
+    following: list[BaseException | None] = [error]
+    while following:
+        each = following.pop()
+        if each is not None and id(each) not in seen:
+            seen.add(id(each))
+            _trim(each)
+            following += [each.__cause__, each.__context__]
+    return error
+
+
+def _trim(error: BaseException) -> None:
     kept = [
         trace
         for trace in _walk(error.__traceback__)
@@ -78,7 +88,7 @@ def trim_traceback(error: BaseException) -> BaseException:
     ]
     for index, trace in enumerate(kept):
         trace.tb_next = kept[index + 1] if index + 1 < len(kept) else None
-    return error.with_traceback(kept[0] if kept else None)
+    error.__traceback__ = kept[0] if kept else None
 
 
 def _walk(trace: Any) -> list[Any]:

@@ -6,6 +6,7 @@ Called by the engine with the baton in hand (or after everybody stopped), so not
 from __future__ import annotations
 
 import sys
+from types import FrameType
 
 from phalanx import callsite
 from phalanx.backend.describe import describe_call, describe_wait
@@ -19,8 +20,11 @@ from phalanx.running.outcome import Outcomes
 def take_snapshot(session: Session, baton: Baton, outcomes: Outcomes) -> Snapshot:
     """Every rank by its main thread; a helper thread that waits speaks for its rank if the
     main thread has ended or waits for nothing we know."""
+    frames = sys._current_frames()
     views = tuple(
-        _view(session, strand, outcomes) for strand in baton.strands if not strand.helper
+        _view(session, strand, outcomes, frames.get(strand.ident))
+        for strand in baton.strands
+        if not strand.helper
     )
     in_flight = sum(met.in_flight() for met in session.assemblies.values())
     return Snapshot(views, in_flight=in_flight)
@@ -52,7 +56,9 @@ def group_views(views: list[RankView]) -> tuple[ViewBlock, ...]:
     )
 
 
-def _view(session: Session, strand: Strand, outcomes: Outcomes) -> RankView:
+def _view(
+    session: Session, strand: Strand, outcomes: Outcomes, frame: FrameType | None
+) -> RankView:
     context: RankContext = strand.local
     error = outcomes.ranks[strand.rank].error
     wait = describe_wait(strand, session.size) if strand.state is PARKED else None
@@ -61,7 +67,7 @@ def _view(session: Session, strand: Strand, outcomes: Outcomes) -> RankView:
         status=_status(strand, error),
         wait=wait,
         last=_last_op(context),
-        site=_site(strand),
+        site=_site(strand, frame),
         error=None if error is None else f"{type(error).__name__}: {error}".splitlines()[0],
     )
 
@@ -78,11 +84,11 @@ def _last_op(context: RankContext) -> Op | None:
     return describe_call(context.last_call) if context.last_call is not None else None
 
 
-def _site(strand: Strand) -> Site | None:
+def _site(strand: Strand, frame: FrameType | None) -> Site | None:
     if strand.state is DONE:
         return None
     why = strand.why
     if isinstance(why, Blocked):
         return callsite.resolve(why.mark)
-    stack = callsite.user_stack(sys._current_frames().get(strand.ident))
+    stack = callsite.user_stack(frame)
     return stack[-1] if stack else None

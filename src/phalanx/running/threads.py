@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import thread as pools
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -73,6 +74,7 @@ class ThreadsEngine:
 
     def run(self, body: Callable[[RankContext], Any]) -> list[Any]:
         """Run `body` once per rank and return the values in rank order."""
+        __tracebackhide__ = True
         nested = here.strand
         if nested is not None and (nested.helper or nested.state is not RUNNING):
             raise UsageError(
@@ -102,6 +104,7 @@ class ThreadsEngine:
         return any(context.torch_state.pg_names for context in session.ranks)
 
     def _run_once(self, body: Callable[[RankContext], Any]) -> list[Any]:
+        __tracebackhide__ = True
         session = self._session or self._new_session()
         self._session = None
         outer, here.strand = here.strand, None
@@ -150,6 +153,7 @@ class _Run:
         )
 
     def execute(self) -> list[Any]:
+        __tracebackhide__ = True
         settings = self.settings
         launcher = Launcher(
             self.baton,
@@ -184,7 +188,11 @@ class _Run:
         try:
             enter_thread(context)
             self._init(context)
-            outcome.value = self.body(context)
+            try:
+                outcome.value = self.body(context)
+            except SystemExit as end:
+                if end.code not in (None, 0):
+                    raise
             self._join_helpers(context)
         except BaseException as error:
             if self.outcomes.record(context.rank, error, stopping=self.baton.stopping):
@@ -219,10 +227,10 @@ class _Run:
 
     def _judge_stuck(self) -> None:
         """No rank can move: find out why, and raise it in every rank that waits."""
-        verdict = self._find_verdict()
-        for strand in list(self.baton.strands):
-            if strand.state is PARKED:
-                self.baton.wake(strand, self.session.report(verdict))
+        error = self.session.report(self._find_verdict())
+        parked = [strand for strand in self.baton.strands if strand.state is PARKED]
+        for strand, own in zip(parked, error.for_each(len(parked)), strict=True):
+            self.baton.wake(strand, own)
         for met in self.session.assemblies.values():
             met.abandon()
 
@@ -295,7 +303,7 @@ class _Run:
 
 def _is_pool_worker(thread: threading.Thread) -> bool:
     """Idle workers of a ThreadPoolExecutor end with the interpreter, not with a rank."""
-    return thread.name.startswith("ThreadPoolExecutor")
+    return thread in pools._threads_queues
 
 
 def rank_environ(base: Mapping[str, str], settings: Settings, rank: int) -> dict[str, str]:

@@ -76,6 +76,7 @@ class World:
 
     def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
         """Call `fn(*args, **kwargs)` once per rank; its return values in rank order."""
+        __tracebackhide__ = True  # pytest: show the user's frames, not ours
         if not callable(fn):
             raise UsageError(f"run takes a function to call on every rank, not {fn!r}")
         if not self._open:
@@ -129,6 +130,7 @@ def run(
     >>> run(lambda: dist.get_rank() * 10, ranks=3)
     [0, 10, 20]
     """
+    __tracebackhide__ = True
     name = getattr(fn, "__name__", "fn")
     given = f", seed={seed}" if seed else ""
     with World(
@@ -168,7 +170,7 @@ def check_options(
         _check_choice("backend", backend, BACKENDS)
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise UsageError(f"seed={seed!r}: a seed is a whole number from 0 on (0: in order)")
-    if timeout is not None and not timeout > 0:
+    if timeout is not None and not (isinstance(timeout, (int, float)) and timeout > 0):
         raise UsageError(f"timeout={timeout!r}: give seconds above 0, or None for no limit")
 
 

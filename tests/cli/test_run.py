@@ -1,0 +1,336 @@
+"""`phalanx run` as a user meets it: real command lines, in processes of their own where that
+matters and through `main` where it does not (importing torch takes a second each time)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from dataclasses import dataclass
+
+import pytest
+
+from phalanx.cli.main import main
+
+SCRIPTS = {
+    # What every rank has of its own, and a class of __main__ that travels.
+    "show.py": """
+        import os, sys
+        import __main__
+        import torch.distributed as dist
+
+        class Letter:
+            def __init__(self, sender):
+                self.sender = sender
+
+        dist.init_process_group()
+        rank = dist.get_rank()
+        sys.argv.append(str(rank))
+        print("arguments", *sys.argv[1:-1])
+        print("hello from all", flush=True)
+        letters = [None] * dist.get_world_size()
+        dist.all_gather_object(letters, Letter(rank))
+        assert __main__.Letter is Letter and __name__ == "__main__"
+        assert all(type(letter) is Letter for letter in letters)
+        assert sys.argv[-1] == str(rank), sys.argv
+        names = ("LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT")
+        print(f"rank {rank}", *(f"{name}={os.environ[name]}" for name in names))
+        if rank == 0:
+            print("only rank 0", file=sys.stderr)
+        dist.destroy_process_group()
+        """,
+    "broken.py": """
+        import torch, torch.distributed as dist
+
+        def load(batch):
+            raise ValueError("bad batch")
+
+        def main():
+            dist.init_process_group("gloo")
+            dist.barrier()
+            load(dist.get_rank())
+
+        main()
+        """,
+    "one_broken.py": """
+        import sys, torch.distributed as dist
+        dist.init_process_group("gloo")
+        if dist.get_rank() == 2:
+            sys.exit("no data")
+        dist.barrier()
+        """,
+    "lonely.py": "print('hello')\n",
+    "typo.py": "import torch\nprint('a'\n",
+    "mismatch.py": """
+        import torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        if dist.get_rank() == 1:
+            dist.barrier()
+        else:
+            dist.all_reduce(torch.ones(4))
+        """,
+    "stuck.py": """
+        import threading, torch.distributed as dist
+        dist.init_process_group("gloo")
+        threading.Event().wait()
+        """,
+    "package/__init__.py": "",
+    "package/beside.py": "WORD = 'beside'\n",
+    "package/train.py": """
+        import sys
+        import torch.distributed as dist
+        from package.beside import WORD
+        dist.init_process_group("gloo")
+        print(WORD, __spec__.name, __package__, *sys.argv[1:])
+        """,
+    "package/__main__.py": """
+        import torch.distributed as dist
+        dist.init_process_group("gloo")
+        print("main of", __package__)
+        """,
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("scripts")
+    for name, source in SCRIPTS.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(textwrap.dedent(source))
+    return folder
+
+
+@dataclass
+class Answer:
+    status: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def phalanx(folder, monkeypatch, capsys):
+    """Run a command line through `main` in the folder of scripts."""
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+
+    def run(line: str) -> Answer:
+        try:
+            status = main(line.split())
+        except SystemExit as end:
+            status = end.code
+        return Answer(status, *capsys.readouterr())
+
+    return run
+
+
+def start(folder, line: str, *python: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, *python, "-m", "phalanx", *line.split()],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.fixture(scope="module")
+def processes(folder):
+    """The same in processes of their own, all started at once."""
+    started = {
+        "show": start(
+            folder,
+            "run --nproc-per-node 2 --nnodes 2 --standalone --master-port 1234 "
+            "show.py --lr 0.1 -n 9 --help",
+        ),
+        "broken": start(folder, "run -n 4 broken.py"),
+        "help": start(folder, "--help", "-X", "importtime"),
+    }
+    answers = {}
+    for name, process in started.items():
+        out, err = process.communicate(timeout=50)
+        answers[name] = Answer(process.returncode, out, err)
+    return answers
+
+
+# -- a script that works ------------------------------------------------------------------
+
+
+def test_a_script_runs_as_under_torchrun(processes) -> None:
+    answer = processes["show"]
+    assert answer.status == 0, answer.err
+    lines = answer.out.splitlines()
+    assert lines[:2] == ["[0-3] arguments --lr 0.1 -n 9 --help", "[0-3] hello from all"]
+    assert sorted(lines[2:]) == [
+        f"[{rank}]   rank {rank} LOCAL_RANK={rank % 2} GROUP_RANK={rank // 2} WORLD_SIZE=4 "
+        "LOCAL_WORLD_SIZE=2 MASTER_PORT=1234"
+        for rank in range(4)
+    ]
+    assert answer.err == "[0]   only rank 0\n"
+
+
+def test_quiet_shows_no_output_of_ranks(phalanx) -> None:
+    assert phalanx("run -n 2 --quiet show.py") == Answer(0, "", "")
+    assert phalanx("run -n 2 -q show.py") == Answer(0, "", "")
+
+
+def test_rank_shows_these_only(phalanx) -> None:
+    answer = phalanx("run -n 4 --rank 1,2-3 show.py a b")
+    assert answer.status == 0 and answer.err == ""
+    assert answer.out.splitlines()[0] == "[1-3] arguments a b"
+    assert "[0" not in answer.out
+    assert phalanx("run -n 2 --rank 0 show.py").out.startswith("[0] arguments\n")
+
+
+def test_a_module_runs_as_with_python_m(phalanx) -> None:
+    answer = phalanx("run -n 2 -m package.train --lr 0.1")
+    assert answer == Answer(0, "[0-1] beside package.train package --lr 0.1\n", "")
+    assert phalanx("run -n 2 -m package") == Answer(0, "[0-1] main of package\n", "")
+
+
+@pytest.mark.parametrize("spelling", ["-n 3", "--ranks 3", "--nproc_per_node 3", "--ranks=3"])
+def test_spellings_of_the_number_of_ranks(phalanx, spelling: str) -> None:
+    assert phalanx(f"run {spelling} show.py").out.startswith("[0-2] arguments\n")
+
+
+def test_world_size_may_say_how_many(phalanx, monkeypatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert phalanx("run show.py").out.startswith("[0-1] arguments\n")
+
+
+def test_after_a_run_the_process_is_as_before(phalanx) -> None:
+    before = sys.argv, list(sys.argv), list(sys.path), sys.modules["__main__"], sys.stdout
+    phalanx("run -n 2 show.py")
+    phalanx("run -n 2 broken.py")
+    assert before == (sys.argv, sys.argv, sys.path, sys.modules["__main__"], sys.stdout)
+
+
+def test_the_same_seed_prints_the_same(phalanx) -> None:
+    def outputs():
+        return [phalanx(f"run -n 3 --seed {seed} show.py").out for seed in (1, 2, 3, 4)]
+
+    assert outputs() == outputs()
+
+
+# -- a script that fails --------------------------------------------------------------------
+
+
+def test_a_scripts_own_error_is_shown_once_with_its_ranks_and_without_our_frames(
+    processes,
+) -> None:
+    answer = processes["broken"]
+    assert (answer.status, answer.out) == (1, "")
+    assert answer.err.count("Traceback (most recent call last):") == 1
+    places = [line.split(", in ")[1] for line in answer.err.splitlines() if ", in " in line]
+    assert places == ["<module>", "main", "load"]
+    assert "site-packages" not in answer.err and "src/phalanx" not in answer.err
+    assert "RankFailedError: ranks 0-3 raised ValueError: bad batch\n" in answer.err
+    assert answer.err.rstrip().endswith("replay    phalanx run --ranks 4 broken.py")
+
+
+def test_sys_exit_with_a_text_is_a_failure_without_traceback(phalanx) -> None:
+    answer = phalanx("run -n 3 one_broken.py")
+    assert answer.status == 1
+    assert answer.err.startswith("RankFailedError: rank 2 raised SystemExit: no data\n")
+
+
+def test_a_verdict_has_a_status_of_its_own(phalanx) -> None:
+    answer = phalanx("run -n 3 --seed 4 mismatch.py --fast")
+    assert answer.status == 3
+    assert answer.err.startswith(
+        "CollectiveMismatchError: rank 1 called barrier where ranks 0, 2 called all_reduce\n"
+    )
+    assert "Traceback" not in answer.err
+    assert answer.err.rstrip().endswith(
+        "replay    phalanx run --ranks 3 --seed 4 mismatch.py --fast"
+    )
+
+
+def test_a_stall_is_a_verdict(phalanx) -> None:
+    answer = phalanx("run -n 2 --timeout 0.1 stuck.py")
+    assert answer.status == 3
+    assert answer.err.startswith("StallError: no rank moved for 0.1 s; ranks 0, 1 are outside")
+
+
+def test_a_script_that_does_not_compile_is_shown_as_python_shows_it(phalanx) -> None:
+    answer = phalanx("run -n 2 typo.py")
+    assert answer.status == 1
+    assert 'typo.py", line 2' in answer.err and "SyntaxError: '(' was never" in answer.err
+    assert "Traceback" not in answer.err
+
+
+# -- wrong usage ------------------------------------------------------------------------------
+
+MANY = "give the number of ranks as a whole number from 1 to 4096"
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("run", "no script given; write: phalanx run -n 4 train.py"),
+        ("run -n 4", "no script given; write: phalanx run -n 4 train.py"),
+        ("run show.py", "say how many ranks to run: phalanx run -n 4 show.py"),
+        ("run -n 2 absent.py", "no such script: 'absent.py' (looked in "),
+        ("run -n 2 package.train", "did you mean a module? Then write -m before it"),
+        ("run -n 2 package", "'package' is a directory; name a script, or a module with -m"),
+        ("run -n 2 -m absent.train", "no module named 'absent.train' (looked in "),
+        ("run -n 0 show.py", "-n 0: at least 1 is needed, e.g. -n 4"),
+        ("run -n -2 show.py", "-n -2: at least 1 is needed, e.g. -n 4"),
+        ("run -n many show.py", "-n many: a whole number is needed, e.g. -n 4"),
+        ("run -n 100000 show.py", f"ranks=100000: {MANY}"),
+        ("run -n 4 --nnodes 0 show.py", "--nnodes 0: at least 1 is needed, e.g. --nnodes 4"),
+        ("run -n 4 --seed x show.py", "--seed x: a whole number is needed"),
+        ("run -n 4 --seed -1 show.py", "seed=-1: a seed is a whole number from 0 on"),
+        ("run -n 4 --timeout soon show.py", "--timeout soon: seconds are needed"),
+        ("run -n 4 --timeout 0 show.py", "timeout=0.0: give seconds above 0"),
+        ("run -n 4 --clock sun show.py", "clock='sun': choose one of 'real', 'virtual'"),
+        ("run -n 4 --engine cloud show.py", "engine='cloud': choose one of 'threads'"),
+        ("run -n 4 --rank 4 show.py", "--rank 4: there are ranks 0 to 3"),
+        ("run -n 4 --rank 3-1 show.py", "--rank 3-1: there are ranks 0 to 3"),
+        ("run -n 4 --rank first show.py", "--rank first: a whole number is needed"),
+        ("run -n 4 --fast show.py", "unrecognized arguments: --fast"),
+        ("run -n 4 --quie show.py", "unrecognized arguments: --quie"),
+        ("fly", "invalid choice: 'fly'"),
+        ("", "the following arguments are required: COMMAND"),
+        ("run -n 2 lonely.py", "lonely.py ended without a call of init_process_group"),
+    ],
+    ids=str,
+)
+def test_wrong_usage_is_told_in_a_line(phalanx, line: str, told: str) -> None:
+    answer = phalanx(line)
+    assert answer.status == 2
+    assert told in answer.err
+    assert answer.err.startswith("phalanx: ") and "Traceback" not in answer.err
+    assert len(answer.err.splitlines()) <= 2
+
+
+def test_a_contradiction_to_world_size_is_refused(phalanx, monkeypatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    answer = phalanx("run -n 4 show.py")
+    assert answer.status == 2
+    assert answer.err == (
+        "phalanx: 4 ranks were asked for, but the environment says WORLD_SIZE=8; "
+        "unset WORLD_SIZE or write -n 8\n"
+    )
+
+
+def test_a_single_rank_need_not_initialise(phalanx) -> None:
+    assert phalanx("run -n 1 lonely.py") == Answer(0, "[0] hello\n", "")
+
+
+# -- help ---------------------------------------------------------------------------------
+
+
+def test_help_is_quick(processes) -> None:
+    answer = processes["help"]
+    assert answer.status == 0
+    assert answer.out.startswith("usage: phalanx ") and "exit status: 0" in answer.out
+    imported = {line.rpartition("|")[2].strip() for line in answer.err.splitlines()}
+    assert "phalanx.cli.main" in imported
+    assert not {name for name in imported if name.partition(".")[0] in ("torch", "numpy")}
+
+
+def test_help_of_run_names_every_option(phalanx) -> None:
+    answer = phalanx("run --help")
+    assert answer.status == 0
+    for option in ("--ranks", "--nnodes", "--seed", "--clock", "--timeout", "--quiet", "-m"):
+        assert option in answer.out

@@ -1,0 +1,271 @@
+"""The monitor and the launcher: holders that block natively, ends, stalls, ranks that stay."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+
+import pytest
+
+from phalanx.core import launcher
+from phalanx.core.baton import OUTSIDE, PARKED, RUNNING
+from phalanx.core.launcher import Launcher, Patience, end_threads
+from phalanx.core.monitor import cpu_time, is_asleep
+from phalanx.errors import RankStopped
+
+
+def test_a_holder_that_blocks_natively_loses_the_baton_until_it_comes_back(desk) -> None:
+    letters = queue.SimpleQueue()
+
+    def blocking(strand):
+        desk.log.append(letters.get())
+        desk.log.append(strand.state)
+        strand.baton.give_way(strand)
+        desk.log.append(strand.state)
+
+    def writer(strand):
+        desk.log.append(desk.strands[0].state)
+        letters.put("letter")
+        desk.strands[0].baton.give_way(strand)
+
+    desk.run(blocking, writer)
+    assert desk.log[0] == OUTSIDE and "letter" in desk.log
+    assert desk.log[-1] == RUNNING and not desk.errors
+
+
+def test_a_holder_that_computes_keeps_the_baton(desk) -> None:
+    def computing(strand):
+        until = time.monotonic() + 0.15
+        while time.monotonic() < until:
+            pass
+        desk.log.append((strand.state, desk.baton.hand_overs))
+
+    desk.run(computing, lambda strand: desk.log.append("other"))
+    assert desk.log == [(RUNNING, 1), "other"]
+
+
+def test_nobody_is_pushed_while_the_world_is_frozen(desk) -> None:
+    def nested(strand):
+        strand.baton.frozen = True
+        threading.Event().wait(0.1)
+        desk.log.append(strand.state)
+        strand.baton.frozen = False
+
+    desk.run(nested, lambda strand: desk.log.append("other"))
+    assert desk.log == [RUNNING, "other"]
+
+
+def test_a_threads_clock_stands_while_it_sleeps(desk) -> None:
+    may_look, looked = threading.Event(), threading.Event()
+
+    def body(strand):
+        may_look.set()
+        looked.wait()
+
+    def look():
+        may_look.wait()
+        strand = desk.strands[0]
+        while not is_asleep(strand):
+            pass
+        before = cpu_time(strand)
+        desk.log.append((before > 0, cpu_time(strand) - before < 0.01))
+        looked.set()
+
+    observer = threading.Thread(target=look)
+    observer.start()
+    desk.run(body)
+    observer.join()
+    assert desk.log == [(True, True)]
+
+
+def test_where_there_is_no_thread_clock_the_place_in_the_code_has_to_do(desk) -> None:
+    def body(strand):
+        strand.cpu_clock = None
+        desk.log.append(cpu_time(strand) != 0.0)
+
+    desk.run(body)
+    assert desk.log == [True]
+    assert cpu_time(desk.strands[0]) == 0.0
+
+
+# -- the launcher ----------------------------------------------------------------------------
+
+
+def test_every_body_runs_in_a_thread_of_its_own_and_none_is_left(desk) -> None:
+    before = threading.active_count()
+    desk.run(*[lambda strand: desk.log.append(threading.current_thread().name)] * 3)
+    assert desk.log == ["rank-0", "rank-1", "rank-2"]
+    assert threading.active_count() == before
+
+
+def test_a_standstill_is_reported_after_the_given_time(desk) -> None:
+    seen = []
+
+    def on_stall(seconds):
+        seen.append((seconds, [strand.state for strand in desk.strands]))
+        desk.baton.stop()
+
+    def outside(strand):
+        strand.baton.wait_outside(strand, lambda seconds: threading.Event().wait(seconds), None)
+
+    def waiting(strand):
+        strand.baton.park(strand)
+
+    desk.run(outside, waiting, stall_after=0.05, on_stall=on_stall)
+    assert seen == [(0.05, [OUTSIDE, PARKED])]
+    assert {type(error) for error in desk.errors.values()} == {RankStopped}
+
+
+def test_computing_is_no_standstill(desk) -> None:
+    stalls = []
+
+    def computing(strand):
+        until = time.monotonic() + 0.2
+        while time.monotonic() < until:
+            pass
+
+    desk.run(computing, stall_after=0.05, on_stall=stalls.append)
+    assert stalls == []
+
+
+def test_the_tick_is_called_while_ranks_run(desk) -> None:
+    ticks = []
+
+    def body(strand):
+        while not ticks:
+            pass
+
+    desk.run(body, on_tick=lambda: ticks.append(1))
+    assert ticks
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setattr(launcher, "AFTER_FAILURE", Patience(nudge=0.05, again=0.1, give_up=0.5))
+
+
+def test_a_rank_that_computes_for_ever_is_thrown_out(desk, impatient) -> None:
+    def endless(strand):
+        turns = 0
+        try:
+            while True:
+                turns += 1  # Python 3.11 may skip the finally of a loop without a statement
+        finally:
+            began = time.monotonic()
+            while time.monotonic() - began < 0.08:  # it has `again` for this
+                pass
+            desk.log.append("cleaned up")
+
+    def stopper(strand):
+        strand.baton.stop()
+
+    assert desk.run(stopper, endless) == []
+    assert desk.log == ["cleaned up"]
+    assert isinstance(desk.errors[1], RankStopped)
+
+
+def test_a_rank_that_cannot_be_stopped_is_named_and_left(desk, impatient) -> None:
+    letters = queue.SimpleQueue()
+
+    def deaf(strand):
+        strand.baton.leave(strand)
+        letters.get()
+
+    def stopper(strand):
+        strand.baton.stop()
+
+    assert desk.run(deaf, stopper) == [desk.strands[0]]
+    letters.put("now end")
+    for thread in threading.enumerate():
+        if thread.name == "rank-0":
+            thread.join()
+
+
+def test_a_rank_that_eats_every_refusal_is_put_to_sleep(desk, impatient) -> None:
+    def swallowing(strand):
+        while True:
+            try:
+                strand.baton.park(strand)
+            except RankStopped:
+                desk.log.append(1)
+                if len(desk.log) > 1500:
+                    return
+
+    def stopper(strand):
+        strand.baton.stop()
+
+    assert desk.run(swallowing, stopper) == [desk.strands[0]]
+    assert 1000 <= len(desk.log) <= 1001 + 100  # those thrown in count as well
+    desk.strands[0].refusals = -10_000
+    desk.strands[0].gate.release()
+    for thread in threading.enumerate():
+        if thread.name == "rank-0":
+            thread.join()
+
+
+def test_an_interrupt_stops_everybody_and_tells_where_they_were(desk) -> None:
+    told = []
+
+    def interrupt_once():
+        if not told:
+            raise KeyboardInterrupt
+
+    starter = Launcher(
+        desk.baton,
+        on_tick=interrupt_once,
+        on_interrupt=lambda: told.append([strand.state for strand in desk.strands]),
+    )
+
+    def endless(strand):
+        while True:
+            pass
+
+    desk.strands = [desk.baton.add(rank) for rank in range(2)]
+
+    def waiting(strand):
+        strand.baton.park(strand)
+
+    assert starter.run(desk.strands, [waiting, endless]) == []
+    assert starter.interrupted
+    assert told == [[PARKED, RUNNING]]
+
+
+def test_threads_left_behind_are_ended(desk) -> None:
+    def spin():
+        while True:
+            try:
+                time.sleep(0.001)
+            except RankStopped:
+                return
+
+    threads = [threading.Thread(target=spin, daemon=True) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    assert end_threads(threads, patience=5.0) == []
+    assert not any(thread.is_alive() for thread in threads)
+
+
+def test_threads_that_would_not_go_are_named() -> None:
+    may_end = threading.Event()
+    letters = queue.SimpleQueue()
+
+    def deaf():
+        try:
+            letters.get()
+        except RankStopped:
+            may_end.set()
+
+    def spin():
+        try:
+            while True:
+                pass
+        except RankStopped:
+            pass
+
+    threads = [threading.Thread(target=deaf), threading.Thread(target=spin)]
+    for thread in threads:
+        thread.start()
+    assert end_threads(threads, patience=0.3) == threads[:1], "and the others are ended"
+    letters.put("now end")
+    threads[0].join()

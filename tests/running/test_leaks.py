@@ -1,0 +1,94 @@
+"""A thousand runs in one process leave it as it was."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import phalanx
+
+RUNS = 1000
+WARM_UP = 200
+MEGABYTE = 1 << 20
+
+
+def program() -> float:
+    me = dist.get_rank()
+    os.environ["MINE"] = str(me)
+    t = torch.ones(1000)
+    dist.all_reduce(t)
+    pair = dist.new_group([0, 1])
+    if me < 2:
+        dist.barrier(pair)
+    sent = dist.isend(t, (me + 1) % 4)
+    dist.recv(torch.zeros(1000), (me - 1) % 4)
+    sent.wait()
+    helper = threading.Thread(target=lambda: None)
+    helper.start()
+    helper.join()
+    return t[0].item()
+
+
+def broken() -> None:
+    program()
+    if dist.get_rank() == 2:
+        raise ValueError("as planned")
+    dist.barrier()
+
+
+def run_once(number: int) -> None:
+    if number % 10:
+        assert phalanx.run(program, ranks=4, seed=number) == [4.0] * 4
+        return
+    with pytest.raises(phalanx.RankFailedError):
+        phalanx.run(broken, ranks=4, seed=number)
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def own_objects() -> Counter[str]:
+    """How many objects of our classes and of torch's groups are alive."""
+    gc.collect()
+    kinds = Counter(type(thing) for thing in gc.get_objects())
+    names = {f"{kind.__module__}.{kind.__qualname__}": kinds[kind] for kind in kinds}
+    ours = (name for name in names if name.startswith("phalanx.") or "ProcessGroup" in name)
+    return Counter({name: names[name] for name in ours})
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="reads /proc")
+def test_a_thousand_runs_leave_threads_memory_and_environment_as_they_were() -> None:
+    for number in range(WARM_UP):
+        run_once(number)
+    objects = own_objects()
+    memory, threads, environ = resident(), threading.active_count(), dict(os.environ)
+    for number in range(RUNS):
+        run_once(number)
+    assert own_objects() == objects
+    assert threading.active_count() == threads
+    assert dict(os.environ) == environ
+    assert resident() - memory < 5 * MEGABYTE
+
+
+def test_an_open_world_does_not_grow_either() -> None:
+    def step():
+        t = torch.ones(10)
+        for _ in range(5):
+            dist.all_reduce(t)
+
+    with phalanx.World(ranks=2) as world:
+        for _ in range(20):
+            world.run(step)
+        objects = own_objects()
+        for _ in range(200):
+            world.run(step)
+        grown = own_objects() - objects
+    assert sum(grown.values()) < 20, grown

@@ -1,0 +1,31 @@
+"""Every example runs as its first lines say."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_example_runs_on_four_ranks(example: Path) -> None:
+    name = example.relative_to(ROOT)
+    done = subprocess.run(
+        [sys.executable, "-m", "phalanx", "run", "-n", "4", str(name)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+    assert f"phalanx run -n 4 {name}" in example.read_text(), "it says how to run it"
+
+
+def test_there_are_examples() -> None:
+    assert "ddp_train" in {path.stem for path in EXAMPLES}

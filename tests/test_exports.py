@@ -1,0 +1,114 @@
+"""The surface is frozen: names, signatures, options. A change here is a change for users, and
+belongs into CHANGELOG.md."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+import phalanx
+from phalanx.cli import run as run_command
+
+EXPORTS = [
+    "CollectiveMismatchError",
+    "DeadlockError",
+    "PhalanxError",
+    "RankFailedError",
+    "StallError",
+    "UsageError",
+    "World",
+    "run",
+]
+
+OPTIONS = (
+    "ranks, engine='threads', backend=None, seed=0, clock='real', checks='all', "
+    "timeout=None, init=True"
+)
+
+SIGNATURES = {
+    "run": f"(fn, *args, {OPTIONS}, **kwargs)",
+    "World": f"(*, {OPTIONS}, replay=None)",
+    "World.run": "(self, fn, *args, **kwargs)",
+    "World.close": "(self)",
+}
+
+COMMANDS = ["run"]
+
+RUN_OPTIONS = {
+    "-h, --help",
+    "-n, --ranks, --nproc-per-node, --nproc_per_node",
+    "--nnodes",
+    "--engine",
+    "--seed",
+    "--clock",
+    "--checks",
+    "--timeout",
+    "-q, --quiet",
+    "--rank",
+    "--standalone",
+    "--master-addr, --master_addr",
+    "--master-port, --master_port",
+    "-m, --module",
+}
+
+
+def test_exported_names() -> None:
+    assert sorted(phalanx.__all__) == EXPORTS
+    for name in EXPORTS:
+        assert getattr(phalanx, name).__module__.partition(".")[0] == "phalanx"
+
+
+def test_no_other_name_looks_public() -> None:
+    modules = {
+        name.split(".")[1] for name in sys.modules if name.startswith("phalanx.")
+    }  # submodules become attributes once imported
+    names = {name for name in vars(phalanx) if not name.startswith("_")}
+    assert names - modules - set(EXPORTS) <= {"TYPE_CHECKING", "Any"}
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="module 'phalanx' has no attribute 'launch'"):
+        phalanx.launch  # noqa: B018
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_signatures(name: str) -> None:
+    thing = phalanx
+    for part in name.split("."):
+        thing = getattr(thing, part)
+    assert str(without_annotations(inspect.signature(thing))) == SIGNATURES[name]
+
+
+def without_annotations(signature: inspect.Signature) -> inspect.Signature:
+    bare = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
+    return signature.replace(parameters=bare, return_annotation=signature.empty)
+
+
+def test_the_exception_tree() -> None:
+    tree = {
+        "CollectiveMismatchError": (phalanx.PhalanxError, RuntimeError),
+        "DeadlockError": (phalanx.PhalanxError, RuntimeError),
+        "StallError": (phalanx.PhalanxError, RuntimeError),
+        "RankFailedError": (phalanx.PhalanxError,),
+        "UsageError": (phalanx.PhalanxError, ValueError),
+    }
+    for name, bases in tree.items():
+        assert all(issubclass(getattr(phalanx, name), base) for base in bases)
+
+
+def test_commands_and_options() -> None:
+    commands = argparse.ArgumentParser().add_subparsers()
+    run_command.add_parser(commands)
+    assert list(commands.choices) == COMMANDS
+    actions = commands.choices["run"]._actions
+    assert {", ".join(action.option_strings) for action in actions} - {""} == RUN_OPTIONS
+
+
+def test_importing_phalanx_does_not_import_torch() -> None:
+    look = "import sys, phalanx, phalanx.cli.main; print('torch' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True)
+    assert (found.stdout, found.stderr) == ("False\n", "")

@@ -1,0 +1,50 @@
+"""The README shows real output: its first example is run and its report compared."""
+
+from __future__ import annotations
+
+import doctest
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+import phalanx
+
+README = Path(__file__).parents[1] / "README.md"
+
+
+def blocks() -> list[tuple[str, str]]:
+    text = README.read_text()
+    return re.findall(r"^```(\w*)\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def test_the_first_report_is_what_the_first_program_gives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (_, program), (_, report) = blocks()[:2]
+    monkeypatch.chdir(tmp_path)
+    Path("test_step.py").write_text(program)
+    names = runpy.run_path(str(tmp_path / "test_step.py"))
+    with pytest.raises(phalanx.CollectiveMismatchError) as caught:
+        names["test_train_step"]()
+    assert f"phalanx.CollectiveMismatchError: {caught.value}" == report.rstrip()
+
+
+def test_it_is_on_the_first_screen() -> None:
+    lines = README.read_text().splitlines()
+    assert lines.index("phalanx.CollectiveMismatchError: " + _headline()) < 35
+
+
+def _headline() -> str:
+    return "rank 2 called barrier where ranks 0, 1, 3 called all_reduce"
+
+
+def test_the_interactive_examples_are_true() -> None:
+    sessions = [text for language, text in blocks() if ">>>" in text]
+    assert sessions
+    for text in sessions:
+        test = doctest.DocTestParser().get_doctest(text, {}, "README", str(README), 0)
+        result = doctest.DocTestRunner().run(test)
+        assert result.attempted > 0
+        assert result.failed == 0
