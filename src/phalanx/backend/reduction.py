@@ -18,7 +18,7 @@ SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR, PREMUL_SUM = range(9)
 NAMES = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
 """Reduce operations in the order of torch's enumeration."""
 
-BLOCK_BYTES = 8 << 20
+BLOCK_BYTES = 4 << 20
 """Small enough for the last-level cache, large enough that waking torch's own threads for
 each operation on a block does not count: in a rank's thread that costs about 30 us."""
 
