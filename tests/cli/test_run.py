@@ -74,6 +74,13 @@ SCRIPTS = {
         dist.init_process_group("gloo")
         threading.Event().wait()
         """,
+    "talkative.py": """
+        import torch.distributed as dist
+        dist.init_process_group("gloo")
+        for number in range(50_000):
+            print("line", number)
+        """,
+    "broken_package/__init__.py": "raise RuntimeError('not today')\n",
     "package/__init__.py": "",
     "package/beside.py": "WORD = 'beside'\n",
     "package/train.py": """
@@ -143,8 +150,13 @@ def processes(folder):
             "show.py --lr 0.1 -n 9 --help",
         ),
         "broken": start(folder, "run -n 4 broken.py"),
+        "talkative": start(folder, "run -n 2 talkative.py"),
         "help": start(folder, "--help", "-X", "importtime"),
     }
+    assert started["talkative"].stdout is not None
+    started["talkative"].stdout.readline()
+    started["talkative"].stdout.close()  # as `| head -1` does
+    started["talkative"].stdout = None
     answers = {}
     for name, process in started.items():
         out, err = process.communicate(timeout=50)
@@ -227,6 +239,12 @@ def test_a_scripts_own_error_is_shown_once_with_its_ranks_and_without_our_frames
     assert answer.err.rstrip().endswith("replay    phalanx run --ranks 4 broken.py")
 
 
+def test_when_nobody_reads_any_more_it_ends_without_a_word_of_ours(processes) -> None:
+    answer = processes["talkative"]
+    assert answer.status == 1
+    assert "src/phalanx" not in answer.err and "Exception ignored" not in answer.err
+
+
 def test_sys_exit_with_a_text_is_a_failure_without_traceback(phalanx) -> None:
     answer = phalanx("run -n 3 one_broken.py")
     assert answer.status == 1
@@ -251,8 +269,11 @@ def test_a_stall_is_a_verdict(phalanx) -> None:
     assert answer.err.startswith("StallError: no rank moved for 0.1 s; ranks 0, 1 are outside")
 
 
-def test_a_script_that_does_not_compile_is_shown_as_python_shows_it(phalanx) -> None:
-    answer = phalanx("run -n 2 typo.py")
+@pytest.mark.parametrize("script", ["typo.py", "-m typo"])
+def test_a_script_that_does_not_compile_is_shown_as_python_shows_it(
+    phalanx, script: str
+) -> None:
+    answer = phalanx(f"run -n 2 {script}")
     assert answer.status == 1
     assert 'typo.py", line 2' in answer.err and "SyntaxError: '(' was never" in answer.err
     assert "Traceback" not in answer.err
@@ -273,6 +294,9 @@ MANY = "give the number of ranks as a whole number from 1 to 4096"
         ("run -n 2 package.train", "did you mean a module? Then write -m before it"),
         ("run -n 2 package", "'package' is a directory; name a script, or a module with -m"),
         ("run -n 2 -m absent.train", "no module named 'absent.train' (looked in "),
+        ("run -n 2 -m package.absent", "no module named 'package.absent' (looked in "),
+        ("run -n 2 -m show.py", "-m show.py: write -m show, or the script's path without -m"),
+        ("run -n 2 -m broken_package.train", "it is in raised RuntimeError: not today"),
         ("run -n 0 show.py", "-n 0: at least 1 is needed, e.g. -n 4"),
         ("run -n -2 show.py", "-n -2: at least 1 is needed, e.g. -n 4"),
         ("run -n many show.py", "-n many: a whole number is needed, e.g. -n 4"),

@@ -422,6 +422,29 @@ def program():
         sys.stdout.flush()
 """
 
+NESTED = """
+import threading, time
+import phalanx, torch.distributed as dist
+
+def inner():
+    try:
+        if dist.get_rank() == 1:
+            print("all are there", flush=True)
+        time.sleep(3600)
+    finally:
+        print("inner rank", dist.get_rank(), "cleaned up", flush=True)
+
+def outer():
+    if dist.get_rank() == 0:
+        phalanx.run(inner, ranks=2)
+    dist.barrier()
+
+try:
+    phalanx.run(outer, ranks=2)
+except KeyboardInterrupt:
+    print("left:", [thread.name for thread in threading.enumerate()])
+"""
+
 AS_FUNCTION = ENDLESS + "\nimport phalanx\nphalanx.run(program, ranks=4)\n"
 AS_SCRIPT = ENDLESS + '\ndist.init_process_group("gloo")\nprogram()\n'
 
@@ -432,6 +455,7 @@ def processes(tmp_path_factory):
     folder = tmp_path_factory.mktemp("programs")
     commands = {
         "swallowing": (SWALLOWING, []),
+        "nested": (NESTED, []),
         "function": (AS_FUNCTION, []),
         "script": (AS_SCRIPT, ["-m", "phalanx", "run", "-n", "4"]),
     }
@@ -471,6 +495,19 @@ def test_ctrl_c_stops_all_ranks_and_prints_where_each_was(processes, door: str) 
     else:
         assert process.returncode == -signal.SIGINT
         assert err.rstrip().endswith("KeyboardInterrupt")
+
+
+def test_ctrl_c_stops_nested_runs_too(processes) -> None:
+    process = processes["nested"]
+    assert process.stdout.readline() == "all are there\n"
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert out.splitlines() == [
+        "inner rank 0 cleaned up",
+        "inner rank 1 cleaned up",
+        "left: ['MainThread']",
+    ]
+    assert "interrupted; each rank was at" in err
 
 
 def test_a_rank_that_swallows_everything_does_not_hang_the_run(processes) -> None:

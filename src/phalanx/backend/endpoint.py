@@ -59,6 +59,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         self._count = size
         self._limit = timeout.total_seconds()
         self._name = ""
+        self._place = ("", 0)
         self._assembly: Assembly | None = None
         self._closed = False
         self._coalescing: list[OpWork] | None = None
@@ -83,7 +84,8 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         self._name = name
         context = self._context
         members = tuple(self.options.global_ranks_in_group) or tuple(range(self._count))
-        self._assembly = self._session.assembly(self._meeting_key(), name, members)
+        self._place = self._meeting_key()
+        self._assembly = self._session.assembly(self._place, name, members)
         other = self._assembly.claim(self._member, context.rank)
         if other is not None:
             raise InvalidCallError(
@@ -139,6 +141,8 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
     def _wait_for_pending_works(self) -> None: ...
 
     def shutdown(self) -> None:
+        if not self._closed and self._assembly is not None and self._assembly.leave():
+            self._session.assemblies.pop(self._place, None)
         self._closed = True
 
     abort = shutdown

@@ -11,7 +11,7 @@ import os
 import shlex
 import sys
 import traceback
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 from phalanx.cli.output import FoldingPrinter
@@ -72,6 +72,9 @@ def handle(arguments: argparse.Namespace) -> int:
     except UsageError as error:
         print(f"phalanx: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # nobody reads any more; Python would complain at the very end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except SyntaxError as error:
         print("".join(traceback.format_exception_only(error)), end="", file=sys.stderr)
         return 1
@@ -123,9 +126,10 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _tick(printers: list[FoldingPrinter | None]) -> None:
-    for printer in printers:
-        if printer is not None:
-            printer.tick()
+    with suppress(BrokenPipeError):  # the rank that prints next gets to know
+        for printer in printers:
+            if printer is not None:
+                printer.tick()
 
 
 def _outcome(

@@ -46,7 +46,8 @@ class Launcher:
         on_interrupt: Callable[[], None] | None = None,
     ) -> None:
         self.baton = baton
-        self.interrupted = False
+        self.interrupted: BaseException | None = None
+        """Ctrl-C; in a nested run, what was thrown in because the outer one is stopped."""
         self._stall_after = stall_after
         self._on_stall = on_stall
         self._on_tick = on_tick
@@ -98,11 +99,11 @@ class Launcher:
         while True:
             try:
                 return self._supervise(strands)
-            except KeyboardInterrupt:
+            except (KeyboardInterrupt, RankStopped) as error:
                 if self.interrupted:
                     return _alive(strands)
-                self.interrupted = True
-                if self._on_interrupt is not None:
+                self.interrupted = error
+                if self._on_interrupt is not None and isinstance(error, KeyboardInterrupt):
                     self._on_interrupt()
                 self.baton.stop()
                 self._stopped_at = time.monotonic()

@@ -122,6 +122,7 @@ class Assembly:
         self.receives: dict[int, list[Call]] = {}
         self.history: list[deque[Past]] = [deque(maxlen=HISTORY) for _ in ranks]
         self._places: dict[int, int] = {}
+        self._left = 0
 
     def claim(self, member: int, rank: int) -> int | None:
         """A rank takes its place; the rank that has it already, if any. Programs number
@@ -131,6 +132,11 @@ class Assembly:
             return holder
         self.ranks = (*self.ranks[:member], rank, *self.ranks[member + 1 :])
         return None
+
+    def leave(self) -> bool:
+        """A member destroys its end of the group; whether it was the last of all."""
+        self._left += 1
+        return self._left == self.size
 
     def join(self, call: Call) -> Slot | None:
         """Put a collective call into its slot; the slot, once the last member is there."""

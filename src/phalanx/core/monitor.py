@@ -7,7 +7,9 @@ between two checks. It must never run a rank's code.
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
 import time
 
 from phalanx.core.baton import Baton, Strand
@@ -21,6 +23,8 @@ own threads may be working for it."""
 
 APART = 0.2
 """Seconds to stay apart after the one core turned out to be busy."""
+
+_TASKS = "/proc/self/task"
 
 
 class Monitor:
@@ -51,10 +55,10 @@ class Monitor:
         elif holder is None:
             self._notice_helpers(now, process)
             return
-        elif spent <= self._spent + 1e-4:
-            busy = process - self._process > 0.5 * (now - self._since)
-            quiet = now - self._since > (BUSY_QUIET if busy else QUIET)
-            if quiet and is_asleep(holder):
+        elif spent <= self._spent + 1e-4 and is_asleep(holder.native):
+            quiet = now - self._since
+            busy = process - self._process > 0.5 * quiet
+            if quiet > BUSY_QUIET or (quiet > QUIET and not busy and not others_work(holder)):
                 baton.push_outside(holder, hand_overs)
             return
         else:
@@ -82,14 +86,25 @@ class Monitor:
         self._since, self._process = now, process
 
 
-def is_asleep(strand: Strand) -> bool:
+def is_asleep(native: int) -> bool:
     """Whether the thread waits for something: not for a core on a busy machine, nor for a
     disk. Where the system does not tell, the CPU clock has to do."""
     try:
-        with open(f"/proc/self/task/{strand.native}/stat", "rb") as stat:
+        with open(f"{_TASKS}/{native}/stat", "rb") as stat:
             return stat.read().rpartition(b") ")[2][:1] == b"S"
     except OSError:
         return True
+
+
+def others_work(holder: Strand) -> bool:
+    """Whether another thread of the process runs, or would if it had a core: on a busy machine
+    torch's own threads get little CPU time while they work for the holder."""
+    aside = (holder.native, threading.get_native_id())
+    try:
+        natives = map(int, os.listdir(_TASKS))
+    except OSError:
+        return False
+    return not all(native in aside or is_asleep(native) for native in natives)
 
 
 def cpu_time(strand: Strand) -> float:

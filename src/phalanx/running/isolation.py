@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 import torch
@@ -31,9 +31,11 @@ from phalanx.core.baton import RUNNING, Strand, Switcher, here
 from phalanx.core.launcher import no_daemon
 from phalanx.errors import RankExited, RankStopped
 
-LOOKS = ("stat", "lstat", "access", "listdir", "scandir")
+LOOKS = ("stat", "access", "listdir", "scandir")
 POLLS = 50
 """How many looks at one and the same file count as polling: then the others get a turn."""
+PLACES = 1000
+"""Who looks at more files than this is not polling."""
 
 
 _ENV_PLACE = list(inspect.signature(subprocess.Popen).parameters).index("env")
@@ -204,19 +206,35 @@ def _polling(name: str) -> Any:
 
     def look(*args: Any, **kwargs: Any) -> Any:
         strand = main_strand()
-        if strand is not None:
-            looks = strand.local.saved.setdefault("looks", {})
-            place = str(args[:1])
-            looks[place] = looks.get(place, 0) + 1
-            if looks[place] > POLLS:
-                looks.clear()
-                strand.baton.give_way(strand)
+        if strand is not None and _is_polling(strand, str(args[:1])):
+            strand.baton.give_way(strand)
         return original(*args, **kwargs)
 
     for able in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks):
         if original in able:
             able.add(look)
     return look
+
+
+def _is_polling(strand: Strand, place: str) -> bool:
+    looks = strand.local.saved.setdefault("looks", {})
+    looks[place] = looks.get(place, 0) + 1
+    if looks[place] <= POLLS and len(looks) <= PLACES:
+        return False
+    often = looks[place] > POLLS
+    looks.clear()
+    return often and not _is_importing()
+
+
+def _is_importing() -> bool:
+    """Whether the calling thread is inside an import, so that another rank that imports the
+    same module would block natively."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _exiting(how: str, original: Any) -> Any:

@@ -50,6 +50,8 @@ def load_script(path: str, args: list[str]) -> Program:
 
 def load_module(name: str, args: list[str]) -> Program:
     """Find and compile a module, or a package's `__main__`."""
+    if name.endswith(".py"):  # to look for it would import, that is, run the script
+        raise UsageError(f"-m {name}: write -m {name[:-3]}, or the script's path without -m")
     sys.path.insert(0, os.getcwd())
     try:
         spec = _find_spec(name)
@@ -66,9 +68,23 @@ def _find_spec(name: str) -> ModuleSpec | None:
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.submodule_search_locations is not None:
             spec = importlib.util.find_spec(f"{name}.__main__")
-    except (ImportError, ValueError):
-        return None
+    except SyntaxError:
+        raise
+    except Exception as error:
+        if _is_about(error, name):
+            return None
+        raise UsageError(
+            f"cannot look for module {name!r}: importing the packages it is in raised "
+            f"{type(error).__name__}: {error}"
+        ) from None
     return spec
+
+
+def _is_about(error: Exception, name: str) -> bool:
+    """Whether the error says that the module itself, or a package it is in, is not there."""
+    if isinstance(error, ModuleNotFoundError):
+        return f"{name}.".startswith(f"{error.name}.")
+    return isinstance(error, ValueError)
 
 
 def run_program(program: Program, settings: Settings) -> bool:

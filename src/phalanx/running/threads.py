@@ -43,6 +43,8 @@ IDLE_STALL = 300.0
 """Seconds without any sign of life after which a run without a timeout is given up."""
 
 _one_run = threading.Lock()
+if hasattr(os, "register_at_fork"):  # a child of a rank is in no run
+    os.register_at_fork(after_in_child=_one_run._at_fork_reinit)  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)
@@ -168,8 +170,8 @@ class _Run:
         finally:
             self.switcher.restore()
         self._end_helpers()
-        if launcher.interrupted:
-            raise KeyboardInterrupt
+        if launcher.interrupted is not None:
+            raise launcher.interrupted
         if stuck:
             stacks = user_stacks(self.baton)
             self.outcomes.stuck = tuple(
