@@ -26,7 +26,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-Status = Literal["waiting", "computing", "outside", "finished", "failed"]
+Status = Literal["waiting", "sleeping", "ready", "computing", "outside", "finished", "failed"]
 Severity = Literal["error", "warning"]
 Kind = Literal["mismatch", "deadlock", "stall", "rank-failed"]
 Cause = Literal["cycle", "finished-peer", "failed-peer", "nobody-can"]

@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 import phalanx
 from phalanx.errors import RankExited, RankStopped
+from phalanx.running import threads
 
 
 def fails(program, *, ranks: int = 4, **options) -> phalanx.PhalanxError:
@@ -368,14 +369,35 @@ def test_a_standstill_out_of_sight_is_a_stall_after_the_timeout() -> None:
     assert "in lost" in str(error)
 
 
-def test_computing_is_no_stall() -> None:
+def test_a_rank_that_spins_is_a_stall_after_a_timeout_that_was_asked_for() -> None:
+    def spin():
+        while True:
+            pass
+
+    error = fails(on_rank(0, spin), ranks=2, timeout=0.2)
+    assert isinstance(error, phalanx.StallError)
+    assert error.verdict.ranks == (0,)
+    assert str(error).startswith("no rank moved for 0.2 s; rank 0 is computing at ")
+
+
+def test_without_a_timeout_computing_is_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:
     def busy():
-        until = time.monotonic() + 0.3
+        until = time.monotonic() + 0.4
         while time.monotonic() < until:
             pass
         dist.barrier()
 
-    phalanx.run(on_rank(0, busy), ranks=2, timeout=0.1)
+    monkeypatch.setattr(threads, "IDLE_STALL", 0.1)
+    phalanx.run(on_rank(0, busy), ranks=2)
+
+
+def test_a_rank_that_sleeps_will_move_by_itself() -> None:
+    def program():
+        if dist.get_rank() == 0:
+            time.sleep(0.3)
+        dist.barrier()
+
+    phalanx.run(program, ranks=2, timeout=0.1)
 
 
 # -- in processes of their own: what leaves threads behind, and Ctrl-C ----------------------

@@ -63,7 +63,7 @@ def find_deadlock(snapshot: Snapshot) -> Deadlock | None:
 
 def _is_free(view: RankView) -> bool:
     if view.status != "waiting":
-        return view.status in ("computing", "outside")
+        return view.status in ("computing", "ready", "sleeping", "outside")
     # A wait that is not known could end at any time: no proof may rest on it.
     return view.wait is None or not (view.wait.needs or view.wait.any_of)
 
@@ -97,7 +97,7 @@ def _find_cause(
     A cycle none of whose ranks waits for a finished one would hang even if that one came
     back, so it goes first; any other cycle is a consequence of the missing peer.
     """
-    gone = {v.rank for v in views if v.status not in ("waiting", "computing", "outside")}
+    gone = {v.rank for v in views if v.status in ("finished", "failed")}
     failed = {v.rank for v in views if v.status == "failed"}
     blamed = failed & _all_needs(waits.values())
     if blamed:

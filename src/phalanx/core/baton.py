@@ -305,6 +305,10 @@ class Baton:
     def has_ready(self) -> bool:
         return bool(self._ready)
 
+    def has_timer(self) -> bool:
+        """Whether a strand counts on a timer, so that it will move by itself."""
+        return self._sleepers > 0
+
     def push_outside(self, strand: Strand, hand_overs: int) -> bool:
         """The monitor saw that the holder blocks: take the baton from it, unless it moved."""
         with self._mutex:

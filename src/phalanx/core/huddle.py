@@ -22,6 +22,9 @@ MANY = 3000.0
 
 _TASKS = "/proc/self/task"
 
+# Kept, because during runs the name in `os` stands for a call that leaves the huddle first.
+_affinity = getattr(os, "sched_getaffinity", None)
+
 
 class Huddle:
     """Whether the threads of a run are on one core, and which.
@@ -77,7 +80,7 @@ def _bring(native: int, cores: set[int]) -> None:
 
 def _cores_of(native: int) -> set[int]:
     try:
-        return os.sched_getaffinity(native)
+        return _affinity(native) if _affinity is not None else set()
     except OSError:
         return set()
 
@@ -86,10 +89,7 @@ def _allowed_cores() -> set[int]:
     """Those of the main thread, which is never in a huddle; a nested run asks here too."""
     if not hasattr(os, "SCHED_BATCH") or not os.path.isdir(_TASKS):
         return set()
-    try:
-        return os.sched_getaffinity(os.getpid())
-    except OSError:
-        return set()
+    return _cores_of(os.getpid())
 
 
 def _current_core(allowed: set[int]) -> int:

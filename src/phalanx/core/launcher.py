@@ -36,11 +36,15 @@ AFTER_INTERRUPT = Patience(nudge=0.1, again=0.35, give_up=0.8)
 
 
 class Launcher:
+    """`stall_after` seconds without a hand-over `on_stall` is called, or, if `work_counts`,
+    without any rank working either."""
+
     def __init__(
         self,
         baton: Baton,
         *,
         stall_after: float | None = None,
+        work_counts: bool = True,
         on_stall: Callable[[float], None] | None = None,
         on_tick: Callable[[], object] | None = None,
         on_interrupt: Callable[[], None] | None = None,
@@ -49,6 +53,7 @@ class Launcher:
         self.interrupted: BaseException | None = None
         """Ctrl-C; in a nested run, what was thrown in because the outer one is stopped."""
         self._stall_after = stall_after
+        self._work_counts = work_counts
         self._on_stall = on_stall
         self._on_tick = on_tick
         self._on_interrupt = on_interrupt
@@ -123,8 +128,9 @@ class Launcher:
     def _look_for_stall(self) -> None:
         if self._stall_after is None or self._on_stall is None:
             return
-        still = time.monotonic() - self._monitor.moved_at
-        if still > self._stall_after:
+        monitor = self._monitor
+        since = monitor.moved_at if self._work_counts else monitor.handed_over_at
+        if time.monotonic() - since > self._stall_after:
             self._on_stall(self._stall_after)
 
     def _press(self) -> bool:

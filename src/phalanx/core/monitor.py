@@ -35,7 +35,8 @@ class Monitor:
         self._spent = 0.0
         self._since = 0.0
         self._process = 0.0
-        self.moved_at = time.monotonic()
+        self.handed_over_at = self.moved_at = time.monotonic()
+        """When the baton last changed hands, and when there was last any sign of life."""
         self._tick = self.moved_at, time.process_time(), 0
         self._apart_until = 0.0
 
@@ -43,15 +44,17 @@ class Monitor:
         """Push the holder outside if it blocks, and fire timers that are due."""
         baton = self._baton
         if baton.frozen:
-            self.moved_at = time.monotonic()
+            self.handed_over_at = self.moved_at = time.monotonic()
             return
         baton.fire_due()
         holder, hand_overs = baton.holder, baton.hand_overs
         now, process = time.monotonic(), time.process_time()
         self._arrange_threads(now, process, hand_overs)
         spent = cpu_time(holder) if holder is not None else 0.0
+        if baton.has_timer():
+            self.handed_over_at = self.moved_at = now
         if holder is not self._holder or hand_overs != self._hand_overs:
-            self.moved_at = now
+            self.handed_over_at = self.moved_at = now
         elif holder is None:
             self._notice_helpers(now, process)
             return

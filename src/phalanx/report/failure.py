@@ -94,5 +94,6 @@ def _stopped_text(block: ViewBlock) -> str:
         op = view.wait.op
         slot = f" (call #{op.number})" if op.number is not None else ""
         return f"{who} in {call_text(op)}{slot}{place}"
-    doing = "computing" if view.status == "computing" else "outside Phalanx's sight"
+    words = {"outside": "outside Phalanx's sight", "ready": "ready to run"}
+    doing = words.get(view.status, view.status)
     return f"{who} {doing}{place}"

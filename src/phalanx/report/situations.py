@@ -1,4 +1,4 @@
-"""What ranks are doing, in words: waiting, computing, finished, failed, outside.
+"""What ranks are doing, in words: waiting, sleeping, computing, finished ...
 
 Used by the reports that account for every rank (deadlock, stall, failure). Must never judge.
 """
@@ -15,6 +15,8 @@ from phalanx.report.layout import Block, rank_list, verb
 _FATES: Mapping[str, tuple[str, str]] = {
     "cycle": ("is in the cycle", "are in the cycle"),
     "waiting": ("waits too", "wait too"),
+    "sleeping": ("sleeps", "sleep"),
+    "ready": ("is ready to run", "are ready to run"),
     "computing": ("computes", "compute"),
     "outside": ("is outside Phalanx's sight", "are outside Phalanx's sight"),
     "finished": ("has returned", "have returned"),
@@ -73,7 +75,9 @@ def _pieces(block: ViewBlock) -> tuple[str, ...]:
         return (f"returned; {last_call_text(view.last, block.ranks)}",)
     if view.status == "failed":
         return (f"failed: {view.error or 'unknown error'}",)
-    return ("outside Phalanx's sight" if view.status == "outside" else view.status,)
+    if view.status == "outside":
+        return ("outside Phalanx's sight",)
+    return ("ready to run" if view.status == "ready" else view.status,)
 
 
 def _counterpart(wait: Wait) -> str:

@@ -56,8 +56,8 @@ def _site(rank: int, view: RankView, verdict: Stall) -> Site | None:
 
 def _order(block: ViewBlock) -> tuple[int, int]:
     """Those out of sight first: they are what the reader must look at."""
-    places = {"outside": 0, "computing": 1, "waiting": 2}
-    return places.get(block.view.status, 3), block.ranks[0]
+    places = {"outside": 0, "computing": 1, "ready": 2, "sleeping": 3, "waiting": 4}
+    return places.get(block.view.status, 5), block.ranks[0]
 
 
 def _split_by_stack(block: ViewBlock, verdict: Stall) -> list[ViewBlock]:

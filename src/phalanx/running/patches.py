@@ -1,10 +1,11 @@
 """Install what runs need to replace, once for all open worlds; put it back after the last.
 
-Used by the engines. The list itself stands in `isolation.py` and `backend/install.py`.
+Used by the engines. What is replaced stands in `calls.py` and `backend/install.py`.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -13,7 +14,8 @@ from functools import partial
 from typing import Any
 
 from phalanx.backend.install import install
-from phalanx.running.isolation import isolation_patches
+from phalanx.running.calls import call_patches
+from phalanx.running.isolation import RankEnviron
 
 _lock = threading.RLock()
 _depth = 0
@@ -41,7 +43,7 @@ def _install() -> None:
     excepthook = sys.excepthook  # torch wraps it anew at every init_process_group
     _undo.append(partial(setattr, sys, "excepthook", excepthook))
     _undo.append(install())
-    for owner, name, replacement in isolation_patches():
+    for owner, name, replacement in [(os.environ, "__class__", RankEnviron), *call_patches()]:
         _undo.append(partial(setattr, owner, name, getattr(owner, name)))
         setattr(owner, name, replacement)
 

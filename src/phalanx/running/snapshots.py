@@ -11,9 +11,9 @@ from types import FrameType
 from phalanx import callsite
 from phalanx.backend.describe import describe_call, describe_wait
 from phalanx.backend.session import RankContext, Session
-from phalanx.core.baton import DONE, OUTSIDE, PARKED, Baton, Strand
+from phalanx.core.baton import DONE, OUTSIDE, PARKED, RUNNING, Baton, Strand
 from phalanx.model import Op, RankView, Site, Snapshot, Status, ViewBlock
-from phalanx.running.isolation import Blocked
+from phalanx.running.calls import Blocked
 from phalanx.running.outcome import Outcomes
 
 
@@ -76,8 +76,10 @@ def _status(strand: Strand, error: BaseException | None) -> Status:
     if strand.state is DONE:
         return "finished" if error is None else "failed"
     if strand.state is PARKED:
-        return "waiting"
-    return "outside" if strand.state is OUTSIDE else "computing"
+        return "sleeping" if isinstance(strand.why, Blocked) else "waiting"
+    if strand.state is OUTSIDE:
+        return "outside"
+    return "computing" if strand.state is RUNNING else "ready"
 
 
 def _last_op(context: RankContext) -> Op | None:

@@ -34,7 +34,8 @@ from phalanx.core.schedule import schedule_from_seed
 from phalanx.errors import RankStopped, UsageError, VerdictError
 from phalanx.model import Stall, Verdict
 from phalanx.report.positions import render_positions
-from phalanx.running.isolation import RankSwitcher, enter_thread
+from phalanx.running.calls import enter_thread
+from phalanx.running.isolation import RankSwitcher
 from phalanx.running.outcome import Outcome, Outcomes, find_error
 from phalanx.running.patches import patched
 from phalanx.running.snapshots import group_views, take_snapshot, user_stacks
@@ -160,6 +161,7 @@ class _Run:
         launcher = Launcher(
             self.baton,
             stall_after=settings.timeout or IDLE_STALL,
+            work_counts=settings.timeout is None,
             on_stall=self._stall,
             on_tick=settings.on_tick,
             on_interrupt=self._tell_positions,

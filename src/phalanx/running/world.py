@@ -122,9 +122,10 @@ def run(
 
     With `init` the default process group exists when `fn` starts. `seed` 0 runs ranks in
     order, any other number is a random schedule of its own that it replays. `timeout` is
-    how many seconds may pass without a sign of progress. `clock="virtual"` lets sleeps and
-    timeouts pass at once when every rank waits. Keyword arguments with these names are for
-    `run`; wrap `fn` if it needs them itself.
+    how many seconds may pass without the baton changing hands, whatever the ranks do; without
+    one, a run in which no rank even works is given up after 300 seconds. `clock="virtual"`
+    lets sleeps and timeouts pass at once when every rank waits. Keyword arguments with these
+    names are for `run`; wrap `fn` if it needs them itself.
 
     >>> import torch.distributed as dist
     >>> run(lambda: dist.get_rank() * 10, ranks=3)

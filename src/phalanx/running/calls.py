@@ -1,0 +1,294 @@
+"""Calls of Python's own that a rank must not make as they are, and what it makes instead.
+
+They block (`time.sleep`, `Condition.wait`, `Thread.join`), poll, would end or leave the process
+(`os._exit`, `fork`), or start threads that belong to the rank. `call_patches` lists them all
+for `patches.py` to install during runs; threads that belong to no rank get the originals.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import multiprocessing.util
+import os
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from functools import cache
+from types import FrameType
+from typing import Any
+
+import torch
+
+from phalanx import callsite
+from phalanx.backend import private
+from phalanx.backend.session import RankContext
+from phalanx.core.baton import RUNNING, Strand, here
+from phalanx.core.launcher import no_daemon
+from phalanx.errors import RankExited, RankStopped
+
+LOOKS = ("stat", "access", "listdir", "scandir")
+POLLS = 50
+"""How many looks at one and the same file count as polling: then the others get a turn."""
+PLACES = 1000
+"""Who looks at more files than this is not polling."""
+
+_ENV_PLACE = list(inspect.signature(subprocess.Popen).parameters).index("env")
+
+
+def main_strand() -> Strand | None:
+    """The calling thread's strand if it is a rank's main thread and holds the baton."""
+    strand = here.strand
+    if strand is None or strand.helper or strand.state is not RUNNING:
+        return None
+    return strand
+
+
+class Blocked:
+    """Why a rank is outside, as the report shows it."""
+
+    __slots__ = ("mark", "what")
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self.mark = callsite.mark(2)
+
+
+def call_patches() -> list[tuple[Any, str, Any]]:
+    """(owner, attribute, replacement) for everything replaced in Python itself."""
+    return [
+        (_torch_logger, "filters", [*_torch_logger.filters, _outside_of_ranks]),
+        (time, "sleep", _sleeping(time.sleep)),
+        *((os, name, _polling(name)) for name in LOOKS),
+        (os, "_exit", _exiting("os._exit", os._exit)),
+        (os, "abort", _exiting("os.abort", os.abort)),
+        (subprocess.Popen, "__init__", _inheriting(subprocess.Popen.__init__)),
+        *((owner, name, _on_all_cores(original)) for owner, name, original in _starters()),
+        (threading.Condition, "wait", _waiting(threading.Condition.wait)),
+        (threading.Thread, "join", _joining(threading.Thread.join)),
+        (threading.Thread, "start", _adopting(threading.Thread.start)),
+    ]
+
+
+_torch_logger = logging.getLogger("c10d-NullHandler-default")
+"""torch logs every exception that leaves a collective here, the whole report and all, for
+nobody; pytest would show it once per rank."""
+
+
+def _outside_of_ranks(record: logging.LogRecord) -> bool:
+    return here.strand is None
+
+
+def _sleeping(original: Any) -> Any:
+    def sleep(seconds: float) -> None:
+        strand = here.strand
+        if strand is None or strand.helper:
+            original(seconds)
+            return
+        if seconds < 0:
+            raise ValueError("sleep length must be non-negative")
+        strand.baton.sleep(strand, seconds, Blocked("time.sleep"))
+
+    return sleep
+
+
+@cache
+def _polling(name: str) -> Any:
+    """A rank that looks for files in a tight loop must let the others run: one of them is
+    to write them. The standard library asks sets of functions what these can do."""
+    original = getattr(os, name)
+
+    def look(*args: Any, **kwargs: Any) -> Any:
+        strand = main_strand()
+        if strand is not None and _is_polling(strand, str(args[:1])):
+            strand.baton.give_way(strand)
+        return original(*args, **kwargs)
+
+    for able in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks):
+        if original in able:
+            able.add(look)
+    return look
+
+
+def _is_polling(strand: Strand, place: str) -> bool:
+    looks = strand.local.saved.setdefault("looks", {})
+    looks[place] = looks.get(place, 0) + 1
+    if looks[place] <= POLLS and len(looks) <= PLACES:
+        return False
+    often = looks[place] > POLLS
+    looks.clear()
+    return often and not _is_importing()
+
+
+def _is_importing() -> bool:
+    """Whether the calling thread is inside an import, so that another rank that imports the
+    same module would block natively."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _exiting(how: str, original: Any) -> Any:
+    """`os._exit` in a rank would end all ranks and the caller without a word."""
+
+    def leave(code: int = 134) -> None:
+        if here.strand is None:
+            original(code) if how == "os._exit" else original()
+        raise RankExited(how, code)
+
+    return leave
+
+
+def _inheriting(original: Any) -> Any:
+    """A program that a rank starts inherits the rank's environment, not the launcher's, and
+    may use all cores."""
+
+    def construct(self: Any, *args: Any, **kwargs: Any) -> None:
+        strand = here.strand
+        if strand is not None:
+            strand.baton.huddle.step_out()
+            if len(args) <= _ENV_PLACE and kwargs.get("env") is None:
+                kwargs["env"] = dict(os.environ)
+        original(self, *args, **kwargs)
+
+    return construct
+
+
+_STARTERS = [
+    (os, "sched_getaffinity"),
+    (os, "fork"),
+    (os, "forkpty"),
+    (os, "posix_spawn"),
+    (os, "posix_spawnp"),
+    (multiprocessing.util, "spawnv_passfds"),
+]
+
+
+def _starters() -> list[tuple[Any, str, Any]]:
+    """Those that this system has."""
+    found = ((owner, name, getattr(owner, name, None)) for owner, name in _STARTERS)
+    return [each for each in found if each[2] is not None]
+
+
+def _on_all_cores(original: Any) -> Any:
+    """A process started by a rank must not inherit the one core of the huddle, and a rank
+    that asks how many cores it may use must hear of all."""
+
+    def start(*args: Any, **kwargs: Any) -> Any:
+        strand = here.strand
+        if strand is not None:
+            strand.baton.huddle.step_out()
+        return original(*args, **kwargs)
+
+    return start
+
+
+def _waiting(original: Any) -> Any:
+    """What queues, events and the like of Python wait with: the rank lets the others run
+    meanwhile. Written out anew, because no slice of the original may miss a `notify`."""
+
+    def wait(self: Any, timeout: float | None = None) -> bool:
+        strand = main_strand()
+        if strand is None or _starting.now or not self._is_owned():
+            return bool(original(self, timeout))
+        strand.why = Blocked("threading.Condition.wait")
+        waiter = threading.Lock()
+        waiter.acquire()
+        self._waiters.append(waiter)
+        lock_state = self._release_save()
+        notified = False
+        try:
+            notified = strand.baton.wait_outside(
+                strand, lambda seconds: waiter.acquire(True, seconds), timeout
+            )
+        finally:
+            self._acquire_restore(lock_state)
+            if not notified:
+                with suppress(ValueError):
+                    self._waiters.remove(waiter)
+        return notified
+
+    return wait
+
+
+def _joining(original: Any) -> Any:
+    """A rank that waits for one of its threads lets the others run meanwhile."""
+
+    def join(self: threading.Thread, timeout: float | None = None) -> None:
+        strand = main_strand()
+        if strand is None or not self.is_alive():
+            original(self, timeout)
+            return
+
+        def attempt(seconds: float) -> bool:
+            original(self, seconds)
+            return not self.is_alive()
+
+        strand.why = Blocked("threading.Thread.join")
+        strand.baton.wait_outside(strand, attempt, timeout)
+
+    return join
+
+
+class _Starting(threading.local):
+    now = False
+
+
+_starting = _Starting()
+"""Whether the calling thread waits for a thread it started to be there: too short a time to
+let other ranks run."""
+
+
+def _adopting(original: Any) -> Any:
+    """A thread that a rank starts belongs to that rank."""
+
+    def start(self: threading.Thread) -> None:
+        strand = here.strand
+        if strand is None or self.ident is not None:
+            original(self)
+            return
+        context: RankContext = strand.local
+        child = strand.baton.add(strand.rank, context, helper=True)
+        self.run = _as_helper(child, self.run, self.daemon)  # type: ignore[method-assign]
+        self.daemon = True
+        context.helpers.append(self)
+        _starting.now = True
+        try:
+            original(self)
+        except BaseException:
+            strand.baton.finish(child)
+            here.strand = strand
+            raise
+        finally:
+            _starting.now = False
+
+    return start
+
+
+def _as_helper(strand: Strand, body: Any, is_daemon: bool) -> Any:
+    def run() -> None:
+        if not is_daemon:
+            no_daemon(threading.current_thread())
+        strand.baton.adopt(strand)
+        enter_thread(strand.local)
+        with suppress(RankStopped):
+            try:
+                body()
+            finally:
+                private.unregister_groups()
+                strand.baton.finish(strand)
+
+    return run
+
+
+def enter_thread(context: RankContext) -> None:
+    """What torch keeps per thread and a thread of a rank needs: its groups by name, and a
+    backward pass that stays in the thread, so that hooks know which rank they are."""
+    torch.autograd.set_multithreading_enabled(False)
+    for group, name in context.torch_state.pg_names.items():
+        private.register_group(name, group)
