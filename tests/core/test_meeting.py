@@ -145,14 +145,17 @@ def test_a_withdrawn_call_meets_nobody() -> None:
     assert met.post_receive(receive(met, 2, 1)) is None
 
 
-def test_abandon_forgets_what_is_open() -> None:
+def test_abandon_ends_what_is_open_and_brings_the_members_together() -> None:
     met = group()
-    met.join(call(met, 0))
-    met.post_send(send(met, 0, 1))
-    met.post_receive(receive(met, 0, 1))
-    met.abandon()
-    assert (met.slots, met.in_flight()) == ({}, 0)
-    assert met.post_send(send(met, 1, 0)) is None
+    error = RuntimeError("nobody will come")
+    calls = [call(met, 0), send(met, 0, 1), receive(met, 0, 1)]
+    met.join(calls[0])
+    met.post_send(calls[1])
+    met.post_receive(calls[2])
+    met.abandon(error)
+    assert (met.slots, met.sends, met.receives, met.in_flight()) == ({}, {}, {}, 0)
+    assert [each.error for each in calls] == [error] * 3
+    assert len(set(met.next_number)) == 1
 
 
 def test_finish_wakes_who_waits_and_posts_callbacks_to_the_calls_own_rank() -> None:

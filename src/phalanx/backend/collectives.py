@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from phalanx.backend.reduction import PREMUL_SUM, Reduction
+from phalanx.backend.reduction import PREMUL_SUM, Reduction, is_same_memory, overlaps
 from phalanx.core.meeting import Call
 
 Meaning = Callable[[list[Call]], None]
@@ -82,42 +82,69 @@ def scatter(calls: list[Call]) -> None:
 def reduce_scatter(calls: list[Call]) -> None:
     """`inputs` are one list, with a tensor for each member, for each output."""
     reduction = _reduction(calls)
-    for member, call in enumerate(calls):
-        for index, output in enumerate(call.outputs):
-            inputs = [sender.inputs[index][member].data for sender in calls]
-            reduction.into(output.data, inputs)
+    for index in range(len(calls[0].outputs)):
+        given = [[tensor.data for tensor in call.inputs[index]] for call in calls]
+        _reduce_pieces(reduction, given, [call.outputs[index].data for call in calls])
 
 
 def reduce_scatter_tensor(calls: list[Call]) -> None:
     reduction = _reduction(calls)
-    count = len(calls)
     for index in range(len(calls[0].outputs)):
-        pieces = [_even_pieces(sender.inputs[index], count) for sender in calls]
-        for member, call in enumerate(calls):
-            output = call.outputs[index].data
-            inputs = [piece[member].view(output.shape) for piece in pieces]
-            reduction.into(output, inputs)
+        given = [_even_pieces(call.inputs[index], len(calls)) for call in calls]
+        _reduce_pieces(reduction, given, [call.outputs[index].data for call in calls])
 
 
 def all_to_all(calls: list[Call]) -> None:
-    for receiver, call in enumerate(calls):
-        for output, sender in zip(call.outputs, calls, strict=True):
-            _copy(output, sender.inputs[receiver])
+    _exchange(
+        [[tensor.data for tensor in call.inputs] for call in calls],
+        [[tensor.data for tensor in call.outputs] for call in calls],
+    )
 
 
 def all_to_all_single(calls: list[Call]) -> None:
     """`facts` are the splits along dimension 0, (input, output), empty for even ones."""
     count = len(calls)
-    sent = [_pieces(call.inputs[0], call.facts[0], count) for call in calls]
-    for receiver, call in enumerate(calls):
-        outputs = _pieces(call.outputs[0], call.facts[1], count)
-        for output, pieces in zip(outputs, sent, strict=True):
-            _copy(output, pieces[receiver])
+    _exchange(
+        [_pieces(call.inputs[0], call.facts[0], count) for call in calls],
+        [_pieces(call.outputs[0], call.facts[1], count) for call in calls],
+    )
 
 
 def message(send: Call, receive: Call) -> None:
     for target, source in zip(receive.outputs, send.inputs, strict=True):
         _copy(target, source)
+
+
+def _reduce_pieces(
+    reduction: Reduction, given: Sequence[Sequence[Tensor]], outputs: list[Tensor]
+) -> None:
+    """Member m's output gets the reduction of everybody's piece m."""
+    given = [_apart(pieces, [outputs[m]], m) for m, pieces in enumerate(given)]
+    for member, output in enumerate(outputs):
+        reduction.into(output, [pieces[member].view(output.shape) for pieces in given])
+
+
+def _exchange(given: Sequence[Sequence[Tensor]], taken: Sequence[Sequence[Tensor]]) -> None:
+    """Member m's piece from s is what s has for m."""
+    given = [_apart(pieces, outputs) for pieces, outputs in zip(given, taken, strict=True)]
+    for receiver, outputs in enumerate(taken):
+        for output, pieces in zip(outputs, given, strict=True):
+            _copy(output, pieces[receiver])
+
+
+def _apart(
+    pieces: Sequence[Tensor], outputs: Sequence[Tensor], own: int | None = None
+) -> Sequence[Tensor]:
+    """Copies of the pieces if writing the outputs would change some before it is read. That
+    output and the member's `own` piece are one is fine: it is read just before."""
+    stores = {output.untyped_storage().data_ptr() for output in outputs if output.numel()}
+    if not any(piece.untyped_storage().data_ptr() in stores for piece in pieces):
+        return pieces
+    if own is not None and is_same_memory(pieces[own], outputs[0]):
+        others = [piece for index, piece in enumerate(pieces) if index != own]
+        if not overlaps(outputs[0], others):
+            return pieces
+    return [piece.clone() for piece in pieces]
 
 
 def _reduction(calls: list[Call]) -> Reduction:
@@ -127,7 +154,7 @@ def _reduction(calls: list[Call]) -> Reduction:
 
 
 def _copy(target: Tensor, source: Tensor) -> None:
-    if target.data_ptr() == source.data_ptr() and target.device == source.device:
+    if is_same_memory(target, source):
         return
     if target.shape != source.shape:
         source = source.reshape(target.shape)

@@ -18,7 +18,7 @@ from torch.distributed.distributed_c10d import Store
 from phalanx import callsite
 from phalanx.backend import checks, collectives, device
 from phalanx.backend.collectives import Meaning
-from phalanx.backend.raising import InvalidCallError
+from phalanx.backend.raising import InvalidCallError, one_for_each
 from phalanx.backend.session import RankContext, Session
 from phalanx.backend.work import OpWork, wait_for
 from phalanx.core.baton import RUNNING, here
@@ -90,7 +90,8 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         if other is not None:
             raise InvalidCallError(
                 f"ranks {other} and {context.rank} of this run both call themselves rank "
-                f"{self._member} of a group of {self._count}"
+                f"{self._member} of a group of {self._count}; do all ranks make all groups, in "
+                "the same order and with the same members?"
             )
 
     def _meeting_key(self) -> tuple[str, int]:
@@ -181,20 +182,29 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         """Meet the others; wait for them unless the caller wants a `Work`."""
         strand = call.strand
         baton = strand.baton
-        if strand.state is not RUNNING:
+        visiting = strand.state is not RUNNING
+        if visiting:
             baton.rejoin(strand)
         if baton.schedule.preempts:
             baton.switch_point(strand)
         if sample is not None and sample.is_cuda:
             device.record_arrival(call, sample)
         self._context.last_call = call
-        slot = call.assembly.join(call)
-        if slot is not None:
-            self._complete(slot, meaning)
+        baton.critical = True
+        try:
+            slot = call.assembly.join(call)
+            if slot is not None:
+                self._complete(slot, meaning)
+        finally:
+            baton.critical = False
         if opts is not None and not opts.asyncOp and self._coalescing is None:
-            self._finish_now(call, opts)
+            try:
+                self._finish_now(call, opts)
+            finally:
+                if visiting and strand.helper:
+                    baton.leave(strand)
             return None
-        if strand.helper:
+        if visiting and strand.helper:
             baton.leave(strand)
         work = OpWork(call, self._limit_of(opts)[0])
         if self._coalescing is not None:
@@ -202,16 +212,12 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         return work
 
     def _finish_now(self, call: Call, opts: Any) -> None:
-        strand = call.strand
-        try:
-            if not call.done:
-                limit, explicit = self._limit_of(opts)
-                wait_for(call, limit, explicit=explicit)
-            elif call.error is not None or call.event is not None or strand.errands:
-                wait_for(call, 0.0)
-        finally:
-            if strand.helper:
-                strand.baton.leave(strand)
+        if not call.done:
+            limit, explicit = self._limit_of(opts)
+            wait_for(call, limit, explicit=explicit)
+        elif call.error is not None or call.event is not None or call.strand.errands:
+            wait_for(call, 0.0)
+        call.inputs = call.outputs = ()  # the call is remembered; what it moved need not be
 
     def _limit_of(self, opts: Any) -> tuple[float, bool]:
         """Seconds that this call may wait, and whether the program named them for it."""
@@ -230,14 +236,15 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
                 else:
                     device.run_in_order(calls, lambda: meaning(calls))
             except Exception as error:
-                errors = [error] * len(calls)
+                errors = one_for_each(error, len(calls))
         for index, call in enumerate(calls):
             call.finish(errors[index] if errors else None)
 
     def _exchange(self, call: Call, sample: Tensor) -> OpWork:
         strand = call.strand
         baton = strand.baton
-        if strand.state is not RUNNING:
+        visiting = strand.state is not RUNNING
+        if visiting:
             baton.rejoin(strand)
         baton.switch_point(strand)
         if sample.is_cuda:
@@ -245,10 +252,14 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         self._context.last_call = call
         sending = call.name == "send"
         met = call.assembly
-        other = met.post_send(call) if sending else met.post_receive(call)
-        if other is not None:
-            self._deliver(*((call, other) if sending else (other, call)))
-        if strand.helper:
+        baton.critical = True
+        try:
+            other = met.post_send(call) if sending else met.post_receive(call)
+            if other is not None:
+                self._deliver(*((call, other) if sending else (other, call)))
+        finally:
+            baton.critical = False
+        if visiting and strand.helper:
             baton.leave(strand)
         work = OpWork(call, self._limit)
         if self._coalescing is not None:
@@ -262,7 +273,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
             try:
                 device.run_in_order([send, receive], lambda: collectives.message(send, receive))
             except Exception as error:
-                errors = [error, error]
+                errors = one_for_each(error, 2)
         send.finish(errors[0] if errors else None)
         receive.finish(errors[1] if errors else None)
 

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch.distributed as dist
 
 from phalanx import errors
@@ -45,3 +47,14 @@ _CLASSES: dict[type[Verdict], type[errors.VerdictError]] = {
 
 def error_for(verdict: Verdict, replay: str | None) -> errors.VerdictError:
     return _CLASSES[type(verdict)](render(verdict, replay=replay), verdict)
+
+
+def one_for_each(error: Exception, count: int) -> list[Exception]:
+    """The same error for several ranks: each raises a copy, or their tracebacks would mix."""
+    copies = []
+    for _ in range(count - 1):
+        try:
+            copies.append(copy.copy(error))
+        except Exception:
+            copies.append(error)
+    return [error, *copies]

@@ -72,9 +72,9 @@ class Reduction:
     def into(self, target: Tensor, inputs: list[Tensor]) -> None:
         """`target` gets the result; the inputs stay as they are. It may be one of them, or
         several, where ranks share a tensor."""
-        homes = [i for i, x in enumerate(inputs) if _same_memory(x, target)]
+        homes = [i for i, x in enumerate(inputs) if is_same_memory(x, target)]
         home = homes[0] if len(homes) == 1 else None
-        if home is None and _overlaps(target, inputs):
+        if home is None and overlaps(target, inputs):
             inputs = [x.clone() for x in inputs]
         for out, first, *others in _blocks([target, *inputs]):
             if home is None or home == 0:
@@ -129,11 +129,11 @@ def _share_memory(tensors: list[Tensor]) -> bool:
     return len({t.data_ptr() for t in tensors}) < len(tensors) and tensors[0].numel() > 0
 
 
-def _same_memory(a: Tensor, b: Tensor) -> bool:
+def is_same_memory(a: Tensor, b: Tensor) -> bool:
     return a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.stride() == b.stride()
 
 
-def _overlaps(target: Tensor, inputs: list[Tensor]) -> bool:
+def overlaps(target: Tensor, inputs: list[Tensor]) -> bool:
     """Whether target and some input lie in one storage, apart from being the same view."""
     storage = target.untyped_storage().data_ptr()
     start = target.data_ptr()

@@ -44,8 +44,8 @@ class RankContext:
         self.torch_state = TorchState()
         self.saved: dict[str, Any] = {}
         self.last_call: Call | None = None
-        self.last_past: tuple[Assembly, int, str, Any, Any] | None = None
         self.initialised = False
+        self.left_early = False
         self.incarnations: dict[str, int] = {}
         self.helpers: list[threading.Thread] = []
 

@@ -56,10 +56,12 @@ def _park_until_done(strand: Strand, call: Call, timeout: float, explicit: bool)
         if strand.errands:
             baton.run_errands(strand)
         if not woken and not call.done:
-            call.assembly.withdraw(call)
-            raise OpTimeoutError(
+            error = OpTimeoutError(
                 f"{call.name}: timed out after {timeout:g} s waiting for the other ranks"
             )
+            if call.assembly.withdraw(call):
+                call.finish(error)
+            raise error
     if visiting:
         baton.leave(strand)
 

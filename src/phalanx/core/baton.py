@@ -125,6 +125,10 @@ class Baton:
         self.hand_overs = 0
         self.fingerprint = 0
         self.stopping = False
+        self.critical = False
+        """Set while the holder changes what ranks share: it must not be overtaken."""
+        self.progress = 0
+        """Counts wake-ups and endings, but not the turns of a rank that polls."""
         self.frozen = False
         """Set while the holder runs a nested world: nobody else may have the baton."""
         self._ready: deque[Strand] = deque()
@@ -157,6 +161,7 @@ class Baton:
         """First thing in a main strand's thread: wait for the first turn."""
         self.adopt(strand)
         self._await_turn(strand)
+        self._raise_pending(strand)
 
     def adopt(self, strand: Strand) -> None:
         """Make the calling thread this strand's."""
@@ -197,7 +202,7 @@ class Baton:
             self._admit(strand)
         strand.why = why
         with self._mutex:
-            holding = self.holder is strand
+            holding = self.holder is strand and not self.stopping
             if holding:
                 strand.limit = deadline
                 if sleeping:
@@ -205,8 +210,8 @@ class Baton:
                 granted = self._stop_running(strand, PARKED)
         if not holding:
             # The monitor took the baton since the caller looked: what it waits for may have
-            # happened meanwhile, with nobody parked to be woken.
-            self.rejoin(strand)
+            # happened meanwhile, with nobody parked to be woken. Or the run was stopped.
+            self._admit(strand)
             return True
         self._await_turn(strand, granted)
         timed_out, strand.limit, strand.why = strand.timed_out, None, None
@@ -224,11 +229,14 @@ class Baton:
 
     def give_way(self, strand: Strand) -> None:
         """Let the others that are ready run first; for calls that poll."""
+        visiting = strand.helper and strand.state is not RUNNING
         self._admit(strand)
         with self._mutex:
             granted = self._stop_running(strand, READY)
         self._await_turn(strand, granted)
         self._raise_pending(strand)
+        if visiting:
+            self.leave(strand)
 
     def switch_point(self, strand: Strand) -> None:
         """A place where the schedule may prefer somebody else."""
@@ -236,8 +244,10 @@ class Baton:
             self.give_way(strand)
 
     def leave(self, strand: Strand) -> None:
-        """The strand goes where it may block out of our sight."""
+        """The strand goes where it may block out of our sight, perhaps until one of its own
+        errands is done."""
         self._admit(strand)
+        self.run_errands(strand)
         with self._mutex:
             granted = self._stop_running(strand, OUTSIDE)
         _open(granted)
@@ -312,7 +322,7 @@ class Baton:
     def push_outside(self, strand: Strand, hand_overs: int) -> bool:
         """The monitor saw that the holder blocks: take the baton from it, unless it moved."""
         with self._mutex:
-            if self.holder is not strand or self.hand_overs != hand_overs:
+            if self.critical or self.holder is not strand or self.hand_overs != hand_overs:
                 return False
             granted = self._stop_running(strand, OUTSIDE)
         _open(granted)
@@ -328,15 +338,17 @@ class Baton:
             granted = self._grant_if_free()
         _open(granted)
 
-    def stop(self) -> None:
+    def stop(self, *, at_once: bool = False) -> None:
         """Unwind everybody: parked strands raise `RankStopped` now, the others when they
-        next come by."""
+        next come by; `at_once` also those that are ready to run, or have not even begun."""
         with self._mutex:
             self.stopping = True
             for strand in self.strands:
                 if strand.state is PARKED:
                     strand.error = strand.error or RankStopped()
                     self._set_state(strand, READY)
+                elif at_once and strand.state is READY:
+                    strand.error = strand.error or RankStopped()
             granted = self._grant_if_free()
         _open(granted)
 
@@ -366,6 +378,8 @@ class Baton:
             raise error
 
     def _set_state(self, strand: Strand, state: str) -> None:
+        if strand.state is not RUNNING or state is DONE:
+            self.progress += 1
         if strand.state is OUTSIDE:
             self._outside -= 1
         strand.state = state

@@ -66,8 +66,9 @@ class Huddle:
             self._send_away(0)
 
     def _send_away(self, native: int) -> None:
-        if _cores_of(native) == self._one:
-            with suppress(OSError):
+        with suppress(OSError):
+            batch = os.sched_getscheduler(native) == os.SCHED_BATCH
+            if batch and _cores_of(native) == self._one:
                 os.sched_setaffinity(native, self._all)
                 os.sched_setscheduler(native, os.SCHED_OTHER, os.sched_param(0))
 

@@ -11,6 +11,7 @@ import ctypes
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from phalanx.core.baton import DONE, OUTSIDE, RUNNING, Baton, Strand
@@ -51,7 +52,8 @@ class Launcher:
     ) -> None:
         self.baton = baton
         self.interrupted: BaseException | None = None
-        """Ctrl-C; in a nested run, what was thrown in because the outer one is stopped."""
+        """What ended the run from outside: Ctrl-C, a signal handler's error, or, in a nested
+        run, what was thrown in because the outer one is stopped."""
         self._stall_after = stall_after
         self._work_counts = work_counts
         self._on_stall = on_stall
@@ -74,11 +76,8 @@ class Launcher:
             for pair in zip(strands, bodies, strict=True)
         ]
         self._left = len(threads)
-        for thread in threads:
-            thread.start()
-            no_daemon(thread)
-        self.baton.start()
         try:
+            self._start_all(strands, threads)
             stuck = self._supervise_all(strands)
         finally:
             self.baton.huddle.scatter()
@@ -86,6 +85,23 @@ class Launcher:
             if strand not in stuck:
                 thread.join(1.0)
         return stuck
+
+    def _start_all(
+        self, strands: Sequence[Strand], threads: Sequence[threading.Thread]
+    ) -> None:
+        """If that fails half way, those that are there already end at once."""
+        started = 0
+        try:
+            for thread in threads:
+                thread.start()
+                started += 1
+                no_daemon(thread)
+        except BaseException as error:
+            self._interrupt(error)
+            for strand in strands[started:]:
+                self.baton.finish(strand)
+                self._count_one_out()
+        self.baton.start()
 
     def _main(self, strand: Strand, body: Body) -> None:
         try:
@@ -95,23 +111,31 @@ class Launcher:
             pass
         finally:
             self.baton.finish(strand)
-            with self._count:
-                self._left -= 1
-                if not self._left:
-                    self._all_done.release()
+            self._count_one_out()
+
+    def _count_one_out(self) -> None:
+        with self._count:
+            self._left -= 1
+            if not self._left:
+                self._all_done.release()
 
     def _supervise_all(self, strands: Sequence[Strand]) -> list[Strand]:
         while True:
             try:
                 return self._supervise(strands)
-            except (KeyboardInterrupt, RankStopped) as error:
-                if self.interrupted:
+            except BaseException as error:
+                if self.interrupted is not None:
                     return _alive(strands)
-                self.interrupted = error
-                if self._on_interrupt is not None and isinstance(error, KeyboardInterrupt):
-                    self._on_interrupt()
-                self.baton.stop()
-                self._stopped_at = time.monotonic()
+                self._interrupt(error)
+
+    def _interrupt(self, error: BaseException) -> None:
+        """Ctrl-C, or whatever else reached the launcher: no rank may outlive it."""
+        self.interrupted = error
+        self._stopped_at = time.monotonic()
+        if self._on_interrupt is not None and isinstance(error, KeyboardInterrupt):
+            with suppress(Exception, KeyboardInterrupt):
+                self._on_interrupt()
+        self.baton.stop(at_once=True)
 
     def _supervise(self, strands: Sequence[Strand]) -> list[Strand]:
         while not self._all_done.acquire(True, TICK):
@@ -146,6 +170,7 @@ class Launcher:
         return since > patience.give_up
 
     def _nudge(self, *, also_take_baton: bool) -> None:
+        self.baton.stop(at_once=True)
         holder, hand_overs = self.baton.holder, self.baton.hand_overs
         for strand in list(self.baton.strands):
             if strand.state in (RUNNING, OUTSIDE) and strand.ident and not strand.helper:

@@ -175,17 +175,27 @@ class Assembly:
         self.receives.setdefault(call.member, []).append(call)
         return None
 
-    def withdraw(self, call: Call) -> None:
-        """Take back a call whose rank gave up waiting (a timeout), so that nobody meets it."""
+    def withdraw(self, call: Call) -> bool:
+        """Take back a message whose rank gave up waiting (a timeout), so that nobody meets
+        it; whether there was one. A collective cannot be taken back."""
         for pending in (*self.sends.values(), *self.receives.values()):
             if call in pending:
                 pending.remove(call)
+                return True
+        return False
 
-    def abandon(self) -> None:
-        """Everybody who waits here gets an error: what is open will never be met."""
+    def abandon(self, error: BaseException) -> None:
+        """What is open will never be met: it ends with `error`, and all members go on with
+        the same number."""
+        calls = [call for slot in self.slots.values() for call in slot.calls if call]
+        for pending in (*self.sends.values(), *self.receives.values()):
+            calls += pending
         self.slots.clear()
         self.sends.clear()
         self.receives.clear()
+        self.next_number = [max(self.next_number)] * self.size
+        for call in calls:
+            call.finish(error)
 
     def in_flight(self) -> int:
         return sum(map(len, self.sends.values()))

@@ -39,6 +39,7 @@ class Monitor:
         """When the baton last changed hands, and when there was last any sign of life."""
         self._tick = self.moved_at, time.process_time(), 0
         self._apart_until = 0.0
+        self._progress = 0
 
     def check(self) -> None:
         """Push the holder outside if it blocks, and fire timers that are due."""
@@ -53,11 +54,15 @@ class Monitor:
         spent = cpu_time(holder) if holder is not None else 0.0
         if baton.has_timer():
             self.handed_over_at = self.moved_at = now
-        if holder is not self._holder or hand_overs != self._hand_overs:
+        if baton.progress != self._progress:
+            self._progress = baton.progress
             self.handed_over_at = self.moved_at = now
-        elif holder is None:
+        moved = holder is not self._holder or hand_overs != self._hand_overs
+        if not moved and holder is None:
             self._notice_helpers(now, process)
             return
+        if moved or holder is None:
+            pass
         elif spent <= self._spent + 1e-4 and is_asleep(holder.native):
             quiet = now - self._since
             busy = process - self._process > 0.5 * quiet

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import multiprocessing.connection
 import multiprocessing.util
 import os
 import subprocess
@@ -61,11 +62,13 @@ def call_patches() -> list[tuple[Any, str, Any]]:
     return [
         (_torch_logger, "filters", [*_torch_logger.filters, _outside_of_ranks]),
         (time, "sleep", _sleeping(time.sleep)),
-        *((os, name, _polling(name)) for name in LOOKS),
+        *((os, name, _polling(getattr(os, name))) for name in LOOKS),
         (os, "_exit", _exiting("os._exit", os._exit)),
         (os, "abort", _exiting("os.abort", os.abort)),
         (subprocess.Popen, "__init__", _inheriting(subprocess.Popen.__init__)),
         *((owner, name, _on_all_cores(original)) for owner, name, original in _starters()),
+        *((owner, name, _stepping_out(getattr(owner, name))) for owner, name in _NATIVE_WAITS),
+        (os, "system", _in_a_shell(os.system)),
         (threading.Condition, "wait", _waiting(threading.Condition.wait)),
         (threading.Thread, "join", _joining(threading.Thread.join)),
         (threading.Thread, "start", _adopting(threading.Thread.start)),
@@ -95,10 +98,9 @@ def _sleeping(original: Any) -> Any:
 
 
 @cache
-def _polling(name: str) -> Any:
+def _polling(original: Any) -> Any:
     """A rank that looks for files in a tight loop must let the others run: one of them is
     to write them. The standard library asks sets of functions what these can do."""
-    original = getattr(os, name)
 
     def look(*args: Any, **kwargs: Any) -> Any:
         strand = main_strand()
@@ -157,6 +159,44 @@ def _inheriting(original: Any) -> Any:
         original(self, *args, **kwargs)
 
     return construct
+
+
+_NATIVE_WAITS = [
+    (subprocess.Popen, "wait"),
+    (subprocess.Popen, "communicate"),
+    (multiprocessing.connection.Connection, "recv_bytes"),
+    (multiprocessing.connection.Connection, "poll"),
+    (multiprocessing.connection, "wait"),
+]
+
+
+def _stepping_out(original: Any) -> Any:
+    """Common waits for other processes. The monitor would notice them too, but then the rank
+    goes on without the baton when they end."""
+
+    def wait(*args: Any, **kwargs: Any) -> Any:
+        strand = main_strand()
+        if strand is None:
+            return original(*args, **kwargs)
+        strand.why = Blocked(original.__qualname__)
+        strand.baton.leave(strand)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            strand.baton.rejoin(strand)
+
+    return wait
+
+
+def _in_a_shell(original: Any) -> Any:
+    """`os.system` reads the environment of the process; `subprocess` takes the rank's."""
+
+    def system(command: str) -> int:
+        if here.strand is None:
+            return int(original(command))
+        return subprocess.call(command, shell=True) << 8
+
+    return system
 
 
 _STARTERS = [
@@ -254,7 +294,7 @@ def _adopting(original: Any) -> Any:
             return
         context: RankContext = strand.local
         child = strand.baton.add(strand.rank, context, helper=True)
-        self.run = _as_helper(child, self.run, self.daemon)  # type: ignore[method-assign]
+        self.run = _as_helper(child, self, self.run)  # type: ignore[method-assign]
         self.daemon = True
         context.helpers.append(self)
         _starting.now = True
@@ -270,18 +310,28 @@ def _adopting(original: Any) -> Any:
     return start
 
 
-def _as_helper(strand: Strand, body: Any, is_daemon: bool) -> Any:
+def _as_helper(strand: Strand, thread: threading.Thread, body: Any) -> Any:
+    is_daemon = thread.daemon
+
     def run() -> None:
         if not is_daemon:
-            no_daemon(threading.current_thread())
+            no_daemon(thread)
         strand.baton.adopt(strand)
         enter_thread(strand.local)
-        with suppress(RankStopped):
-            try:
+        try:
+            with suppress(RankStopped):
                 body()
-            finally:
+        except BaseException as error:
+            # Told here and not by Python's own code, which would no longer know the rank.
+            trace = error.__traceback__.tb_next if error.__traceback__ is not None else None
+            args = (type(error), error.with_traceback(trace), trace, thread)
+            threading.excepthook(threading.ExceptHookArgs(args))
+        finally:
+            with suppress(RankStopped):
                 private.unregister_groups()
                 strand.baton.finish(strand)
+            with suppress(ValueError):
+                strand.local.helpers.remove(thread)
 
     return run
 

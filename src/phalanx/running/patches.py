@@ -28,7 +28,11 @@ def patched() -> Iterator[None]:
     global _depth
     with _lock:
         if _depth == 0:
-            _install()
+            try:
+                _install()
+            except BaseException:
+                _uninstall()
+                raise
         _depth += 1
     try:
         yield

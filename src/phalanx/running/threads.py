@@ -197,6 +197,8 @@ class _Run:
             except SystemExit as end:
                 if end.code not in (None, 0):
                     raise
+                context.left_early = True
+            self.baton.run_errands(strand)
             self._join_helpers(context)
         except BaseException as error:
             if self.outcomes.record(context.rank, error, stopping=self.baton.stopping):
@@ -236,7 +238,7 @@ class _Run:
         for strand, own in zip(parked, error.for_each(len(parked)), strict=True):
             self.baton.wake(strand, own)
         for met in self.session.assemblies.values():
-            met.abandon()
+            met.abandon(error)
 
     def _find_verdict(self) -> Verdict:
         """Calls that disagree explain a deadlock better than who waits for whom."""
@@ -299,7 +301,12 @@ class _Run:
             here.strand = outer
 
     def _end_helpers(self) -> None:
-        threads = [t for context in self.session.ranks for t in context.helpers]
+        threads = [
+            thread
+            for context in self.session.ranks
+            for thread in context.helpers
+            if not _is_pool_worker(thread)
+        ]
         end_threads(threads, patience=0.5)
         for context in self.session.ranks:
             context.helpers.clear()
