@@ -53,6 +53,17 @@ RUN_OPTIONS = {
     "--master-addr, --master_addr",
     "--master-port, --master_port",
     "-m, --module",
+    "--node-rank, --node_rank",
+    "--rdzv-backend, --rdzv_backend",
+    "--rdzv-endpoint, --rdzv_endpoint",
+    "--rdzv-id, --rdzv_id",
+    "--rdzv-conf, --rdzv_conf",
+    "--max-restarts, --max_restarts",
+    "--monitor-interval, --monitor_interval",
+    "--start-method, --start_method",
+    "--log-dir, --log_dir",
+    "--redirects",
+    "--tee",
 }
 
 

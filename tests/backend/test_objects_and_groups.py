@@ -321,14 +321,34 @@ def test_nothing_is_left_after_the_last_group() -> None:
     assert not dist.is_initialized()
 
 
-def test_another_ranks_end_of_a_group_is_refused() -> None:
+def test_another_ranks_end_of_a_group_is_as_good_as_ones_own() -> None:
+    """torch binds `group.WORLD` as a default argument when some rank imports a module."""
     ends: dict[int, Any] = {}
 
-    def program() -> None:
-        ends[dist.get_rank()] = dist.group.WORLD
+    def program() -> list[Any]:
+        rank = dist.get_rank()
+        ends[rank] = dist.group.WORLD
         dist.barrier()
-        with pytest.raises(RuntimeError, match=r"rank \d uses rank \d's end of a group"):
-            ends[1 - dist.get_rank()].allreduce([torch.ones(1)])
+        other = ends[1 - rank]
+        tensor, gathered = torch.tensor(1.0 + rank), [torch.zeros(()) for _ in range(2)]
+        dist.all_reduce(tensor, group=other)
+        dist.gather(tensor, gathered if rank == 0 else None, dst=0, group=other)
+        return [tensor.item(), other.rank(), dist.get_rank(other), other == ends[rank]]
+
+    assert phalanx.run(program, ranks=2) == [[3.0, 0, 0, True], [3.0, 1, 1, True]]
+
+
+def test_the_end_of_a_group_one_is_not_in_is_refused() -> None:
+    ends: list[Any] = []
+
+    def program() -> None:
+        group = dist.new_group([0])
+        if dist.get_rank() == 0:
+            ends.append(group)
+        dist.barrier()
+        if dist.get_rank() == 1:
+            with pytest.raises(RuntimeError, match="rank 1 uses rank 0's end of a group"):
+                ends[0].allreduce([torch.ones(1)])
 
     phalanx.run(program, ranks=2)
 

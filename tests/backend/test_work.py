@@ -358,3 +358,54 @@ def test_a_thread_of_nobody_may_not_wait() -> None:
 
 def issue_for_later() -> Any:
     return dist.irecv(torch.ones(1), 1 - dist.get_rank())
+
+
+@pytest.mark.parametrize("in_a_thread", [False, True])
+def test_callbacks_run_while_the_rank_waits_for_them_with_pythons_own_means(
+    in_a_thread: bool,
+) -> None:
+    def communicate() -> bool:
+        called = threading.Event()
+        work = dist.all_reduce(torch.ones(1), async_op=True)
+        work.get_future().add_done_callback(lambda future: called.set())
+        return called.wait(20)
+
+    def program() -> bool:
+        if not in_a_thread:
+            return communicate()
+        found: list[bool] = []
+        thread = threading.Thread(target=lambda: found.append(communicate()))
+        thread.start()
+        thread.join()
+        return found[0]
+
+    assert phalanx.run(program, ranks=2) == [True, True]
+
+
+def test_callbacks_run_at_the_latest_when_the_rank_ends() -> None:
+    called: list[int] = []
+
+    def program() -> None:
+        rank = dist.get_rank()
+        work = dist.all_reduce(torch.ones(1), async_op=True)
+        work.get_future().add_done_callback(lambda future: called.append(rank))
+        dist.barrier()
+
+    phalanx.run(program, ranks=3)
+    assert sorted(called) == [0, 1, 2]
+
+
+def test_a_message_that_was_given_up_stays_given_up() -> None:
+    def program() -> list[str]:
+        texts = []
+        if dist.get_rank() == 0:
+            work = dist.irecv(torch.zeros(1), 1)
+            for _ in range(2):
+                with pytest.raises(RuntimeError, match="recv: timed out after") as caught:
+                    work.wait(timedelta(seconds=0.01))
+                texts.append(str(caught.value))
+        dist.barrier()
+        return texts
+
+    first, _ = phalanx.run(program, ranks=2)
+    assert len(first) == 2 and first[0] == first[1]

@@ -608,3 +608,35 @@ def test_the_switcher_sees_each_hand_over(make_desk) -> None:
     desk.run(body, body)
     assert not desk.errors
     assert [rank for what, rank in recorder.seen if what == "enter"] == [0, 1, 0, 1]
+
+
+def test_nobody_is_overtaken_in_the_middle_of_a_critical_part(desk) -> None:
+    def body(strand):
+        baton = strand.baton
+        baton.critical = True
+        desk.log.append(baton.push_outside(strand, baton.hand_overs))
+        baton.critical = False
+        desk.log.append(baton.push_outside(strand, baton.hand_overs))
+
+    desk.run(body)
+    assert desk.log == [False, True] and not desk.errors
+
+
+def test_who_is_about_to_park_when_the_run_is_stopped_does_not_park(desk) -> None:
+    def body(strand):
+        strand.baton.stopping = True  # as if set between the caller's look and the mutex
+        try:
+            strand.baton.park(strand)
+        except RankStopped:
+            desk.log.append("stopped")
+
+    desk.run(body)
+    assert desk.log == ["stopped"]
+
+
+def test_stopping_at_once_keeps_those_from_beginning_that_have_not(desk) -> None:
+    def first(strand):
+        strand.baton.stop(at_once=True)
+
+    desk.run(first, lambda strand: desk.log.append("began"))
+    assert desk.log == []

@@ -5,10 +5,12 @@ from __future__ import annotations
 import doctest
 import os
 import random
+import signal
 import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -456,3 +458,54 @@ def test_a_world_that_is_dropped_puts_everything_back() -> None:
     del world
     after = state_of_the_process()
     assert after == before
+
+
+def test_random_numbers_stay_a_ranks_own_while_it_waits_for_a_process() -> None:
+    def program() -> float:
+        torch.manual_seed(dist.get_rank())
+        subprocess.run(["sleep", "0.05"], check=True)
+        return torch.rand(1).item()
+
+    wanted = [
+        torch.rand(1, generator=torch.Generator().manual_seed(r)).item() for r in range(3)
+    ]
+    assert phalanx.run(program, ranks=3) == wanted
+
+
+def test_a_pool_made_outside_works_before_in_and_after_a_run() -> None:
+    with ThreadPoolExecutor(1) as pool:
+        assert phalanx.run(lambda: pool.submit(int, "7").result(), ranks=1) == [7]
+        assert pool.submit(int, "8").result(timeout=20) == 8
+
+
+def test_a_world_cannot_be_closed_or_run_again_while_it_runs() -> None:
+    with phalanx.World(ranks=2) as world:
+
+        def program() -> None:
+            with pytest.raises(phalanx.UsageError, match="cannot be closed while it runs"):
+                world.close()
+            with pytest.raises(phalanx.UsageError, match="is running already"):
+                world.run(int)
+
+        world.run(program)
+        assert world.run(dist.get_rank) == [0, 1]
+
+
+def test_an_error_in_the_launchers_thread_leaves_no_rank_behind() -> None:
+    """As the time limit of a test suite, which raises in a signal handler."""
+
+    def ring(number: int, frame: object) -> None:
+        raise TimeoutError("alarm")
+
+    def spin() -> None:
+        while True:
+            pass
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    try:
+        with pytest.raises(TimeoutError, match="alarm"):
+            phalanx.run(spin, ranks=2)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert not [t.name for t in threading.enumerate() if t.name.startswith("rank-")]

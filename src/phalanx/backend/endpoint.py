@@ -66,8 +66,31 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
 
     # -- what torch asks a group about itself ---------------------------------------------
 
+    def _own_end(self) -> Endpoint:
+        """The calling rank's end of this group. Ranks share modules, and torch binds some
+        groups once per process (`group=group.WORLD` as a default argument, evaluated by the
+        rank that imports first), so a rank may hold another one's object."""
+        strand = here.strand
+        if strand is None or strand.local is self._context or self._assembly is None:
+            return self
+        end: Endpoint = self._assembly.ends.get(strand.local.rank, self)
+        return end
+
+    def __eq__(self, other: object) -> bool:
+        """All ends of one group are equal, so that torch finds a rank's own by any of them."""
+        if self is other:
+            return True
+        return (
+            isinstance(other, Endpoint)
+            and self._place[0] != ""
+            and ((self._session, self._place) == (other._session, other._place))
+        )
+
+    def __hash__(self) -> int:
+        return hash(self._place)
+
     def rank(self) -> int:
-        return self._member
+        return self._own_end()._member
 
     def size(self) -> int:
         return self._count
@@ -86,7 +109,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         members = tuple(self.options.global_ranks_in_group) or tuple(range(self._count))
         self._place = self._meeting_key()
         self._assembly = self._session.assembly(self._place, name, members)
-        other = self._assembly.claim(self._member, context.rank)
+        other = self._assembly.claim(self._member, context.rank, self)
         if other is not None:
             raise InvalidCallError(
                 f"ranks {other} and {context.rank} of this run both call themselves rank "
@@ -142,7 +165,11 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
     def _wait_for_pending_works(self) -> None: ...
 
     def shutdown(self) -> None:
-        if not self._closed and self._assembly is not None and self._assembly.leave():
+        if (
+            not self._closed
+            and self._assembly is not None
+            and self._assembly.leave(self._context.rank)
+        ):
             self._session.assemblies.pop(self._place, None)
         self._closed = True
 
@@ -169,12 +196,13 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
             raise RuntimeError(
                 f"{name}: called by a thread that belongs to no rank of this run"
             )
-        if strand.local is not self._context:
+        end = self if strand.local is self._context else self._own_end()
+        if strand.local is not end._context:
             raise InvalidCallError(
                 f"{name}: rank {strand.rank} uses rank {self._context.rank}'s end of a group; "
-                "ranks share this process, but each must use the groups it made itself"
+                f"rank {strand.rank} is not a member, or has destroyed its own"
             )
-        return Call(self._assembly or self._met, self._member, strand, name, callsite.mark(3))
+        return Call(self._assembly or self._met, end._member, strand, name, callsite.mark(3))
 
     def _submit(
         self, call: Call, meaning: Meaning, opts: Any, sample: Tensor | None
@@ -189,7 +217,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
             baton.switch_point(strand)
         if sample is not None and sample.is_cuda:
             device.record_arrival(call, sample)
-        self._context.last_call = call
+        strand.local.last_call = call
         baton.critical = True
         try:
             slot = call.assembly.join(call)
@@ -249,7 +277,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         baton.switch_point(strand)
         if sample.is_cuda:
             device.record_arrival(call, sample)
-        self._context.last_call = call
+        strand.local.last_call = call
         sending = call.name == "send"
         met = call.assembly
         baton.critical = True

@@ -118,8 +118,8 @@ class RankGroup(Endpoint):
         call = self._call("gather")
         call.root = arguments.check_root(self, call.name, opts.rootRank)
         call.inputs = inputs
-        call.outputs = outputs[0] if call.root == self._member and outputs else []
-        if call.root == self._member:
+        call.outputs = outputs[0] if call.root == call.member and outputs else []
+        if call.root == call.member:
             each = inputs[0]
             arguments.check_root_list(self, call.name, "gather_list", call.outputs, each=each)
         call.signature = (call.name, call.root, *_shapes(inputs))
@@ -137,8 +137,8 @@ class RankGroup(Endpoint):
         call = self._call("scatter")
         call.root = arguments.check_root(self, call.name, opts.rootRank)
         call.outputs = outputs
-        call.inputs = inputs[0] if call.root == self._member and inputs else []
-        if call.root == self._member:
+        call.inputs = inputs[0] if call.root == call.member and inputs else []
+        if call.root == call.member:
             each = outputs[0]
             arguments.check_root_list(self, call.name, "scatter_list", call.inputs, each=each)
         call.signature = (call.name, call.root, *_shapes(outputs))

@@ -65,10 +65,8 @@ def install() -> Callable[[], None]:
     patched = [(owner, name, vars(owner)[name]) for owner, name, _ in patches]
     for owner, name, replacement in patches:
         setattr(owner, name, replacement)
-    private.set_thread_isolation(True)
 
     def uninstall() -> None:
-        private.set_thread_isolation(False)
         private.replace_names(**before)
         for owner, name, original in patched:
             setattr(owner, name, original)

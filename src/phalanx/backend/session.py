@@ -45,7 +45,6 @@ class RankContext:
         self.saved: dict[str, Any] = {}
         self.last_call: Call | None = None
         self.initialised = False
-        self.left_early = False
         self.incarnations: dict[str, int] = {}
         self.helpers: list[threading.Thread] = []
 

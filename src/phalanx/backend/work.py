@@ -138,7 +138,7 @@ class OpFuture(torch.futures.Future[Any]):
         devices: list[Any] = sorted({t.device for t in tensors if t.is_cuda}, key=str)
         future = cls(devices=devices) if devices else cls()
         future._call, future._timeout = call, timeout
-        if call.waited:
+        if call.waited or (call.done and call.strand.helper):
             future._settle()
             return future
         if call.done:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from phalanx import __version__
 from phalanx.cli import run
 
 DESCRIPTION = """\
@@ -43,10 +44,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action="version", version=f"phalanx {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     run.add_parser(commands)
     given = list(sys.argv[1:] if argv is None else argv)
-    arguments = parser.parse_args(given)
+    arguments, unknown = parser.parse_known_args(given)
+    if unknown:
+        arguments.parser.error(f"unknown option: {' '.join(unknown)}")
     return int(arguments.handler(arguments))
 
 

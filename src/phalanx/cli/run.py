@@ -26,6 +26,20 @@ Run SCRIPT once per rank, as torchrun would, with all ranks inside this process.
 several ranks print alike are shown once, with their ranks: "[0-3] epoch 1 loss 0.42".
 """
 
+TORCHRUN_IGNORED = (
+    "node-rank",
+    "rdzv-backend",
+    "rdzv-endpoint",
+    "rdzv-id",
+    "rdzv-conf",
+    "max-restarts",
+    "monitor-interval",
+    "start-method",
+    "log-dir",
+    "redirects",
+    "tee",
+)
+
 
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
@@ -57,13 +71,21 @@ def add_parser(commands: Any) -> None:
     show.add_argument("-q", "--quiet", action="store_true", help="no output of the ranks")
     show.add_argument("--rank", metavar="R", help="only output of these ranks: 0 or 0,2-3")
     torchrun = parser.add_argument_group("as torchrun takes them")
-    torchrun.add_argument("--standalone", action="store_true", help="always so; ignored")
     torchrun.add_argument("--master-addr", "--master_addr", metavar="HOST")
     torchrun.add_argument("--master-port", "--master_port", metavar="PORT")
+    torchrun.add_argument("--standalone", action="store_true", help="always so; ignored")
+    for name in TORCHRUN_IGNORED:
+        torchrun.add_argument(
+            *_spellings(name), metavar="X", help="has no meaning here; ignored"
+        )
     parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module name")
     parser.add_argument("script", metavar="SCRIPT", nargs="?")
     parser.add_argument("args", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    parser.set_defaults(handler=handle)
+    parser.set_defaults(handler=handle, parser=parser)
+
+
+def _spellings(name: str) -> list[str]:
+    return list(dict.fromkeys((f"--{name}", f"--{name.replace('-', '_')}")))
 
 
 def handle(arguments: argparse.Namespace) -> int:
@@ -72,6 +94,9 @@ def handle(arguments: argparse.Namespace) -> int:
     except UsageError as error:
         print(f"phalanx: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:  # before the ranks began
+        print("phalanx: interrupted", file=sys.stderr)
+        return 130
     except BrokenPipeError:  # nobody reads any more; Python would complain at the very end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -228,6 +253,10 @@ def _replay(arguments: argparse.Namespace, ranks: int) -> str:
         words += ["--seed", arguments.seed]
     if arguments.clock != "real":
         words += ["--clock", arguments.clock]
+    if arguments.checks != "all":
+        words += ["--checks", arguments.checks]
+    if arguments.timeout is not None:
+        words += ["--timeout", arguments.timeout]
     if arguments.module:
         words.append("-m")
     return shlex.join([*words, arguments.script, *arguments.args])

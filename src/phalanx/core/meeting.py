@@ -123,19 +123,23 @@ class Assembly:
         self.history: list[deque[Past]] = [deque(maxlen=HISTORY) for _ in ranks]
         self._places: dict[int, int] = {}
         self._left = 0
+        self.ends: dict[int, Any] = {}
 
-    def claim(self, member: int, rank: int) -> int | None:
+    def claim(self, member: int, rank: int, end: Any = None) -> int | None:
         """A rank takes its place; the rank that has it already, if any. Programs number
-        their ranks as they like: from here on `ranks` tells which ranks these really are."""
+        their ranks as they like: from here on `ranks` tells which ranks these really are.
+        `end` is the rank's own object for the group."""
         holder = self._places.setdefault(member, rank)
         if holder != rank:
             return holder
+        self.ends[rank] = end
         self.ranks = (*self.ranks[:member], rank, *self.ranks[member + 1 :])
         return None
 
-    def leave(self) -> bool:
+    def leave(self, rank: int) -> bool:
         """A member destroys its end of the group; whether it was the last of all."""
         self._left += 1
+        self.ends.pop(rank, None)
         return self._left == self.size
 
     def join(self, call: Call) -> Slot | None:

@@ -1,8 +1,8 @@
 """What a rank has of its own although ranks share a process.
 
-Two ways: state that Python code reads (`os.environ`) is looked up by the calling thread;
-state inside torch and the interpreter (the random generator, `sys.argv`, `__main__`) is
-swapped when another rank gets the baton. Used by the engine and by `patches.py`.
+Two ways: state that Python code reads (`os.environ`, `__main__`) is looked up by the calling
+thread; state inside torch and the interpreter (the random generator, `sys.argv`) is swapped
+when another rank gets the baton. Used by the engine and by `patches.py`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Iterator
 from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -20,14 +21,13 @@ from phalanx.core.baton import Strand, Switcher, here
 
 class RankSwitcher(Switcher):
     """Swaps, when a rank gets the baton after another one: torch's CPU generator always,
-    `sys.argv` and `__main__` for ranks that have their own (scripts do)."""
+    `sys.argv` for ranks that have their own (scripts do)."""
 
     def __init__(self) -> None:
         self._owner: RankContext | None = None
         self._generator = torch.default_generator
         self._outer_random = self._generator.get_state()
         self._outer_argv = sys.argv
-        self._outer_main = sys.modules.get("__main__")
 
     def leave(self, strand: Strand) -> None:
         if self._owner is strand.local:
@@ -43,7 +43,6 @@ class RankSwitcher(Switcher):
         self._generator.set_state(saved.get("random", self._outer_random))
         if "argv" in saved:
             sys.argv = saved["argv"]
-            sys.modules["__main__"] = saved["main"]
 
     def restore(self) -> None:
         """After the run: as the launcher had it."""
@@ -52,14 +51,39 @@ class RankSwitcher(Switcher):
             self._owner = None
         self._generator.set_state(self._outer_random)
         sys.argv = self._outer_argv
-        if self._outer_main is not None:
-            sys.modules["__main__"] = self._outer_main
 
 
 def own_script_state(context: RankContext, argv: list[str], main: ModuleType) -> None:
     """Give a rank its own `sys.argv` and `__main__`, from now on."""
     context.saved["argv"], context.saved["main"] = argv, main
-    sys.argv, sys.modules["__main__"] = argv, main
+    sys.argv = argv
+
+
+class RankMain(ModuleType):
+    """`sys.modules["__main__"]` while a script runs: whichever thread asks, even one that does
+    not hold the baton, finds the names of its own rank. Pickling looks classes up here."""
+
+    def __init__(self, outside: ModuleType) -> None:
+        ModuleType.__setattr__(self, "_outside", outside)
+
+    def __getattribute__(self, name: str) -> Any:
+        return getattr(_main_here(self), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(_main_here(self), name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(_main_here(self), name)
+
+    def __dir__(self) -> list[str]:
+        return dir(_main_here(self))
+
+
+def _main_here(proxy: RankMain) -> ModuleType:
+    strand = here.strand
+    own = None if strand is None else strand.local.saved.get("main")
+    outside: ModuleType = object.__getattribute__(proxy, "__dict__")["_outside"]
+    return outside if own is None else own
 
 
 class RankEnviron(os._Environ):  # type: ignore[type-arg]
@@ -107,8 +131,10 @@ def _own_environ() -> dict[str, str] | None:
 def _become_a_process() -> None:
     """In a forked child, e.g. a DataLoader's worker: it is no rank any more, but starts with
     the environment of the rank that forked it. The other threads are not there."""
-    own = _own_environ()
+    own, strand = _own_environ(), here.strand
     here.strand = None
+    if strand is not None and "main" in strand.local.saved:
+        sys.modules["__main__"] = strand.local.saved["main"]
     if own is not None:
         os.environ.clear()
         os.environ.update(own)

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+from phalanx.backend import private
 from phalanx.backend.install import install
 from phalanx.running.calls import call_patches
 from phalanx.running.isolation import RankEnviron
@@ -55,3 +56,21 @@ def _install() -> None:
 def _uninstall() -> None:
     while _undo:
         _undo.pop()()
+
+
+_runs = 0
+
+
+@contextmanager
+def groups_by_thread() -> Iterator[None]:
+    """Keep torch's map from names to groups per thread, for as long as a run lasts and not
+    longer: the surrounding program may have groups of its own in the common one."""
+    global _runs
+    _runs += 1
+    private.set_thread_isolation(True)
+    try:
+        yield
+    finally:
+        _runs -= 1
+        if _runs == 0:
+            private.set_thread_isolation(False)

@@ -16,7 +16,7 @@ from typing import Any
 
 from phalanx.backend.session import RankContext
 from phalanx.errors import UsageError
-from phalanx.running.isolation import own_script_state
+from phalanx.running.isolation import RankMain, own_script_state
 from phalanx.running.threads import Settings, ThreadsEngine
 
 
@@ -88,23 +88,30 @@ def _is_about(error: Exception, name: str) -> bool:
 
 
 def run_program(program: Program, settings: Settings) -> bool:
-    """Execute it on every rank; whether any rank initialised `torch.distributed`."""
+    """Execute it on every rank; whether it went about it as a distributed program: a rank
+    initialised `torch.distributed`, or left by `sys.exit` before it came to that."""
     engine = ThreadsEngine(settings)
-    initialised = []
+    settled: list[bool] = []
 
     def body(context: RankContext) -> None:
         try:
             _execute(program, context)
+        except SystemExit:
+            settled.append(True)
+            raise
         finally:
-            initialised.append(context.initialised)
+            settled.append(context.initialised)
 
+    outside = sys.modules["__main__"]
+    sys.modules["__main__"] = RankMain(outside)
     sys.path.insert(0, program.search_path)
     try:
         engine.run(body)
     finally:
         engine.close()
         sys.path.remove(program.search_path)
-    return any(initialised)
+        sys.modules["__main__"] = outside
+    return any(settled)
 
 
 def _execute(program: Program, context: RankContext) -> None:

@@ -37,7 +37,7 @@ from phalanx.report.positions import render_positions
 from phalanx.running.calls import enter_thread
 from phalanx.running.isolation import RankSwitcher
 from phalanx.running.outcome import Outcome, Outcomes, find_error
-from phalanx.running.patches import patched
+from phalanx.running.patches import groups_by_thread, patched
 from phalanx.running.snapshots import group_views, take_snapshot, user_stacks
 
 IDLE_STALL = 300.0
@@ -72,6 +72,7 @@ class ThreadsEngine:
         self.settings = settings
         self.fingerprint = 0
         self._session: Session | None = None
+        self._busy = False
         self._patches = patched()
         self._patches.__enter__()
 
@@ -95,6 +96,8 @@ class ThreadsEngine:
 
     def close(self) -> None:
         """Destroy the groups that are left and put torch back as it was."""
+        if self._busy:
+            raise UsageError("a World cannot be closed while it runs; close it afterwards")
         try:
             if self._session is not None and self._has_groups(self._session):
                 self.run(leave_groups)
@@ -108,16 +111,22 @@ class ThreadsEngine:
 
     def _run_once(self, body: Callable[[RankContext], Any]) -> list[Any]:
         __tracebackhide__ = True
+        if self._busy:
+            raise UsageError(
+                "this World is running already; nested runs need a World of their own"
+            )
         session = self._session or self._new_session()
         self._session = None
+        run = _Run(self.settings, session, body)
         outer, here.strand = here.strand, None
         excepthook = sys.excepthook
+        self._busy = True
         try:
-            run = _Run(self.settings, session, body)
             values = run.execute()
             self._session = session
             return values
         finally:
+            self._busy = False
             self.fingerprint = run.baton.fingerprint
             here.strand = outer
             sys.excepthook = excepthook
@@ -168,7 +177,8 @@ class _Run:
         )
         strands = [self.baton.add(context.rank, context) for context in self.session.ranks]
         try:
-            stuck = launcher.run(strands, [self._main] * len(strands))
+            with groups_by_thread():
+                stuck = launcher.run(strands, [self._main] * len(strands))
         finally:
             self.switcher.restore()
         self._end_helpers()
@@ -197,7 +207,6 @@ class _Run:
             except SystemExit as end:
                 if end.code not in (None, 0):
                     raise
-                context.left_early = True
             self.baton.run_errands(strand)
             self._join_helpers(context)
         except BaseException as error:

@@ -90,8 +90,8 @@ class World:
 
     def close(self) -> None:
         if self._open:
-            self._open = False
             self._engine.close()
+            self._open = False
 
     def __enter__(self) -> World:
         return self
