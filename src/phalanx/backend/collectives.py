@@ -7,6 +7,7 @@ as with a backend written in C++. Nothing here waits or checks agreement: that h
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 import torch
@@ -37,7 +38,8 @@ def all_reduce(calls: list[Call]) -> None:
         if first.is_sparse:
             reduction.sparse_into_all([call.inputs[index] for call in calls])
         else:
-            reduction.all_into_all([call.inputs[index].data for call in calls])
+            tensors = [call.inputs[index].data for call in calls]
+            reduction.all_into_all(tensors, alike=not calls[0].uneven)
 
 
 def reduce(calls: list[Call]) -> None:
@@ -149,8 +151,14 @@ def _apart(
 
 def _reduction(calls: list[Call]) -> Reduction:
     code = calls[0].op[0]
-    factors = [call.op[1] for call in calls] if code == PREMUL_SUM else None
-    return Reduction(code, len(calls), factors)
+    if code != PREMUL_SUM:
+        return _plain_reduction(code, len(calls))
+    return Reduction(code, len(calls), [call.op[1] for call in calls])
+
+
+@functools.lru_cache(maxsize=256)
+def _plain_reduction(code: int, count: int) -> Reduction:
+    return Reduction(code, count)
 
 
 def _copy(target: Tensor, source: Tensor) -> None:

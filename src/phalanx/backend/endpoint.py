@@ -256,7 +256,10 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
 
     def _complete(self, slot: Slot, meaning: Meaning) -> None:
         calls: list[Call] = slot.calls  # type: ignore[assignment]
-        errors = checks.judge_meeting(self._session, slot) if slot.clash else None
+        errors = None
+        if slot.clash:
+            calls[0].uneven = True
+            errors = checks.judge_meeting(self._session, slot)
         if errors is None:
             try:
                 if calls[0].event is None:

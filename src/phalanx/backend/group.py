@@ -26,6 +26,8 @@ from phalanx.core.meeting import Call
 
 Lists = Sequence[Sequence[Tensor]]
 
+_AllreduceOptions = dist.AllreduceOptions
+
 _PLAIN = [(code, None) for code in range(PREMUL_SUM)]
 
 
@@ -35,9 +37,10 @@ class RankGroup(Endpoint):
     # -- collectives ----------------------------------------------------------------------
 
     def allreduce(self, tensors: Any, opts: Any = None) -> OpWork | None:
-        if opts is None or isinstance(opts, (dist.ReduceOp, dist.ReduceOp.RedOpType)):
-            opts = _options(dist.AllreduceOptions(), reduceOp=opts)
-        tensors = [tensors] if isinstance(tensors, Tensor) else tensors
+        if type(opts) is not _AllreduceOptions and not hasattr(opts, "reduceOp"):
+            opts = _options(_AllreduceOptions(), reduceOp=opts)
+        if type(tensors) is not list:
+            tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
         call = self._call("all_reduce")
         call.inputs = tensors
         call.op = _reduce_op(opts.reduceOp)

@@ -1,9 +1,9 @@
 """Reductions over the ranks' own memory: results go straight into the destinations.
 
-Used by the collectives. Large tensors are worked on block by block, so that the running sum
-stays in cache between the last addition and the copies to the other ranks; inputs are never
-stacked. The order of additions is the order of ranks, whoever arrived last, so results are
-the same in every run.
+Used by the collectives. Large tensors are worked on block by block (`lanes.py`), so that the
+running sum stays in cache between the last addition and the copies to the other ranks; inputs
+are never stacked. The order of additions is the order of ranks, whoever arrived last, so
+results are the same in every run.
 """
 
 from __future__ import annotations
@@ -14,13 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from phalanx.backend.lanes import WORTHWHILE, Work, in_lanes
+
 SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR, PREMUL_SUM = range(9)
 NAMES = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
 """Reduce operations in the order of torch's enumeration."""
-
-BLOCK_BYTES = 4 << 20
-"""Small enough for the last-level cache, large enough that waking torch's own threads for
-each operation on a block does not count: in a rank's thread that costs about 30 us."""
 
 _INTO: dict[int, Callable[[Tensor, Tensor], object]] = {
     SUM: Tensor.add_,
@@ -46,16 +44,25 @@ class Reduction:
         self.factors = factors
         self._fold = _INTO[code]
 
-    def all_into_all(self, tensors: list[Tensor]) -> None:
-        """Every tensor is an input, and every one gets the result."""
+    def all_into_all(self, tensors: list[Tensor], *, alike: bool = False) -> None:
+        """Every tensor is an input, and every one gets the result. `alike` says that their
+        shapes are known to be equal."""
         if _share_memory(tensors):
             inputs = [tensor.clone() for tensor in tensors]
             self.into(tensors[0], inputs)
-            _copy_to(tensors[1:], tensors[0])
+            for target in tensors[1:]:
+                target.copy_(tensors[0])
             return
-        for total, *others in _blocks(tensors):
-            self._accumulate(total, others)
-            _copy_to(others, total)
+        if alike and tensors[0].nbytes < WORTHWHILE:
+            self._whole(tensors)
+        else:
+            _in_blocks(tensors, self._whole)
+
+    def _whole(self, tensors: Sequence[Tensor]) -> None:
+        total, *others = tensors
+        self._accumulate(total, others)
+        for target in others:
+            target.copy_(total)
 
     @torch.no_grad()
     def sparse_into_all(self, tensors: list[Tensor]) -> None:
@@ -76,13 +83,17 @@ class Reduction:
         home = homes[0] if len(homes) == 1 else None
         if home is None and overlaps(target, inputs):
             inputs = [x.clone() for x in inputs]
-        for out, first, *others in _blocks([target, *inputs]):
+
+        def reduce(tensors: Sequence[Tensor]) -> None:
+            out, first, *others = tensors
             if home is None or home == 0:
                 self._accumulate(out if home == 0 else out.copy_(first), others)
             else:
                 total = first.clone()
                 self._accumulate(total, others)
                 out.copy_(total)
+
+        _in_blocks([target, *inputs], reduce)
 
     def _accumulate(self, total: Tensor, others: list[Tensor]) -> None:
         """`total` holds the first input and gets the result."""
@@ -101,27 +112,23 @@ class Reduction:
                 total.div_(self.count, rounding_mode="trunc")  # as NCCL does
 
 
-def _copy_to(targets: Sequence[Tensor], source: Tensor) -> None:
-    for target in targets:
-        target.copy_(source)
-
-
-def _blocks(tensors: list[Tensor]) -> Sequence[Sequence[Tensor]]:
-    """The tensors side by side in pieces that fit the cache; whole if small or scattered."""
+def _in_blocks(tensors: list[Tensor], work: Work) -> None:
+    """Do the work on the tensors side by side: whole if they are small or scattered or on a
+    device, else in blocks on all cores."""
     first = tensors[0]
-    shape = first.shape
-    alike = [t.shape for t in tensors].count(shape) == len(tensors)
-    if alike and (first.nbytes <= BLOCK_BYTES or not first.is_cpu):
-        return (tensors,)
-    per_block = BLOCK_BYTES // first.element_size()
-    if not all(t.is_contiguous() for t in tensors):
-        if alike:
-            return (tensors,)
+    alike = [t.shape for t in tensors].count(first.shape) == len(tensors)
+    if alike and (first.nbytes < WORTHWHILE or not first.is_cpu):
+        work(tensors)
+    elif all(t.is_contiguous() for t in tensors):
+        flat = [t.view(-1) for t in tensors]
+        work(flat) if first.nbytes < WORTHWHILE or not first.is_cpu else in_lanes(flat, work)
+    elif alike:
+        work(tensors)
+    else:
         raise ValueError(
             "tensors of different shapes must be contiguous to be reduced; got "
             + ", ".join(str(tuple(t.shape)) for t in tensors)
         )
-    return list(zip(*(torch.split(t.view(-1), per_block) for t in tensors), strict=True))
 
 
 def _share_memory(tensors: list[Tensor]) -> bool:

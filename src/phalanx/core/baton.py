@@ -94,7 +94,7 @@ class Strand:
 class Switcher:
     """What the layer above does at a hand-over, e.g. swap random generators. Base: nothing.
 
-    Both are called with the baton's mutex held.
+    `leave` is called before the next strand runs, `enter` by the strand that now does.
     """
 
     def leave(self, strand: Strand) -> None: ...
@@ -473,8 +473,7 @@ class Baton:
         else:
             granted.gate.release()
             acquire()
-        with self._mutex:
-            self.switcher.enter(strand)
+        self.switcher.enter(strand)
 
     def _patience(self) -> float:
         """Without the mutex: how long the calling thread may block; -1 is for ever."""

@@ -39,6 +39,7 @@ class Call:
     source: int = -1
     event: Any = None
     facts: Any = None
+    uneven = False
     done = False
     waited = False
     error: BaseException | None = None

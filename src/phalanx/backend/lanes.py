@@ -1,0 +1,71 @@
+"""Move large memory on all cores without torch's own threads.
+
+Used by reductions. In a rank's thread torch's OpenMP threads are expensive: every rank has a
+team of its own, together they are more than there are cores, so each operation waits for
+sleeping threads (30 us measured, for operations of 100 us). Here each core gets one part of the
+tensors and works through it in blocks that stay in its cache, every operation single-threaded.
+The threads end with the call; they belong to no rank and run nothing of the program's.
+"""
+
+from __future__ import annotations
+
+import _thread
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from phalanx.core.baton import here
+
+WORTHWHILE = 4 << 20
+"""Bytes of one tensor from which on lanes pay."""
+BLOCK_BYTES = 1 << 19
+
+Work = Callable[[Sequence[Tensor]], None]
+
+
+def in_lanes(tensors: Sequence[Tensor], work: Work) -> None:
+    """Call `work` with blocks of the (flat, equally long) tensors, in several threads."""
+    lanes = torch.get_num_threads()
+    if here.strand is not None:
+        here.strand.baton.huddle.step_out()  # or all lanes would share its core
+    size = -(-tensors[0].numel() // lanes)
+    parts = list(zip(*(torch.split(tensor, size) for tensor in tensors), strict=True))
+    torch.set_num_threads(1)  # for this thread and those it starts
+    try:
+        others = [_Lane(part, work) for part in parts[1:]]
+        _work_through(parts[0], work)
+        for lane in others:
+            lane.finish()
+    finally:
+        torch.set_num_threads(lanes)
+
+
+class _Lane:
+    """One part in a thread of its own; not one of `threading`, which would be the rank's."""
+
+    def __init__(self, part: Sequence[Tensor], work: Work) -> None:
+        self._error: BaseException | None = None
+        self._done = _thread.allocate_lock()
+        self._done.acquire()
+        _thread.start_new_thread(self._run, (part, work))
+
+    def _run(self, part: Sequence[Tensor], work: Work) -> None:
+        try:
+            _work_through(part, work)
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._done.release()
+
+    def finish(self) -> None:
+        """Not a wait for another rank, so the baton stays where it is."""
+        self._done.acquire()
+        if self._error is not None:
+            raise self._error
+
+
+def _work_through(part: Sequence[Tensor], work: Work) -> None:
+    per_block = BLOCK_BYTES // part[0].element_size()
+    for block in zip(*(torch.split(tensor, per_block) for tensor in part), strict=True):
+        work(block)
