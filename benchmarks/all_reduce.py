@@ -36,8 +36,6 @@ def time_all_reduce(nbytes: int, loops: int) -> float:
     start = time.perf_counter()
     for _ in range(loops):
         dist.all_reduce(tensor)
-        if nbytes > 1 << 20:
-            tensor.fill_(1.0) if loops > 100 else None
     return (time.perf_counter() - start) / loops
 
 
@@ -123,10 +121,6 @@ def copy_time(ranks: int, nbytes: int, loops: int) -> float:
         for target, source in zip(targets, sources, strict=True):
             target.copy_(source)
     return (time.perf_counter() - start) / loops
-
-
-def best(measure: Callable[[], float], rounds: int, into: list[float]) -> None:
-    into.append(min([*into[-1:], *(measure() for _ in range(rounds))]))
 
 
 def compare(ranks: int, nbytes: int, *, quick: bool) -> dict[str, float | None]:

@@ -34,11 +34,15 @@ def in_lanes(tensors: Sequence[Tensor], work: Work) -> None:
     torch.set_num_threads(1)  # for this thread and those it starts
     try:
         others = [_Lane(part, work) for part in parts[1:]]
-        _work_through(parts[0], work)
-        for lane in others:
-            lane.finish()
+        try:
+            _work_through(parts[0], work)
+        finally:
+            errors = [lane.finish() for lane in others]
     finally:
         torch.set_num_threads(lanes)
+    for error in errors:
+        if error is not None:
+            raise error
 
 
 class _Lane:
@@ -58,11 +62,10 @@ class _Lane:
         finally:
             self._done.release()
 
-    def finish(self) -> None:
-        """Not a wait for another rank, so the baton stays where it is."""
+    def finish(self) -> BaseException | None:
+        """What it failed with. Not a wait for another rank: the baton stays where it is."""
         self._done.acquire()
-        if self._error is not None:
-            raise self._error
+        return self._error
 
 
 def _work_through(part: Sequence[Tensor], work: Work) -> None:
