@@ -70,14 +70,16 @@ def add_parser(commands: Any) -> None:
     show = parser.add_argument_group("what is shown")
     show.add_argument("-q", "--quiet", action="store_true", help="no output of the ranks")
     show.add_argument("--rank", metavar="R", help="only output of these ranks: 0 or 0,2-3")
-    torchrun = parser.add_argument_group("as torchrun takes them")
+    torchrun = parser.add_argument_group(
+        "as torchrun takes them",
+        "Its other options (--rdzv-*, --node-rank, --max-restarts, --log-dir, ...) are taken and\n"
+        "ignored: they have no meaning here.",
+    )
     torchrun.add_argument("--master-addr", "--master_addr", metavar="HOST")
     torchrun.add_argument("--master-port", "--master_port", metavar="PORT")
     torchrun.add_argument("--standalone", action="store_true", help="always so; ignored")
     for name in TORCHRUN_IGNORED:
-        torchrun.add_argument(
-            *_spellings(name), metavar="X", help="has no meaning here; ignored"
-        )
+        torchrun.add_argument(*_spellings(name), help=argparse.SUPPRESS)
     parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module name")
     parser.add_argument("script", metavar="SCRIPT", nargs="?")
     parser.add_argument("args", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
