@@ -72,7 +72,7 @@ def add_parser(commands: Any) -> None:
     show.add_argument("--rank", metavar="R", help="only output of these ranks: 0 or 0,2-3")
     torchrun = parser.add_argument_group(
         "as torchrun takes them",
-        "Its other options (--rdzv-*, --node-rank, --max-restarts, --log-dir, ...) are taken and\n"
+        "Its other options (--rdzv-*, --node-rank, --max-restarts, ...) are taken and\n"
         "ignored: they have no meaning here.",
     )
     torchrun.add_argument("--master-addr", "--master_addr", metavar="HOST")
