@@ -11,8 +11,12 @@ from phalanx.backend import lanes
 from phalanx.backend.lanes import in_lanes
 
 
+@pytest.mark.parametrize("most", [0, 4])
 @pytest.mark.parametrize("count", [1, 7, lanes.BLOCK_BYTES // 4, 3_000_017])
-def test_every_element_is_worked_on_once(count: int) -> None:
+def test_every_element_is_worked_on_once(
+    count: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lanes, "MOST_LANES", most)
     tensors = [torch.arange(count, dtype=torch.float32), torch.ones(count)]
 
     def work(block) -> None:
