@@ -7,6 +7,7 @@ holds that. Checked with torch 2.11 (CUDA) and 2.13 (CPU).
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -67,3 +68,18 @@ def replace_names(**names: Any) -> dict[str, Any]:
 
 def original_world() -> Any:
     return getattr(_module, WORLD_NAME)
+
+
+def make_premul_sum(factor: float | torch.Tensor) -> Any:
+    """2.11-2.13: the only way to write `ReduceOp.PREMUL_SUM` with its factor."""
+    return _c10d._make_nccl_premul_sum(factor)
+
+
+def coalescing_manager(group: Any = None, *, async_ops: bool = False) -> Any:
+    """2.11-2.13: joins the calls made inside of it into one; FSDP and DTensor use it."""
+    return _module._coalescing_manager(group, async_ops=async_ops)
+
+
+def functional_collectives() -> Any:
+    """2.11-2.13: the traceable collectives, which DTensor and compiled programs use."""
+    return import_module("torch.distributed._functional_collectives")
