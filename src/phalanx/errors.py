@@ -7,9 +7,12 @@ here (this layer knows nothing of torch).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from phalanx.model import Deadlock, Mismatch, RankFailure, Stall, Verdict
+
+RANK_STDERR = 10
+"""How many lines of a dead rank's standard error its error shows."""
 
 
 class PhalanxError(Exception):
@@ -70,6 +73,19 @@ class RankFailedError(PhalanxError):
 
 class RankStopped(BaseException):
     """Unwinds a rank because another one failed. Not an Exception: programs must not eat it."""
+
+
+class RankDied(PhalanxError):
+    """A rank's process ended in the middle of a call: by a signal, or by itself with a code.
+    `stderr` holds the last lines it wrote there."""
+
+    def __init__(self, *, code: int, signal: str | None, stderr: Sequence[str] = ()) -> None:
+        how = f"of {signal}" if signal else f"with exit code {code}"
+        last = ["its last lines on standard error:", *stderr[-RANK_STDERR:]] if stderr else []
+        super().__init__("\n".join([f"died {how}", *last]))
+        self.code = code
+        self.signal = signal
+        self.stderr = tuple(stderr)
 
 
 class RankExited(BaseException):

@@ -107,7 +107,11 @@ class Wait:
 
 @dataclass(frozen=True)
 class RankView:
-    """One rank in a snapshot. `last` is the last op it issued; `error` is set if it failed."""
+    """One rank in a snapshot. `last` is the last op it issued; `error` is set if it failed.
+
+    A rank whose calls nobody records (`traced` is false) has no `last`, and of `wait` only
+    the name of the call is known.
+    """
 
     rank: int
     status: Status
@@ -115,6 +119,7 @@ class RankView:
     last: Op | None = None
     site: Site | None = None
     error: str | None = None
+    traced: bool = True
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,9 @@ def headline_failure(verdict: RankFailure) -> str:
         what = verb(others, "raised another error", "raised other errors")
         tail = f"; {rank_list(others, width=_HEADLINE_RANKS)} {what}"
     # What ended a rank without raising, such as os._exit, comes with its own verb.
-    did = "" if text.startswith("called ") else "raised "
+    did = "" if text.startswith(("called ", "died ")) else "raised "
+    if text.startswith("died "):  # followed by what it wrote, which belongs below
+        text = text.partition("\n")[0]
     start = f"{rank_list(ranks, width=_HEADLINE_RANKS)} {did}"
     return start + cut(text, max(24, WIDTH - len(start) - len(tail))) + tail
 
@@ -92,6 +94,8 @@ def _stopped_text(block: ViewBlock) -> str:
         return f"{who} had returned"
     if view.wait is not None and view.status == "waiting":
         op = view.wait.op
+        if not view.traced:
+            return f"{who} in {op.name}{place}"
         slot = f" (call #{op.number})" if op.number is not None else ""
         return f"{who} in {call_text(op)}{slot}{place}"
     words = {"outside": "outside Phalanx's sight", "ready": "ready to run"}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from phalanx.model import Op, RankView, Site, ViewBlock, Wait
-from phalanx.report.calls import call_pieces, call_text, is_receive, is_send
+from phalanx.report.calls import call_pieces, call_text, is_receive, is_send, short_name
 from phalanx.report.layout import Block, rank_list, verb
 
 # What became of a rank that others need: said of one rank, and of several.
@@ -69,6 +69,10 @@ def last_call_text(last: Op | None, ranks: Sequence[int]) -> str:
 
 def _pieces(block: ViewBlock) -> tuple[str, ...]:
     view = block.view
+    if not view.traced and view.status == "finished":
+        return ("returned",)
+    if not view.traced and view.wait is not None:
+        return (f"in {short_name(view.wait.op)}",)
     if view.wait is not None and view.status == "waiting":
         return call_pieces(view.wait.op, where=True)
     if view.status == "finished":

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from phalanx.callsite import is_own_file, raised_at
-from phalanx.errors import RankExited, RankFailedError, RankStopped, VerdictError
+from phalanx.errors import RankDied, RankExited, RankFailedError, RankStopped, VerdictError
 from phalanx.model import RankFailure, Site, ViewBlock
 from phalanx.report.text import render
 
@@ -25,6 +25,8 @@ class Outcome:
     error: BaseException | None = None
     stopped: bool = False
     late: BaseException | None = None
+    site: Site | None = None
+    """Where the error came up, if its traceback does not say: that of another process."""
 
 
 @dataclass
@@ -127,7 +129,10 @@ def _failure_verdict(outcomes: Outcomes, failures: Mapping[int, BaseException]) 
         texts.setdefault(_one_line(error), []).append(rank)
     first = outcomes.order[0] if outcomes.order else -1
     raised = sorted(texts.items(), key=lambda item: (first not in item[1], item[1]))
-    sites = {rank: raised_at(error.__traceback__) for rank, error in failures.items()}
+    sites = {
+        rank: outcomes.ranks[rank].site or raised_at(error.__traceback__)
+        for rank, error in failures.items()
+    }
     return RankFailure(
         kind="rank-failed",
         severity="error",
@@ -149,6 +154,8 @@ def _without(blocks: tuple[ViewBlock, ...], ranks: set[int]) -> tuple[ViewBlock,
 def _one_line(error: BaseException) -> str:
     if isinstance(error, RankExited):
         return f"called {error}"
+    if isinstance(error, RankDied):
+        return str(error)
     message = str(error).strip()
     name = type(error).__name__
     return f"{name}: {message.splitlines()[0]}" if message else name

@@ -1,6 +1,7 @@
 """`run` and `World`: the same thing, once and held open. Checks what it is given.
 
-The doors import these. Everything that depends on the engine is behind `ThreadsEngine`.
+The doors import these. Everything that depends on the engine is behind `ThreadsEngine` and
+`ProcessesEngine`.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from types import TracebackType
 from typing import Any
 
 from phalanx.errors import UsageError
+from phalanx.running.processes import MOST_PROCESSES, ProcessesEngine, ProcessSettings
 from phalanx.running.threads import Settings, ThreadsEngine
 
-ENGINES = ("threads",)
+ENGINES = ("threads", "processes")
 BACKENDS = ("gloo", "nccl", "cpu:gloo,cuda:nccl")
 CLOCKS = ("real", "virtual")
 CHECKS = ("all", "none")
@@ -61,18 +63,21 @@ class World:
         )
         self.ranks = ranks
         self._open = True
-        self._engine = ThreadsEngine(
-            Settings(
-                ranks=ranks,
-                backend=backend,
-                seed=seed,
-                clock=clock,
-                checked=checks == "all",
-                timeout=timeout,
-                init=init,
-                replay=replay,
-            )
-        )
+        options: dict[str, Any] = {
+            "ranks": ranks,
+            "backend": backend,
+            "seed": seed,
+            "clock": clock,
+            "checked": checks == "all",
+            "timeout": timeout,
+            "init": init,
+            "replay": replay,
+        }
+        self._engine: ThreadsEngine | ProcessesEngine
+        if engine == "processes":
+            self._engine = ProcessesEngine(ProcessSettings(**options))
+        else:
+            self._engine = ThreadsEngine(Settings(**options))
 
     def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
         """Call `fn(*args, **kwargs)` once per rank; its return values in rank order."""
@@ -81,6 +86,8 @@ class World:
             raise UsageError(f"run takes a function to call on every rank, not {fn!r}")
         if not self._open:
             raise UsageError("this World is closed; make a new one")
+        if isinstance(self._engine, ProcessesEngine):
+            return self._engine.call(fn, args, kwargs)
         return self._engine.run(lambda context: fn(*args, **kwargs))
 
     @property
@@ -127,6 +134,11 @@ def run(
     lets sleeps and timeouts pass at once when every rank waits. Keyword arguments with these
     names are for `run`; wrap `fn` if it needs them itself.
 
+    With `engine="processes"` each rank is a process on this machine and `backend` may be any
+    that torch knows; `fn`, its arguments and results travel by pickle, so `fn` is a function
+    of a module. There is no seed and no virtual clock, the calls are not compared, and
+    `timeout` is how many seconds may pass without a rank returning.
+
     >>> import torch.distributed as dist
     >>> run(lambda: dist.get_rank() * 10, ranks=3)
     [0, 10, 20]
@@ -134,6 +146,7 @@ def run(
     __tracebackhide__ = True
     name = getattr(fn, "__name__", "fn")
     given = f", seed={seed}" if seed else ""
+    given += f", engine={engine!r}" if engine != "threads" else ""
     with World(
         ranks=ranks,
         engine=engine,
@@ -167,12 +180,35 @@ def check_options(
     _check_choice("engine", engine, ENGINES)
     _check_choice("clock", clock, CLOCKS)
     _check_choice("checks", checks, CHECKS)
-    if backend is not None:
+    if engine == "processes":
+        _check_process_options(ranks, seed=seed, clock=clock, backend=backend)
+    elif backend is not None:
         _check_choice("backend", backend, BACKENDS)
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise UsageError(f"seed={seed!r}: a seed is a whole number from 0 on (0: in order)")
     if timeout is not None and not (isinstance(timeout, (int, float)) and timeout > 0):
         raise UsageError(f"timeout={timeout!r}: give seconds above 0, or None for no limit")
+
+
+def _check_process_options(ranks: int, *, seed: Any, clock: Any, backend: Any) -> None:
+    """What the other engine has and real processes cannot have."""
+    if ranks > MOST_PROCESSES:
+        raise UsageError(
+            f"ranks={ranks!r}: engine='processes' takes up to {MOST_PROCESSES}; "
+            "use engine='threads' for more"
+        )
+    if seed:
+        raise UsageError(
+            f"seed={seed!r}: the system decides which process runs when, so engine='processes' "
+            "has no seed; leave it out, or use engine='threads'"
+        )
+    if clock != "real":
+        raise UsageError(
+            f"clock={clock!r}: real processes have the real clock; leave it out, or use "
+            "engine='threads'"
+        )
+    if backend is not None and not isinstance(backend, str):
+        raise UsageError(f"backend={backend!r}: give a backend's name, e.g. 'gloo', or None")
 
 
 def _check_choice(name: str, given: Any, allowed: tuple[str, ...]) -> None:

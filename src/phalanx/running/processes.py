@@ -1,0 +1,142 @@
+"""The processes engine: ranks are warm processes of this machine, with torch's own backends.
+
+`World` drives it, and the conformance suite. The processes are kept from call to call until
+one fails; then all of them are replaced. What a call came to is found out in `processes_call`.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from phalanx.errors import UsageError
+from phalanx.running.processes_call import CallInProgress
+from phalanx.running.processes_messages import Call, Start
+from phalanx.running.processes_nursery import nursery
+from phalanx.running.processes_parcel import check_not_loading, pack_call
+from phalanx.running.processes_team import OnOutput, Team, print_line
+from phalanx.running.threads import Settings, rank_environ
+
+MOST_PROCESSES = 128
+"""Each rank costs four file descriptors here, of which systems often allow 1,024."""
+
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class ProcessSettings(Settings):
+    """What a world of processes was asked for. `imports` names modules that every rank
+    imports before it initialises its group: where third-party backends register themselves.
+    """
+
+    imports: Sequence[str] = ()
+    on_output: OnOutput = print_line
+
+
+class ProcessesEngine:
+    """Ranks as processes. `fingerprint` is always 0: nobody records who ran when."""
+
+    fingerprint = 0
+
+    def __init__(self, settings: ProcessSettings) -> None:
+        check_not_loading()
+        self.settings = settings
+        self._team: Team | None = None
+        self._busy = False
+        self._calls = 0
+        nursery()  # begins to load torch while the caller goes on
+
+    def call(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> list[Any]:
+        """Call `fn` once per rank and return the values in rank order. `timeout` stands in
+        for that of the world, for this call."""
+        __tracebackhide__ = True
+        if self._busy:
+            raise UsageError("this World is running already; use another one")
+        parcel = pack_call(fn, args, kwargs or {})
+        self._busy = True
+        team: Team | None = None
+        try:
+            team = self._take_team()
+            self._calls += 1
+            limit = self.settings.timeout if timeout is None else timeout
+            values = CallInProgress(
+                team, limit, replay=self.settings.replay, on_tick=self.settings.on_tick
+            ).carry_out(Call(self._calls, parcel))
+            self._team, team = team, None
+            return values
+        finally:
+            self._busy = False
+            if team is not None:
+                team.kill()
+
+    def close(self) -> None:
+        """Let the ranks leave their groups and end."""
+        if self._busy:
+            raise UsageError("a World cannot be closed while it runs; close it afterwards")
+        team, self._team = self._team, None
+        if team is not None:
+            team.close()
+
+    def _take_team(self) -> Team:
+        team, self._team = self._team, None
+        if team is not None and team.is_ours:
+            return team
+        return self._new_team()
+
+    def _new_team(self) -> Team:
+        settings = self.settings
+        base = {**os.environ, **(settings.environ or {})}
+        base.setdefault("MASTER_ADDR", LOOPBACK)
+        if "MASTER_PORT" not in base:
+            base["MASTER_PORT"] = str(_free_port())
+        if settings.ranks > 1:
+            base.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does
+        loopback = _loopback_interface()
+        if loopback is not None:
+            # Gloo would look the host's name up, which leads anywhere or nowhere.
+            base.setdefault("GLOO_SOCKET_IFNAME", loopback)
+        with socket.create_server((LOOPBACK, 0), backlog=2 * settings.ranks) as listener:
+            starts = [
+                Start(
+                    rank=rank,
+                    ranks=settings.ranks,
+                    environ=rank_environ(base, settings, rank),
+                    folder=os.getcwd(),
+                    argv=tuple(sys.argv),
+                    search_path=tuple(sys.path),
+                    backend=settings.backend,
+                    init=settings.init,
+                    imports=tuple(settings.imports),
+                    store_port=listener.getsockname()[1],
+                )
+                for rank in range(settings.ranks)
+            ]
+            return Team(starts, listener, settings.on_output)
+
+
+def _free_port() -> int:
+    """A port that rank 0 can serve `env://` on. A connection to it is left in its closing
+    state, so that the system gives the port to nobody who does not ask for it by number."""
+    with socket.create_server((LOOPBACK, 0)) as server:
+        port = int(server.getsockname()[1])
+        with socket.create_connection((LOOPBACK, port)) as near:
+            far, _ = server.accept()
+            far.close()
+            near.recv(1)
+    return port
+
+
+def _loopback_interface() -> str | None:
+    names = {name for _, name in socket.if_nameindex()}
+    return next((name for name in ("lo", "lo0") if name in names), None)

@@ -1,0 +1,350 @@
+"""One call on all ranks of a team: wait for the answers, and judge what went wrong.
+
+Used by the processes engine. A rank raises, dies, or nothing moves for too long: in each case
+the others are asked where they are, and the caller gets the error that threads would give.
+Must never start or end a process: the engine does that.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import pickle
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from phalanx import callsite
+from phalanx.backend.raising import error_for
+from phalanx.errors import PhalanxError, RankDied, UsageError
+from phalanx.model import Group, Op, RankView, Site, Stall, Wait
+from phalanx.report.positions import render_positions
+from phalanx.running.outcome import Outcome, Outcomes, find_error
+from phalanx.running.processes_messages import (
+    Call,
+    Position,
+    Raised,
+    Returned,
+    Unsendable,
+    Where,
+)
+from phalanx.running.processes_parcel import unpack_value
+from phalanx.running.processes_team import Member, Team
+from phalanx.running.snapshots import group_views
+from phalanx.running.threads import IDLE_STALL
+
+GRACE = 0.5
+"""Seconds the other ranks have, when one has failed, to fail or return by themselves."""
+
+PATIENCE = 1.0
+"""Seconds a rank has to say where it is."""
+
+TICK = 0.05
+
+_LOST_PEER = re.compile(
+    r"closed by peer|reset by peer|broken pipe|connection (was )?(closed|lost|refused)"
+    r"|failed to recv|socket (error|closed)|recvvalue failed|sendbytes failed",
+    re.IGNORECASE,
+)
+"""What Gloo, NCCL and the stores say when another rank's process is gone."""
+
+_FAULT = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)$')
+
+
+class RemoteTraceback(Exception):
+    """The traceback in the rank's process, as text. Shown as the cause of its error."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+    def __str__(self) -> str:
+        return f"\n{self.text}"
+
+
+class CallInProgress:
+    """From sending the call to its values or its error."""
+
+    def __init__(
+        self,
+        team: Team,
+        timeout: float | None,
+        *,
+        replay: str | None,
+        on_tick: Callable[[], Any] | None,
+    ) -> None:
+        self._team = team
+        self._timeout = timeout
+        self._replay = replay
+        self._on_tick = on_tick
+        self._pending = {member.rank: member for member in team.members}
+        self._values: dict[int, Any] = {}
+        self._refused: dict[int, str] = {}
+        self._failed: list[tuple[float, int, Raised | RankDied]] = []
+        self._positions: dict[int, Position] = {}
+        self._number = 0
+
+    def carry_out(self, call: Call) -> list[Any]:
+        __tracebackhide__ = True
+        self._number = call.number
+        data = pickle.dumps(call, pickle.HIGHEST_PROTOCOL)
+        for member in self._team.members:
+            member.send_bytes(data)
+        try:
+            self._gather()
+        except KeyboardInterrupt:
+            self._tell_positions()
+            raise
+        self._team.drain()
+        if self._failed:
+            raise self._failure()
+        if self._refused:
+            rank = min(self._refused)
+            raise UsageError(f"rank {rank} {self._refused[rank]}")
+        for member in self._team.members:
+            member.stderr.clear()
+        return [self._values[rank] for rank in sorted(self._values)]
+
+    # -- waiting ----------------------------------------------------------------------------
+
+    def _gather(self) -> None:
+        """Until every rank has answered, one has failed and the rest had their grace, or
+        nothing has moved for too long."""
+        life = _SignsOfLife(self._pending, self._timeout)
+        while self._pending:
+            if self._failed:
+                self._listen(GRACE / 2, lambda: bool(self._pending))
+                self._ask_positions()
+                self._listen(GRACE / 2, lambda: bool(self._pending))
+                return
+            if self._hear(min(life.left(), TICK if self._on_tick else 1.0)):
+                life.renew()
+            elif life.left() <= 0:
+                raise self._stall(life.idle())
+
+    def _listen(self, seconds: float, goes_on: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + seconds
+        while goes_on() and time.monotonic() < deadline:
+            self._hear(min(deadline - time.monotonic(), TICK))
+
+    def _hear(self, timeout: float) -> bool:
+        """Take in what ranks say; whether one of them has finished its call."""
+        before = len(self._pending)
+        for member, message in self._team.hear(max(0.0, timeout)):
+            self._take_in(member, message)
+        if self._on_tick is not None:
+            self._on_tick()
+        return len(self._pending) < before
+
+    def _take_in(self, member: Member, message: Any) -> None:
+        rank = member.rank
+        if isinstance(message, Position):
+            if message.number == self._number:
+                self._positions[rank] = message
+            return
+        if message is None:
+            if rank in self._pending:
+                self._failed.append((time.monotonic(), rank, _death(member)))
+        elif isinstance(message, Raised):
+            self._failed.append((message.when, rank, message))
+        elif isinstance(message, Unsendable):
+            self._refused[rank] = message.text
+        elif isinstance(message, Returned):
+            self._take_value(rank, message)
+        self._pending.pop(rank, None)
+
+    def _take_value(self, rank: int, message: Returned) -> None:
+        try:
+            self._values[rank] = unpack_value(message.parcel)
+        except Exception as error:
+            self._refused[rank] = (
+                "returned what this process cannot read: "
+                f"{type(error).__name__}: {error}; return numbers, strings, tensors or "
+                "containers of these"
+            )
+
+    def _ask_positions(self) -> None:
+        for member in self._pending.values():
+            member.send(Where(self._number))
+
+    def _await_positions(self) -> None:
+        self._ask_positions()
+        self._listen(PATIENCE, lambda: not self._pending.keys() <= self._positions.keys())
+
+    # -- judging ----------------------------------------------------------------------------
+
+    def _failure(self) -> BaseException:
+        """The first failure is the cause. A rank that only lost its connection to another
+        one, which failed for a reason of its own, is a consequence."""
+        ranked = sorted(self._failed, key=lambda each: (_is_lost_peer(each[2]), each[0]))
+        first = ranked[0][2]
+        if isinstance(first, Raised) and first.loading and first.kind == UsageError.__name__:
+            return UsageError(first.message)
+        outcomes = Outcomes([Outcome(rank) for rank in range(len(self._team.members))])
+        for _, rank, failure in ranked:
+            if _is_lost_peer(failure) and not _is_lost_peer(first):
+                continue
+            error, site = _restored(failure)
+            outcomes.ranks[rank].site = site
+            outcomes.record(rank, error, stopping=False)
+        others = [m.rank for m in self._team.members if m.rank not in outcomes.order]
+        outcomes.stopped_at = group_views([self._view(rank) for rank in others])
+        found = find_error(outcomes, self._replay)
+        assert found is not None
+        return found
+
+    def _view(self, rank: int) -> RankView:
+        """Where the rank was: as it said, or where it lost the connection to a failed one."""
+        stack, call = self._place(rank)
+        if rank not in self._pending and rank not in {each for _, each, _ in self._failed}:
+            return RankView(rank, "finished", traced=False)
+        everyone = Group("world", tuple(member.rank for member in self._team.members))
+        return RankView(
+            rank,
+            "outside" if call is None else "waiting",
+            None if call is None else Wait(Op(rank, call, everyone), ()),
+            site=stack[-1] if stack else None,
+            traced=False,
+        )
+
+    def _place(self, rank: int) -> tuple[tuple[Site, ...], str | None]:
+        for _, failed, failure in self._failed:
+            if failed == rank and isinstance(failure, Raised):
+                return (() if failure.site is None else (failure.site,)), failure.call
+        position = self._positions.get(rank)
+        return ((), None) if position is None else (position.stack, position.call)
+
+    def _stall(self, seconds: float) -> BaseException:
+        self._await_positions()
+        if self._failed:  # what we waited for came at the last moment
+            return self._failure()
+        verdict = Stall(
+            kind="stall",
+            severity="error",
+            ranks=tuple(self._pending),
+            seconds=round(seconds, 1),
+            blocks=group_views([self._stalled(member.rank) for member in self._team.members]),
+            stacks={rank: each.stack for rank, each in self._positions.items() if each.stack},
+        )
+        return error_for(verdict, self._replay)
+
+    def _stalled(self, rank: int) -> RankView:
+        """Nobody is said to wait for another: that is not proved here."""
+        view = self._view(rank)
+        return view if view.status == "finished" else replace(view, status="outside")
+
+    def _tell_positions(self) -> None:
+        self._await_positions()
+        blocks = group_views([self._view(member.rank) for member in self._team.members])
+        text = render_positions("interrupted; each rank was at", blocks)
+        print(text, file=sys.stderr, flush=True)
+
+
+class _SignsOfLife:
+    """How long nothing has happened. With a timeout only a rank that finishes counts; without
+    one, ranks that compute do too, and the limit is a long one."""
+
+    def __init__(self, members: dict[int, Member], timeout: float | None) -> None:
+        self._members = members
+        self._limit = IDLE_STALL if timeout is None else timeout
+        self._work_counts = timeout is None
+        self._work = 0
+        self._since = time.monotonic()
+        self._looked = self._since
+
+    def renew(self) -> None:
+        self._since = time.monotonic()
+
+    def idle(self) -> float:
+        return time.monotonic() - self._since
+
+    def left(self) -> float:
+        if self._work_counts and time.monotonic() - self._looked > 1.0:
+            self._look()
+        return self._limit - self.idle()
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        work = sum(_cpu_ticks(member.pid) for member in self._members.values())
+        # A rank that only waits uses a little, too: its threads look about.
+        if abs(work - self._work) > 0.05 * (now - self._looked) * os.sysconf("SC_CLK_TCK"):
+            self._since = now
+        self._work, self._looked = work, now
+
+
+def _cpu_ticks(pid: int) -> int:
+    """What the process has computed so far. Unknown (not Linux): the wall clock, so that
+    nothing is taken for standing still."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return int(time.monotonic() * os.sysconf("SC_CLK_TCK"))
+    return int(fields[11]) + int(fields[12])
+
+
+def _is_lost_peer(failure: Raised | RankDied) -> bool:
+    return isinstance(failure, Raised) and _LOST_PEER.search(failure.message) is not None
+
+
+def _death(member: Member) -> RankDied:
+    assert member.status is not None
+    code = os.waitstatus_to_exitcode(member.status)
+    name = _signal_name(-code) if code < 0 else None
+    return RankDied(code=code, signal=name, stderr=_readable(member.stderr))
+
+
+def _readable(lines: Iterable[str]) -> tuple[str, ...]:
+    """Without what Python writes of our own frames, and of modules, when a fault kills it."""
+    return tuple(
+        line
+        for line in lines
+        if line.strip()
+        and not line.startswith("Extension modules: ")
+        and not ((found := _FAULT.match(line)) and callsite.is_own_file(found["file"]))
+        and line != '  File "<string>", line 1 in <module>'
+    )
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _restored(failure: Raised | RankDied) -> tuple[BaseException, Site | None]:
+    if isinstance(failure, RankDied):
+        return failure, _fault_site(failure.stderr)
+    error = _unpickled(failure)
+    if error is None:
+        # A stand-in of the same name and text, so that the report is the same.
+        error = type(failure.kind, (PhalanxError,), {"__module__": "phalanx"})(failure.message)
+    error.__cause__ = RemoteTraceback(failure.trace)
+    return error, failure.site
+
+
+def _unpickled(failure: Raised) -> BaseException | None:
+    if failure.error is None:
+        return None
+    try:
+        error = pickle.loads(failure.error)
+        same = type(error).__name__ == failure.kind and str(error) == failure.message
+    except Exception:
+        return None
+    return error if same and isinstance(error, BaseException) else None
+
+
+def _fault_site(lines: Sequence[str]) -> Site | None:
+    """The innermost user line of the stack that Python writes when it is killed by a fault."""
+    for line in lines:
+        found = _FAULT.match(line)
+        if found is not None and not callsite.is_library_file(found["file"]):
+            number = int(found["line"])
+            source = linecache.getline(found["file"], number).strip()
+            return Site(callsite.shown_path(found["file"]), number, found["function"], source)
+    return None

@@ -1,0 +1,98 @@
+"""What the program and a rank in a process of its own say to each other, as frozen values.
+
+Used by both ends of the processes engine. Each message travels as one pickle over the rank's
+socket. Must never hold what the user's pickles hold: those travel as bytes inside.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from phalanx.model import Site
+
+
+@dataclass(frozen=True)
+class Start:
+    """The first message: who the rank is and where it finds things."""
+
+    rank: int
+    ranks: int
+    environ: dict[str, str]
+    folder: str
+    argv: tuple[str, ...]
+    search_path: tuple[str, ...]
+    backend: str | None
+    init: bool
+    imports: tuple[str, ...]
+    store_port: int
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """Something pickled, and the files of the modules that the pickle names."""
+
+    data: bytes
+    modules: dict[str, str | None] = field(default_factory=dict)
+    main: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Call:
+    """Call a function: the parcel holds (function, arguments, keyword arguments)."""
+
+    number: int
+    parcel: Parcel
+
+
+@dataclass(frozen=True)
+class Where:
+    """Say where you are. Answered by a thread of the rank's own."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class End:
+    """Leave the groups and end."""
+
+
+@dataclass(frozen=True)
+class Returned:
+    """The call's value."""
+
+    rank: int
+    parcel: Parcel
+
+
+@dataclass(frozen=True)
+class Unsendable:
+    """The call returned something that cannot travel; `text` says what and what to do."""
+
+    rank: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Raised:
+    """The call raised. `error` is its pickle where it has one; `when` is monotonic time;
+    `call` is torch's call it came out of."""
+
+    rank: int
+    kind: str
+    message: str
+    trace: str
+    when: float
+    error: bytes | None = None
+    site: Site | None = None
+    call: str | None = None
+    loading: bool = False
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a rank's main thread is, innermost line last; `call` is torch's call it is in."""
+
+    rank: int
+    number: int
+    stack: tuple[Site, ...]
+    call: str | None = None

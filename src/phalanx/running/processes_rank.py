@@ -1,0 +1,284 @@
+"""The life of a rank that is a process: what runs in it after it was forked.
+
+The preloaded parent (`processes_parent`) calls `live`. The main thread carries out calls; a
+second thread listens to the program, answers where the main thread is, and ends the process
+together with its own children when the program is gone. Must never be used in the program.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import faulthandler
+import importlib
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from types import FrameType
+from typing import Any, TextIO
+
+import torch
+import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed import distributed_c10d as c10d
+
+from phalanx import callsite
+from phalanx.errors import UsageError
+from phalanx.running.outcome import trim_traceback
+from phalanx.running.processes_messages import (
+    Call,
+    End,
+    Position,
+    Raised,
+    Returned,
+    Start,
+    Unsendable,
+    Where,
+)
+from phalanx.running.processes_parcel import pack_value, unpack_call
+
+LOOPBACK = "127.0.0.1"
+DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux
+_libc = ctypes.CDLL(None)
+
+
+def live(control: int, listener: int | None) -> None:
+    """Be a rank until told to end. Never returns."""
+    code = 1
+    try:
+        _die_with_parent()
+        _fresh_streams()
+        with suppress(EOFError, OSError):
+            _Rank(Connection(control), listener).serve()
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        _flush()
+        os._exit(code)
+
+
+def _die_with_parent() -> None:
+    parent = os.getppid()
+    if sys.platform == "linux":
+        _libc.prctl(DIE_WITH_PARENT, signal.SIGKILL)
+        if os.getppid() != parent or parent == 1:
+            os._exit(1)
+
+
+def _fresh_streams() -> None:
+    """Lines leave at once, so that none is lost when the rank dies."""
+    sys.stdout = sys.__stdout__ = _line_by_line(1)  # type: ignore[misc, assignment]
+    sys.stderr = sys.__stderr__ = _line_by_line(2)  # type: ignore[misc, assignment]
+    faulthandler.enable(all_threads=False)
+
+
+def _line_by_line(fd: int) -> TextIO:
+    return open(
+        fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False
+    )
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):
+            stream.flush()
+    _libc.fflush(None)
+
+
+class _Rank:
+    """The two threads of a rank and what they share."""
+
+    def __init__(self, control: Connection, listener: int | None) -> None:
+        self._control = control
+        self._listener = listener
+        self._answering = threading.Lock()
+        self._inbox: SimpleQueue[Call | End] = SimpleQueue()
+        self._main_thread = threading.get_ident()
+        self._start: Start = pickle.loads(control.recv_bytes())
+        self._prepared = False
+        self._stores: list[c10d.Store] = []
+        self._inits = 0
+        os.register_at_fork(after_in_child=control.close)
+
+    def serve(self) -> None:
+        threading.Thread(target=self._listen, daemon=True, name="phalanx-control").start()
+        while True:
+            order = self._inbox.get()
+            if isinstance(order, End):
+                self._leave()
+                return
+            self._answer(self._carry_out(order))
+
+    # -- the second thread ------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        with suppress(EOFError, OSError):
+            while True:
+                order = pickle.loads(self._control.recv_bytes())
+                if isinstance(order, Where):
+                    self._answer(self._position(order.number))
+                else:
+                    self._inbox.put(order)
+        # The program is gone: nobody would ever stop us or what we started.
+        os.killpg(os.getpgrp(), signal.SIGKILL)
+
+    def _position(self, number: int) -> Position:
+        frame = sys._current_frames().get(self._main_thread)
+        stack = callsite.user_stack(frame)
+        return Position(self._start.rank, number, stack, _torch_call(frame))
+
+    # -- the main thread --------------------------------------------------------------------
+
+    def _answer(self, message: Returned | Unsendable | Raised | Position) -> None:
+        data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+        with self._answering:
+            self._control.send_bytes(data)
+
+    def _carry_out(self, call: Call) -> Returned | Unsendable | Raised:
+        rank, loading = self._start.rank, True
+        try:
+            self._prepare()
+            fn, args, kwargs = unpack_call(call.parcel)
+            loading = False
+            self._init()
+            value = _value_of(fn, args, kwargs)
+        except BaseException as error:
+            return self._raised(error, loading=loading)
+        finally:
+            _flush()
+        try:
+            return Returned(rank, pack_value(value))
+        except UsageError as error:
+            return Unsendable(rank, str(error))
+
+    def _prepare(self) -> None:
+        if self._prepared:
+            return
+        start = self._start
+        os.environ.clear()
+        os.environ.update(start.environ)
+        sys.path[:] = start.search_path
+        sys.argv[:] = start.argv
+        os.chdir(start.folder)
+        # Read by torch when it was loaded, which was before this rank had its environment.
+        threads = start.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+        if threads.isdigit() and int(threads) > 0:
+            torch.set_num_threads(int(threads))
+        dist.set_debug_level_from_env()  # type: ignore[attr-defined]
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed()  # or all ranks would draw the same
+        for name in start.imports:
+            importlib.import_module(name)
+        self._prepared = True
+
+    def _init(self) -> None:
+        start = self._start
+        if not start.init or dist.is_initialized():
+            return
+        store = c10d.PrefixStore(f"init {self._inits}", self._store())
+        self._inits += 1
+        dist.init_process_group(
+            start.backend, store=store, rank=start.rank, world_size=start.ranks
+        )
+
+    def _store(self) -> c10d.Store:
+        """The store all ranks meet in. Rank 0 serves it, on a socket that was bound before."""
+        if not self._stores:
+            port, patience = self._start.store_port, timedelta(seconds=300)
+            if self._listener is not None:
+                # Kept, because the store ends with the object.
+                self._stores.append(
+                    TCPStore(
+                        LOOPBACK,
+                        port,
+                        is_master=True,
+                        timeout=patience,
+                        wait_for_workers=False,
+                        master_listen_fd=self._listener,
+                    )
+                )
+            else:
+                self._stores.append(
+                    TCPStore(LOOPBACK, port, timeout=patience, wait_for_workers=False)
+                )
+        return self._stores[0]
+
+    def _raised(self, error: BaseException, *, loading: bool) -> Raised:
+        when = time.monotonic()
+        site, call = callsite.raised_at(error.__traceback__), _raising_call(error)
+        trim_traceback(error)
+        return Raised(
+            rank=self._start.rank,
+            kind=type(error).__name__,
+            message=_text_of(error),
+            trace="".join(traceback.format_exception(error)),
+            when=when,
+            error=_pickled(error),
+            site=site,
+            call=call,
+            loading=loading,
+        )
+
+    def _leave(self) -> None:
+        """As at the end of a program: groups, then what modules asked for at exit."""
+        with suppress(Exception):
+            if dist.is_initialized():
+                dist.destroy_process_group()
+        run_at_exit: Callable[[], None] = atexit._run_exitfuncs
+        with suppress(Exception):
+            run_at_exit()
+
+
+def _value_of(fn: Any, args: Any, kwargs: Any) -> Any:
+    """A program that ends by `sys.exit()` has succeeded, as with threads."""
+    try:
+        return fn(*args, **kwargs)
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            raise
+        return None
+
+
+def _torch_call(frame: FrameType | None) -> str | None:
+    """The outermost public function of torch.distributed below the user's innermost frame."""
+    found = None
+    while frame is not None and callsite.is_library_file(frame.f_code.co_filename):
+        name = frame.f_code.co_name
+        if frame.f_globals.get("__name__") == c10d.__name__:
+            found = name if name in c10d.__all__ else found
+        frame = frame.f_back
+    return found
+
+
+def _raising_call(error: BaseException) -> str | None:
+    """The same, of the place where an error came up."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return None if trace is None else _torch_call(trace.tb_frame)
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return "(its text could not be made)"
+
+
+def _pickled(error: BaseException) -> bytes | None:
+    try:
+        data = pickle.dumps(error, pickle.HIGHEST_PROTOCOL)
+        pickle.loads(data)
+        return data
+    except Exception:
+        return None

@@ -1,0 +1,264 @@
+"""The live processes of one world: start them, hear from them, end them.
+
+Used by the processes engine. A team belongs to one nursery and is never repaired: after a
+failure it is killed and the engine makes another. Must never decide what a failure means.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import selectors
+import socket
+import sys
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from typing import Any, Literal
+
+from phalanx.errors import PhalanxError
+from phalanx.running.processes_messages import End, Start
+from phalanx.running.processes_nursery import Nursery, nursery
+
+GOODBYE = 5.0
+"""Seconds the ranks of a world that is closed have to leave by themselves."""
+
+STDERR_KEPT = 40
+"""Lines of standard error kept of each rank, for the report if it dies."""
+
+READ_SIZE = 1 << 16
+
+Stream = Literal["out", "err"]
+OnOutput = Callable[[int, Stream, str], Any]
+
+
+class Member:
+    """One rank as the program sees it: its process, its socket, its two output pipes."""
+
+    def __init__(self, rank: int, pid: int, control: Connection, out: int, err: int) -> None:
+        self.rank = rank
+        self.pid = pid
+        self.control = control
+        self.pipes: dict[int, Stream] = {out: "out", err: "err"}
+        self.rests = {out: b"", err: b""}
+        self.stderr: deque[str] = deque(maxlen=STDERR_KEPT)
+        self.exit_watch = _watch(pid)
+        self.status: int | None = None
+
+    def send(self, message: Any) -> None:
+        self.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+
+    def send_bytes(self, data: bytes) -> None:
+        """A rank that died meanwhile is noticed elsewhere."""
+        with contextlib.suppress(OSError):
+            self.control.send_bytes(data)
+
+    def close(self) -> None:
+        self.control.close()
+        for fd in (*self.pipes, *([] if self.exit_watch is None else [self.exit_watch])):
+            os.close(fd)
+        self.pipes, self.exit_watch = {}, None
+
+
+def _watch(pid: int) -> int | None:
+    """A file descriptor that can be read when the process ends. Without it (not Linux) the
+    end of its socket says so."""
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        return None
+
+
+class Team:
+    """All ranks of one world. `hear` yields what they say and who has ended."""
+
+    def __init__(self, starts: list[Start], listener: socket.socket, show: OnOutput) -> None:
+        self._nursery = nursery()
+        self._show = show
+        self.members: list[Member] = []
+        self._selector = selectors.DefaultSelector()
+        self._finalizer = weakref.finalize(
+            self, _discard, self._nursery, self.members, self._selector
+        )
+        _open_teams.add(self)
+        try:
+            for start in starts:
+                member = self._start(start, listener if start.rank == 0 else None)
+                self.members.append(member)
+                self._register(member)
+                member.send(start)
+        except BaseException:
+            self.kill()
+            raise
+
+    @property
+    def is_ours(self) -> bool:
+        """False in a forked child of the program that started it."""
+        return self in _open_teams
+
+    def _start(self, start: Start, listener: socket.socket | None) -> Member:
+        ours, theirs = socket.socketpair()
+        out, out_end = os.pipe()
+        err, err_end = os.pipe()
+        given = [theirs.fileno(), out_end, err_end]
+        if listener is not None:
+            given.append(listener.fileno())
+        try:
+            pid = self._nursery.fork(given)
+        except BaseException:
+            ours.close()
+            os.close(out)
+            os.close(err)
+            raise
+        finally:
+            theirs.close()
+            os.close(out_end)
+            os.close(err_end)
+        os.set_blocking(out, False)
+        os.set_blocking(err, False)
+        return Member(start.rank, pid, Connection(ours.detach()), out, err)
+
+    def _register(self, member: Member) -> None:
+        for fd in (member.control.fileno(), member.exit_watch, *member.pipes):
+            if fd is not None:
+                self._selector.register(fd, selectors.EVENT_READ, member)
+
+    def hear(self, timeout: float | None) -> Iterator[tuple[Member, Any]]:
+        """Wait at most so long; each message with who sent it, and None for who has ended.
+        What ranks print is shown meanwhile."""
+        for key, _ in self._selector.select(timeout):
+            member: Member = key.data
+            if member.status is not None:
+                continue
+            if key.fd in member.pipes:
+                self._pass_on(member, key.fd)
+            elif key.fd == member.exit_watch:
+                yield from self._last_words(member)
+            else:
+                yield from self._message(member)
+
+    def _message(self, member: Member) -> Iterator[tuple[Member, Any]]:
+        try:
+            yield member, pickle.loads(member.control.recv_bytes())
+        except (EOFError, OSError):
+            yield from self._last_words(member)
+
+    def _last_words(self, member: Member) -> Iterator[tuple[Member, Any]]:
+        """What the rank had still said before it ended, then that it has."""
+        with contextlib.suppress(EOFError, OSError):
+            while member.control.poll():
+                yield member, pickle.loads(member.control.recv_bytes())
+        self._end(member)
+        yield member, None
+
+    def _end(self, member: Member) -> None:
+        """Note how the rank ended, and stop listening to it."""
+        if member.status is not None:
+            return
+        try:
+            member.status = self._nursery.bury(member.pid)
+        except PhalanxError:
+            member.status = 9  # the nursery is gone, and its ranks with it
+        self._drain(member)
+        for fd in (member.control.fileno(), member.exit_watch, *member.pipes):
+            self._unregister(fd)
+        member.close()
+
+    def _unregister(self, fd: int | None) -> None:
+        if fd is not None and fd in self._selector.get_map():
+            self._selector.unregister(fd)
+
+    # -- output -----------------------------------------------------------------------------
+
+    def drain(self) -> None:
+        """Show what is in the pipes now."""
+        for member in self.members:
+            if member.status is None:
+                self._drain(member, partly=True)
+
+    def _drain(self, member: Member, *, partly: bool = False) -> None:
+        for fd, stream in member.pipes.items():
+            while self._pass_on(member, fd):
+                pass
+            if member.rests[fd] and not partly:
+                self._tell(member, stream, member.rests[fd] + b"\n")
+
+    def _pass_on(self, member: Member, fd: int) -> bool:
+        """Show whole lines of what can be read now; whether there may be more."""
+        try:
+            data = os.read(fd, READ_SIZE)
+        except BlockingIOError:
+            return False
+        if not data:  # the rank closed it: it would be ready to read for ever
+            self._unregister(fd)
+            return False
+        lines, newline, rest = (member.rests[fd] + data).rpartition(b"\n")
+        member.rests[fd] = rest
+        if newline:
+            self._tell(member, member.pipes[fd], lines + newline)
+        return True
+
+    def _tell(self, member: Member, stream: Stream, data: bytes) -> None:
+        text = data.decode("utf-8", errors="replace")
+        if stream == "err":
+            member.stderr.extend(text.splitlines())
+        self._show(member.rank, stream, text)
+
+    # -- the end ----------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Let the ranks leave; kill those that do not."""
+        for member in self.members:
+            member.send(End())
+        deadline = time.monotonic() + GOODBYE
+        while any(m.status is None for m in self.members) and time.monotonic() < deadline:
+            for _ in self.hear(deadline - time.monotonic()):
+                pass
+        self.kill()
+
+    def kill(self) -> None:
+        for member in self.members:
+            self._end(member)
+        _open_teams.discard(self)
+        self._finalizer()
+
+
+def _discard(nursery: Nursery, members: list[Member], selector: Any) -> None:
+    """For a team that nobody closed."""
+    for member in members:
+        if member.status is None:
+            member.status = 0
+            member.close()  # which the rank notices
+            nursery.abandon(member.pid)
+    selector.close()
+
+
+_open_teams: weakref.WeakSet[Team] = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    """In a forked child of the program: the ranks are not ours, and must not be kept from
+    seeing that the program has ended."""
+    for team in list(_open_teams):
+        team._finalizer.detach()
+        for member in team.members:
+            if member.status is None:
+                member.status = 0
+                member.close()
+        team._selector.close()
+    _open_teams.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_all)
+
+
+def print_line(rank: int, stream: Stream, text: str) -> None:
+    """Show output of ranks as the program's own."""
+    file = sys.stdout if stream == "out" else sys.stderr
+    if file is not None:
+        file.write(text)
+        file.flush()
