@@ -1,7 +1,8 @@
-"""`phalanx run`: a torchrun script, unmodified, on ranks inside this process.
+"""`phalanx run`: a torchrun script, unmodified, on ranks inside this process or beside it.
 
 Parses and checks the options, shows the ranks' output through the folding printer, and
-turns outcomes into exit status and text. What runs a program is `running.script`.
+turns outcomes into exit status and text. What runs a program is `running.script` and
+`running.processes_script`.
 """
 
 from __future__ import annotations
@@ -11,19 +12,21 @@ import os
 import shlex
 import sys
 import traceback
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 from phalanx.cli.output import FoldingPrinter
 from phalanx.cli.streams import redirected
-from phalanx.errors import RankFailedError, UsageError, VerdictError
+from phalanx.errors import RankDied, RankFailedError, UsageError, VerdictError
 
 if TYPE_CHECKING:
-    from phalanx.running.threads import Settings
+    from phalanx.running.script import Program
 
 DESCRIPTION = """\
-Run SCRIPT once per rank, as torchrun would, with all ranks inside this process. Lines that
-several ranks print alike are shown once, with their ranks: "[0-3] epoch 1 loss 0.42".
+Run SCRIPT once per rank, as torchrun would, with all ranks inside this process (or, with
+--engine processes, one process per rank on torch's real backend). Lines that several ranks
+print alike are shown once, with their ranks: "[0-3] epoch 1 loss 0.42".
 """
 
 TORCHRUN_IGNORED = (
@@ -62,7 +65,11 @@ def add_parser(commands: Any) -> None:
     )
     size.add_argument("--nnodes", metavar="N", default="1", help="pretend N nodes of -n ranks")
     how = parser.add_argument_group("how they run")
-    how.add_argument("--engine", default="threads", help="threads: ranks in this process")
+    how.add_argument(
+        "--engine",
+        default="threads",
+        help="threads: ranks in this process; processes: one process each",
+    )
     how.add_argument("--seed", default="0", metavar="S", help="order of ranks; 0: first come")
     how.add_argument("--clock", default="real", help="real, or virtual: sleeps take no time")
     how.add_argument("--checks", default="all", help="all, or none: do not compare calls")
@@ -115,8 +122,7 @@ def _run(arguments: argparse.Namespace) -> int:
     seed, timeout = _number("--seed", arguments.seed), _seconds(arguments.timeout)
     program_args = list(arguments.args)
 
-    from phalanx.running.script import load_module, load_script, run_program
-    from phalanx.running.threads import Settings
+    from phalanx.running.script import load_module, load_script
     from phalanx.running.world import check_options
 
     check_options(
@@ -136,20 +142,44 @@ def _run(arguments: argparse.Namespace) -> int:
             for sink in sinks
         ]
         stack.enter_context(redirected(*printers))
-        settings = Settings(
-            ranks=ranks,
-            seed=seed,
-            clock=arguments.clock,
-            checked=arguments.checks == "all",
-            timeout=timeout,
-            init=False,
-            per_node=per_node,
-            replay=_replay(arguments, ranks),
-            on_tick=lambda: _tick(printers),
-            environ=_environ(arguments),
-        )
-        initialised, error = _outcome(run_program, program, settings)
+        options: dict[str, Any] = {
+            "ranks": ranks,
+            "seed": seed,
+            "clock": arguments.clock,
+            "checked": arguments.checks == "all",
+            "timeout": timeout,
+            "init": False,
+            "per_node": per_node,
+            "replay": _replay(arguments, ranks),
+            "on_tick": lambda: _tick(printers),
+            "environ": _environ(arguments),
+        }
+        run = _on_processes if arguments.engine == "processes" else _on_threads
+        initialised, error = _outcome(lambda: run(program, options, printers))
     return _tell(error, initialised or ranks == 1, arguments)
+
+
+def _on_threads(
+    program: Program, options: dict[str, Any], printers: list[FoldingPrinter | None]
+) -> bool:
+    from phalanx.running.script import run_program
+    from phalanx.running.threads import Settings
+
+    return run_program(program, Settings(**options))
+
+
+def _on_processes(
+    program: Program, options: dict[str, Any], printers: list[FoldingPrinter | None]
+) -> bool:
+    from phalanx.running.processes import ProcessSettings
+    from phalanx.running.processes_script import run_program_in_processes
+
+    def show(rank: int, stream: str, text: str) -> None:
+        printer = printers[stream == "err"]
+        if printer is not None:
+            printer.write(rank, text)
+
+    return run_program_in_processes(program, ProcessSettings(**options, on_output=show))
 
 
 def _tick(printers: list[FoldingPrinter | None]) -> None:
@@ -159,11 +189,9 @@ def _tick(printers: list[FoldingPrinter | None]) -> None:
                 printer.tick()
 
 
-def _outcome(
-    run_program: Any, program: Any, settings: Settings
-) -> tuple[bool, BaseException | None]:
+def _outcome(run: Callable[[], bool]) -> tuple[bool, BaseException | None]:
     try:
-        return run_program(program, settings), None
+        return run(), None
     except (RankFailedError, VerdictError, KeyboardInterrupt) as error:
         return True, error
 
@@ -183,14 +211,15 @@ def _tell(error: BaseException | None, initialised: bool, arguments: argparse.Na
         return 3
     assert isinstance(error, RankFailedError)
     if error.__cause__ is not None and not _is_exit(error.__cause__):
-        lines = traceback.format_exception(error.__cause__)
-        print("".join(lines), file=sys.stderr)
+        # That of another process comes as text.
+        text = getattr(error.__cause__.__cause__, "text", None)
+        print(text or "".join(traceback.format_exception(error.__cause__)), file=sys.stderr)
     print(f"{type(error).__name__}: {error}", file=sys.stderr)
     return 1
 
 
 def _is_exit(error: BaseException) -> bool:
-    return isinstance(error, SystemExit)
+    return isinstance(error, (SystemExit, RankDied))
 
 
 def _count_ranks(arguments: argparse.Namespace) -> tuple[int, int]:
@@ -251,6 +280,8 @@ def _replay(arguments: argparse.Namespace, ranks: int) -> str:
     words = ["phalanx", "run", "--ranks", str(arguments.ranks)]
     if arguments.nnodes != "1":
         words += ["--nnodes", arguments.nnodes]
+    if arguments.engine != "threads":
+        words += ["--engine", arguments.engine]
     if arguments.seed != "0":
         words += ["--seed", arguments.seed]
     if arguments.clock != "real":

@@ -16,6 +16,7 @@ import socket
 import struct
 import sys
 import warnings
+import weakref
 from collections.abc import Sequence
 
 from phalanx.running.processes_nursery import BURY, FORK, MOST_FDS, READY, REPLY, REQUEST
@@ -28,6 +29,9 @@ def main(fd: int, preload: Sequence[str]) -> None:
     for name in preload:
         with contextlib.suppress(Exception):
             importlib.import_module(name)
+    # What torch would undo object by object at the end of each rank ends with the process.
+    for each in list(getattr(weakref.finalize, "_registry", ())):
+        each.atexit = False
     # Objects that live as long as this process stay out of the collector, so that a rank's
     # first collection does not copy the pages they are on.
     gc.collect()
