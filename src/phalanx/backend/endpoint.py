@@ -6,6 +6,7 @@ its slot or mailbox, completes what is complete, and waits or hands out a `Work`
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -13,10 +14,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import Store
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from phalanx import callsite
-from phalanx.backend import checks, collectives, device
+from phalanx.backend import checks, collectives, device, private, profiling
 from phalanx.backend.collectives import Meaning
 from phalanx.backend.raising import InvalidCallError, one_for_each
 from phalanx.backend.session import RankContext, Session
@@ -63,6 +64,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         self._assembly: Assembly | None = None
         self._closed = False
         self._coalescing: list[OpWork] | None = None
+        self._splits = 0
 
     # -- what torch asks a group about itself ---------------------------------------------
 
@@ -145,9 +147,40 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
     def _get_backend(self, of: torch.device) -> Endpoint:
         return self
 
-    supports_splitting = False
+    supports_splitting = True
     supports_coalescing = True
     supports_time_estimate = False
+
+    def split_group(
+        self,
+        ranks: Sequence[int],
+        timeout: timedelta | None = None,
+        opts: Any = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+        device_types: Any = None,
+    ) -> Endpoint | None:
+        """A group of some members of this one, by their ranks here; None for the others."""
+        self._splits += 1
+        if self._member not in ranks:
+            return None
+        name = group_name or f"{self._name}:split:{self._splits}:{'-'.join(map(str, ranks))}"
+        limit = timeout or timedelta(seconds=self._limit)
+        store = PrefixStore(f"{name}/", self._store)
+        place = list(ranks).index(self._member)
+        part = type(self)(self._context, self._backend_name, store, place, len(ranks), limit)
+        mine = self.options.global_ranks_in_group or range(self._count)
+        part.options.global_ranks_in_group = [mine[rank] for rank in ranks]
+        part.options.group_name = name
+        part._set_group_name(name)
+        part._set_group_desc(group_desc or f"{self.group_desc}:split:{self._splits}")
+        return part
+
+    def comm_split_count(self) -> int:
+        return self._splits
+
+    def perform_nocolor_split(self, device: Any) -> None:
+        """Ranks outside a new group take part in NCCL's split; here nothing is to be done."""
 
     def _set_sequence_number_for_group(self) -> None: ...
 
@@ -217,6 +250,8 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
             baton.switch_point(strand)
         if sample is not None and sample.is_cuda:
             device.record_arrival(call, sample)
+        if private.is_recorded():
+            profiling.begin(call, self._backend_name)
         strand.local.last_call = call
         baton.critical = True
         try:
@@ -245,6 +280,8 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
             wait_for(call, limit, explicit=explicit)
         elif call.error is not None or call.event is not None or call.strand.errands:
             wait_for(call, 0.0)
+        if profiling.is_open():
+            profiling.end(call)
         call.inputs = call.outputs = ()  # the call is remembered; what it moved need not be
 
     def _limit_of(self, opts: Any) -> tuple[float, bool]:
@@ -280,6 +317,8 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         baton.switch_point(strand)
         if sample.is_cuda:
             device.record_arrival(call, sample)
+        if private.is_recorded():
+            profiling.begin(call, self._backend_name)
         strand.local.last_call = call
         sending = call.name == "send"
         met = call.assembly

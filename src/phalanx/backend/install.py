@@ -11,13 +11,17 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed.algorithms.join import Join
 
 from phalanx.backend import private
 from phalanx.backend.group import RankGroup
+from phalanx.backend.profiling import profiler_patches
 from phalanx.backend.rendezvous import check_size, make_rendezvous
 from phalanx.backend.session import context_here
 from phalanx.backend.store import store_patches
 from phalanx.backend.torch_state import PerRankWorld
+from phalanx.backend.traces import SharedObserver
+from phalanx.backend.visible import VisibleGroup, withdraw_operators
 
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 
@@ -38,7 +42,7 @@ class _Facade(type):
         check_size(context, rank, size)
         given = rest[0] if rest else kwargs.get("timeout")
         timeout = getattr(given, "_timeout", given) or DEFAULT_TIMEOUT
-        return RankGroup(context, cls.backend_name, store, rank, size, timeout)
+        return VisibleGroup(context, cls.backend_name, store, rank, size, timeout)
 
     def __instancecheck__(cls, instance: Any) -> bool:
         if isinstance(instance, RankGroup):
@@ -61,17 +65,41 @@ def install() -> Callable[[], None]:
         if original is not None:
             names[name] = _Facade(name, (), {"original": original, "backend_name": backend})
     before = private.replace_names(**names)
-    patches = [*store_patches(), (dist, "rendezvous", names[private.RENDEZVOUS_NAME])]
+    traces = SharedObserver()
+    patches = [
+        *store_patches(),
+        *profiler_patches(),
+        *traces.patches(),
+        *work_patches(),
+        (dist, "rendezvous", names[private.RENDEZVOUS_NAME]),
+    ]
     patched = [(owner, name, vars(owner)[name]) for owner, name, _ in patches]
     for owner, name, replacement in patches:
         setattr(owner, name, replacement)
 
     def uninstall() -> None:
         private.replace_names(**before)
+        withdraw_operators()
+        traces.close()
         for owner, name, original in patched:
             setattr(owner, name, original)
 
     return uninstall
+
+
+def work_patches() -> list[tuple[Any, str, Any]]:
+    """`Join` hands a `Work` to DDP's reducer and forgets it. To C++ it is then no Python
+    object any more, and waiting for it would never end; so each rank remembers its last."""
+    notify = Join.notify_join_context
+
+    def notify_and_remember(joinable: Any) -> Any:
+        work = notify(joinable)
+        context = context_here()
+        if context is not None:
+            context.saved["join"] = work
+        return work
+
+    return [(Join, "notify_join_context", staticmethod(notify_and_remember))]
 
 
 def leave_groups(context: Any) -> None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed.distributed_c10d as _module
+import torch.profiler
 
 # Typed as Any because torch's stubs leave several of these names out.
 _c10d: Any = torch._C._distributed_c10d
@@ -83,3 +84,115 @@ def coalescing_manager(group: Any = None, *, async_ops: bool = False) -> Any:
 def functional_collectives() -> Any:
     """2.11-2.13: the traceable collectives, which DTensor and compiled programs use."""
     return import_module("torch.distributed._functional_collectives")
+
+
+_profiler_enabled: Any = vars(torch.autograd)["_profiler_enabled"]
+
+
+def is_watched() -> bool:
+    """2.11-2.13: whether something looks at the calling thread's operations as they pass
+    through the dispatcher: a dispatch mode (CommDebugMode), the profiler, a trace."""
+    return bool(torch._C._len_torch_dispatch_stack()) or is_recorded()
+
+
+def is_recorded() -> bool:
+    """Whether the calling thread's operations are being profiled or traced."""
+    return tracing or is_profiling()
+
+
+def is_profiling() -> bool:
+    """2.11-2.13: whether the calling thread is being profiled."""
+    return bool(_profiler_enabled())
+
+
+tracing = False
+"""Whether any rank's execution trace is running; they share one observer."""
+
+
+# 2.11-2.13: an event of the profiler that carries tensors, hence shapes. The public
+# `record_function` takes none, and Gloo's events have them.
+ProfilerRange: Any = torch._C._profiler._RecordFunctionFast
+
+
+def comm_profiling_name() -> str | None:
+    """2.13 only: the name that `torch.distributed.record_comm` gives the events inside it."""
+    get = getattr(_c10d, "_get_comm_profiling_name", None)
+    return (get() or None) if get is not None else None
+
+
+def start_unnamed(start: Callable[[], None]) -> None:
+    """2.13 only: the constructor of `Work` begins an event of its own under the name above;
+    ours has one already, with the tensors."""
+    name = comm_profiling_name()
+    if name is not None:
+        _c10d._set_comm_profiling_name("")
+    start()
+    if name is not None:
+        _c10d._set_comm_profiling_name(name)
+
+
+def library_of(namespace: str) -> torch.library.Library:
+    """Public, but torch's stubs have no types for it."""
+    make: Any = torch.library.Library
+    library: torch.library.Library = make(namespace, "IMPL")
+    return library
+
+
+def serve_operator(library: torch.library.Library, name: str, serve: Any) -> None:
+    """2.11-2.13: make `serve(arguments)` carry out `c10d::name`, where the group is ours.
+
+    It is put before the kernels of all devices and behind the dispatch modes, and passes on
+    what it does not know: groups of torch's own. `arguments` is a dict by the names of the
+    operator's schema, which differ little between versions.
+    """
+    operator: Any = getattr(torch.ops.c10d, name).default
+    names = [argument.name for argument in operator._schema.arguments]
+    select = torch._C.DispatchKey.BackendSelect
+
+    def kernel(keys: Any, *given: Any, **named: Any) -> Any:
+        result = serve({**dict(zip(names, given, strict=False)), **named})
+        if result is NotImplemented:
+            return operator.redispatch(keys.remove(select), *given, **named)
+        first, work = result
+        kinds = len(operator._schema.returns)
+        return (first, work.boxed()) if kinds == 2 else work.boxed() if kinds else None
+
+    register: Any = library.impl
+    register(name, kernel, "BackendSelect", with_keyset=True)
+
+
+def forget_library(library: torch.library.Library) -> None:
+    """2.11-2.13: take what the library registered out of the dispatcher again."""
+    destroy: Any = library._destroy
+    destroy()
+
+
+# 2.11-2.13: how profilers start and stop Kineto, by these names in the module; replaced
+# during runs, because Kineto serves one profiler at a time.
+profiler_module: Any = torch.autograd.profiler
+PREPARE_NAME = "_prepare_profiler"
+ENABLE_NAME = "_enable_profiler"
+DISABLE_NAME = "_disable_profiler"
+
+
+class TraceObserverFunctions(NamedTuple):
+    add: Any
+    remove: Any
+    enable: Any
+    disable: Any
+
+
+# 2.11-2.13: the process-wide observer behind `ExecutionTraceObserver`, by these names in the
+# module of the class; replaced during runs, so that every rank can have a trace of its own.
+observer_module: Any = torch.profiler.profiler
+TRACE_OBSERVER_NAMES = (
+    "_add_execution_trace_observer",
+    "_remove_execution_trace_observer",
+    "_enable_execution_trace_observer",
+    "_disable_execution_trace_observer",
+)
+
+
+def trace_observer_functions() -> TraceObserverFunctions:
+    found = [getattr(observer_module, name) for name in TRACE_OBSERVER_NAMES]
+    return TraceObserverFunctions(*found)

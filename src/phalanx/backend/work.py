@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from phalanx.backend import device, private
+from phalanx.backend import device, private, profiling
 from phalanx.backend.raising import OpTimeoutError
 from phalanx.core.baton import RUNNING, Strand, here
 from phalanx.core.meeting import Call
@@ -33,6 +33,8 @@ def wait_for(call: Call, timeout: float, *, explicit: bool = False) -> None:
     if not call.done:
         _park_until_done(strand, call, timeout, explicit)
     call.waited = True
+    if profiling.is_open():
+        profiling.end(call)
     if strand.errands:
         strand.baton.run_errands(strand)
     if call.error is not None:
@@ -57,7 +59,7 @@ def _park_until_done(strand: Strand, call: Call, timeout: float, explicit: bool)
             baton.run_errands(strand)
         if not woken and not call.done:
             error = OpTimeoutError(
-                f"{call.name}: timed out after {timeout:g} s waiting for the other ranks"
+                f"{call.name}: Timed out waiting {timeout * 1000:.0f}ms for the other ranks"
             )
             if call.assembly.withdraw(call):
                 call.finish(error)
@@ -70,7 +72,7 @@ class OpWork(dist.Work):
     """The `Work` of one call."""
 
     def __init__(self, call: Call, timeout: float) -> None:
-        super().__init__()
+        private.start_unnamed(super().__init__)
         self.call = call
         self.timeout = timeout
         self._future: OpFuture | None = None
@@ -131,6 +133,7 @@ class OpFuture(torch.futures.Future[Any]):
     _call: Call | None = None
     _timeout: float = 0.0
     _before: OpFuture | None = None
+    _failed: RuntimeError | None = None
 
     @classmethod
     def of(cls, call: Call, timeout: float) -> OpFuture:
@@ -179,10 +182,27 @@ class OpFuture(torch.futures.Future[Any]):
             try:
                 following.set_result(callback(self))
             except Exception as error:
-                following.set_exception(error)
+                following._fail(error)
 
         self.add_done_callback(run)
+        if private.is_in_backward():
+            private.call_after_backward(following._raise_if_failed)
         return following
+
+    def _fail(self, error: Exception) -> None:
+        """Programs find torch's text for this; the original is the cause."""
+        self._failed = RuntimeError(
+            "Got the following error when running the callback: "
+            f"{type(error).__name__}: {error}"
+        )
+        self._failed.__cause__ = error
+        self.set_exception(self._failed)
+
+    def _raise_if_failed(self) -> None:
+        """To C++ code, like DDP's reducer, an exception in a future is a value like any
+        other; so a hook's failure is raised here, before the reducer looks."""
+        if self._failed is not None:
+            raise self._failed
 
     def _origin(self) -> OpFuture:
         future = self

@@ -1,0 +1,196 @@
+"""The profiler, for ranks: events under the backend's names, and Kineto shared by all of them.
+
+Kineto, which all of torch's profilers use, serves one of them at a time and takes the process
+down when a second one stops. What a profiler records of operations is kept per thread, though;
+only starting and stopping collide. So Kineto is started again, by a thread made for that, as
+long as any other profiler is still open.
+
+`Endpoint` calls `begin` and `end` around each operation of a rank that is being profiled.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from torch.profiler import ProfilerActivity, record_function
+
+from phalanx.backend import private
+from phalanx.core.meeting import Call
+
+USER_SCOPE = 7
+"""torch's number for events that are no operators; that is what Gloo's are."""
+
+GLOO_TITLES = {
+    "all_reduce_coalesced": "all_reduce",
+    "all_gather_coalesced": "all_gather",
+    "all_gather_into_tensor": "all_gather",
+    "all_gather_into_tensor_coalesced": "all_gather",
+    "reduce_scatter": "all_reduce",
+    "reduce_scatter_tensor": "all_reduce",
+    "reduce_scatter_tensor_coalesced": "all_reduce",
+    "all_to_all_single": "all_to_all",
+}
+"""Where Gloo's title is not the name of the operation. Measured with torch 2.13: it carries
+some out by others, and its events say so."""
+
+NCCL_TITLES = {
+    "all_gather_into_tensor": "_all_gather_base",
+    "reduce_scatter_tensor": "_reduce_scatter_base",
+    "all_to_all_single": "all_to_all",
+    "barrier": "all_reduce_barrier",
+}
+"""The same for NCCL, as torch's ProcessGroupNCCL.cpp has them."""
+
+_titles: set[str] = set()
+
+
+class _Open(threading.local):
+    """What the calling thread has begun and not ended: the profiler, and ranges in it."""
+
+    def __init__(self) -> None:
+        self.profiler = False
+        self.ranges: dict[Call, list[Any]] = {}
+
+
+_open = _Open()
+
+
+def begin(call: Call, backend: str) -> None:
+    """Open the events of an op. They end where its own rank sees that it is complete."""
+    ranges = []
+    for title, tensors in _events(call, backend):
+        title = private.comm_profiling_name() or title
+        _titles.add(title)
+        profiled = private.is_profiling()  # a trace alone does not see this kind
+        opened = private.ProfilerRange(title, tensors) if profiled else record_function(title)
+        opened.__enter__()
+        ranges.append(opened)
+    _open.ranges[call] = ranges
+
+
+def end(call: Call) -> None:
+    """Nothing if the op was begun by another thread, or before the profiler."""
+    for opened in _open.ranges.pop(call, ()):
+        opened.__exit__(None, None, None)
+
+
+def is_open() -> bool:
+    return bool(_open.ranges)
+
+
+def _events(call: Call, backend: str) -> list[tuple[str, list[Any]]]:
+    if call.name == "monitored_barrier":
+        return []
+    tensors: list[Any] = list(call.inputs or (call.outputs if call.name == "recv" else ()))
+    name = call.name
+    if backend == "nccl":
+        if name == "send":
+            name = f"send {call.member}->{call.peer}"
+        elif name == "recv":
+            name = f"recv {call.member}<-{call.peer}"
+        return [(f"nccl:{NCCL_TITLES.get(name, name)}", tensors)]
+    if name == "recv" and call.peer is None:
+        name = "recvAnySource"
+    title = f"gloo:{GLOO_TITLES.get(name, name)}"
+    if name == "reduce_scatter":  # one all_reduce for each piece
+        return [(title, [piece]) for piece in tensors[0]]
+    return [(title, tensors)]
+
+
+# -- Kineto ---------------------------------------------------------------------------------
+
+_lock = threading.Lock()
+_profilers = 0
+_prepared = False
+NOT_THE_CPU = ProfilerActivity.CUDA
+"""To start Kineto alone: on behalf of a thread whose operators are not recorded."""
+_last: tuple[Any, Any] = (None, None)
+
+
+def profiler_patches() -> list[tuple[Any, str, Any]]:
+    """Owner, name, replacement: how profilers start and stop Kineto."""
+    module = private.profiler_module
+    prepare = getattr(module, private.PREPARE_NAME)
+    enable = getattr(module, private.ENABLE_NAME)
+    disable = getattr(module, private.DISABLE_NAME)
+    outer = private.is_profiling()  # by the program that opens the world
+
+    def prepare_shared(config: Any, activities: Any, *args: Any, **kwargs: Any) -> None:
+        global _prepared
+        with _lock:
+            if not _profilers and not outer:
+                prepare(config, activities, *args, **kwargs)
+                _prepared = True
+
+    def enable_shared(config: Any, activities: Any, *args: Any, **kwargs: Any) -> None:
+        global _profilers, _last, _prepared
+        with _lock:
+            if activities and not (_prepared or _profilers or outer):
+                prepare(config, activities)  # another one's end undid what this one prepared
+            enable(config, activities, *args, **kwargs)
+            if activities:  # none: a profiler that does without Kineto
+                _prepared = False
+                _profilers += 1
+                _open.profiler = True
+                _last = config, activities
+
+    def disable_shared() -> Any:
+        global _profilers
+        for call in list(_open.ranges):
+            end(call)
+        with _lock:
+            results = disable()
+            if not _open.profiler:
+                return results
+            _open.profiler = False
+            _profilers -= 1
+            if _profilers or outer:
+                _in_a_thread(lambda: (prepare(*_last), enable(_last[0], {NOT_THE_CPU})))
+        return Results(results)
+
+    return [
+        (module, private.PREPARE_NAME, prepare_shared),
+        (module, private.ENABLE_NAME, enable_shared),
+        (module, private.DISABLE_NAME, disable_shared),
+    ]
+
+
+def _in_a_thread(action: Callable[[], Any]) -> None:
+    """What a profiler records belongs to the thread that starts it, and ends with it."""
+    thread = threading.Thread(target=action, name="phalanx-kineto")
+    thread.start()
+    thread.join()
+
+
+class Results:
+    """What a profiler recorded, where the events of ours look as Gloo's do."""
+
+    def __init__(self, original: Any) -> None:
+        self._original = original
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._original, name)
+
+    def events(self) -> list[Any]:
+        return [
+            _InBackground(event) if event.name() in _titles else event
+            for event in self._original.events()
+        ]
+
+
+class _InBackground:
+    """An event that another thread carries out, from the profiler's point of view."""
+
+    def __init__(self, original: Any) -> None:
+        self._original = original
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._original, name)
+
+    def is_async(self) -> bool:
+        return True
+
+    def scope(self) -> int:
+        return USER_SCOPE
