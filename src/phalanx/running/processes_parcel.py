@@ -15,7 +15,7 @@ import os
 import pickle
 import sys
 from collections.abc import Mapping, Sequence
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from phalanx.errors import UsageError
@@ -165,10 +165,38 @@ def _load_main(main: dict[str, str]) -> None:
 
 
 def _provide(name: str, file: str | None) -> None:
-    """Import it by name if that finds the same file, else load the file under that name."""
+    """Import it by name if that finds the same file, else load the file under that name,
+    with the packages the name says it is in: without them no import of it succeeds."""
     if file is None or _is_found(name, file):
         return
-    spec = importlib.util.spec_from_file_location(name, file)
+    package, _, _ = name.rpartition(".")
+    folder = os.path.dirname(file)
+    if os.path.basename(file) == "__init__.py":
+        _load(name, file, folder)
+        return
+    _provide_package(package, folder)
+    _load(name, file, None)
+
+
+def _provide_package(name: str, folder: str) -> None:
+    if not name or name in sys.modules:
+        return
+    outer, _, last = name.rpartition(".")
+    _provide_package(outer, os.path.dirname(folder))
+    is_there = last == os.path.basename(folder)
+    first = os.path.join(folder, "__init__.py")
+    if is_there and os.path.exists(first):
+        _load(name, first, folder)
+        return
+    package = ModuleType(name)
+    package.__path__ = [folder] if is_there else []
+    sys.modules[name] = package
+
+
+def _load(name: str, file: str, folder: str | None) -> None:
+    spec = importlib.util.spec_from_file_location(
+        name, file, submodule_search_locations=None if folder is None else [folder]
+    )
     if spec is None or spec.loader is None:
         return
     module = importlib.util.module_from_spec(spec)
