@@ -28,6 +28,9 @@ from phalanx.errors import PhalanxError
 
 _UNSET = timedelta(0)
 
+CPP_NAME = "phalanx"
+"""What the group's backend is called towards C++ code."""
+
 # torch's stubs give every method overloads that differ from version to version; towards the
 # type checker our methods stand on their own.
 _ProcessGroup: Any = dist.ProcessGroup
@@ -102,7 +105,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
 
     def getBackendName(self) -> str:  # noqa: N802, the name C++ looks for
         """Not "gloo": DDP's logger would then cast this object to the C++ class of Gloo."""
-        return "phalanx"
+        return CPP_NAME
 
     def _set_group_name(self, name: str) -> None:
         super()._set_group_name(name)

@@ -30,6 +30,11 @@ RENDEZVOUS_NAME = "rendezvous"
 
 c10d_module = _module
 
+# 2.11-2.13: DDP's method that returns what its C++ logger gathered; and the module of FSDP
+# with a class that keeps times per process. Both corrected for ranks.
+DDP_LOG_NAME = "_get_ddp_logging_data"
+FSDP_TIMES_MODULE = "torch.distributed.fsdp._debug_utils"
+
 
 def set_thread_isolation(enabled: bool) -> None:
     """2.11-2.13: keep the C++ map from group name to group per thread. Without it the second
