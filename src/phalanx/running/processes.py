@@ -15,7 +15,7 @@ from typing import Any
 
 from phalanx.errors import UsageError
 from phalanx.running.processes_call import CallInProgress
-from phalanx.running.processes_messages import Call, Start
+from phalanx.running.processes_messages import Call, Parcel, Start
 from phalanx.running.processes_nursery import nursery
 from phalanx.running.processes_parcel import check_not_loading, pack_call
 from phalanx.running.processes_team import OnOutput, Team, print_line
@@ -65,19 +65,24 @@ class ProcessesEngine:
             raise UsageError("this World is running already; use another one")
         parcel = pack_call(fn, args, kwargs or {})
         self._busy = True
-        team: Team | None = None
         try:
-            team = self._take_team()
-            self._calls += 1
-            limit = self.settings.timeout if timeout is None else timeout
-            values = CallInProgress(
-                team, limit, replay=self.settings.replay, on_tick=self.settings.on_tick
-            ).carry_out(Call(self._calls, parcel))
-            self._team, team = team, None
-            return values
+            return self._call(parcel, self.settings.timeout if timeout is None else timeout)
         finally:
             self._busy = False
-            if team is not None:
+
+    def _call(self, parcel: Parcel, timeout: float | None) -> list[Any]:
+        __tracebackhide__ = True
+        team = self._take_team()
+        self._calls += 1
+        call = CallInProgress(
+            team, timeout, replay=self.settings.replay, on_tick=self.settings.on_tick
+        )
+        try:
+            return call.carry_out(Call(self._calls, parcel))
+        finally:
+            if call.is_whole:
+                self._team = team
+            else:
                 team.kill()
 
     def close(self) -> None:

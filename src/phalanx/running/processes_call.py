@@ -87,6 +87,8 @@ class CallInProgress:
         self._failed: list[tuple[float, int, Raised | RankDied]] = []
         self._positions: dict[int, Position] = {}
         self._number = 0
+        self.is_whole = False
+        """Whether every rank came to the end of its call and can take another."""
 
     def carry_out(self, call: Call) -> list[Any]:
         __tracebackhide__ = True
@@ -102,6 +104,7 @@ class CallInProgress:
         self._team.drain()
         if self._failed:
             raise self._failure()
+        self.is_whole = True
         if self._refused:
             rank = min(self._refused)
             raise UsageError(f"rank {rank} {self._refused[rank]}")

@@ -155,7 +155,9 @@ def _main() -> dict[str, str]:
     if name is not None:
         return {"init_main_from_name": name}
     file = getattr(main, "__file__", None)
-    return {"init_main_from_path": os.path.abspath(file)} if file is not None else {}
+    if file is None or not os.path.exists(file):  # typed in, or read from standard input
+        return {}
+    return {"init_main_from_path": os.path.abspath(file)}
 
 
 def _load_main(main: dict[str, str]) -> None:
