@@ -1,0 +1,207 @@
+"""Run torch's own backend suite on our ranks, or on real Gloo processes, and print a table.
+
+    python tests/upstream/run.py [--ranks 3,4,8] [--select NAME] [--engine threads|gloo]
+                                 [--json FILE] [--docs FILE]
+
+Every test has a time limit. The tests run in a worker process, one after the other; a test that
+crashes it or hangs costs only itself, because a new worker goes on with the next one.
+The exit status is 0 if every test passed, was skipped or is a known failure (`known.py`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from known import is_as_expected
+from table import render_docs, render_summary
+
+HERE = Path(__file__).parent
+SECONDS = {"threads": 30.0, "gloo": 120.0}
+"""The limit for one test. Eight Gloo processes on two cores take their time."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """One test at one number of ranks."""
+
+    name: str
+    ranks: int
+    status: str
+    """passed, skipped, failed, crashed or timed out"""
+    reason: str = ""
+    seconds: float = 0.0
+
+
+def main() -> int:
+    options = parse()
+    results: list[Result] = []
+    for ranks in options.ranks:
+        for result in run_suite(options, ranks):
+            results.append(result)
+            print(line_of(result), flush=True)
+    print(render_summary([asdict(result) for result in results]))
+    if options.json:
+        write_json(options.json, options.engine, results)
+    if options.docs:
+        render_docs(options.docs, [asdict(result) for result in results])
+    wrong = [r for r in results if not is_as_expected(r.name, r.ranks, r.status)]
+    for result in wrong:
+        print(f"unexpected: {result.name} at {result.ranks} ranks {result.status}")
+    return 1 if wrong and options.engine == "threads" else 0
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--ranks", type=sizes, default=sizes("3,4,8"))
+    parser.add_argument("--select", action="append", default=[], metavar="NAME")
+    parser.add_argument("--engine", choices=sorted(SECONDS), default="threads")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--docs", type=Path)
+    parser.add_argument(
+        "--gpu-tests", action="store_true", help="those that ask for GPUs, with CPU tensors"
+    )
+    parser.add_argument("--seconds", type=float, help="limit for one test")
+    return parser.parse_args()
+
+
+def sizes(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+def line_of(result: Result) -> str:
+    reason = result.reason.strip().split("\n")[-1] if result.reason else ""
+    line = f"{result.ranks} {result.status:9} {result.seconds:6.2f} s  {result.name}"
+    return f"{line}  {reason}"[:200].rstrip()
+
+
+def write_json(path: Path, engine: str, results: list[Result]) -> None:
+    import torch
+
+    content = {
+        "torch": str(torch.__version__),
+        "engine": engine,
+        "results": [asdict(result) for result in results],
+    }
+    path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def run_suite(options: argparse.Namespace, ranks: int) -> Iterator[Result]:
+    """Every chosen test at one number of ranks, with as many workers as it takes."""
+    limit = options.seconds or SECONDS[options.engine]
+    with tempfile.TemporaryDirectory() as folder:
+        environ = suite_environ(ranks, folder)
+        command = [options.engine, "gpu" if options.gpu_tests else "cpu"]
+        with Worker(command, environ, limit) as worker:
+            names = worker.names()
+        todo = [n for n in names if not options.select or any(s in n for s in options.select)]
+        while todo:
+            with Worker(command, environ, limit, *todo) as worker:
+                for result in worker.results(ranks):
+                    todo.remove(result.name)
+                    yield result
+
+
+def suite_environ(ranks: int, folder: str) -> dict[str, str]:
+    """What the suite expects in the environment of the process that imports it."""
+    return {
+        **os.environ,
+        "BACKEND": "gloo",
+        "WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29500",
+        "TEMP_DIR": folder,
+        "TMPDIR": folder,
+        "INIT_METHOD": f"file://{folder}/init",
+    }
+
+
+class Worker:
+    """A process that runs tests until it is through, crashes, or is stopped for being late."""
+
+    def __init__(
+        self, command: list[str], environ: dict[str, str], limit: float, *names: str
+    ) -> None:
+        self.limit = limit
+        self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        reading, writing = os.pipe()
+        self.pipe: IO[str] = os.fdopen(reading)
+        self.process = subprocess.Popen(
+            [sys.executable, "worker.py", *command, str(writing), str(limit), *names],
+            cwd=HERE,
+            env=environ,
+            stdout=self.log,
+            stderr=self.log,
+            pass_fds=[writing],
+            start_new_session=True,
+        )
+        os.close(writing)
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stop()
+        self.pipe.close()
+        self.log.close()
+
+    def names(self) -> list[str]:
+        record = self._next_record()
+        if record is None:
+            raise RuntimeError(f"the suite does not load\n{self._last_words()}")
+        return list(record["names"])
+
+    def results(self, ranks: int) -> Iterator[Result]:
+        running, began = None, time.monotonic()
+        while True:
+            record = self._next_record()
+            if record is None:
+                break
+            if "begin" in record:
+                running, began = record["begin"], time.monotonic()
+            else:
+                running = None
+                yield Result(
+                    record["end"], ranks, record["status"], record["reason"], record["seconds"]
+                )
+        if running is not None:
+            seconds = time.monotonic() - began
+            status = "timed out" if seconds >= self.limit else "crashed"
+            yield Result(running, ranks, status, self._last_words(), round(seconds, 2))
+        elif self.process.wait() != 0:
+            raise RuntimeError(f"the worker ended between two tests\n{self._last_words()}")
+
+    def _next_record(self) -> dict[str, Any] | None:
+        """None if the worker has ended or is late beyond its own limit."""
+        ready, _, _ = select.select([self.pipe], [], [], self.limit + 20)
+        line = self.pipe.readline() if ready else ""
+        return json.loads(line) if line else None
+
+    def _last_words(self) -> str:
+        self._stop()
+        code = self.process.returncode
+        end = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+        self.log.seek(0)
+        return f"{self.log.read()[-6000:]}\n{end}"
+
+    def _stop(self) -> None:
+        """The worker and all it started; they are a process group of their own."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
