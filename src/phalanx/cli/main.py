@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from phalanx import __version__
-from phalanx.cli import run
+from phalanx.cli import conformance, run
 
 DESCRIPTION = """\
 Run, test and debug torch.distributed programs: any number of ranks in one process,
@@ -24,6 +24,7 @@ examples:
   phalanx run -n 4 train.py --lr 0.1     any script that runs under torchrun
   phalanx run -n 8 -m package.train      a module
   phalanx run -n 4 --seed 7 train.py     another order of ranks; 7 replays it
+  phalanx conformance                    thousands of small cases on a backend
 
 exit status: 0 all ranks succeeded; 1 a rank failed; 2 wrong usage;
 3 a mismatch, deadlock or stall was found; 130 interrupted
@@ -47,6 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"phalanx {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     run.add_parser(commands)
+    conformance.add_parser(commands)
     given = list(sys.argv[1:] if argv is None else argv)
     arguments, unknown = parser.parse_known_args(given)
     if unknown:

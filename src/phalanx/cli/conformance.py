@@ -1,0 +1,234 @@
+"""`phalanx conformance`: does a backend of torch.distributed do what it must?
+
+Parses and checks the options, shows progress, prints the tables and turns them into an exit
+status. What runs the cases is `phalanx.conformance`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from phalanx.cli.progress import ProgressBar
+from phalanx.errors import UsageError
+
+if TYPE_CHECKING:
+    from phalanx.conformance.model import Case, Result, Setting, Table
+
+DESCRIPTION = """\
+Run thousands of small cases on a backend and say of each: pass, refuse (a clean error where
+this backend is known to refuse), WRONG (wrong data, or written outside of a tensor), or fail.
+"""
+
+EPILOG = """\
+examples:
+  phalanx conformance                               the threads engine, as Gloo
+  phalanx conformance --engine processes            the real Gloo, in processes
+  phalanx conformance --select 'all_reduce/*@3'     some cases only
+  phalanx conformance --select mistakes --list      what there is, without running it
+  phalanx conformance --engine processes --import my_backend --backend my_backend
+                                                    a backend of your own, which the module
+                                                    registers (Backend.register_backend)
+  phalanx conformance --json threads.json           keep the results ...
+  phalanx conformance --engine processes --against threads.json
+                                                    ... and compare: what differs, and why
+
+--select takes parts of ids or globs over whole ids, separated by commas. An id is
+operation/dtype/...@ranks, e.g. all_reduce/float32/sum/async/sub@3.
+
+exit status: 0 nothing failed and nothing was WRONG (with --against: no difference without a
+reason, and no failure that the backend's profile does not know); 1 otherwise; 2 wrong usage
+"""
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "conformance",
+        help="test a backend: does it do what torch.distributed promises?",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    where = parser.add_argument_group("what is tested")
+    where.add_argument(
+        "--engine", default="threads", help="threads (default), or processes: the real backend"
+    )
+    where.add_argument("--backend", default="gloo", metavar="NAME", help="default: gloo")
+    where.add_argument(
+        "--import",
+        dest="imports",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="import this on every rank first",
+    )
+    where.add_argument(
+        "--device", metavar="TYPE", help="where tensors are; default: cuda for nccl, else cpu"
+    )
+    which = parser.add_argument_group("which cases")
+    which.add_argument("--ranks", default="2,3,4", metavar="N,N", help="default: 2,3,4")
+    which.add_argument("--select", metavar="EXPR", help="only cases with such ids; see below")
+    which.add_argument("--list", action="store_true", help="print their ids, run nothing")
+    results = parser.add_argument_group("results")
+    results.add_argument("--json", metavar="FILE", help="write all results to FILE")
+    results.add_argument("--against", metavar="FILE", help="compare with results kept earlier")
+    results.add_argument(
+        "--document", metavar="FILE", help="with --against: write both tables as Markdown"
+    )
+    results.add_argument("-q", "--quiet", action="store_true", help="only the last line")
+    parser.set_defaults(handler=handle, parser=parser)
+
+
+def handle(arguments: argparse.Namespace) -> int:
+    try:
+        return _run(arguments)
+    except UsageError as error:
+        print(f"phalanx: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("phalanx: interrupted", file=sys.stderr)
+        return 130
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    ranks = _rank_counts(arguments.ranks)
+    if arguments.document and not arguments.against:
+        raise UsageError("--document shows two tables: give the other one by --against FILE")
+
+    from phalanx.conformance import record
+    from phalanx.conformance.runner import run_suite
+
+    setting = _setting(arguments)
+    cases = _cases(ranks, arguments.select)
+    if arguments.list:
+        print("\n".join(case.id for case in cases))
+        return 0
+    against = record.load(Path(arguments.against)) if arguments.against else None
+    for path in filter(None, (arguments.json, arguments.document)):
+        record.check_writable(Path(path))
+    bar = ProgressBar(len(cases), sink=sys.stderr)
+    try:
+        table = run_suite(cases, setting, lambda result: _step(bar, result))
+    finally:
+        bar.close()
+    if arguments.json:
+        record.save(table, Path(arguments.json))
+    _print(table, quiet=arguments.quiet)
+    if against is None:
+        return 0 if table.succeeded else 1
+    if arguments.document:
+        _write_document(against, table, Path(arguments.document))
+    return _compare(table, against, arguments.against)
+
+
+def _rank_counts(given: str) -> list[int]:
+    try:
+        counts = sorted({int(word) for word in given.split(",")})
+    except ValueError:
+        counts = []
+    if not counts or counts[0] < 1 or counts[-1] > 64:
+        raise UsageError(f"--ranks {given}: give numbers from 1 to 64, e.g. --ranks 2,3,4")
+    return counts
+
+
+def _setting(arguments: argparse.Namespace) -> Setting:
+    from phalanx.conformance.model import Setting
+
+    if arguments.engine not in ("threads", "processes"):
+        raise UsageError(f"--engine {arguments.engine}: choose threads or processes")
+    for module in arguments.imports:
+        try:
+            import_module(module)
+        except ImportError as error:
+            raise UsageError(f"--import {module}: {error}") from error
+    _check_backend(arguments.engine, arguments.backend)
+    device = arguments.device or ("cuda" if arguments.backend == "nccl" else "cpu")
+    _check_device(device)
+    return Setting(
+        engine=arguments.engine,
+        backend=arguments.backend,
+        device=device,
+        imports=tuple(arguments.imports),
+    )
+
+
+def _check_backend(engine: str, backend: str) -> None:
+    import torch.distributed as dist
+
+    if engine == "threads":
+        if backend not in ("gloo", "nccl"):
+            raise UsageError(
+                f"--backend {backend}: the threads engine stands for gloo and nccl; a backend "
+                "of your own runs with --engine processes"
+            )
+        return
+    known = [name for name in dist.Backend.backend_list if name != "undefined"]
+    if backend not in known:
+        raise UsageError(
+            f"--backend {backend}: torch knows {', '.join(known)}; a module that registers "
+            "another one is given by --import MODULE"
+        )
+    if not dist.is_backend_available(backend):
+        raise UsageError(f"--backend {backend}: this build of torch has it not")
+
+
+def _check_device(device: str) -> None:
+    import torch
+
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("--device cuda: torch finds no GPU here (nccl needs one)")
+    if device not in ("cpu", "cuda"):
+        raise UsageError(f"--device {device}: choose cpu or cuda")
+
+
+def _cases(ranks: list[int], expression: str | None) -> list[Case]:
+    from phalanx.conformance.suite import all_cases, select
+
+    cases = all_cases(ranks)
+    if expression is None:
+        return cases
+    chosen = select(cases, expression)
+    if not chosen:
+        raise UsageError(
+            f"--select {expression}: no case has such an id; phalanx conformance --list shows "
+            "them all"
+        )
+    return chosen
+
+
+def _step(bar: ProgressBar, result: Result) -> None:
+    if result.outcome in ("fail", "WRONG"):
+        bar.say(f"{result.outcome:5} {result.id}: {result.reason}")
+    bar.step(result.operation)
+
+
+def _print(table: Table, *, quiet: bool) -> None:
+    from phalanx.conformance.table import render_tables, render_total
+
+    print(render_total(table) if quiet else render_tables(table), flush=True)
+
+
+def _compare(table: Table, against: Table, path: str) -> int:
+    from phalanx.conformance.differences import find_differences, is_known_trouble
+
+    found = find_differences(table, against)
+    unexplained = [each for each in found if not each.reason]
+    for each in unexplained:
+        print(f"DIFFERS {each.id}: {each.one} here, {each.other} in {path}")
+    print(f"{len(found)} differences from {path}, {len(unexplained)} without a reason")
+    troubles = [
+        result
+        for result in table.results
+        if result.outcome in ("fail", "WRONG") and not is_known_trouble(result, table.backend)
+    ]
+    return 1 if unexplained or troubles else 0
+
+
+def _write_document(one: Table, other: Table, path: Path) -> None:
+    from phalanx.conformance.document import render_document
+
+    path.write_text(render_document(one, other), encoding="utf-8")

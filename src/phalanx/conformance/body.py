@@ -1,0 +1,93 @@
+"""What runs on each rank: carries out a list of cases and reports how each went.
+
+The runner sends this function to the ranks of a world, threads or processes alike. Between
+two runs of the same world a rank keeps its groups; the runner says by `token` which world.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Sequence
+from importlib import import_module
+
+import torch.distributed as dist
+
+from phalanx.conformance.context import PATIENCE, Context, Unmet, WrongData
+from phalanx.conformance.model import Case, Report, Setting
+from phalanx.conformance.suite import PROGRAMS
+
+LONG = 5.0
+
+_contexts: dict[tuple[str, int], Context] = {}
+
+
+def carry_out(setting: Setting, token: str, cases: Sequence[Case]) -> list[Report]:
+    """Reports in order. Ends early after an error that took long: somebody waited in vain,
+    the ranks are no longer at the same place, and every further case would wait as long."""
+    warnings.simplefilter("ignore")
+    context = _context_of(setting, token, bare=bool(cases) and cases[0].bare)
+    reports = []
+    for case in cases:
+        start = time.monotonic()
+        reports.append(carry_out_one(context, case))
+        if reports[-1].status == "error" and time.monotonic() - start > LONG:
+            break
+    return reports
+
+
+def carry_out_one(context: Context, case: Case) -> Report:
+    try:
+        PROGRAMS[case.program](context, **case.given)
+    except WrongData as error:
+        return Report("wrong", str(error))
+    except Unmet as error:
+        return Report("unmet", str(error))
+    except Exception as error:
+        return Report(
+            "error", _first_line(error), tuple(c.__name__ for c in type(error).__mro__)
+        )
+    finally:
+        context.close_fresh()
+    return Report("right")
+
+
+def leave(token: str) -> None:
+    """Destroy the groups of a world that is about to be closed."""
+    _contexts.pop((token, int(os.environ["RANK"])), None)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"[:300]
+
+
+def _context_of(setting: Setting, token: str, *, bare: bool) -> Context:
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    key = (token, rank)
+    if bare:
+        _contexts.pop(key, None)
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        return Context(setting, rank, size)
+    if key not in _contexts:
+        for module in setting.imports:
+            import_module(module)
+        if not dist.is_initialized():
+            _init(setting, token, rank, size)
+        _contexts[key] = Context(setting, rank, size)
+    return _contexts[key]
+
+
+def _init(setting: Setting, token: str, rank: int, size: int) -> None:
+    """By a file: no ports to collide, and every engine and backend takes it."""
+    dist.init_process_group(
+        setting.backend,
+        init_method=f"file://{setting.scratch}/{token}",
+        rank=rank,
+        world_size=size,
+        timeout=PATIENCE,
+    )

@@ -1,0 +1,86 @@
+"""The differences between two tables, and which of them are known.
+
+`KNOWN` should be nearly empty. Gloo is the referee: what passes there and does not on the
+threads engine is a defect of ours unless it stands here with its reason.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from phalanx.backend.profiles import profile_of
+from phalanx.conformance.model import Result, Table
+
+
+@dataclass(frozen=True)
+class Known:
+    """Cases (a glob over ids) on which threads and the real backend differ, and why."""
+
+    ids: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A case with two outcomes. `reason` is empty where nobody has explained it."""
+
+    id: str
+    one: str
+    other: str
+    reason: str = ""
+
+
+KNOWN: tuple[Known, ...] = (
+    Known(
+        "Work/get_future/reduce_scatter@*",
+        "Gloo's work of reduce_scatter has no future (torch 2.13); every other work has, and "
+        "so has ours",
+    ),
+    Known(
+        "Work/then/reduce_scatter@*",
+        "Gloo's work of reduce_scatter has no future (torch 2.13); every other work has, and "
+        "so has ours",
+    ),
+    Known(
+        "Work/is_completed/reduce_scatter@*",
+        "Gloo's work of reduce_scatter completes only when somebody waits for it; ours "
+        "completes by itself, as every other work does",
+    ),
+)
+
+
+def find_differences(one: Table, other: Table) -> list[Difference]:
+    """Cases of `one` that `other` has with another outcome, or has not at all."""
+    others = {result.id: result for result in other.results}
+    found = []
+    for result in one.results:
+        against = others.get(result.id)
+        if against is None:
+            found.append(Difference(result.id, result.outcome, "missing"))
+        elif against.outcome != result.outcome:
+            reason = _reason(result, against, one.backend)
+            found.append(Difference(result.id, result.outcome, against.outcome, reason))
+    return found
+
+
+def is_known_trouble(result: Result, backend: str) -> bool:
+    """Whether this is what the backend is known for: by a rule, or as a known difference."""
+    if any(fnmatchcase(result.id, known.ids) for known in KNOWN):
+        return True
+    profile = profile_of(backend)
+    rules = {rule.name: rule for rule in profile.rules} if profile is not None else {}
+    rule = rules.get(result.rule)
+    return rule is not None and rule.effect != "refuses"
+
+
+def _reason(one: Result, other: Result, backend: str) -> str:
+    for known in KNOWN:
+        if fnmatchcase(one.id, known.ids):
+            return known.reason
+    if {one.outcome, other.outcome} in ({"refuse", "WRONG"}, {"refuse", "fail"}):
+        profile = profile_of(backend)
+        for rule in profile.rules if profile is not None else ():
+            if rule.name in (one.rule, other.rule) and rule.effect != "refuses":
+                return f"{backend} {rule.effect} ({rule.name}); the threads engine refuses"
+    return ""

@@ -1,0 +1,115 @@
+"""From the reports of all ranks to the outcome of a case. Pure decisions.
+
+What a backend may refuse comes from its profile. A backend without a profile may refuse any
+operation for a dtype, layout or reduce operation as long as every rank gets a clean error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from phalanx.backend.profiles import Rule, Use, profile_of
+from phalanx.conformance.context import GROUPS
+from phalanx.conformance.data import SHAPES, dtype_of, place
+from phalanx.conformance.model import Case, Outcome, Report, Result
+from phalanx.conformance.operations import OPERATIONS
+
+
+def known_refusal(case: Case, backend: str, device: str) -> Rule | None:
+    """The rule by which this backend refuses this case, if it does."""
+    profile = profile_of(backend)
+    if profile is None or case.program != "collective":
+        return None
+    for use in uses_of(case, device):
+        rule = profile.refusal(use)
+        if rule is not None:
+            return rule
+    return None
+
+
+def uses_of(case: Case, device: str) -> list[Use]:
+    """What the case asks of a backend, in the words of the profiles."""
+    given = case.given
+    row = OPERATIONS[given["operation"]]
+    size = max(len(members) for members in GROUPS[given["group"]](case.ranks))
+    shape = SHAPES[given.get("shape", "matrix")]
+    whole = row.brings(shape, 0, size)[0]
+    content = torch.zeros(whole).to(dtype_of(given["dtype"]))
+    sample = place(content, given.get("layout", "contiguous"), "cpu").tensor
+    results = (row.gets or row.brings)(shape, 0, size)
+    return [
+        Use.of(
+            name,
+            sample,
+            reduce_op=given.get("op", "SUM") if row.reduces else None,
+            device=device,
+            uneven=row.uneven and len({*results, whole}) > 1,
+            stacking=row.gathers and results[0] == (size, *whole),
+        )
+        for name in (("send", "recv") if row.pairs else (row.in_profile,))
+    ]
+
+
+def taking_part(case: Case) -> set[int]:
+    """The ranks on which the case does something."""
+    shape = case.given.get("group", "full")
+    return {rank for members in GROUPS[shape](case.ranks) for rank in members}
+
+
+def judge(case: Case, reports: Sequence[Report], rule: Rule | None, *, known: bool) -> Result:
+    """`known`: whether the backend has a profile, so that a refusal needs a rule."""
+    outcome, reason = _outcome(case, reports, rule, known)
+    return Result(
+        id=case.id,
+        family=case.family,
+        operation=case.operation,
+        ranks=case.ranks,
+        outcome=outcome,
+        reason=reason,
+        rule=rule.name if rule is not None else "",
+        dtype=case.column("dtype"),
+        mode=case.column("mode"),
+        group=case.column("group"),
+    )
+
+
+def _outcome(
+    case: Case, reports: Sequence[Report], rule: Rule | None, known: bool
+) -> tuple[Outcome, str]:
+    for status, outcome in (("wrong", "WRONG"), ("unmet", "fail")):
+        found = [(rank, r.text) for rank, r in enumerate(reports) if r.status == status]
+        if found:
+            return ("WRONG" if outcome == "WRONG" else "fail"), _told(found)
+    errors = [(rank, r.text) for rank, r in enumerate(reports) if r.status == "error"]
+    if case.raises:
+        return _judge_mistake(case, reports)
+    if not errors:
+        return "pass", ""
+    if len(errors) < len(taking_part(case)):
+        return "fail", f"only on some ranks: {_told(errors)}"
+    if rule is not None:
+        return "refuse", f"{rule.says}"
+    if not known and case.program == "collective":
+        return "refuse", _told(errors)
+    return "fail", _told(errors)
+
+
+def _judge_mistake(case: Case, reports: Sequence[Report]) -> tuple[Outcome, str]:
+    right = [r.status == "error" and bool({*r.classes} & {*case.raises}) for r in reports]
+    wanted = " or ".join(case.raises)
+    if all(right) or (any(right) and not case.everywhere):
+        return "pass", ""
+    errors = [(rank, r.text) for rank, r in enumerate(reports) if r.status == "error"]
+    if not errors:
+        return "fail", f"no error where {wanted} must be raised"
+    missing = [rank for rank, each in enumerate(right) if not each]
+    return "fail", f"ranks {missing} without {wanted}: {_told(errors)}"
+
+
+def _told(found: Sequence[tuple[int, str]]) -> str:
+    """The first rank's text, and how many say the same."""
+    rank, text = found[0]
+    others = [str(other) for other, each in found if each == text]
+    return f"rank {rank}: {text}" if len(others) == 1 else f"ranks {','.join(others)}: {text}"

@@ -1,0 +1,50 @@
+"""All cases and all programs: the table of contents of the suite.
+
+A family is a module with `cases(ranks)`, which yields its cases for a number of ranks, and
+`PROGRAMS`, the functions that carry them out on a rank. A new family is added here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from fnmatch import fnmatchcase
+from typing import Any
+
+from phalanx.conformance.families import (
+    collectives,
+    objects,
+    ordering,
+    point_to_point,
+    works,
+)
+from phalanx.conformance.model import Case
+
+FAMILIES = (collectives, point_to_point, works, ordering, objects)
+
+PROGRAMS: dict[str, Callable[..., None]] = {}
+for _family in FAMILIES:
+    _programs: dict[str, Any] = _family.PROGRAMS
+    assert not PROGRAMS.keys() & _programs.keys(), "two programs of one name"
+    PROGRAMS.update(_programs)
+
+
+def all_cases(rank_counts: Iterable[int]) -> list[Case]:
+    """Every case for these numbers of ranks. A combination that two rules give is one case."""
+    found: dict[str, Case] = {}
+    for ranks in rank_counts:
+        for family in FAMILIES:
+            for case in family.cases(ranks):
+                found.setdefault(case.id, case)
+    return list(found.values())
+
+
+def select(cases: list[Case], expression: str) -> list[Case]:
+    """Cases whose id contains, or as a glob matches, one of the comma-separated words."""
+    words = [word.strip() for word in expression.split(",") if word.strip()]
+    return [case for case in cases if any(_matches(case.id, word) for word in words)]
+
+
+def _matches(name: str, word: str) -> bool:
+    if any(sign in word for sign in "*?["):
+        return fnmatchcase(name, word)
+    return word in name
