@@ -32,6 +32,18 @@ class InvalidCallError(errors.PhalanxError, dist.DistError, ValueError):
     __module__ = "phalanx"
 
 
+class UnsupportedTypeError(InvalidCallError, TypeError):
+    """A dtype that the backend has not; torch raises TypeError for some of these."""
+
+    __module__ = "phalanx"
+
+
+class NotSupportedError(InvalidCallError, NotImplementedError):
+    """An operation that the backend has not; torch raises NotImplementedError for these."""
+
+    __module__ = "phalanx"
+
+
 class OpTimeoutError(errors.PhalanxError, dist.DistBackendError):
     """An operation outlived the timeout that the program gave it or its group."""
 

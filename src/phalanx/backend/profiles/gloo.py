@@ -1,0 +1,282 @@
+"""What Gloo does not do, as torch uses it.
+
+"Measured" is a run of real Gloo processes: torch 2.13 for CPU tensors, torch 2.11 for CUDA
+tensors and where a version is named. File names are those of `torch/csrc/distributed/c10d`.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from phalanx.backend.profiles.rules import (
+    CORRUPTS,
+    CRASHES,
+    CUDA,
+    INPUT,
+    OUTPUT,
+    Profile,
+    Rule,
+    Use,
+)
+from phalanx.backend.raising import NotSupportedError
+
+FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+INTEGERS = (torch.int8, torch.uint8, torch.bool, torch.int32, torch.int64)
+COMPLEX = (torch.complex32, torch.complex64, torch.complex128)
+DTYPES = frozenset((*FLOATS, *INTEGERS, *COMPLEX))
+
+POINT_TO_POINT = ("send", "recv")
+COALESCED_GATHERS = ("all_gather_coalesced", "all_gather_into_tensor_coalesced")
+FLAT_SCATTERS = ("reduce_scatter_tensor", "reduce_scatter_tensor_coalesced")
+FLAT_GATHERS = ("all_gather_into_tensor", "all_gather_into_tensor_coalesced")
+BY_POINTER = ("all_reduce", "reduce", "broadcast")
+"""Operations that take the tensor's memory as it lies there, in place."""
+COPIED_BACK = (
+    "all_gather",
+    *COALESCED_GATHERS,
+    "all_gather_into_tensor",
+    "gather",
+    "reduce_scatter",
+    *FLAT_SCATTERS,
+    "all_to_all",
+)
+"""Operations whose outputs are written by `copy_` from a buffer of Gloo's own."""
+BITWISE = ("BAND", "BOR", "BXOR")
+
+_LIST_TO_ALL = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 12)
+"""torch 2.13 has `all_to_all` of lists on Gloo, 2.11 has not; both measured."""
+
+_CONTIGUOUS = "write tensor.contiguous() first"
+
+
+def _is_written_by_copy(use: Use) -> bool:
+    if use.op == "all_reduce_coalesced":
+        return True
+    return use.op in COPIED_BACK and use.part == OUTPUT
+
+
+RULES = (
+    Rule(
+        "no-all-to-all-of-lists",
+        "Gloo has no all_to_all of lists before torch 2.12; use all_to_all_single",
+        "Backend.hpp: alltoall; measured with torch 2.11",
+        lambda use: use.op == "all_to_all" and not _LIST_TO_ALL,
+    ),
+    Rule(
+        "sparse",
+        "Gloo takes {layout} tensors in no operation but all_reduce of COO tensors; write "
+        "tensor.to_dense() first",
+        "Ops.cpp registers no other operation for sparse tensors; measured",
+        lambda use: use.layout != "strided" and (use.op, use.layout) != _SPARSE_SUM,
+        error=NotSupportedError,
+    ),
+    Rule(
+        "sparse-sum-only",
+        "Gloo reduces sparse tensors by SUM only, not by {reduce_op}; write "
+        "tensor.to_dense() first",
+        "ProcessGroupGloo.cpp: allreduce; measured",
+        lambda use: use.layout == "sparse_coo" and use.reduce_op != "SUM",
+    ),
+    Rule(
+        "sparse-dtype",
+        "torch adds no sparse tensors of {dtype}, so Gloo cannot reduce them",
+        "ProcessGroupGlooDetail.hpp: AsyncSparseAllreduceWork; measured",
+        lambda use: (
+            use.layout == "sparse_coo"
+            and use.dtype in (torch.float16, torch.bool, torch.complex32)
+        ),
+        error=NotSupportedError,
+    ),
+    Rule(
+        "sparse-dimensions",
+        "Gloo reduces tensors of at most 4 sparse dimensions, not {sparse_dim}",
+        "ProcessGroupGlooDetail.hpp: SparseTensorMetadata; measured",
+        lambda use: use.sparse_dim > 4,
+    ),
+    Rule(
+        "sparse-leaf",
+        "the tensor is a leaf that requires gradients and would be written in place; call "
+        "under torch.no_grad() or pass tensor.detach()",
+        "ProcessGroupGlooDetail.hpp: AsyncSparseAllreduceWork::run; measured",
+        lambda use: use.layout == "sparse_coo" and use.grad,
+    ),
+    Rule(
+        "dtype",
+        "Gloo's collectives take no {dtype}, but float16 to float64, bfloat16, int8, uint8, "
+        "int32, int64, bool and complex; write tensor.to(...) or tensor.view(torch.uint8)",
+        "ProcessGroupGlooDetail.hpp: GENERATE_ALL_TYPES; measured",
+        lambda use: use.op not in POINT_TO_POINT and use.dtype not in DTYPES,
+    ),
+    Rule(
+        "complex-gather",
+        "Gloo gathers no {dtype}; use all_gather, or gather torch.view_as_real(tensor)",
+        "ProcessGroupGloo.cpp: AsyncGatherWork; measured",
+        lambda use: use.op == "gather" and use.dtype.is_complex,
+    ),
+    Rule(
+        "complex-reduction",
+        "{dtype} tensors can be reduced by SUM and AVG, not by {reduce_op}",
+        "distributed_c10d.py and ProcessGroupGlooDetail.hpp: allreduce; measured",
+        lambda use: (
+            use.dtype.is_complex and use.reduce_op not in (None, "SUM", "AVG", "PREMUL_SUM")
+        ),
+    ),
+    Rule(
+        "complex32-average",
+        "torch divides no complex32, so Gloo cannot average it here; use complex64",
+        "measured",
+        lambda use: (
+            use.dtype is torch.complex32
+            and use.reduce_op == "AVG"
+            and not use.op.startswith("all_reduce")
+        ),
+        error=NotSupportedError,
+    ),
+    Rule(
+        "premul-sum",
+        "Gloo has no PREMUL_SUM, only NCCL has; multiply first, then reduce by SUM",
+        "ProcessGroupGlooDetail.hpp: toFunction; measured",
+        lambda use: use.reduce_op == "PREMUL_SUM",
+    ),
+    Rule(
+        "bits-of-floats",
+        "{reduce_op} is for integers and bool, not for {dtype}",
+        "ProcessGroupGlooDetail.hpp: toFunction; measured",
+        lambda use: use.reduce_op in BITWISE and use.dtype not in INTEGERS,
+    ),
+    Rule(
+        "average-of-integers",
+        "Gloo averages floating-point tensors only, not {dtype}; reduce by SUM and divide",
+        "ProcessGroupGlooDetail.hpp: allreduce divides in place; measured",
+        lambda use: use.reduce_op == "AVG" and use.dtype in INTEGERS,
+    ),
+    Rule(
+        "cuda-coalesced-reduction",
+        "Gloo coalesces all_reduce of CPU tensors only; reduce one by one",
+        "ProcessGroupGloo.cpp: allreduce_coalesced; measured with torch 2.11",
+        lambda use: use.op == "all_reduce_coalesced" and use.device == CUDA,
+    ),
+    Rule(
+        "cuda-coalesced-gather",
+        "Gloo reads the memory of CUDA tensors as if it were the CPU's, and dies; gather singly",
+        "ProcessGroupGloo.cpp: allgather_coalesced; measured with torch 2.11",
+        lambda use: use.op in COALESCED_GATHERS and use.device == CUDA and not use.empty,
+        effect=CRASHES,
+    ),
+    Rule(
+        "cuda-point-to-point",
+        "Gloo sends and receives CPU tensors only and dies of CUDA tensors; use NCCL or "
+        "tensor.cpu()",
+        "ProcessGroupGloo.cpp: send; measured with torch 2.11",
+        lambda use: use.op in POINT_TO_POINT and use.device == CUDA and not use.empty,
+        effect=CRASHES,
+    ),
+    Rule(
+        "uneven",
+        "Gloo takes tensors of one shape only here; pad them, or use all_to_all_single with "
+        "split sizes",
+        "ProcessGroupGloo.cpp: assertTypeAndSizesMatch; measured",
+        lambda use: use.uneven,
+    ),
+    Rule(
+        "other-shapes",
+        "on Gloo the larger tensor must be the pieces joined along dimension 0, not stacked "
+        "or of another shape; use .view() or .flatten(0, 1) on it",
+        "ProcessGroupGloo.cpp: _allgather_base, reduce_scatter_tensor_coalesced; measured",
+        lambda use: use.stacking and not (use.zero_dim and use.op in FLAT_SCATTERS),
+    ),
+    Rule(
+        "zero-dimensional-scatter",
+        "Gloo dies of an output without dimensions; write output.view(1)",
+        "ProcessGroupGloo.cpp: reduce_scatter_tensor_coalesced; measured",
+        lambda use: use.zero_dim and use.part == OUTPUT and use.op in FLAT_SCATTERS,
+        effect=CRASHES,
+    ),
+    Rule(
+        "nothing-from-anyone",
+        "Gloo does not receive an empty tensor without a source; name it",
+        "measured (gloo's transport refuses)",
+        lambda use: use.any_source and use.empty,
+    ),
+    Rule(
+        "contiguous-message",
+        f"Gloo sends and receives contiguous tensors only; {_CONTIGUOUS}",
+        "ProcessGroupGloo.cpp: checkSingleTensor; measured",
+        lambda use: use.op in POINT_TO_POINT and not use.contiguous,
+    ),
+    Rule(
+        "contiguous-rows",
+        f"the tensor to be split must be contiguous; {_CONTIGUOUS}",
+        "distributed_c10d.py: all_to_all_single; measured",
+        lambda use: (
+            use.op == "all_to_all_single"
+            and use.part == INPUT
+            and not (use.contiguous or use.channels_last)
+        ),
+    ),
+    Rule(
+        "overlapping",
+        "several elements of this tensor lie in one place (it is expanded), so that it cannot "
+        "be written; write tensor.contiguous() first",
+        "ProcessGroupGloo.cpp: outputs are written by copy_; measured",
+        lambda use: use.overlapping and _is_written_by_copy(use),
+    ),
+    Rule(
+        "expanded-on-cuda",
+        f"Gloo does not copy expanded CUDA tensors; {_CONTIGUOUS}",
+        "ProcessGroupGlooDetail.hpp: pinnedLike; measured with torch 2.11",
+        lambda use: (
+            use.overlapping
+            and use.device == CUDA
+            and use.op not in ("reduce_scatter", *FLAT_SCATTERS)
+        ),
+    ),
+    Rule(
+        "leaf",
+        "the output is a leaf that requires gradients and would be written in place; call "
+        "under torch.no_grad() or pass tensor.detach()",
+        "ProcessGroupGloo.cpp: outputs are written by copy_; measured",
+        lambda use: use.grad and _is_written_by_copy(use),
+    ),
+    Rule(
+        "leaf-gathered",
+        "Gloo gathers no leaf that requires gradients into one tensor; call under "
+        "torch.no_grad() or pass tensor.detach()",
+        "ProcessGroupGloo.cpp: _allgather_base cuts the output in views; measured",
+        lambda use: use.grad and use.op == "all_gather_into_tensor",
+    ),
+    Rule(
+        "gaps",
+        "this tensor has gaps in memory (it is a slice or expanded); Gloo would take the "
+        f"memory after its start for it and spoil the data; {_CONTIGUOUS}",
+        "ProcessGroupGlooDetail.hpp: setOutputs takes data_ptr(); measured",
+        lambda use: use.op in BY_POINTER and not use.dense,
+        effect=CORRUPTS,
+    ),
+    Rule(
+        "other-order",
+        "the tensors of this call lie in memory in different ways; Gloo would mix up their "
+        f"elements; {_CONTIGUOUS}",
+        "ProcessGroupGloo.cpp: AsyncScatterWork, AsyncAlltoallWork take data_ptr(); measured",
+        lambda use: (
+            use.op in ("scatter", "all_to_all_single") and not (use.dense and use.alike)
+        ),
+        effect=CORRUPTS,
+    ),
+    Rule(
+        "order-of-pieces",
+        "Gloo would mix up the elements of a tensor that is not contiguous here; "
+        f"{_CONTIGUOUS}",
+        "ProcessGroupGloo.cpp: reduce_scatter; measured",
+        lambda use: (
+            use.op == "reduce_scatter"
+            and not use.contiguous
+            and (use.part == OUTPUT or use.dense)
+        ),
+        effect=CORRUPTS,
+    ),
+)
+
+_SPARSE_SUM = ("all_reduce", "sparse_coo")
+
+GLOO = Profile("gloo", RULES)
