@@ -273,8 +273,11 @@ def test_an_error_in_a_callback_comes_out_of_the_chain() -> None:
             raise KeyError("in the callback")
 
         chained = reduce_later().get_future().then(fail)
-        with pytest.raises(KeyError, match="in the callback"):
+        with pytest.raises(
+            RuntimeError, match="callback: KeyError: 'in the callback'"
+        ) as caught:
             chained.wait()
+        assert isinstance(caught.value.__cause__, KeyError)
 
     phalanx.run(program, ranks=2)
 

@@ -516,3 +516,17 @@ def test_lines_fold_by_the_rule(printed: list[tuple[int, str]]) -> None:
     assert desk.rest() == [
         f"{output._label(members):5} {text}" for text, members in fold_by_the_rule(4, printed)
     ]
+
+
+def test_an_unfinished_line_that_asks_is_shown_at_the_flush() -> None:
+    sink = io.StringIO()
+    printer = FoldingPrinter(2, sink=sink)
+    printer.write(0, "held\n")
+    printer.write(1, "(Pdb) ")
+    printer.prompt(1)
+    assert sink.getvalue() == "[0]   held\n[1]   (Pdb) "
+    printer.write(1, "42\n")
+    printer.write(1, "50 %|##  ")
+    printer.prompt(1)  # a progress bar is no question
+    printer.close()
+    assert sink.getvalue().endswith("(Pdb) [1]   42\n[1]   50 %|##  \n")

@@ -135,6 +135,11 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
 
     @property
     def group_name(self) -> str:
+        """By this name functional collectives find the group in the map of their thread. A
+        thread that a rank had started before the group was made has it from here on."""
+        strand = here.strand
+        if strand is not None and strand.helper and self._name:
+            private.register_once(self._name, self)
         return self._name
 
     def get_group_store(self) -> Store:

@@ -28,6 +28,17 @@ GLOO_NAME = "ProcessGroupGloo"
 NCCL_NAME = "ProcessGroupNCCL"
 RENDEZVOUS_NAME = "rendezvous"
 
+# 2.11-2.13: what those functions look at first. A build without NCCL has no class, and None
+# for the timeout; ranks get a group that behaves as NCCL's all the same.
+NCCL_AVAILABLE_NAME = "is_nccl_available"
+NCCL_TIMEOUT_NAME = "default_pg_nccl_timeout"
+ABSENT: Any = object()
+
+# 2.11-2.13: what `loss_parallel` calls when it is entered and left.
+LOSS_MODULE = "torch.distributed.tensor.parallel.loss"
+ENABLE_LOSS_NAME = "_enable_custom_loss_ops"
+DISABLE_LOSS_NAME = "_disable_custom_loss_ops"
+
 c10d_module = _module
 
 # 2.11-2.13: DDP's method that returns what its C++ logger gathered; and the module of FSDP
@@ -48,9 +59,24 @@ def register_group(name: str, group: torch.distributed.ProcessGroup) -> None:
     _c10d._register_process_group(name, group)
 
 
+def register_once(name: str, group: torch.distributed.ProcessGroup) -> None:
+    """The same, unless the calling thread's map has the name already."""
+    try:
+        _c10d._resolve_process_group(name)
+    except RuntimeError:
+        register_group(name, group)
+
+
 def unregister_groups() -> None:
     """2.11-2.13: empty the calling thread's map, or the groups live as long as the process."""
     _c10d._unregister_all_process_groups()
+
+
+def set_mesh_owner(mesh: Any, rank: int) -> None:
+    """2.11-2.13: part of a mesh's equality, meant for ranks that are threads; torch fills it
+    for its own threaded group only. The rank, because its helper threads share its meshes."""
+    mesh._thread_id = rank
+    mesh._hash = None
 
 
 def is_in_backward() -> bool:
@@ -65,10 +91,14 @@ def call_after_backward(callback: Callable[[], None]) -> None:
 
 
 def replace_names(**names: Any) -> dict[str, Any]:
-    """Replace module attributes of `distributed_c10d`; what was there, to put back."""
-    before = {name: getattr(_module, name) for name in names}
+    """Set module attributes of `distributed_c10d`; what was there, to put back the same way.
+    ABSENT stands for none."""
+    before = {name: getattr(_module, name, ABSENT) for name in names}
     for name, value in names.items():
-        setattr(_module, name, value)
+        if value is not ABSENT:
+            setattr(_module, name, value)
+        elif hasattr(_module, name):
+            delattr(_module, name)
     return before
 
 

@@ -17,6 +17,7 @@ from phalanx.backend import device, private, profiling
 from phalanx.backend.raising import OpTimeoutError
 from phalanx.core.baton import RUNNING, Strand, here
 from phalanx.core.meeting import Call
+from phalanx.errors import PhalanxError
 
 NO_TIMEOUT = timedelta(0)
 
@@ -133,7 +134,7 @@ class OpFuture(torch.futures.Future[Any]):
     _call: Call | None = None
     _timeout: float = 0.0
     _before: OpFuture | None = None
-    _failed: RuntimeError | None = None
+    _failed: Exception | None = None
 
     @classmethod
     def of(cls, call: Call, timeout: float) -> OpFuture:
@@ -190,12 +191,16 @@ class OpFuture(torch.futures.Future[Any]):
         return following
 
     def _fail(self, error: Exception) -> None:
-        """Programs find torch's text for this; the original is the cause."""
-        self._failed = RuntimeError(
-            "Got the following error when running the callback: "
-            f"{type(error).__name__}: {error}"
-        )
-        self._failed.__cause__ = error
+        """Programs find torch's text for this; the original is the cause. What the op itself
+        failed with stays as it is."""
+        if isinstance(error, PhalanxError):
+            self._failed = error
+        else:
+            self._failed = RuntimeError(
+                "Got the following error when running the callback: "
+                f"{type(error).__name__}: {error}"
+            )
+            self._failed.__cause__ = error
         self.set_exception(self._failed)
 
     def _raise_if_failed(self) -> None:

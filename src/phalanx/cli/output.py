@@ -24,6 +24,9 @@ from heapq import heappop, heappush
 from math import inf
 from typing import TextIO
 
+PROMPTS = (") ", "> ", ": ", "? ")
+"""How an unfinished line ends that waits for the user: `(Pdb) `, `>>> `, `Continue? `."""
+
 
 class FoldingPrinter:
     r"""Writes the ranks' lines to `sink`, each with the ranks that printed it.
@@ -88,6 +91,11 @@ class FoldingPrinter:
         if rank in self._shown:
             self._perform(partial(self._leave, (rank,)))
 
+    def prompt(self, rank: int) -> None:
+        """A rank has flushed: if its unfinished line asks for input, show it as it is."""
+        if rank in self._shown:
+            self._perform(partial(self._ask, rank))
+
     def close(self) -> None:
         """Show everything that is left, partial lines too, and wait for nobody any more."""
         self._perform(partial(self._leave, tuple(sorted(self._shown))))
@@ -117,6 +125,14 @@ class FoldingPrinter:
             if (line := self._partial[rank].take()).strip():
                 self._add(rank, line)
         self._show(self._pending.leave(ranks))
+
+    def _ask(self, rank: int) -> None:
+        question = self._partial[rank].peek()
+        if question.endswith(PROMPTS):
+            self._partial[rank].take()
+            self._show(self._pending.take_since(float("inf")))
+            self._sink.write(f"{_label((rank,)):{self._width}} {question}")
+            self._sink.flush()
 
     def _add(self, rank: int, line: str) -> None:
         self._show(self._pending.add(rank, line, now=self._clock()))
@@ -152,6 +168,9 @@ class _PartialLine:
             self._pieces.append(rest)
         if "\r" in rest:
             self._pieces = [_last_state(self.take(raw=True))]
+
+    def peek(self) -> str:
+        return "".join(self._pieces)
 
     def take(self, *, raw: bool = False) -> str:
         """Hand out the line and start anew."""

@@ -34,8 +34,11 @@ class RankStream(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        if here.strand is None:
+        strand = here.strand
+        if strand is None:
             self._original.flush()
+        elif self._printer is not None and self._original.isatty():
+            self._printer.prompt(strand.rank)
 
     def fileno(self) -> int:
         return self._original.fileno()

@@ -1,0 +1,128 @@
+"""Where torch's layers above the groups assume one rank per process, and what we do about it.
+
+DDP, `Join`, FSDP, DTensor: each function lists what is replaced during runs, and why. Used by
+`install`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from types import ModuleType
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.algorithms.join import Join
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.parallel import DistributedDataParallel
+
+from phalanx.backend import private
+from phalanx.backend.endpoint import CPP_NAME
+from phalanx.backend.late import Patch
+from phalanx.backend.session import context_here
+from phalanx.backend.torch_state import PerRank
+
+LOGGED_VARIABLES = (
+    "GLOO_SOCKET_IFNAME",
+    "GLOO_DEVICE_TRANSPORT",
+    "NCCL_SOCKET_IFNAME",
+    "NCCL_BLOCKING_WAIT",
+    "NCCL_ASYNC_ERROR_HANDLING",
+    "NCCL_DEBUG",
+    "NCCL_NTHREADS",
+    "NCCL_IB_TIMEOUT",
+)
+
+
+def patches() -> list[Patch]:
+    return [*ddp_patches(), *mesh_patches()]
+
+
+def ddp_patches() -> list[Patch]:
+    """Where DDP and `Join` rely on a group written in C++."""
+    notify = Join.notify_join_context
+    logged = getattr(DistributedDataParallel, private.DDP_LOG_NAME)
+
+    def notify_and_remember(joinable: Any) -> Any:
+        """`Join` gives a `Work` to DDP's reducer and forgets it. To C++ it is then no Python
+        object any more, and waiting for it would never end; so each rank keeps its last."""
+        work = notify(joinable)
+        context = context_here()
+        if context is not None:
+            context.saved["join"] = work
+        return work
+
+    def logged_as_asked(model: Any) -> dict[str, Any]:
+        """The reducer's logger knows neither the backend's name nor a rank's environment."""
+        found: dict[str, Any] = logged(model)
+        if context_here() is not None and found.get("backend_name") == CPP_NAME:
+            found.update(ddp_log_entries(dist.get_backend(model.process_group)))
+        return found
+
+    return [
+        (Join, "notify_join_context", staticmethod(notify_and_remember)),
+        (DistributedDataParallel, private.DDP_LOG_NAME, logged_as_asked),
+    ]
+
+
+def ddp_log_entries(backend: str) -> dict[str, Any]:
+    """What torch's logger would have found out about the backend."""
+    names = ["MASTER_ADDR", "MASTER_PORT", "TORCH_DISTRIBUTED_DEBUG"]
+    names += [name for name in LOGGED_VARIABLES if name.startswith(backend.upper())]
+    entries: dict[str, Any] = {name.lower(): os.environ.get(name, "N/A") for name in names}
+    entries["backend_name"] = backend
+    if backend == "gloo":
+        entries["gloo_num_threads"] = 2
+    return entries
+
+
+def mesh_patches() -> list[Patch]:
+    """DTensor remembers plans per process, by mesh; but they hold for one rank only."""
+    make = DeviceMesh.__init__
+
+    def make_for_rank(mesh: Any, *args: Any, **kwargs: Any) -> None:
+        make(mesh, *args, **kwargs)
+        context = context_here()
+        if context is not None:
+            private.set_mesh_owner(mesh, context.rank)
+
+    return [(DeviceMesh, "__init__", make_for_rank)]
+
+
+def loss_patches(module: ModuleType) -> list[Patch]:
+    """`loss_parallel` registers handlers for the process; the last rank to leave takes them
+    away again, not the first."""
+    enable = getattr(module, private.ENABLE_LOSS_NAME)
+    disable = getattr(module, private.DISABLE_LOSS_NAME)
+    inside = [0]
+
+    def enable_once() -> None:
+        inside[0] += 1
+        if inside[0] == 1:
+            enable()
+
+    def disable_once() -> None:
+        inside[0] -= 1
+        if inside[0] == 0:
+            disable()
+
+    return [
+        (module, private.ENABLE_LOSS_NAME, enable_once),
+        (module, private.DISABLE_LOSS_NAME, disable_once),
+    ]
+
+
+def fsdp_patches(module: ModuleType) -> list[Patch]:
+    """FSDP's own clock keeps its times on the class, and refuses two of a kind at once."""
+    times = module.SimpleProfiler
+    return [
+        (times, "results", PerRank(times.results, lambda: defaultdict(float))),
+        (times, "profiling", PerRank(times.profiling, set)),
+    ]
+
+
+LATE_PATCHES = {
+    private.FSDP_TIMES_MODULE: fsdp_patches,
+    private.LOSS_MODULE: loss_patches,
+}
+"""By module, for modules that a program may never import."""
