@@ -6,7 +6,7 @@ Importing them beforehand would cost a second; so a finder waits for their names
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
@@ -19,7 +19,7 @@ Patch = tuple[Any, str, Any]
 class LatePatches(MetaPathFinder):
     """For each module, by name, what to replace in it once it is there."""
 
-    def __init__(self, patches: dict[str, Callable[[ModuleType], list[Patch]]]) -> None:
+    def __init__(self, patches: Mapping[str, Callable[[ModuleType], list[Patch]]]) -> None:
         self._patches = patches
         self._undo: list[Patch] = []
 
@@ -32,7 +32,8 @@ class LatePatches(MetaPathFinder):
     def uninstall(self) -> None:
         sys.meta_path.remove(self)
         while self._undo:
-            setattr(*self._undo.pop())
+            owner, name, original = self._undo.pop()
+            setattr(owner, name, original)
 
     def apply(self, module: ModuleType) -> None:
         for owner, name, replacement in self._patches[module.__name__](module):
