@@ -1,0 +1,109 @@
+"""What torch assumes of a process, met inside ranks: split groups, NCCL, threads, late
+modules."""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from torch.distributed import distributed_c10d
+
+import phalanx
+from phalanx.backend.late import LatePatches
+
+
+def split() -> tuple[str, ...]:
+    """`split_group` of the group itself; `dist.split_group` wants an accelerator."""
+    world: Any = dist.group.WORLD
+    part = world.split_group([0, 2], group_name="evens", group_desc="the even ones")
+    if part is None:
+        return ()
+    tensor = torch.tensor([float(dist.get_rank())])
+    part.allreduce([tensor]).wait()
+    inner = part.split_group([1])
+    return (
+        str(tensor.item()),
+        f"{part.rank()}/{part.size()}",
+        part.group_name,
+        part.group_desc,
+        "" if inner is None else f"{inner.rank()}/{inner.size()}",
+    )
+
+
+def test_split_group_as_on_gloo() -> None:
+    ours = phalanx.run(split, ranks=3, backend="gloo")
+    assert ours == phalanx.run(split, ranks=3, engine="processes", backend="gloo")
+    assert ours[1] == ()
+    assert ours[2] == ("2.0", "1/2", "evens", "the even ones", "0/1")
+
+
+def refused_split() -> str:
+    with pytest.raises(RuntimeError, match="split") as caught:
+        dist.split_group(split_ranks=[[0], [1]])
+    return str(caught.value)
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="refused without one")
+def test_dist_split_group_is_refused_without_an_accelerator_as_on_gloo() -> None:
+    ours = phalanx.run(refused_split, ranks=2, backend="gloo")
+    assert ours == phalanx.run(refused_split, ranks=2, engine="processes", backend="gloo")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="about builds and machines without")
+def test_nccl_is_there_for_ranks_and_takes_no_cpu_tensors() -> None:
+    available = distributed_c10d.is_nccl_available
+
+    def body() -> tuple[str, str, bool]:
+        dist.init_process_group("nccl")
+        with pytest.raises(RuntimeError, match="cpu"):
+            dist.all_reduce(torch.ones(2))
+        return dist.get_backend(), str(dist.get_backend_config()), dist.is_nccl_available()
+
+    found = phalanx.run(body, ranks=2, init=False)
+    assert found == [("nccl", "cuda:nccl", available())] * 2
+    assert distributed_c10d.is_nccl_available is available
+
+
+def test_a_thread_finds_groups_made_after_it_started() -> None:
+    """Functional collectives look a group up by name, in the map of their own thread."""
+
+    def body() -> list[float]:
+        groups: queue.Queue[Any] = queue.Queue()
+        found: list[float] = []
+
+        def work() -> None:
+            result = functional.all_reduce(torch.ones(1), "sum", groups.get())
+            found.append(result.item())
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        groups.put(dist.new_group())
+        thread.join()
+        return found
+
+    assert phalanx.run(body, ranks=2) == [[2.0], [2.0]]
+
+
+def test_a_module_is_patched_when_it_comes_and_put_back(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "comes_later.py").write_text("VALUE = 1\ndef read():\n    return VALUE\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    late = LatePatches({"comes_later": lambda module: [(module, "VALUE", 2)]})
+    late.install()
+    try:
+        import comes_later  # type: ignore[import-not-found]
+
+        assert comes_later.read() == 2
+        assert type(comes_later.__loader__).__name__ == "SourceFileLoader"
+    finally:
+        late.uninstall()
+    assert comes_later.read() == 1
+    assert late not in sys.meta_path
+    del sys.modules["comes_later"]
