@@ -82,6 +82,19 @@ def die_on(rank: int, how: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def return_and_die() -> None:
+    threading.Timer(0.1, os._exit, (5,)).start()
+
+
+def give_up_when_alone() -> None:
+    if dist.get_rank() == 1:
+        os._exit(6)
+    try:
+        dist.barrier()
+    except RuntimeError as error:
+        raise ValueError("giving up") from error
+
+
 def hang_on(rank: int) -> None:
     if dist.get_rank() == rank:
         dist.barrier()
@@ -190,6 +203,18 @@ def test_a_rank_that_died_between_runs_is_told_by_the_next() -> None:
         os.kill(world.run(os.getpid)[0], signal.SIGKILL)
         assert str(failure(world, dist.get_rank)).startswith("rank 0 died of SIGKILL")
         assert world.run(dist.get_rank) == [0, 1]
+
+
+def test_a_rank_that_dies_after_it_has_returned_is_told_by_the_next_run() -> None:
+    with phalanx.World(ranks=1, **GLOO) as world:
+        world.run(return_and_die)
+        assert str(failure(world, sleep_for, 5.0)).startswith("rank 0 died with exit code 5")
+
+
+def test_a_death_comes_before_what_others_raise_because_of_it(world) -> None:
+    error = failure(world, give_up_when_alone)
+    headline = str(error).splitlines()[0]
+    assert headline == "rank 1 died with exit code 6; ranks 0, 2 raised other errors"
 
 
 # -- hanging ------------------------------------------------------------------------------

@@ -95,7 +95,10 @@ class CallInProgress:
         self._number = call.number
         data = pickle.dumps(call, pickle.HIGHEST_PROTOCOL)
         for member in self._team.members:
-            member.send_bytes(data)
+            if member.status is None:
+                member.send_bytes(data)
+            else:  # it returned from its last call and then died
+                self._take_in(member, None)
         try:
             self._gather()
         except KeyboardInterrupt:
@@ -161,6 +164,7 @@ class CallInProgress:
         self._pending.pop(rank, None)
 
     def _take_value(self, rank: int, message: Returned) -> None:
+        self._team.nursery.preload(message.loaded)
         try:
             self._values[rank] = unpack_value(message.parcel)
         except Exception as error:
@@ -181,9 +185,10 @@ class CallInProgress:
     # -- judging ----------------------------------------------------------------------------
 
     def _failure(self) -> BaseException:
-        """The first failure is the cause. A rank that only lost its connection to another
-        one, which failed for a reason of its own, is a consequence."""
-        ranked = sorted(self._failed, key=lambda each: (_is_lost_peer(each[2]), each[0]))
+        """The first failure is the cause, and a death comes before what others raised at
+        that moment: they notice it before we do. A rank that only lost its connection to
+        another one, which failed for a reason of its own, is a consequence."""
+        ranked = sorted(self._failed, key=_precedence)
         first = ranked[0][2]
         if isinstance(first, Raised) and first.loading and first.kind == UsageError.__name__:
             return UsageError(first.message)
@@ -288,6 +293,11 @@ def _cpu_ticks(pid: int) -> int:
     except OSError:
         return int(time.monotonic() * os.sysconf("SC_CLK_TCK"))
     return int(fields[11]) + int(fields[12])
+
+
+def _precedence(failed: tuple[float, int, Raised | RankDied]) -> tuple[bool, bool, float]:
+    when, _, failure = failed
+    return _is_lost_peer(failure), isinstance(failure, Raised), when
 
 
 def _is_lost_peer(failure: Raised | RankDied) -> bool:

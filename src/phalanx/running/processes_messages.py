@@ -58,10 +58,11 @@ class End:
 
 @dataclass(frozen=True)
 class Returned:
-    """The call's value."""
+    """The call's value; `loaded` names modules worth loading before ranks are forked."""
 
     rank: int
     parcel: Parcel
+    loaded: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -24,15 +24,35 @@ from phalanx.errors import PhalanxError
 
 REQUEST = "!Bi"
 REPLY = "!i"
-FORK, BURY = 1, 2
+FORK, BURY, LOAD = 1, 2, 3
 READY = 1
 MOST_FDS = 4
 
 PATIENCE = 5.0
 """Seconds the parent has to end by itself when the program does."""
 
-_PRELOADED = ("numpy", "pytest")
-"""What is loaded before forking, if the program has it: test modules import these."""
+_PRELOADABLE = (
+    "numpy",
+    "pytest",
+    "hypothesis",
+    "torch._dynamo",  # by name only: DistributedDataParallel and others load it on first use
+    "torch.distributed.tensor",
+    "torch.distributed.tensor.debug",
+    "torch.distributed.tensor.parallel",
+    "torch.distributed.fsdp",
+    "torch.distributed.checkpoint",
+    "torch.distributed.pipelining",
+    "torch.distributed.optim",
+    "torch.profiler",
+)
+"""Costly modules that programs and tests use, which start no thread and keep no state: if the
+program has one or a rank came to load it, the parent loads it too, and later ranks have it."""
+
+
+def preloadable() -> tuple[str, ...]:
+    """Those that this process has."""
+    return tuple(name for name in _PRELOADABLE if name in sys.modules)
+
 
 _BOOT = (
     "import sys; sys.path = [each for each in sys.path if each]; import json; "
@@ -60,7 +80,8 @@ class Nursery:
                 start_new_session=True,  # Ctrl-C is for the program, which ends the ranks
             )
         assert self._process.stdin is not None
-        preload = [name for name in _PRELOADED if name in sys.modules]
+        preload = preloadable()
+        self._preloaded = set(preload)
         with contextlib.suppress(BrokenPipeError), self._process.stdin as stdin:
             stdin.write(json.dumps([sys.path, preload]).encode() + b"\n")
 
@@ -68,11 +89,22 @@ class Nursery:
     def pid(self) -> int:
         return self._process.pid
 
+    def preload(self, names: Sequence[str]) -> None:
+        """Have the parent load these before it forks again. Does not wait for it."""
+        if self._preloaded.issuperset(names):
+            return
+        text = "\n".join(name for name in names if name not in self._preloaded).encode()
+        self._preloaded.update(names)
+        with self._lock, contextlib.suppress(OSError):  # the next request says it better
+            self._await_ready()
+            self._socket.sendall(struct.pack(REQUEST, LOAD, len(text)) + text)
+
     def fork(self, fds: Sequence[int]) -> int:
         """Fork a rank that gets these file descriptors: control, output, error, perhaps the
         socket that the store is to be served on. Its process number."""
         while self._abandoned:
             self.bury(self._abandoned.pop())
+        self.preload(preloadable())
         pid = self._ask(FORK, 0, fds)
         if pid < 0:
             raise OSError(-pid, f"cannot start a rank: {os.strerror(-pid)}")
@@ -103,8 +135,7 @@ class Nursery:
     def _ask(self, kind: int, pid: int, fds: Sequence[int]) -> int:
         with self._lock:
             try:
-                if not self._ready:
-                    self._ready = self._reply() == READY
+                self._await_ready()
                 socket.send_fds(self._socket, [struct.pack(REQUEST, kind, pid)], list(fds))
                 return self._reply()
             except OSError as error:
@@ -116,6 +147,10 @@ class Nursery:
             except BaseException:  # Ctrl-C: an answer that nobody read would be the next one's
                 _give_up(self)
                 raise
+
+    def _await_ready(self) -> None:
+        if not self._ready:
+            self._ready = self._reply() == READY
 
     def _reply(self) -> int:
         data = b""

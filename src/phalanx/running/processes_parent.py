@@ -19,14 +19,56 @@ import warnings
 import weakref
 from collections.abc import Sequence
 
-from phalanx.running.processes_nursery import BURY, FORK, MOST_FDS, READY, REPLY, REQUEST
+from phalanx.running.processes_nursery import (
+    BURY,
+    FORK,
+    LOAD,
+    MOST_FDS,
+    READY,
+    REPLY,
+    REQUEST,
+)
 
 
 def main(fd: int, preload: Sequence[str]) -> None:
     """Serve one program until its end of the socket is closed."""
     from phalanx.running.processes_rank import live  # the costly import
 
-    for name in preload:
+    _load(preload)
+    ranks: set[int] = set()
+    with socket.socket(fileno=fd) as program:
+        try:
+            program.sendall(struct.pack(REPLY, READY))
+            while (request := _receive(program)) is not None:
+                kind, number, fds = request
+                if kind == LOAD:
+                    _load(_exactly(program, number).decode().splitlines())
+                    continue
+                if kind == FORK:
+                    answer = _fork()
+                    if answer == 0:
+                        program.close()
+                        _become_rank(fds)
+                        live(fds[0], fds[3] if len(fds) > 3 else None)
+                    ranks.update([answer] if answer > 0 else [])
+                    for each in fds:
+                        os.close(each)
+                else:
+                    assert kind == BURY
+                    answer = _bury(number) if number in ranks else 0
+                    ranks.discard(number)
+                program.sendall(struct.pack(REPLY, answer))
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+        finally:
+            for pid in ranks:
+                _bury(pid)
+            os._exit(0)  # at once: the program waits for us when it ends
+
+
+def _load(names: Sequence[str]) -> None:
+    """Import these, and make what is loaded cheap to have for ranks."""
+    for name in names:
         with contextlib.suppress(Exception):
             importlib.import_module(name)
     # What torch would undo object by object at the end of each rank ends with the process.
@@ -36,60 +78,40 @@ def main(fd: int, preload: Sequence[str]) -> None:
     # first collection does not copy the pages they are on.
     gc.collect()
     gc.freeze()
-    with socket.socket(fileno=fd) as program:
-        ranks: set[int] = set()
-        try:
-            program.sendall(struct.pack(REPLY, READY))
-            while True:
-                request = _receive(program)
-                if request is None:
-                    break
-                kind, pid, fds = request
-                if kind == FORK:
-                    answer = os.getpid()
-                    try:
-                        answer = _fork()
-                    except OSError as error:
-                        answer = -(error.errno or 1)
-                    if answer == 0:
-                        program.close()
-                        _become_rank(fds)
-                        live(fds[0], fds[3] if len(fds) > 3 else None)
-                    if answer > 0:
-                        ranks.add(answer)
-                        with contextlib.suppress(OSError):  # the rank does it too
-                            os.setpgid(answer, answer)
-                    for each in fds:
-                        os.close(each)
-                else:
-                    assert kind == BURY
-                    answer = _bury(pid) if pid in ranks else 0
-                    ranks.discard(pid)
-                program.sendall(struct.pack(REPLY, answer))
-        except (BrokenPipeError, ConnectionResetError):
-            pass
-        finally:
-            for pid in ranks:
-                _bury(pid)
 
 
 def _receive(program: socket.socket) -> tuple[int, int, list[int]] | None:
     size = struct.calcsize(REQUEST)
     data, fds, _, _ = socket.recv_fds(program, size, MOST_FDS)
-    while data and len(data) < size:
-        more = program.recv(size - len(data))
-        data = data + more if more else b""
     if not data:
         return None
-    kind, pid = struct.unpack(REQUEST, data)
-    return kind, pid, list(fds)
+    kind, number = struct.unpack(REQUEST, data + _exactly(program, size - len(data)))
+    return kind, number, list(fds)
+
+
+def _exactly(program: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        more = program.recv(size - len(data))
+        if not more:
+            raise ConnectionResetError
+        data += more
+    return data
 
 
 def _fork() -> int:
-    with warnings.catch_warnings():
-        # Python 3.12 warns of threads; those here are numpy's, which survive a fork.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return os.fork()
+    """The child's number, 0 in the child, or an error's number below 0."""
+    try:
+        with warnings.catch_warnings():
+            # Python 3.12 warns of threads; those here are numpy's, which survive a fork.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
+    except OSError as error:
+        return -(error.errno or 1)
+    if pid > 0:
+        with contextlib.suppress(OSError):  # the rank does it too
+            os.setpgid(pid, pid)
+    return pid
 
 
 def _become_rank(fds: Sequence[int]) -> None:

@@ -44,6 +44,7 @@ from phalanx.running.processes_messages import (
     Unsendable,
     Where,
 )
+from phalanx.running.processes_nursery import preloadable
 from phalanx.running.processes_parcel import pack_value, unpack_call
 
 LOOPBACK = "127.0.0.1"
@@ -157,7 +158,7 @@ class _Rank:
         finally:
             _flush()
         try:
-            return Returned(rank, pack_value(value))
+            return Returned(rank, pack_value(value), preloadable())
         except UsageError as error:
             return Unsendable(rank, str(error))
 

@@ -76,12 +76,12 @@ class Team:
     """All ranks of one world. `hear` yields what they say and who has ended."""
 
     def __init__(self, starts: list[Start], listener: socket.socket, show: OnOutput) -> None:
-        self._nursery = nursery()
+        self.nursery = nursery()
         self._show = show
         self.members: list[Member] = []
         self._selector = selectors.DefaultSelector()
         self._finalizer = weakref.finalize(
-            self, _discard, self._nursery, self.members, self._selector
+            self, _discard, self.nursery, self.members, self._selector
         )
         _open_teams.add(self)
         try:
@@ -107,7 +107,7 @@ class Team:
         if listener is not None:
             given.append(listener.fileno())
         try:
-            pid = self._nursery.fork(given)
+            pid = self.nursery.fork(given)
         except BaseException:
             ours.close()
             os.close(out)
@@ -159,13 +159,15 @@ class Team:
         if member.status is not None:
             return
         try:
-            member.status = self._nursery.bury(member.pid)
+            member.status = self.nursery.bury(member.pid)
         except PhalanxError:
             member.status = 9  # the nursery is gone, and its ranks with it
-        self._drain(member)
-        for fd in (member.control.fileno(), member.exit_watch, *member.pipes):
-            self._unregister(fd)
-        member.close()
+        try:
+            self._drain(member)
+        finally:
+            for fd in (member.control.fileno(), member.exit_watch, *member.pipes):
+                self._unregister(fd)
+            member.close()
 
     def _unregister(self, fd: int | None) -> None:
         if fd is not None and fd in self._selector.get_map():
@@ -221,7 +223,8 @@ class Team:
 
     def kill(self) -> None:
         for member in self.members:
-            self._end(member)
+            with contextlib.suppress(OSError, ValueError):  # nowhere to show its last lines
+                self._end(member)
         _open_teams.discard(self)
         self._finalizer()
 
