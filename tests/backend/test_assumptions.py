@@ -3,6 +3,7 @@ modules."""
 
 from __future__ import annotations
 
+import os
 import queue
 import sys
 import threading
@@ -107,3 +108,29 @@ def test_a_module_is_patched_when_it_comes_and_put_back(
     assert comes_later.read() == 1
     assert late not in sys.meta_path
     del sys.modules["comes_later"]
+
+
+def debug_levels() -> list[str]:
+    rank = dist.get_rank()
+    names: Any = dist
+    os.environ["TORCH_DISTRIBUTED_DEBUG"] = "detail" if rank else "INFO"
+    names.set_debug_level_from_env()
+    dist.barrier()
+    levels = [str(names.get_debug_level())]
+    if rank:
+        names.set_debug_level(names.DebugLevel.OFF)
+    dist.barrier()
+    levels.append(str(names.get_debug_level()))
+    os.environ["TORCH_DISTRIBUTED_DEBUG"] = "LOUD"
+    with pytest.raises(ValueError, match="OFF, INFO,.* DETAIL"):
+        names.set_debug_level_from_env()
+    return levels
+
+
+def test_each_rank_has_its_own_debug_level_as_on_gloo() -> None:
+    names: Any = dist
+    before = names.get_debug_level()
+    ours = phalanx.run(debug_levels, ranks=2)
+    assert ours == phalanx.run(debug_levels, ranks=2, engine="processes")
+    assert ours == [["DebugLevel.INFO"] * 2, ["DebugLevel.DETAIL", "DebugLevel.OFF"]]
+    assert names.get_debug_level() == before

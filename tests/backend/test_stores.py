@@ -415,3 +415,14 @@ def test_a_thread_of_a_rank_may_set_a_key() -> None:
         return store.get("key")
 
     assert phalanx.run(program, ranks=2) == [b"value"] * 2
+
+
+def test_what_a_store_does_not_take_or_have_is_said_at_once(tmp_path: Path) -> None:
+    def program() -> None:
+        store = dist.FileStore(str(tmp_path / "store"), 2)
+        with pytest.raises(NotImplementedError, match="queue"):
+            store.queue_pop("queue")
+        with pytest.raises(TypeError, match="incompatible function arguments"):
+            store.get(1)  # type: ignore[arg-type]
+
+    phalanx.run(program, ranks=2)

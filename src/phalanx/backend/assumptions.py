@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 from typing import Any
 
 import torch.distributed as dist
+from torch.cuda import nccl
+from torch.distributed import distributed_c10d
 from torch.distributed.algorithms.join import Join
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
@@ -21,6 +25,8 @@ from phalanx.backend.endpoint import CPP_NAME
 from phalanx.backend.late import Patch
 from phalanx.backend.session import context_here
 from phalanx.backend.torch_state import PerRank
+
+_dist: Any = dist  # torch's stubs leave the debug level out
 
 LOGGED_VARIABLES = (
     "GLOO_SOCKET_IFNAME",
@@ -35,7 +41,57 @@ LOGGED_VARIABLES = (
 
 
 def patches() -> list[Patch]:
-    return [*ddp_patches(), *mesh_patches()]
+    return [*debug_patches(), *nccl_patches(), *ddp_patches(), *mesh_patches()]
+
+
+def nccl_patches() -> list[Patch]:
+    """When a collective of a group named "nccl" fails, torch logs the version of NCCL, which
+    not every build has."""
+    version: Any = nccl.version
+
+    def version_or_none() -> tuple[int, ...]:
+        known = private.has_nccl() or context_here() is None
+        return version() if known else (0, 0, 0)
+
+    return [(nccl, "version", version_or_none)]
+
+
+def debug_patches() -> list[Patch]:
+    """Each rank has its own debug level, and reads it from its own environment. C++ code
+    sees the one that was set last."""
+    get, set_for_all = _dist.get_debug_level, _dist.set_debug_level
+
+    def get_level() -> Any:
+        context = context_here()
+        level = None if context is None else context.saved.get("debug level")
+        return get() if level is None else level
+
+    def set_level(level: Any) -> None:
+        context = context_here()
+        if context is not None:
+            context.saved["debug level"] = level
+        set_for_all(level)
+
+    def set_level_from_env() -> None:
+        given = os.environ.get("TORCH_DISTRIBUTED_DEBUG", "OFF")
+        levels = _dist.DebugLevel.__members__
+        if given.upper() not in levels:
+            raise ValueError(
+                f"TORCH_DISTRIBUTED_DEBUG is {given!r}; it must be one of {', '.join(levels)}"
+            )
+        set_level(levels[given.upper()])
+
+    return [
+        (dist, "get_debug_level", get_level),
+        (distributed_c10d, "get_debug_level", get_level),
+        (dist, "set_debug_level", set_level),
+        (dist, "set_debug_level_from_env", set_level_from_env),
+    ]
+
+
+def keep_debug_level() -> Callable[[], None]:
+    """The function that puts the process's level back as it is now."""
+    return partial(_dist.set_debug_level, _dist.get_debug_level())
 
 
 def ddp_patches() -> list[Patch]:

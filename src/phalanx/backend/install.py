@@ -83,8 +83,10 @@ def install() -> Callable[[], None]:
     for owner, name, replacement in patches:
         setattr(owner, name, replacement)
     late.install()
+    restore_debug_level = assumptions.keep_debug_level()
 
     def uninstall() -> None:
+        restore_debug_level()
         late.uninstall()
         private.replace_names(**before)
         withdraw_operators()

@@ -79,6 +79,11 @@ def set_mesh_owner(mesh: Any, rank: int) -> None:
     mesh._hash = None
 
 
+def has_nccl() -> bool:
+    """2.11-2.13: whether this build of torch can tell the version of NCCL."""
+    return hasattr(torch._C, "_nccl_version")
+
+
 def is_in_backward() -> bool:
     """2.11-2.13: whether the calling thread is inside the autograd engine."""
     return bool(torch._C._current_graph_task_id() != -1)
@@ -231,3 +236,10 @@ TRACE_OBSERVER_NAMES = (
 def trace_observer_functions() -> TraceObserverFunctions:
     found = [getattr(observer_module, name) for name in TRACE_OBSERVER_NAMES]
     return TraceObserverFunctions(*found)
+
+
+def is_below_autograd() -> bool:
+    """2.11-2.13: whether the calling thread is inside an operator that autograd has dealt with
+    already (functional collectives), so that writing in place is nobody's business there."""
+    excluded: Any = torch._C._dispatch_tls_is_dispatch_key_excluded
+    return bool(excluded(torch._C.DispatchKey.AutogradCPU))

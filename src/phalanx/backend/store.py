@@ -159,8 +159,10 @@ def _waiting_for_keys(name: str, original: Any) -> Any:
     def read(self: Any, *args: Any, **kwargs: Any) -> Any:
         given = dict(zip(_PARAMETERS[name], args, strict=False), **kwargs)
         keys, timeout = given.get("keys", given.get("key")), given.get("timeout")
-        if here.strand is not None and keys is not None and given.get("block", True):
-            wanted = [keys] if isinstance(keys, str) else list(keys)
+        wanted = _keys(keys)
+        if here.strand is not None and wanted and given.get("block", True):
+            if name == "queue_pop":
+                self.queue_len(keys)  # a store that has no queues says so here, at once
             wait_for_keys(
                 lambda: check(self, wanted),
                 wanted,
@@ -172,6 +174,12 @@ def _waiting_for_keys(name: str, original: Any) -> Any:
         return original(self, *args, **kwargs)
 
     return read
+
+
+def _keys(given: Any) -> list[str]:
+    """None if these are no keys: torch's own method then says what it takes."""
+    keys = [given] if isinstance(given, str) else given
+    return keys if isinstance(keys, list) and all(isinstance(k, str) for k in keys) else []
 
 
 def _has_own_timeout(store: Any) -> bool:

@@ -22,6 +22,7 @@ from torch.distributed import distributed_c10d
 
 from phalanx.backend import private
 from phalanx.backend.group import RankGroup
+from phalanx.backend.overloads import options as all_options
 from phalanx.backend.reduction import PREMUL_SUM
 
 _base: Any = dist.ProcessGroup
@@ -129,15 +130,17 @@ class VisibleGroup(RankGroup):
         self,
         output: Tensor,
         input: Tensor,
-        output_splits: Sequence[int] | None = None,
-        input_splits: Sequence[int] | None = None,
+        output_split_sizes: Sequence[int] | None = None,
+        input_split_sizes: Sequence[int] | None = None,
         opts: Any = None,
+        *,
+        timeout: Any = None,
     ) -> Any:
         """Straight to the operator: here torch's class would call back under either name."""
-        splits = list(output_splits or ()), list(input_splits or ())
+        splits = list(output_split_sizes or ()), list(input_split_sizes or ())
+        options = all_options(dist.AllToAllOptions, opts, timeout=timeout)
         if not self._is_watched():
-            return super().all_to_all_single(output, input, *splits, opts)
-        options = opts or dist.AllToAllOptions()
+            return super().all_to_all_single(output, input, *splits, options)
         limit = int(options.timeout.total_seconds() * 1000) if options.timeout else -1
         operator: Any = torch.ops.c10d.alltoall_base_
         group = self.boxed()
