@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+import importlib
+import ipaddress
 import os
+import struct
 import subprocess
 import sys
 import textwrap
@@ -103,6 +106,30 @@ def leave() -> None:
     sys.exit(0)
 
 
+def load(name: str) -> None:
+    importlib.import_module(name)
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def listening() -> list[str]:
+    """The addresses on which this process takes connections."""
+    links = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+    own = {os.readlink(link) for link in links if os.path.islink(link)}
+    addresses = []
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            _, local, _, state, *_, inode = line.split()[:10]
+            if state == "0A" and f"socket:[{inode}]" in own:
+                address = bytes.fromhex(local.partition(":")[0])
+                numbers = struct.unpack(f"<{len(address) // 4}I", address)
+                packed = b"".join(struct.pack(">I", number) for number in numbers)
+                addresses.append(str(ipaddress.ip_address(packed)))
+    return addresses
+
+
 def loaded(name: str) -> bool:
     return name in sys.modules
 
@@ -200,9 +227,26 @@ def test_the_environment_is_the_callers_of_now(monkeypatch) -> None:
     assert phalanx.run(variable, "PHALANX_TEST", ranks=1, **GLOO) == [None]
 
 
-def test_an_odd_host_name_in_the_environment_does_not_matter(monkeypatch) -> None:
-    monkeypatch.setenv("HOSTNAME", "no.such.host.invalid")
-    assert phalanx.run(variable, "GLOO_SOCKET_IFNAME", ranks=2, **GLOO) == ["lo", "lo"]
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="reads /proc")
+def test_ranks_listen_on_the_loopback_address_only(world) -> None:
+    found = world.run(listening)
+    assert all(found)  # Gloo listens in every rank
+    assert {address for each in found for address in each} == {"127.0.0.1"}
+
+
+def test_what_a_rank_came_to_load_the_next_ones_have() -> None:
+    name = "torch.distributed.pipelining"
+    phalanx.run(load, name, ranks=1, **GLOO)
+    assert phalanx.run(loaded, name, ranks=2, **GLOO) == [True, True]
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="reads /proc")
+def test_hundreds_of_calls_leave_no_files_open(world) -> None:
+    world.run(total, 1.0)
+    before = open_files(), world.run(open_files)
+    for _ in range(300):
+        world.run(total, 1.0)
+    assert (open_files(), world.run(open_files)) == before
 
 
 def test_sys_exit_without_a_code_is_a_success(world) -> None:
@@ -356,6 +400,7 @@ def test_a_script_that_starts_ranks_when_imported_is_told_what_to_do(tmp_path) -
     assert done.returncode == 1
 
 
+@pytest.mark.slow
 def test_a_function_typed_into_an_interactive_session_is_refused() -> None:
     source = textwrap.dedent(
         """

@@ -121,6 +121,8 @@ class Nursery:
 
     def close(self) -> None:
         self._socket.close()
+        if not self._ready:  # it may still be loading torch, and has no ranks
+            self._process.kill()
         try:
             self._process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
