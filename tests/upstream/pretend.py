@@ -84,6 +84,12 @@ def pretend_gpus(*modules: Any) -> None:
     ) -> None:
         init(self, module, **more)
 
+    def move(self: Any, *args: Any, **kwargs: Any) -> Any:
+        kwargs = {name: _cpu_if_gpu(value) for name, value in kwargs.items()}
+        return to(self, *map(_cpu_if_gpu, args), **kwargs)
+
+    to = torch.nn.Module.to
+    torch.nn.Module.to = move  # type: ignore[assignment,method-assign]
     DistributedDataParallel.__init__ = init_on_cpu  # type: ignore[method-assign]
     for module in modules:
         module.torch = TORCH

@@ -1,11 +1,13 @@
 """Run torch's own backend suite on our ranks, or on real Gloo processes, and print a table.
 
     python tests/upstream/run.py [--ranks 3,4,8] [--select NAME] [--engine threads|gloo]
-                                 [--json FILE] [--docs FILE]
+                                 [--gpu-tests] [--json FILE] [--save]
+    python tests/upstream/run.py --docs FILE
 
 Every test has a time limit. The tests run in a worker process, one after the other; a test that
-crashes it or hangs costs only itself, because a new worker goes on with the next one.
-The exit status is 0 if every test passed, was skipped or is a known failure (`known.py`).
+crashes it or hangs costs only itself, because a new worker goes on with the next one. The exit
+status is 0 if every test ends as it does on Gloo or is a known difference (`known.py`).
+`--save` stores the results in `results/`, and `--docs` writes the page made from them.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -23,10 +26,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from known import is_as_expected
-from table import render_docs, render_summary
+from known import DIFFERENCES, expected_status, is_as_expected, save, stored
+from table import render_page, render_summary
 
 HERE = Path(__file__).parent
 SECONDS = {"threads": 30.0, "gloo": 120.0}
@@ -47,20 +50,27 @@ class Result:
 
 def main() -> int:
     options = parse()
+    if options.docs:
+        options.docs.write_text(page())
+        return 0
     results: list[Result] = []
     for ranks in options.ranks:
         for result in run_suite(options, ranks):
             results.append(result)
             print(line_of(result), flush=True)
-    print(render_summary([asdict(result) for result in results]))
+    print(render_summary(asdict(result) for result in results))
     if options.json:
-        write_json(options.json, options.engine, results)
-    if options.docs:
-        render_docs(options.docs, [asdict(result) for result in results])
-    wrong = [r for r in results if not is_as_expected(r.name, r.ranks, r.status)]
+        content = [asdict(result) for result in results]
+        options.json.write_text(json.dumps(content, indent=1) + "\n")
+    if options.save:
+        save(options.engine, statuses_of(results), gpu_tests=options.gpu_tests)
+    wrong = [] if options.engine == "gloo" else find_surprises(results, options.gpu_tests)
     for result in wrong:
-        print(f"unexpected: {result.name} at {result.ranks} ranks {result.status}")
-    return 1 if wrong and options.engine == "threads" else 0
+        expected = expected_status(result.name, result.ranks, gpu_tests=options.gpu_tests)
+        print(
+            f"unexpected: {result.name}, {result.ranks} ranks: {result.status}, not {expected}"
+        )
+    return 1 if wrong else 0
 
 
 def parse() -> argparse.Namespace:
@@ -68,13 +78,39 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--ranks", type=sizes, default=sizes("3,4,8"))
     parser.add_argument("--select", action="append", default=[], metavar="NAME")
     parser.add_argument("--engine", choices=sorted(SECONDS), default="threads")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--docs", type=Path)
     parser.add_argument(
         "--gpu-tests", action="store_true", help="those that ask for GPUs, with CPU tensors"
     )
     parser.add_argument("--seconds", type=float, help="limit for one test")
+    parser.add_argument("--json", type=Path, help="write every result to this file")
+    parser.add_argument("--save", action="store_true", help="store the results")
+    parser.add_argument("--docs", type=Path, help="write the page from what is stored")
     return parser.parse_args()
+
+
+def find_surprises(results: list[Result], gpu_tests: bool) -> list[Result]:
+    return [
+        result
+        for result in results
+        if not is_as_expected(result.name, result.ranks, result.status, gpu_tests=gpu_tests)
+    ]
+
+
+def statuses_of(results: list[Result]) -> dict[str, dict[str, str]]:
+    statuses: dict[str, dict[str, str]] = {}
+    for result in results:
+        why = "" if result.status == "passed" else f": {gist(result.reason)}"
+        statuses.setdefault(result.name, {})[str(result.ranks)] = f"{result.status}{why}"
+    return statuses
+
+
+def page() -> str:
+    """docs/upstream.md as it should be."""
+    version, plain = stored("gloo", gpu_tests=False)
+    _, gpu = stored("gloo", gpu_tests=True)
+    _, own_plain = stored("threads", gpu_tests=False)
+    _, own_gpu = stored("threads", gpu_tests=True)
+    return render_page(f"torch {version}", (plain, own_plain), (gpu, own_gpu), DIFFERENCES)
 
 
 def sizes(text: str) -> list[int]:
@@ -82,20 +118,15 @@ def sizes(text: str) -> list[int]:
 
 
 def line_of(result: Result) -> str:
-    reason = result.reason.strip().split("\n")[-1] if result.reason else ""
     line = f"{result.ranks} {result.status:9} {result.seconds:6.2f} s  {result.name}"
-    return f"{line}  {reason}"[:200].rstrip()
+    return f"{line}  {gist(result.reason)}"[:200].rstrip()
 
 
-def write_json(path: Path, engine: str, results: list[Result]) -> None:
-    import torch
-
-    content = {
-        "torch": str(torch.__version__),
-        "engine": engine,
-        "results": [asdict(result) for result in results],
-    }
-    path.write_text(json.dumps(content, indent=1) + "\n")
+def gist(reason: str) -> str:
+    """The line of a traceback, or of what a crashed worker left, that says most."""
+    lines = [line.strip() for line in reason.strip().split("\n")]
+    told = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
+    return (told or lines)[-1]
 
 
 def run_suite(options: argparse.Namespace, ranks: int) -> Iterator[Result]:
@@ -106,12 +137,20 @@ def run_suite(options: argparse.Namespace, ranks: int) -> Iterator[Result]:
         command = [options.engine, "gpu" if options.gpu_tests else "cpu"]
         with Worker(command, environ, limit) as worker:
             names = worker.names()
-        todo = [n for n in names if not options.select or any(s in n for s in options.select)]
+        todo = chosen(names, options.select)
         while todo:
             with Worker(command, environ, limit, *todo) as worker:
                 for result in worker.results(ranks):
                     todo.remove(result.name)
                     yield result
+
+
+def chosen(names: list[str], select: list[str]) -> list[str]:
+    """All, or those that are named, in full or in part."""
+    if not select:
+        return names
+    parts = [part for part in select if part not in names]
+    return [name for name in names if name in select or any(part in name for part in parts)]
 
 
 def suite_environ(ranks: int, folder: str) -> dict[str, str]:
@@ -136,8 +175,8 @@ class Worker:
     ) -> None:
         self.limit = limit
         self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115
-        reading, writing = os.pipe()
-        self.pipe: IO[str] = os.fdopen(reading)
+        self.unread = b""
+        self.pipe, writing = os.pipe()
         self.process = subprocess.Popen(
             [sys.executable, "worker.py", *command, str(writing), str(limit), *names],
             cwd=HERE,
@@ -154,7 +193,7 @@ class Worker:
 
     def __exit__(self, *exc: object) -> None:
         self._stop()
-        self.pipe.close()
+        os.close(self.pipe)
         self.log.close()
 
     def names(self) -> list[str]:
@@ -185,9 +224,14 @@ class Worker:
 
     def _next_record(self) -> dict[str, Any] | None:
         """None if the worker has ended or is late beyond its own limit."""
-        ready, _, _ = select.select([self.pipe], [], [], self.limit + 20)
-        line = self.pipe.readline() if ready else ""
-        return json.loads(line) if line else None
+        while b"\n" not in self.unread:
+            ready, _, _ = select.select([self.pipe], [], [], self.limit + 20)
+            chunk = os.read(self.pipe, 65536) if ready else b""
+            if not chunk:
+                return None
+            self.unread += chunk
+        line, self.unread = self.unread.split(b"\n", 1)
+        return dict(json.loads(line))
 
     def _last_words(self) -> str:
         self._stop()
