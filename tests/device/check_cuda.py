@@ -14,6 +14,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.profiler import ProfilerActivity, profile
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 import phalanx
@@ -153,16 +155,139 @@ def check_training(name: str, device: str, backend: str | None) -> None:
         close(got, wanted)
 
 
+def count(device: str) -> dict[str, int]:
+    """A dispatch mode sees what it sees on real groups."""
+    x = torch.ones(2, 3, device=device)
+    with CommDebugMode() as mode:
+        dist.all_reduce(x)
+        dist.broadcast(x, 0)
+        dist.all_gather([torch.empty_like(x) for _ in range(dist.get_world_size())], x)
+        model = nn.parallel.DistributedDataParallel(nn.Linear(3, 3).to(device))
+        model(x.requires_grad_()).sum().backward()
+    return {str(op): n for op, n in mode.get_comm_counts().items()}
+
+
+def watching(device: str, backend: str | None) -> None:
+    counts = phalanx.run(count, device, ranks=3, backend=backend)
+    for found in counts:
+        assert found["c10d.allreduce_"] == 2, found
+        assert found["c10d.allgather_"] >= 1, found
+
+
+def record(device: str) -> tuple[int, int]:
+    """Events of the collectives, and kernels on the device."""
+    x = torch.ones(64, 64, device=device)
+    kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] * (device == "cuda"))]
+    with profile(activities=kinds, record_shapes=True) as profiler:
+        for _ in range(3):
+            dist.all_reduce(x)
+            x @ x
+        if device == "cuda":
+            torch.cuda.synchronize()
+    events = profiler.events()
+    mine = [e for e in events if e.name in ("gloo:all_reduce", "nccl:all_reduce")]
+    assert all(e.input_shapes == [[64, 64]] for e in mine), [e.input_shapes for e in mine]
+    return len(mine), sum(e.device_type == torch.autograd.DeviceType.CUDA for e in events)
+
+
+def profiling(device: str, backend: str | None) -> None:
+    found = phalanx.run(record, device, ranks=3, backend=backend)
+    assert [collectives for collectives, _ in found] == [3, 3, 3], found
+    print("   kernels seen by each rank's profiler:", [kernels for _, kernels in found])
+
+
+def split() -> list[float]:
+    """Halves of the world, each with a sum of its own."""
+    halves = [[0, 1], [2, 3]]
+    part = dist.split_group(split_ranks=halves)
+    assert part is not None
+    x = torch.tensor([float(dist.get_rank())], device="cuda")
+    dist.all_reduce(x, group=part)
+    return [x.item(), float(dist.get_rank(part)), float(dist.get_world_size(part))]
+
+
+def splitting(device: str, backend: str | None) -> None:
+    def body() -> list[float]:
+        dist.init_process_group(backend, device_id=torch.device("cuda", 0))
+        return split()
+
+    found = phalanx.run(body, ranks=4, init=False)
+    assert found == [[1, 0, 2], [1, 1, 2], [5, 0, 2], [5, 1, 2]], found
+
+
+def normalize(sync: bool, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    torch.manual_seed(0)
+    model: nn.Module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).cuda()
+    if sync:
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        model = nn.parallel.DistributedDataParallel(model, device_ids=[0])
+    out = model(x)
+    (out * out.detach().cos()).mean().backward()
+    grads = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
+    return out.detach().cpu(), torch.cat(grads).cpu()
+
+
+def sync_batch_norm(device: str, backend: str | None) -> None:
+    x = torch.randn(8, 3, 6, 6, generator=torch.Generator().manual_seed(3)).cuda()
+    wanted, gradients = normalize(False, x)
+
+    def body() -> tuple[torch.Tensor, ...]:
+        rank = dist.get_rank()
+        return normalize(True, x[2 * rank : 2 * rank + 2])
+
+    found = phalanx.run(body, ranks=4, backend=backend)
+    close(torch.cat([out for out, _ in found]), wanted)
+    for _, gradient in found:
+        close(gradient, gradients)
+
+
+def amp(device: str) -> torch.Tensor:
+    model = nn.parallel.DistributedDataParallel(network().to(device))
+    x, y = quarter(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler(device)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        with torch.autocast(device, dtype=torch.float16):
+            loss = nn.functional.mse_loss(model(x), y)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    return flat(model)
+
+
+def mixed_precision(device: str, backend: str | None) -> None:
+    found = phalanx.run(amp, device, ranks=4, backend=backend)
+    assert all(torch.equal(found[0], other) for other in found[1:])
+    assert (found[0] - reference(device)).abs().max() < 1e-2
+
+
+OTHERS = {
+    "watching": watching,
+    "profiling": profiling,
+    "splitting": splitting,
+    "sync_batch_norm": sync_batch_norm,
+    "mixed_precision": mixed_precision,
+}
+
+
 def all_checks() -> list[tuple[str, str, str | None]]:
     """(check, device, backend)"""
     places: list[tuple[str, str | None]] = [("cpu", "gloo")]
     if torch.cuda.is_available():
         places += [("cuda", "nccl"), ("cuda", None), ("cuda", "cpu:gloo,cuda:nccl")]
     names = ["collectives", "ddp", "fsdp", "tensor_parallel", "pipeline"]
-    return [(name, *place) for place in places for name in names]
+    checks = [(name, *place) for place in places for name in names]
+    checks += [(name, *place) for place in places for name in ("watching", "profiling")]
+    if torch.cuda.is_available():
+        checks += [(n, "cuda", "nccl") for n in OTHERS if n not in ("watching", "profiling")]
+    return checks
 
 
 def run_check(name: str, device: str, backend: str | None) -> None:
+    if name in OTHERS:
+        OTHERS[name](device, backend)
+        return
     if name != "collectives":
         check_training(name, device, backend)
         return

@@ -187,6 +187,9 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
     def comm_split_count(self) -> int:
         return self._splits
 
+    def eager_connect_single_device(self, device: Any = None) -> None:
+        """NCCL connects here when the program binds a device; nothing to connect."""
+
     def perform_nocolor_split(self, device: Any) -> None:
         """Ranks outside a new group take part in NCCL's split; here nothing is to be done."""
 
