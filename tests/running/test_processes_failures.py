@@ -103,7 +103,9 @@ def hang_on(rank: int) -> None:
 def hold_the_lock(rank: int) -> None:
     """Blocks without ever letting another thread of the process run."""
     if dist.get_rank() == rank:
-        ctypes.PyDLL(None).sleep(60)
+        lock, mutex = ctypes.PyDLL(None).pthread_mutex_lock, ctypes.create_string_buffer(64)
+        lock(mutex)
+        lock(mutex)
 
 
 def sleep_for(seconds: float) -> None:
@@ -239,10 +241,10 @@ def test_a_rank_that_hangs_while_others_have_returned(world) -> None:
     assert "ranks 0, 1   returned" in lines
 
 
-def test_a_rank_that_cannot_say_where_it_is(world) -> None:
+def test_a_rank_that_lets_no_other_thread_run_is_found_all_the_same(world) -> None:
     error = stall(world, 0.5, hold_the_lock, 0)
     assert str(error).startswith("no rank moved for 0.5 s; rank 0 is outside Phalanx's sight")
-    assert error.verdict.stacks == {}
+    assert [site.source for site in error.verdict.stacks[0]] == ["lock(mutex)"]
 
 
 def test_all_ranks_hang(world) -> None:

@@ -7,24 +7,30 @@ Must never start or end a process: the engine does that.
 
 from __future__ import annotations
 
-import linecache
+import contextlib
 import os
 import pickle
-import re
-import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from phalanx import callsite
 from phalanx.backend.raising import error_for
-from phalanx.errors import PhalanxError, RankDied, UsageError
+from phalanx.errors import UsageError
 from phalanx.model import Group, Op, RankView, Site, Stall, Wait
 from phalanx.report.positions import render_positions
 from phalanx.running.outcome import Outcome, Outcomes, find_error
+from phalanx.running.processes_evidence import (
+    Failure,
+    death,
+    is_lost_peer,
+    precedence,
+    restored,
+    written_stack,
+)
 from phalanx.running.processes_messages import (
+    DUMP_SIGNAL,
     Call,
     Position,
     Raised,
@@ -45,26 +51,6 @@ PATIENCE = 1.0
 
 TICK = 0.05
 
-_LOST_PEER = re.compile(
-    r"closed by peer|reset by peer|broken pipe|connection (was )?(closed|lost|refused)"
-    r"|failed to recv|socket (error|closed)|recvvalue failed|sendbytes failed",
-    re.IGNORECASE,
-)
-"""What Gloo, NCCL and the stores say when another rank's process is gone."""
-
-_FAULT = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)$')
-
-
-class RemoteTraceback(Exception):
-    """The traceback in the rank's process, as text. Shown as the cause of its error."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.text = text
-
-    def __str__(self) -> str:
-        return f"\n{self.text}"
-
 
 class CallInProgress:
     """From sending the call to its values or its error."""
@@ -84,7 +70,7 @@ class CallInProgress:
         self._pending = {member.rank: member for member in team.members}
         self._values: dict[int, Any] = {}
         self._refused: dict[int, str] = {}
-        self._failed: list[tuple[float, int, Raised | RankDied]] = []
+        self._failed: list[tuple[float, int, Failure]] = []
         self._positions: dict[int, Position] = {}
         self._number = 0
         self.is_whole = False
@@ -130,7 +116,10 @@ class CallInProgress:
             if self._hear(min(life.left(), TICK if self._on_tick else 1.0)):
                 life.renew()
             elif life.left() <= 0:
-                raise self._stall(life.idle())
+                seconds = life.idle()
+                self._await_positions()
+                if self._pending and not self._failed:
+                    raise self._stall(seconds)
 
     def _listen(self, seconds: float, goes_on: Callable[[], bool]) -> None:
         deadline = time.monotonic() + seconds
@@ -154,7 +143,9 @@ class CallInProgress:
             return
         if message is None:
             if rank in self._pending:
-                self._failed.append((time.monotonic(), rank, _death(member)))
+                self._failed.append(
+                    (time.monotonic(), rank, death(member.status or 0, member.stderr))
+                )
         elif isinstance(message, Raised):
             self._failed.append((message.when, rank, message))
         elif isinstance(message, Unsendable):
@@ -180,7 +171,19 @@ class CallInProgress:
 
     def _await_positions(self) -> None:
         self._ask_positions()
-        self._listen(PATIENCE, lambda: not self._pending.keys() <= self._positions.keys())
+        self._listen(PATIENCE, lambda: bool(self._silent()))
+        silent = self._silent()
+        for member in silent:
+            with contextlib.suppress(OSError):
+                os.kill(member.pid, DUMP_SIGNAL)
+        self._listen(PATIENCE / 2, lambda: bool(silent))
+        for member in silent:
+            stack = written_stack(member.stderr)
+            self._positions.setdefault(member.rank, Position(member.rank, self._number, stack))
+
+    def _silent(self) -> list[Member]:
+        """Who has not said where it is: one that never lets its other thread run."""
+        return [m for rank, m in self._pending.items() if rank not in self._positions]
 
     # -- judging ----------------------------------------------------------------------------
 
@@ -188,15 +191,15 @@ class CallInProgress:
         """The first failure is the cause, and a death comes before what others raised at
         that moment: they notice it before we do. A rank that only lost its connection to
         another one, which failed for a reason of its own, is a consequence."""
-        ranked = sorted(self._failed, key=_precedence)
+        ranked = sorted(self._failed, key=precedence)
         first = ranked[0][2]
         if isinstance(first, Raised) and first.loading and first.kind == UsageError.__name__:
             return UsageError(first.message)
         outcomes = Outcomes([Outcome(rank) for rank in range(len(self._team.members))])
         for _, rank, failure in ranked:
-            if _is_lost_peer(failure) and not _is_lost_peer(first):
+            if is_lost_peer(failure) and not is_lost_peer(first):
                 continue
-            error, site = _restored(failure)
+            error, site = restored(failure)
             outcomes.ranks[rank].site = site
             outcomes.record(rank, error, stopping=False)
         others = [m.rank for m in self._team.members if m.rank not in outcomes.order]
@@ -227,9 +230,6 @@ class CallInProgress:
         return ((), None) if position is None else (position.stack, position.call)
 
     def _stall(self, seconds: float) -> BaseException:
-        self._await_positions()
-        if self._failed:  # what we waited for came at the last moment
-            return self._failure()
         verdict = Stall(
             kind="stall",
             severity="error",
@@ -293,71 +293,3 @@ def _cpu_ticks(pid: int) -> int:
     except OSError:
         return int(time.monotonic() * os.sysconf("SC_CLK_TCK"))
     return int(fields[11]) + int(fields[12])
-
-
-def _precedence(failed: tuple[float, int, Raised | RankDied]) -> tuple[bool, bool, float]:
-    when, _, failure = failed
-    return _is_lost_peer(failure), isinstance(failure, Raised), when
-
-
-def _is_lost_peer(failure: Raised | RankDied) -> bool:
-    return isinstance(failure, Raised) and _LOST_PEER.search(failure.message) is not None
-
-
-def _death(member: Member) -> RankDied:
-    assert member.status is not None
-    code = os.waitstatus_to_exitcode(member.status)
-    name = _signal_name(-code) if code < 0 else None
-    return RankDied(code=code, signal=name, stderr=_readable(member.stderr))
-
-
-def _readable(lines: Iterable[str]) -> tuple[str, ...]:
-    """Without what Python writes of our own frames, and of modules, when a fault kills it."""
-    return tuple(
-        line
-        for line in lines
-        if line.strip()
-        and not line.startswith("Extension modules: ")
-        and not ((found := _FAULT.match(line)) and callsite.is_own_file(found["file"]))
-        and line != '  File "<string>", line 1 in <module>'
-    )
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
-def _restored(failure: Raised | RankDied) -> tuple[BaseException, Site | None]:
-    if isinstance(failure, RankDied):
-        return failure, _fault_site(failure.stderr)
-    error = _unpickled(failure)
-    if error is None:
-        # A stand-in of the same name and text, so that the report is the same.
-        error = type(failure.kind, (PhalanxError,), {"__module__": "phalanx"})(failure.message)
-    error.__cause__ = RemoteTraceback(failure.trace)
-    return error, failure.site
-
-
-def _unpickled(failure: Raised) -> BaseException | None:
-    if failure.error is None:
-        return None
-    try:
-        error = pickle.loads(failure.error)
-        same = type(error).__name__ == failure.kind and str(error) == failure.message
-    except Exception:
-        return None
-    return error if same and isinstance(error, BaseException) else None
-
-
-def _fault_site(lines: Sequence[str]) -> Site | None:
-    """The innermost user line of the stack that Python writes when it is killed by a fault."""
-    for line in lines:
-        found = _FAULT.match(line)
-        if found is not None and not callsite.is_library_file(found["file"]):
-            number = int(found["line"])
-            source = linecache.getline(found["file"], number).strip()
-            return Site(callsite.shown_path(found["file"]), number, found["function"], source)
-    return None

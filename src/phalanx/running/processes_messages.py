@@ -6,9 +6,13 @@ socket. Must never hold what the user's pickles hold: those travel as bytes insi
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass, field
 
 from phalanx.model import Site
+
+DUMP_SIGNAL: int = signal.SIGRTMAX - 1 if hasattr(signal, "SIGRTMAX") else signal.SIGUSR2
+"""Makes a rank write its stack to standard error, for one that does not answer `Where`."""
 
 
 @dataclass(frozen=True)

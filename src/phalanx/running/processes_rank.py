@@ -35,6 +35,7 @@ from phalanx import callsite
 from phalanx.errors import UsageError
 from phalanx.running.outcome import trim_traceback
 from phalanx.running.processes_messages import (
+    DUMP_SIGNAL,
     Call,
     End,
     Position,
@@ -81,6 +82,7 @@ def _fresh_streams() -> None:
     sys.stdout = sys.__stdout__ = _line_by_line(1)  # type: ignore[misc, assignment]
     sys.stderr = sys.__stderr__ = _line_by_line(2)  # type: ignore[misc, assignment]
     faulthandler.enable(all_threads=False)
+    faulthandler.register(DUMP_SIGNAL, all_threads=False)
 
 
 def _line_by_line(fd: int) -> TextIO:

@@ -1,0 +1,117 @@
+"""What ranks that failed left: errors that travelled, exit statuses, lines on standard error.
+
+Used by `processes_call`. Pure functions; must never talk to a rank.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import pickle
+import re
+import signal
+from collections.abc import Iterable, Sequence
+
+from phalanx import callsite
+from phalanx.errors import PhalanxError, RankDied
+from phalanx.model import Site
+from phalanx.running.processes_messages import Raised
+
+Failure = Raised | RankDied
+
+_LOST_PEER = re.compile(
+    r"closed by peer|reset by peer|broken pipe|connection (was )?(closed|lost|refused)"
+    r"|failed to recv|socket (error|closed)|recvvalue failed|sendbytes failed",
+    re.IGNORECASE,
+)
+"""What Gloo, NCCL and the stores say when another rank's process is gone."""
+
+_FAULT = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)$')
+
+
+class RemoteTraceback(Exception):
+    """The traceback in the rank's process, as text. Shown as the cause of its error."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+    def __str__(self) -> str:
+        return f"\n{self.text}"
+
+
+def precedence(failed: tuple[float, int, Failure]) -> tuple[bool, bool, float]:
+    when, _, failure = failed
+    return is_lost_peer(failure), isinstance(failure, Raised), when
+
+
+def is_lost_peer(failure: Failure) -> bool:
+    return isinstance(failure, Raised) and _LOST_PEER.search(failure.message) is not None
+
+
+def death(status: int, stderr: Iterable[str]) -> RankDied:
+    code = os.waitstatus_to_exitcode(status)
+    name = _signal_name(-code) if code < 0 else None
+    return RankDied(code=code, signal=name, stderr=_readable(stderr))
+
+
+def _readable(lines: Iterable[str]) -> tuple[str, ...]:
+    """Without what Python writes of our own frames, and of modules, when a fault kills it."""
+    return tuple(
+        line
+        for line in lines
+        if line.strip()
+        and not line.startswith("Extension modules: ")
+        and not ((found := _FAULT.match(line)) and callsite.is_own_file(found["file"]))
+        and line != '  File "<string>", line 1 in <module>'
+    )
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def restored(failure: Failure) -> tuple[BaseException, Site | None]:
+    if isinstance(failure, RankDied):
+        return failure, _fault_site(failure.stderr)
+    error = _unpickled(failure)
+    if error is None:
+        # A stand-in of the same name and text, so that the report is the same.
+        error = type(failure.kind, (PhalanxError,), {"__module__": "phalanx"})(failure.message)
+    error.__cause__ = RemoteTraceback(failure.trace)
+    return error, failure.site
+
+
+def _unpickled(failure: Raised) -> BaseException | None:
+    if failure.error is None:
+        return None
+    try:
+        error = pickle.loads(failure.error)
+        same = type(error).__name__ == failure.kind and str(error) == failure.message
+    except Exception:
+        return None
+    return error if same and isinstance(error, BaseException) else None
+
+
+def _fault_site(lines: Sequence[str]) -> Site | None:
+    """The innermost user line of the stack that Python writes when it is killed by a fault."""
+    stack = written_stack(lines)
+    return stack[-1] if stack else None
+
+
+def written_stack(lines: Iterable[str]) -> tuple[Site, ...]:
+    """The user's part of the last stack that Python wrote by itself, innermost line last."""
+    stack: list[Site] = []
+    for line in lines:
+        if "(most recent call first)" in line:
+            stack.clear()
+        found = _FAULT.match(line)
+        if found is not None and not callsite.is_library_file(found["file"]):
+            number = int(found["line"])
+            source = linecache.getline(found["file"], number).strip()
+            shown = callsite.shown_path(found["file"])
+            stack.append(Site(shown, number, found["function"], source))
+    return tuple(reversed(stack))
