@@ -74,6 +74,8 @@ class Nursery:
             flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
             self._process = subprocess.Popen(
                 [_executable(), *flags, "-c", _BOOT, str(theirs.fileno())],
+                # Looking for GPUs must not open the driver, which does not survive a fork.
+                env={**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
