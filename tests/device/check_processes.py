@@ -35,7 +35,7 @@ def train_a_step() -> float:
     model = DistributedDataParallel(torch.nn.Linear(4, 1).to(device))
     loss = model(torch.ones(2, 4, device=device)).sum()
     loss.backward()
-    return float(loss)
+    return loss.item()
 
 
 def fail_on_the_gpu() -> None:
