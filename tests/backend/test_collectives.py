@@ -1,4 +1,7 @@
-"""Every collective against the reference: groups, dtypes, shapes, reductions, aliases."""
+"""Every collective against the reference: groups, dtypes, shapes, reductions, aliases.
+
+What a backend would refuse of this is the subject of `test_refusals.py`; here nothing is.
+"""
 
 from __future__ import annotations
 
@@ -33,6 +36,8 @@ INTEGERS = [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8]
 COMPLEX = [torch.complex64, torch.complex128]
 FLOAT8 = [torch.float8_e4m3fn, torch.float8_e5m2]
 SIGNED = [*FLOATS, *INTEGERS[:4]]
+pytestmark = pytest.mark.usefixtures("no_rules")
+
 LARGE = 1_310_723
 """Elements of 5 MB of float32, and no multiple of the blocks in which it is reduced."""
 

@@ -475,15 +475,28 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: reduce_scatter_flat(ONE, SIX),
         "reduce_scatter_tensor: the larger tensor has 6 elements; .* must have 3",
     ),
-    "not contiguous": (
-        lambda: all_gather_flat(torch.ones(2, 3).t(), TWO),
-        "all_gather_into_tensor: tensors must be contiguous",
+    "a list from everyone": (
+        lambda: dist.group.WORLD.gather([ONE] * 3, ONE, root=2),
+        "gather: only the root .* gives gather_list",
     ),
+    "two tensors to reduce": (
+        lambda: dist.group.WORLD.reduce([ONE, ONE]),
+        "reduce: takes one tensor from each rank, not 2",
+    ),
+    "no tensor": (
+        lambda: dist.group.WORLD.allreduce([]),
+        "all_reduce: the list of tensors is empty",
+    ),
+    "several dtypes": (
+        lambda: dist.group.WORLD.allreduce_coalesced([ONE, ONE.int()]),
+        "all_reduce_coalesced: all tensors must have one dtype",
+    ),
+    "a negative tag": (lambda: dist.send(ONE, dst=1, tag=-1), "send: tag -1 is negative"),
 }
 REFUSED_SPLITS: dict[str, tuple[Callable[[], Any], str]] = {
     "rows that do not divide": (
-        lambda: dist.all_to_all_single(torch.ones(3), torch.ones(4)),
-        "4 rows, which do not divide among 3 ranks; give input_split_sizes",
+        lambda: dist.all_to_all_single(torch.ones(4), torch.ones(4)),
+        "4 elements do not divide among 3 ranks; give input_split_sizes",
     ),
     "number of splits": (
         lambda: dist.all_to_all_single(torch.ones(4), torch.ones(4), [2, 2], [1, 1, 2]),
@@ -494,12 +507,20 @@ REFUSED_SPLITS: dict[str, tuple[Callable[[], Any], str]] = {
         r"input_split_sizes \[1, 1, 1\] sum to 3, but dimension 0 of the input has 4 rows",
     ),
     "rows of different size": (
-        lambda: dist.all_to_all_single(torch.ones(3, 2), torch.ones(3, 4)),
+        lambda: dist.all_to_all_single(torch.ones(3, 2), torch.ones(3, 4), [1] * 3, [1] * 3),
         "a row of the input has 4 elements, a row of the output 2",
+    ),
+    "different sizes": (
+        lambda: dist.all_to_all_single(torch.ones(3, 2), torch.ones(3, 4)),
+        "the input has 12 elements and the output 6; without split sizes",
+    ),
+    "a negative split": (
+        lambda: dist.all_to_all_single(torch.ones(3), torch.ones(3), [1] * 3, [3, -1, 1]),
+        r"input_split_sizes \[3, -1, 1\] has a negative one",
     ),
     "splits of a number": (
         lambda: dist.all_to_all_single(torch.tensor(1.0), torch.tensor(1.0)),
-        "all_to_all_single: the input is a single number, without rows to split",
+        "all_to_all_single: 1 elements do not divide among 3 ranks",
     ),
 }
 

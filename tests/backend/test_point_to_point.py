@@ -356,6 +356,7 @@ def test_dtypes_and_shapes(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     torch.testing.assert_close(got, sent)
 
 
+@pytest.mark.usefixtures("no_rules")
 def test_transposed_and_leaf_tensors() -> None:
     def program() -> Any:
         if dist.get_rank() == 0:

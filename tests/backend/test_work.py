@@ -53,6 +53,7 @@ class LateMember(Member):
         self.work = work
 
 
+@pytest.mark.usefixtures("no_rules")
 @pytest.mark.parametrize("case", [*REDUCING, *MOVING], ids=str)
 def test_complete_when_the_last_member_has_come(case: Case) -> None:
     def issue() -> Any:

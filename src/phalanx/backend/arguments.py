@@ -11,7 +11,11 @@ from typing import Any
 
 from torch import Tensor
 
-from phalanx.backend.raising import InvalidCallError
+from phalanx.backend.raising import (
+    InvalidCallError,
+    NotSupportedError,
+    UnsupportedTypeError,
+)
 
 
 def check_root(group: Any, name: str, root: int) -> int:
@@ -36,45 +40,117 @@ def check_list(group: Any, name: str, what: str, given: Sequence[Tensor]) -> Non
         )
 
 
+def check_some(name: str, tensors: Sequence[Tensor]) -> None:
+    if not tensors:
+        raise NotSupportedError(f"{name}: the list of tensors is empty; give at least one")
+
+
+def check_single(name: str, tensors: list[Tensor]) -> list[Tensor]:
+    check_some(name, tensors)
+    if len(tensors) != 1:
+        raise InvalidCallError(f"{name}: takes one tensor from each rank, not {len(tensors)}")
+    return tensors
+
+
+def check_one_dtype(name: str, tensors: Sequence[Tensor]) -> None:
+    check_some(name, tensors)
+    for tensor in tensors:
+        if tensor.dtype != tensors[0].dtype:
+            raise UnsupportedTypeError(
+                f"{name}: all tensors must have one dtype; got {tensors[0].dtype} and "
+                f"{tensor.dtype}"
+            )
+
+
+def check_same_shapes(name: str, tensors: Sequence[Tensor]) -> None:
+    """Several tensors of one rank that count as one."""
+    check_one_dtype(name, tensors)
+    for index, tensor in enumerate(tensors):
+        if tensor.shape != tensors[0].shape:
+            raise InvalidCallError(
+                f"{name}: tensor {index} has shape {tuple(tensor.shape)}, tensor 0 "
+                f"{tuple(tensors[0].shape)}; all tensors of a rank must have one shape here"
+            )
+
+
+def check_pairs(name: str, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
+    check_some(name, inputs)
+    if len(outputs) != len(inputs):
+        raise InvalidCallError(f"{name}: {len(inputs)} inputs but {len(outputs)} outputs")
+
+
 def check_gather_lists(group: Any, name: str, outputs: Any, inputs: Any) -> None:
+    """Each list of outputs is for the inputs of all ranks."""
+    check_some(name, inputs)
     if len(outputs) != len(inputs):
         raise InvalidCallError(
             f"{name}: {len(inputs)} inputs but {len(outputs)} lists of outputs"
         )
+    wanted = group.size() * len(inputs)
     for output in outputs:
-        check_list(group, name, "the output list", output)
-
-
-def check_scatter_lists(group: Any, name: str, outputs: Any, inputs: Any) -> None:
-    if len(outputs) != len(inputs):
-        raise InvalidCallError(
-            f"{name}: {len(outputs)} outputs but {len(inputs)} lists of inputs"
-        )
-    for output, given in zip(outputs, inputs, strict=True):
-        check_list(group, name, "the input list", given)
-        mine = given[group.rank()]
-        if mine.numel() != output.numel():
+        if len(output) != wanted:
             raise InvalidCallError(
-                f"{name}: the output has {output.numel()} elements, but input "
-                f"{group.rank()} has {mine.numel()}"
+                f"{name}: the output list has {len(output)} tensors, but the group has "
+                f"{group.size()} ranks"
+                + (f" with {len(inputs)} inputs each" if len(inputs) > 1 else "")
             )
+        check_one_dtype(name, [*inputs, *output])
 
 
-def check_root_list(
-    group: Any, name: str, what: str, given: Sequence[Tensor], *, each: Tensor
-) -> None:
-    """What only the root passes: a tensor for each rank, as large as the one all pass."""
-    check_list(group, name, what, given)
+def check_coalesced_lists(group: Any, name: str, lists: Any, inputs: Sequence[Tensor]) -> None:
+    """One list for each rank, with an output for each input."""
+    check_some(name, inputs)
+    if len(lists) != group.size():
+        raise InvalidCallError(
+            f"{name}: {len(lists)} lists of outputs, but the group has {group.size()} ranks"
+        )
+    for outputs in lists:
+        check_pairs(name, outputs, inputs)
+        for output, given in zip(outputs, inputs, strict=True):
+            check_same_shapes(name, [given, output])
+
+
+def check_scatter_list(group: Any, name: str, output: Tensor, lists: Any) -> Sequence[Tensor]:
+    """The inputs for one output: a tensor for each rank."""
+    if len(lists) != 1:
+        raise InvalidCallError(f"{name}: one output but {len(lists)} lists of inputs")
+    given: Sequence[Tensor] = lists[0]
+    check_list(group, name, "the input list", given)
+    check_one_dtype(name, [output, *given])
+    mine = given[group.rank()]
+    if mine.numel() != output.numel():
+        raise InvalidCallError(
+            f"{name}: the output has {output.numel()} elements, but input {group.rank()} has "
+            f"{mine.numel()}"
+        )
+    return given
+
+
+def check_root_lists(group: Any, call: Any, what: str, lists: Any) -> Sequence[Tensor]:
+    """What only the root passes: a tensor for each rank, like the one that all pass."""
+    given: Sequence[Tensor] = lists[0] if lists else []
+    if call.root != call.member:
+        if given:
+            raise InvalidCallError(
+                f"{call.name}: only the root (rank {call.root} of the group) gives {what}"
+            )
+        return []
+    if len(lists) > 1:
+        raise InvalidCallError(f"{call.name}: {len(lists)} lists; give one {what}")
+    check_list(group, call.name, what, given)
+    each: Tensor = (call.inputs or call.outputs)[0]
+    check_one_dtype(call.name, [each, *given])
     for index, tensor in enumerate(given):
         if tensor.numel() != each.numel():
             raise InvalidCallError(
-                f"{name}: {what}[{index}] has {tensor.numel()} elements, but the tensor has "
-                f"{each.numel()}"
+                f"{call.name}: {what}[{index}] has {tensor.numel()} elements, but the tensor "
+                f"has {each.numel()}"
             )
+    return given
 
 
 def check_flat(group: Any, name: str, *, whole: Tensor, part: Tensor) -> None:
-    """`whole` must hold one `part` for each rank, in one piece of memory."""
+    """`whole` must hold one `part` for each rank."""
     if whole.dtype != part.dtype:
         raise InvalidCallError(f"{name}: output is {whole.dtype} and input is {part.dtype}")
     if whole.numel() != part.numel() * group.size():
@@ -83,8 +159,33 @@ def check_flat(group: Any, name: str, *, whole: Tensor, part: Tensor) -> None:
             f"ranks and {part.numel()} elements each it must have "
             f"{part.numel() * group.size()}"
         )
-    if not whole.is_contiguous():
-        raise InvalidCallError(f"{name}: tensors must be contiguous")
+
+
+def check_even(
+    group: Any, name: str, output: Tensor, given: Tensor, *, whole_rows: bool
+) -> None:
+    """Without split sizes each rank gets an equal part of the memory, on some backends of the
+    rows."""
+    size = group.size()
+    if output.numel() != given.numel():
+        raise InvalidCallError(
+            f"{name}: the input has {given.numel()} elements and the output {output.numel()}; "
+            "without split sizes they must have the same number"
+        )
+    if given.numel() % size:
+        raise InvalidCallError(
+            f"{name}: {given.numel()} elements do not divide among {size} ranks; give "
+            "input_split_sizes and output_split_sizes"
+        )
+    if whole_rows:
+        check_splits(group, name, "input", given, ())
+        check_splits(group, name, "output", output, ())
+
+
+def check_tag(name: str, tag: int) -> int:
+    if tag < 0:
+        raise InvalidCallError(f"{name}: tag {tag} is negative; tags are 0 and up")
+    return tag
 
 
 def check_splits(
@@ -104,6 +205,8 @@ def check_splits(
         raise InvalidCallError(
             f"{name}: {which}_split_sizes has {len(splits)} entries for {size} ranks"
         )
+    if min(splits) < 0:
+        raise InvalidCallError(f"{name}: {which}_split_sizes {list(splits)} has a negative one")
     if sum(splits) != rows:
         raise InvalidCallError(
             f"{name}: {which}_split_sizes {list(splits)} sum to {sum(splits)}, but dimension "

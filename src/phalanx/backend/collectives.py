@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from phalanx.backend.raising import InvalidCallError
 from phalanx.backend.reduction import PREMUL_SUM, Reduction, is_same_memory, overlaps
 from phalanx.core.meeting import Call
 
@@ -23,35 +24,59 @@ def barrier(calls: list[Call]) -> None:
     """Everybody is here: that was all."""
 
 
-def broadcast(calls: list[Call]) -> None:
+def broadcast(calls: list[Call], which: int = 0) -> None:
+    """Every tensor gets the root's, or that of the root's tensors which is number `which`."""
     root = calls[0].root
     assert root is not None
-    for index, source in enumerate(calls[root].inputs):
-        for member, call in enumerate(calls):
-            if member != root:
-                _copy(call.inputs[index], source)
+    check_order(calls)
+    source = calls[root].inputs[which]
+    for call in calls:
+        for target in call.inputs:
+            if target is not source:
+                _copy(target, source)
 
 
 def all_reduce(calls: list[Call]) -> None:
+    """Several tensors of one rank count like those of several ranks."""
     reduction = _reduction(calls)
-    for index, first in enumerate(calls[0].inputs):
-        if first.is_sparse:
-            reduction.sparse_into_all([call.inputs[index] for call in calls])
-        else:
-            tensors = [call.inputs[index].data for call in calls]
-            reduction.all_into_all(tensors, alike=not calls[0].uneven)
+    if calls[0].uneven:
+        check_order(calls)
+    first = calls[0].inputs[0]
+    if first.is_sparse:
+        reduction.sparse_into_all([tensor for call in calls for tensor in call.inputs])
+    else:
+        tensors = [tensor.data for call in calls for tensor in call.inputs]
+        reduction.all_into_all(tensors, alike=not calls[0].uneven)
+
+
+def all_reduce_coalesced(calls: list[Call]) -> None:
+    """The n-th tensors of all ranks are reduced, for every n."""
+    reduction = _reduction(calls)
+    for index in range(len(calls[0].inputs)):
+        tensors = [call.inputs[index].data for call in calls]
+        reduction.all_into_all(tensors, alike=not calls[0].uneven)
 
 
 def reduce(calls: list[Call]) -> None:
     root = calls[0].root
     assert root is not None
     reduction = _reduction(calls)
+    check_order(calls)
     for index, target in enumerate(calls[root].inputs):
         reduction.into(target.data, [call.inputs[index].data for call in calls])
 
 
 def all_gather(calls: list[Call]) -> None:
-    """`inputs` are one tensor for each list of outputs."""
+    """Each list of outputs gets everybody's inputs, in the order of ranks."""
+    given = [tensor for call in calls for tensor in call.inputs]
+    for call in calls:
+        for outputs in call.outputs:
+            for output, source in zip(outputs, given, strict=True):
+                _copy(output, source)
+
+
+def all_gather_each(calls: list[Call]) -> None:
+    """Each list of outputs gets everybody's input of the same number."""
     for call in calls:
         for index, outputs in enumerate(call.outputs):
             for output, sender in zip(outputs, calls, strict=True):
@@ -123,7 +148,7 @@ def _reduce_pieces(
     """Member m's output gets the reduction of everybody's piece m."""
     given = [_apart(pieces, [outputs[m]], m) for m, pieces in enumerate(given)]
     for member, output in enumerate(outputs):
-        reduction.into(output, [pieces[member].view(output.shape) for pieces in given])
+        reduction.into(output, [pieces[member].reshape(output.shape) for pieces in given])
 
 
 def _exchange(given: Sequence[Sequence[Tensor]], taken: Sequence[Sequence[Tensor]]) -> None:
@@ -149,6 +174,24 @@ def _apart(
     return [piece.clone() for piece in pieces]
 
 
+def check_order(calls: list[Call]) -> None:
+    """Backends take a tensor's memory as it lies there. Ranks whose tensors are not laid out
+    alike would get each other's elements in the wrong places."""
+    for index, first in enumerate(calls[0].inputs):
+        for call in calls:
+            tensor = call.inputs[index]
+            if tensor.stride() == first.stride() or tensor.numel() < 2:
+                continue
+            if not (tensor.is_contiguous() and first.is_contiguous()):
+                ranks = calls[0].assembly.ranks
+                raise InvalidCallError(
+                    f"{call.name}: the tensors of rank {ranks[0]} (strides {first.stride()}) "
+                    f"and of rank {ranks[call.member]} (strides {tensor.stride()}) are laid "
+                    "out differently, and the backend would mix up their elements; write "
+                    "tensor.contiguous() first"
+                )
+
+
 def _reduction(calls: list[Call]) -> Reduction:
     code = calls[0].op[0]
     if code != PREMUL_SUM:
@@ -162,7 +205,7 @@ def _plain_reduction(code: int, count: int) -> Reduction:
 
 
 def _copy(target: Tensor, source: Tensor) -> None:
-    if is_same_memory(target, source):
+    if is_same_memory(target, source) or source.is_meta:
         return
     if target.shape != source.shape:
         source = source.reshape(target.shape)
@@ -170,15 +213,15 @@ def _copy(target: Tensor, source: Tensor) -> None:
 
 
 def _even_pieces(tensor: Tensor, count: int) -> Sequence[Tensor]:
-    """Equal parts of the memory, in order; a view, so that writing to them writes to it."""
-    flat = tensor.data.view(-1)
-    return flat.chunk(count) if flat.numel() else [flat] * count
+    """Equal parts, in order: of the memory, or of the rows of a tensor that does not lie in
+    one piece. Views, so that writing to them writes to it."""
+    tensor = tensor.data
+    if not tensor.numel():
+        return [tensor] * count
+    return (tensor.view(-1) if tensor.is_contiguous() else tensor).chunk(count)
 
 
 def _pieces(tensor: Tensor, splits: Sequence[int], count: int) -> Sequence[Tensor]:
-    tensor = tensor.data
     if splits:
-        return torch.split(tensor, list(splits))
-    return (
-        torch.split(tensor, tensor.shape[0] // count) if tensor.shape[0] else [tensor] * count
-    )
+        return torch.split(tensor.data, list(splits))
+    return _even_pieces(tensor, count)

@@ -1,16 +1,17 @@
 """The process group: torch's operations, under torch's names (those of 2.11 and of 2.13).
 
 `init_process_group` and `new_group` make one per rank and group, in place of Gloo's or
-NCCL's. Each method checks what one rank can see alone and describes the call: its buffers,
-and a signature that is equal on all ranks if, and only if, the calls surely agree. Where
-agreement is not that simple (uneven sizes) the call itself is the signature, which is equal
-to nothing, and the full check decides.
+NCCL's. Each method checks what one rank can see alone, by the rules of the backend asked for,
+and describes the call: its buffers, and a signature that is equal on all ranks if, and only
+if, the calls surely agree. Where agreement is not that simple (uneven sizes) the call itself
+is the signature, which is equal to nothing, and the full check decides.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,82 +19,151 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d
 
-from phalanx.backend import arguments, collectives
+from phalanx.backend import arguments, collectives, monitored
+from phalanx.backend.admission import Admission
 from phalanx.backend.endpoint import Endpoint, WorkOfAll
-from phalanx.backend.reduction import NAMES, PREMUL_SUM
-from phalanx.backend.work import NO_TIMEOUT, OpWork
+from phalanx.backend.overloads import as_list, as_lists, options
+from phalanx.backend.profiles.rules import INPUT, OUTPUT
+from phalanx.backend.signatures import alike_or_not, layouts, reduce_op, shapes
+from phalanx.backend.work import OpWork
 from phalanx.core.meeting import Call
 
 Lists = Sequence[Sequence[Tensor]]
 
+_names: Any = distributed_c10d  # torch's stubs leave some option classes out
 _AllreduceOptions = dist.AllreduceOptions
+_AllgatherOptions = _names.AllgatherOptions
+_ReduceScatterOptions = dist.ReduceScatterOptions
 
-_PLAIN = [(code, None) for code in range(PREMUL_SUM)]
+_UNEVEN: dict[str, Any] = {"uneven": True}
+_STACKING: dict[str, Any] = {"stacking": True}
 
 
 class RankGroup(Endpoint):
     """One rank's end of a group, as programs and torch's own code use it."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        configs = self._context.torch_state.pg_backend_config
+        self._admission = Admission(self._backend_name, lambda: configs.get(self))
+        self._passed = self._admission.passed
+        self._check = self._admission.check
+        self._check_outputs = self._admission.check_outputs
+
     # -- collectives ----------------------------------------------------------------------
 
-    def allreduce(self, tensors: Any, opts: Any = None) -> OpWork | None:
-        if type(opts) is not _AllreduceOptions and not hasattr(opts, "reduceOp"):
-            opts = _options(_AllreduceOptions(), reduceOp=opts)
+    def allreduce(
+        self,
+        tensors: Any = None,
+        opts: Any = None,
+        timeout: Any = None,
+        *,
+        tensor: Any = None,
+        op: Any = None,
+    ) -> OpWork | None:
+        if type(opts) is not _AllreduceOptions:
+            opts = options(_AllreduceOptions, opts, timeout=timeout, op=op)
         if type(tensors) is not list:
-            tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+            tensors = as_list(tensors, tensor)
         call = self._call("all_reduce")
         call.inputs = tensors
-        call.op = _reduce_op(opts.reduceOp)
+        call.op = reduce_op(opts.reduceOp)
+        if len(tensors) != 1:
+            return self._reduce_several(call, opts)
         first = tensors[0]
-        call.signature = ("all_reduce", call.op[0], first.dtype, first.shape, first.is_cpu)
+        code, dtype, on_cpu = call.op[0], first.dtype, first.is_cpu
+        key = ("all_reduce", INPUT, code, dtype, on_cpu, first.layout)
+        if key in self._passed and first.is_contiguous():
+            call.signature = ("all_reduce", code, (dtype, first.shape, on_cpu))
+        else:
+            self._check("all_reduce", first, code)
+            call.signature = ("all_reduce", code, *layouts(tensors))
         return self._submit(call, collectives.all_reduce, opts, first)
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> OpWork | None:
-        opts = opts or dist.AllreduceCoalescedOptions()
+        opts = options(dist.AllreduceCoalescedOptions, opts)
         call = self._call("all_reduce_coalesced")
+        arguments.check_one_dtype(call.name, tensors)
         call.inputs = tensors
-        call.op = _reduce_op(opts.reduceOp)
-        call.signature = (call.name, call.op[0], *_shapes(tensors))
-        return self._submit(call, collectives.all_reduce, opts, tensors[0])
+        call.op = reduce_op(opts.reduceOp)
+        for tensor in tensors:
+            self._check(call.name, tensor, call.op[0])
+        call.signature = (call.name, call.op[0], *shapes(tensors))
+        return self._submit(call, collectives.all_reduce_coalesced, opts, tensors[0])
 
-    def broadcast(self, tensors: Any, opts: Any = None) -> OpWork | None:
-        if isinstance(tensors, Tensor):
-            tensors = [tensors]
-        if opts is None or isinstance(opts, int):
-            opts = _options(dist.BroadcastOptions(), rootRank=opts)
+    def broadcast(
+        self,
+        tensors: Any = None,
+        opts: Any = None,
+        timeout: Any = None,
+        *,
+        tensor: Any = None,
+        root: Any = None,
+    ) -> OpWork | None:
+        opts = options(dist.BroadcastOptions, opts, timeout=timeout, root=root)
         call = self._call("broadcast")
-        call.inputs = tensors
+        call.inputs = as_list(tensors, tensor)
         call.root = arguments.check_root(self, call.name, opts.rootRank)
-        call.signature = (call.name, call.root, *_shapes(tensors))
-        return self._submit(call, collectives.broadcast, opts, tensors[0])
+        arguments.check_same_shapes(call.name, call.inputs)
+        for given in call.inputs:
+            self._check(call.name, given)
+        call.signature = (call.name, call.root, *layouts(call.inputs))
+        meaning = partial(collectives.broadcast, which=opts.rootTensor)
+        return self._submit(call, meaning, opts, call.inputs[0])
 
-    def reduce(self, tensors: Any, opts: Any = None, op: Any = None) -> OpWork | None:
-        if isinstance(tensors, Tensor):
-            tensors = [tensors]
-        if opts is None or isinstance(opts, int):
-            opts = _options(dist.ReduceOptions(), rootRank=opts, reduceOp=op)
+    def reduce(
+        self,
+        tensors: Any = None,
+        opts: Any = None,
+        op: Any = None,
+        timeout: Any = None,
+        *,
+        tensor: Any = None,
+        root: Any = None,
+    ) -> OpWork | None:
+        opts = options(dist.ReduceOptions, opts, timeout=timeout, root=root, op=op)
         call = self._call("reduce")
-        call.inputs = tensors
-        call.op = _reduce_op(opts.reduceOp)
+        call.inputs = arguments.check_single(call.name, as_list(tensors, tensor))
+        call.op = reduce_op(opts.reduceOp)
         call.root = arguments.check_root(self, call.name, opts.rootRank)
-        call.signature = (call.name, call.root, call.op[0], *_shapes(tensors))
-        return self._submit(call, collectives.reduce, opts, tensors[0])
+        self._check(call.name, call.inputs[0], call.op[0])
+        call.signature = (call.name, call.root, call.op[0], *layouts(call.inputs))
+        return self._submit(call, collectives.reduce, opts, call.inputs[0])
 
-    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> OpWork | None:
-        if isinstance(inputs, Tensor):
-            outputs, inputs = [outputs], [inputs]
+    def allgather(
+        self,
+        output_tensors: Any,
+        input_tensors: Any = None,
+        opts: Any = None,
+        *,
+        input_tensor: Any = None,
+        timeout: Any = None,
+    ) -> OpWork | None:
+        opts = options(_AllgatherOptions, opts, timeout=timeout)
+        inputs = as_list(input_tensors, input_tensor)
+        single = not isinstance(input_tensors, (list, tuple))
+        outputs = [list(output_tensors)] if single else list(output_tensors)
         call = self._call("all_gather")
         arguments.check_gather_lists(self, call.name, outputs, inputs)
-        return self._gather_lists(call, outputs, inputs, opts or _gather_options())
+        call.inputs, call.outputs = inputs, outputs
+        shape = inputs[0].shape
+        even = all(t.shape == shape for t in (*inputs, *(t for outs in outputs for t in outs)))
+        self._check_lists(call, outputs, inputs, even=even)
+        call.signature = (call.name, *shapes(inputs)) if even else call
+        return self._submit(call, collectives.all_gather, opts, inputs[0])
 
     def allgather_coalesced(
-        self, outputs: Lists, inputs: list[Tensor], opts: Any = None
+        self, output_lists: Lists, input_list: list[Tensor], opts: Any = None
     ) -> OpWork | None:
-        """torch passes one list per *rank* here: `outputs[rank][i]` is for `inputs[i]`."""
+        """torch passes one list per *rank* here: `output_lists[rank][i]` is for input i."""
+        opts = options(_AllgatherOptions, opts)
         call = self._call("all_gather_coalesced")
-        per_input = [list(column) for column in zip(*outputs, strict=True)]
-        arguments.check_gather_lists(self, call.name, per_input, inputs)
-        return self._gather_lists(call, per_input, inputs, opts or _gather_options())
+        arguments.check_coalesced_lists(self, call.name, output_lists, input_list)
+        call.inputs = input_list
+        call.outputs = [list(column) for column in zip(*output_lists, strict=True)]
+        self._check_lists(call, call.outputs, input_list, even=True)
+        call.signature = (call.name, *shapes(input_list))
+        return self._submit(call, collectives.all_gather_each, opts, input_list[0])
 
     def all_gather_single(
         self, output: Tensor, input: Tensor, opts: Any = None
@@ -112,62 +182,89 @@ class RankGroup(Endpoint):
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
     def gather(
-        self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None
+        self,
+        output_tensors: Any,
+        input_tensors: Any = None,
+        opts: Any = None,
+        timeout: Any = None,
+        *,
+        input_tensor: Any = None,
+        root: Any = None,
     ) -> OpWork | None:
-        if isinstance(inputs, Tensor):
-            outputs, inputs = ([outputs] if outputs else []), [inputs]
-        if opts is None or isinstance(opts, int):
-            opts = _options(dist.GatherOptions(), rootRank=opts)
+        opts = options(dist.GatherOptions, opts, timeout=timeout, root=root)
+        single = not isinstance(input_tensors, (list, tuple))
+        lists = as_lists(output_tensors, single)
         call = self._call("gather")
         call.root = arguments.check_root(self, call.name, opts.rootRank)
-        call.inputs = inputs
-        call.outputs = outputs[0] if call.root == call.member and outputs else []
-        if call.root == call.member:
-            each = inputs[0]
-            arguments.check_root_list(self, call.name, "gather_list", call.outputs, each=each)
-        call.signature = (call.name, call.root, *_shapes(inputs))
-        if call.outputs and any(t.shape != inputs[0].shape for t in call.outputs):
-            call.signature = call
-        return self._submit(call, collectives.gather, opts, inputs[0])
+        call.inputs = arguments.check_single(call.name, as_list(input_tensors, input_tensor))
+        call.outputs = arguments.check_root_lists(self, call, "gather_list", lists)
+        given = call.inputs[0]
+        uneven = any(t.shape != given.shape for t in call.outputs)
+        self._check(call.name, given, **(_UNEVEN if uneven else {}))
+        self._check_outputs(call.name, call.outputs)
+        call.signature = (call.name, call.root, *shapes(call.inputs))
+        return self._submit(call, collectives.gather, opts, given)
 
     def scatter(
-        self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None
+        self,
+        output_tensors: Any = None,
+        input_tensors: Any = None,
+        opts: Any = None,
+        timeout: Any = None,
+        *,
+        output_tensor: Any = None,
+        root: Any = None,
     ) -> OpWork | None:
-        if isinstance(outputs, Tensor):
-            outputs, inputs = [outputs], ([inputs] if inputs else [])
-        if opts is None or isinstance(opts, int):
-            opts = _options(dist.ScatterOptions(), rootRank=opts)
+        opts = options(dist.ScatterOptions, opts, timeout=timeout, root=root)
+        single = not isinstance(output_tensors, (list, tuple))
+        lists = as_lists(input_tensors, single)
         call = self._call("scatter")
         call.root = arguments.check_root(self, call.name, opts.rootRank)
-        call.outputs = outputs
-        call.inputs = inputs[0] if call.root == call.member and inputs else []
-        if call.root == call.member:
-            each = outputs[0]
-            arguments.check_root_list(self, call.name, "scatter_list", call.inputs, each=each)
-        call.signature = (call.name, call.root, *_shapes(outputs))
-        if call.inputs and any(t.shape != outputs[0].shape for t in call.inputs):
-            call.signature = call
-        return self._submit(call, collectives.scatter, opts, outputs[0])
+        call.outputs = arguments.check_single(call.name, as_list(output_tensors, output_tensor))
+        call.inputs = arguments.check_root_lists(self, call, "scatter_list", lists)
+        output = call.outputs[0]
+        uneven = any(t.shape != output.shape for t in call.inputs)
+        self._check(call.name, output, None, OUTPUT, **(_UNEVEN if uneven else {}))
+        for given in call.inputs:
+            self._check(call.name, given, **alike_or_not(given, output))
+        call.signature = (call.name, call.root, *layouts(call.outputs))
+        return self._submit(call, collectives.scatter, opts, output)
 
     def reduce_scatter(
-        self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None
+        self,
+        output_tensors: Any = None,
+        input_tensors: Any = None,
+        opts: Any = None,
+        timeout: Any = None,
+        *,
+        output: Any = None,
+        input: Any = None,
+        op: Any = None,
     ) -> OpWork | None:
-        if isinstance(outputs, Tensor):
-            outputs, inputs = [outputs], [inputs]
-        if opts is None or isinstance(opts, (dist.ReduceOp, dist.ReduceOp.RedOpType)):
-            opts = _options(dist.ReduceScatterOptions(), reduceOp=opts)
+        opts = options(_ReduceScatterOptions, opts, timeout=timeout, op=op)
+        outputs = as_list(output_tensors, output)
+        single = not isinstance(output_tensors, (list, tuple))
+        inputs = as_lists(input_tensors if input is None else input, single)
         call = self._call("reduce_scatter")
-        arguments.check_scatter_lists(self, call.name, outputs, inputs)
+        arguments.check_single(call.name, outputs)
+        given = arguments.check_scatter_list(self, call.name, outputs[0], inputs)
         call.inputs, call.outputs = inputs, outputs
-        call.op = _reduce_op(opts.reduceOp)
-        call.signature = (call.name, call.op[0], *_shapes(outputs), *_shapes(inputs[0]))
+        call.op = reduce_op(opts.reduceOp)
+        fits = given[call.member].shape == outputs[0].shape
+        for tensor in given:
+            self._check(call.name, tensor, call.op[0], **({} if fits else _UNEVEN))
+        self._check_outputs(call.name, outputs, call.op[0])
+        call.signature = (call.name, call.op[0], *shapes(outputs), *shapes(given))
         return self._submit(call, collectives.reduce_scatter, opts, outputs[0])
 
     def reduce_scatter_single(
-        self, output: Tensor, input: Tensor, opts: Any = None
+        self,
+        outputTensor: Tensor,  # noqa: N803, torch's name
+        inputTensor: Tensor,  # noqa: N803
+        opts: Any = None,
     ) -> OpWork | None:
         call = self._call("reduce_scatter_tensor")
-        return self._reduce_flat(call, [output], [input], opts)
+        return self._reduce_flat(call, [outputTensor], [inputTensor], opts)
 
     _reduce_scatter_base = reduce_scatter_single
 
@@ -180,72 +277,76 @@ class RankGroup(Endpoint):
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def alltoall(
-        self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
+        self, output_tensors: list[Tensor], input_tensors: list[Tensor], opts: Any = None
     ) -> OpWork | None:
+        opts = options(dist.AllToAllOptions, opts)
         call = self._call("all_to_all")
-        arguments.check_list(self, call.name, "output_tensor_list", outputs)
-        arguments.check_list(self, call.name, "input_tensor_list", inputs)
-        call.inputs, call.outputs = inputs, outputs
-        shape = inputs[0].shape
-        even = all(t.shape == shape for t in (*inputs, *outputs))
-        call.signature = (call.name, *_shapes(inputs)) if even else call
-        return self._submit(call, collectives.all_to_all, opts, inputs[0])
+        arguments.check_list(self, call.name, "output_tensor_list", output_tensors)
+        arguments.check_list(self, call.name, "input_tensor_list", input_tensors)
+        call.inputs, call.outputs = input_tensors, output_tensors
+        shape = input_tensors[0].shape
+        even = all(t.shape == shape for t in (*input_tensors, *output_tensors))
+        self._check_lists(call, [output_tensors], input_tensors, even=even)
+        call.signature = (call.name, *shapes(input_tensors)) if even else call
+        return self._submit(call, collectives.all_to_all, opts, input_tensors[0])
 
     def all_to_all_single(
         self,
         output: Tensor,
         input: Tensor,
-        output_splits: Sequence[int] | None = None,
-        input_splits: Sequence[int] | None = None,
+        output_split_sizes: Sequence[int] | None = None,
+        input_split_sizes: Sequence[int] | None = None,
         opts: Any = None,
+        *,
+        timeout: Any = None,
     ) -> OpWork | None:
+        opts = options(dist.AllToAllOptions, opts, timeout=timeout)
         call = self._call("all_to_all_single")
-        outgoing, incoming = tuple(input_splits or ()), tuple(output_splits or ())
-        arguments.check_splits(self, call.name, "input", input, outgoing)
-        arguments.check_splits(self, call.name, "output", output, incoming)
-        arguments.check_rows(call.name, output, input)
+        outgoing, incoming = tuple(input_split_sizes or ()), tuple(output_split_sizes or ())
+        alike = alike_or_not(input, output)
+        self._check(call.name, input, **alike)
+        self._check(call.name, output, None, OUTPUT, **alike)
+        if outgoing or incoming:
+            arguments.check_splits(self, call.name, "input", input, outgoing)
+            arguments.check_splits(self, call.name, "output", output, incoming)
+            arguments.check_rows(call.name, output, input)
+        else:
+            whole_rows = not self._admission.is_gloo(input)
+            arguments.check_even(self, call.name, output, input, whole_rows=whole_rows)
         call.inputs, call.outputs, call.facts = [input], [output], (outgoing, incoming)
         even = not outgoing and not incoming and input.shape == output.shape
-        call.signature = (call.name, *_shapes([input])) if even else call
+        call.signature = (call.name, *shapes([input])) if even else call
         return self._submit(call, collectives.all_to_all_single, opts, input)
 
     alltoall_base = all_to_all_single
 
     def barrier(self, opts: Any = None, timeout: Any = None) -> OpWork | None:
+        opts = options(dist.BarrierOptions, opts, timeout=timeout)
         call = self._call("barrier")
         call.signature = ("barrier",)
-        return self._submit(call, collectives.barrier, opts or dist.BarrierOptions(), None)
+        return self._submit(call, collectives.barrier, opts, None)
 
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
-        call = self._call("monitored_barrier")
-        call.signature = ("monitored_barrier",)
-        work = self._submit(call, collectives.barrier, dist.BarrierOptions(), None)
-        assert work is not None
-        limit = timedelta(seconds=self._limit)
-        # torch passes the group's timeout where the program named none
-        work.wait(timeout if timeout is not None and timeout < limit else NO_TIMEOUT)
+        monitored.monitored_barrier(self, timeout, wait_all_ranks)
 
     # -- point to point -------------------------------------------------------------------
 
-    def send(self, tensors: list[Tensor], dst: int, tag: int = 0) -> OpWork:
+    def send(self, tensors: list[Tensor], dstRank: int, tag: int = 0) -> OpWork:  # noqa: N803
         call = self._call("send")
-        call.peer, call.tag = arguments.check_peer(self, call.name, dst), tag
-        call.inputs = tensors
-        return self._exchange(call, tensors[0])
+        call.inputs = arguments.check_single(call.name, tensors)
+        return self._message(call, tensors[0], dstRank, tag)
 
-    def recv(self, tensors: list[Tensor], src: int, tag: int = 0) -> OpWork:
+    def recv(self, tensors: list[Tensor], srcRank: int, tag: int = 0) -> OpWork:  # noqa: N803
         call = self._call("recv")
-        call.peer, call.tag = arguments.check_peer(self, call.name, src), tag
-        call.outputs = tensors
-        return self._exchange(call, tensors[0])
+        call.outputs = arguments.check_single(call.name, tensors)
+        return self._message(call, tensors[0], srcRank, tag)
 
     def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> OpWork:
         call = self._call("recv")
-        call.tag = tag
-        call.outputs = tensors
-        return self._exchange(call, tensors[0])
+        call.outputs = arguments.check_single(call.name, tensors)
+        return self._message(call, tensors[0], None, tag)
 
     # -- coalescing of whatever is called between start and end ---------------------------
 
@@ -258,61 +359,76 @@ class RankGroup(Endpoint):
 
     # -- shared by the forms above --------------------------------------------------------
 
-    def _gather_lists(
-        self, call: Call, outputs: Lists, inputs: list[Tensor], opts: Any
-    ) -> OpWork | None:
-        call.inputs, call.outputs = inputs, outputs
-        even = all(
-            out.shape == given.shape
-            for outs, given in zip(outputs, inputs, strict=True)
-            for out in outs
-        )
-        call.signature = (call.name, *_shapes(inputs)) if even else call
-        return self._submit(call, collectives.all_gather, opts, inputs[0])
+    def _reduce_several(self, call: Call, opts: Any) -> OpWork | None:
+        """Several tensors of one rank count like those of several ranks: Gloo's meaning."""
+        tensors = call.inputs
+        arguments.check_same_shapes(call.name, tensors)
+        if not self._admission.is_gloo(tensors[0]):
+            arguments.check_single(call.name, tensors)
+        for tensor in tensors:
+            self._check(call.name, tensor, call.op[0])
+        call.signature = (call.name, call.op[0], *layouts(tensors))
+        return self._submit(call, collectives.all_reduce, opts, tensors[0])
+
+    def _check_lists(
+        self, call: Call, outputs: Lists, inputs: Sequence[Tensor], *, even: bool
+    ) -> None:
+        more = {} if even else _UNEVEN
+        for given in inputs:
+            self._check(call.name, given, **more)
+        for tensors in outputs:
+            self._check_outputs(call.name, tensors)
 
     def _gather_flat(
         self, call: Call, outputs: list[Tensor], inputs: list[Tensor], opts: Any
     ) -> OpWork | None:
+        opts = options(_AllgatherOptions, opts)
+        arguments.check_pairs(call.name, outputs, inputs)
         for output, given in zip(outputs, inputs, strict=True):
-            arguments.check_flat(self, call.name, whole=output, part=given)
+            self._check_flat(call.name, None, given, INPUT, whole=output, part=given)
+        self._check_outputs(call.name, outputs)
         call.inputs, call.outputs = inputs, outputs
-        call.signature = (call.name, *_shapes(inputs))
+        call.signature = (call.name, *shapes(inputs))
         return self._submit(call, collectives.all_gather_into_tensor, opts, inputs[0])
 
     def _reduce_flat(
         self, call: Call, outputs: list[Tensor], inputs: list[Tensor], opts: Any
     ) -> OpWork | None:
-        opts = opts or dist.ReduceScatterOptions()
+        opts = options(_ReduceScatterOptions, opts)
+        arguments.check_pairs(call.name, outputs, inputs)
+        call.op = reduce_op(opts.reduceOp)
+        self._check_outputs(call.name, outputs, call.op[0])
         for output, given in zip(outputs, inputs, strict=True):
-            arguments.check_flat(self, call.name, whole=given, part=output)
+            self._check_flat(call.name, call.op[0], given, INPUT, whole=given, part=output)
         call.inputs, call.outputs = inputs, outputs
-        call.op = _reduce_op(opts.reduceOp)
-        call.signature = (call.name, call.op[0], *_shapes(inputs))
+        call.signature = (call.name, call.op[0], *shapes(inputs))
         return self._submit(call, collectives.reduce_scatter_tensor, opts, inputs[0])
 
+    def _check_flat(
+        self,
+        name: str,
+        code: int | None,
+        given: Tensor,
+        side: str,
+        *,
+        whole: Tensor,
+        part: Tensor,
+    ) -> None:
+        """`whole` is to be cut into one `part` for each rank."""
+        joined = bool(part.dim()) and whole.shape == (
+            part.shape[0] * self._count,
+            *part.shape[1:],
+        )
+        arguments.check_flat(self, name, whole=whole, part=part)
+        self._check(name, given, code, side, **({} if joined else _STACKING))
 
-def _gather_options() -> Any:
-    names: Any = distributed_c10d  # torch's stubs leave this class out
-    return names.AllgatherOptions()
-
-
-def _options(options: Any, **given: Any) -> Any:
-    for name, value in given.items():
-        if value is not None:
-            setattr(options, name, value)
-    return options
-
-
-def _reduce_op(op: Any) -> tuple[int, Any]:
-    """(code, factor): the factor only for PREMUL_SUM."""
-    kind: Any = getattr(op, "op", op)
-    code = int(kind)
-    if code < PREMUL_SUM:
-        return _PLAIN[code]
-    if code > PREMUL_SUM:
-        raise ValueError(f"reduce operation {kind} is none of {', '.join(NAMES)}")
-    return code, op.__getstate__()[1]
-
-
-def _shapes(tensors: Sequence[Tensor]) -> tuple[Any, ...]:
-    return tuple((t.dtype, t.shape, t.is_cpu) for t in tensors)
+    def _message(self, call: Call, tensor: Tensor, peer: int | None, tag: int) -> OpWork:
+        if peer is not None:
+            call.peer = arguments.check_peer(self, call.name, peer)
+            self._check(call.name, tensor)
+        else:
+            self._check(call.name, tensor, any_source=True)
+        call.tag = arguments.check_tag(call.name, tag)
+        if self._admission.ignores_tags(tensor):
+            call.tag = 0
+        return self._exchange(call, tensor)

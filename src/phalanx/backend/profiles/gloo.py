@@ -41,6 +41,7 @@ COPIED_BACK = (
     "all_to_all",
 )
 """Operations whose outputs are written by `copy_` from a buffer of Gloo's own."""
+_SPARSE_SUM = ("all_reduce", "sparse_coo")
 BITWISE = ("BAND", "BOR", "BXOR")
 
 _LIST_TO_ALL = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 12)
@@ -158,7 +159,7 @@ RULES = (
     ),
     Rule(
         "cuda-coalesced-gather",
-        "Gloo reads the memory of CUDA tensors as if it were the CPU's, and dies; gather singly",
+        "Gloo takes the memory of CUDA tensors for the CPU's here, and dies; gather singly",
         "ProcessGroupGloo.cpp: allgather_coalesced; measured with torch 2.11",
         lambda use: use.op in COALESCED_GATHERS and use.device == CUDA and not use.empty,
         effect=CRASHES,
@@ -276,7 +277,5 @@ RULES = (
         effect=CORRUPTS,
     ),
 )
-
-_SPARSE_SUM = ("all_reduce", "sparse_coo")
 
 GLOO = Profile("gloo", RULES)

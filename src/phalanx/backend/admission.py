@@ -1,0 +1,82 @@
+"""Whether the backend that the program asked for would take a call.
+
+Every process group holds one `Admission` and asks it before a call meets the others; what the
+backend refuses, or would answer with wrong data, is an error at the caller. What has passed
+once is remembered, so that the usual call costs one look into a set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from phalanx.backend import private
+from phalanx.backend.profiles import Profile, Use, profile_of
+from phalanx.backend.profiles.rules import CPU, CUDA, INPUT, OUTPUT
+from phalanx.backend.reduction import NAMES
+
+_STRIDED = torch.strided
+
+
+class Admission:
+    """The rules of one group. `config` gives torch's description of its backends, such as
+    "cpu:gloo,cuda:nccl", or None as long as the group is being made."""
+
+    def __init__(self, backend_name: str, config: Callable[[], str | None]) -> None:
+        self._name = backend_name
+        self._config = config
+        self._profile: Profile | None = None
+        self._known = False
+        self.passed: set[Any] = set()
+        """(op, part, reduce op, dtype, on the CPU, layout) of plain tensors that passed."""
+
+    def profile(self, device: str) -> Profile | None:
+        """The rules for tensors on a kind of device; None where none are written down."""
+        if not self._known:
+            config = self._config()
+            self._known = config is not None
+            self._profile = profile_of(config or self._name)
+        return self._profile.on(device) if self._profile else None
+
+    def check(
+        self, op: str, tensor: Tensor, code: int | None = None, part: str = INPUT, **more: Any
+    ) -> None:
+        """Raise if the backend does not take this tensor here. `code` is the reduce op."""
+        layout = tensor.layout
+        key = (op, part, code, tensor.dtype, tensor.is_cpu, layout)
+        if key in self.passed and not (more or tensor.requires_grad) and tensor.is_contiguous():
+            return
+        profile = self.profile(tensor.device.type)
+        if profile is None or tensor.is_meta:  # torch itself does nothing with meta tensors
+            return
+        reduce_op = None if code is None else NAMES[code]
+        use = Use.of(op, tensor, reduce_op=reduce_op, part=part, **more)
+        if use.grad and private.is_below_autograd():
+            use = Use.of(op, tensor.detach(), reduce_op=reduce_op, part=part, **more)
+        rule = profile.refusal(use)
+        if rule is not None:
+            raise rule.error_for(use)
+        if self._known and layout is _STRIDED and use.contiguous and not use.empty:
+            self.passed.add(key)
+
+    def check_outputs(
+        self, op: str, tensors: Iterable[Tensor], code: int | None = None
+    ) -> None:
+        """The same for what is written. Tensors that have their own place in memory and no
+        gradients are taken by everyone who takes the inputs."""
+        for tensor in tensors:
+            plain = tensor.layout is _STRIDED and tensor.is_contiguous()
+            if not plain or tensor.requires_grad or not tensor.dim():
+                self.check(op, tensor, code, OUTPUT)
+
+    def ignores_tags(self, tensor: Tensor) -> bool:
+        profile = self.profile(CPU if tensor.is_cpu else CUDA)
+        return profile is not None and profile.ignores_tags
+
+    def is_gloo(self, tensor: Tensor) -> bool:
+        """Whether shapes must fit as Gloo wants them."""
+        profile = self.profile(CPU if tensor.is_cpu else CUDA)
+        return profile is not None and profile.name == "gloo"

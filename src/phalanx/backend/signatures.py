@@ -1,0 +1,50 @@
+"""What the calls of all ranks must have in common, in a form that is cheap to compare.
+
+Used by the process group for the parts of a call's signature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from phalanx.backend.reduction import NAMES, PREMUL_SUM
+
+_PLAIN = [(code, None) for code in range(PREMUL_SUM)]
+
+
+def reduce_op(op: Any) -> tuple[int, Any]:
+    """(code, factor): the factor only for PREMUL_SUM."""
+    kind: Any = getattr(op, "op", op)
+    code = int(kind)
+    if code < PREMUL_SUM:
+        return _PLAIN[code]
+    if code > PREMUL_SUM:
+        raise ValueError(f"reduce operation {kind} is none of {', '.join(NAMES)}")
+    return code, op.__getstate__()[1]
+
+
+def shapes(tensors: Sequence[Tensor]) -> tuple[Any, ...]:
+    return tuple((t.dtype, t.shape, t.is_cpu) for t in tensors)
+
+
+def layouts(tensors: Sequence[Tensor]) -> tuple[Any, ...]:
+    """The same, and the order of elements in memory where it is not the usual one: backends
+    go by memory, so ranks must agree on it."""
+    return (*shapes(tensors), *(t.stride() for t in tensors if not _is_in_order(t)))
+
+
+def alike_or_not(one: Tensor, other: Tensor) -> dict[str, Any]:
+    """What to tell the rules of two tensors between which memory is copied as it is."""
+    if _is_in_order(one) and _is_in_order(other):
+        return {}
+    if one.layout is not other.layout or one.stride() != other.stride():
+        return {"alike": False}
+    return {}
+
+
+def _is_in_order(tensor: Tensor) -> bool:
+    return tensor.layout is not torch.strided or tensor.is_contiguous()
