@@ -3,8 +3,8 @@
 The suite is imported from the installed torch. It reads BACKEND, WORLD_SIZE and INIT_METHOD
 from the environment when it is imported, so one process is good for one number of ranks.
 Here is only what the suite takes for granted of a process and a thread does not have: a
-process id of its own and module variables of its own. Whatever else differs between a
-process and a rank is the product's business and is not mended here.
+process id of its own, module variables of its own, about the same speed as the others. All
+else in which a process and a rank differ is the product's business and is not mended here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import types
 import unittest
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
+from unittest import mock
 
 import phalanx
 
@@ -35,28 +36,34 @@ except ImportError:
     _stand_in_for_expecttest()
 
 import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
 from pretend import CpuForGpu, asks_for_gpus, pretend_gpus  # noqa: E402
 from torch.testing._internal import common_distributed, common_utils  # noqa: E402
 from torch.testing._internal.distributed import distributed_test as upstream  # noqa: E402
 
-SHARED_BARRIER = upstream.Barrier
+OWN_RANK = "UPSTREAM_RANK"
+"""Which rank this is, for the driver."""
+
+FROM_TORCHRUN = ("RANK", "LOCAL_", "GROUP_", "ROLE_", "TORCHELASTIC_")
+"""What our ranks find in the environment and the suite's processes do not, since it starts them
+itself. DeviceMesh goes by LOCAL_RANK."""
 
 
 class _PerRankCount(type):
     """`barrier_id` of the suite's barrier is a class variable: one for each process."""
 
-    counts: dict[str, int] = {}  # noqa: RUF012
+    counts: ClassVar[dict[str, int]] = {}
 
     @property
     def barrier_id(cls) -> int:
-        return cls.counts.get(os.environ["RANK"], 0)
+        return cls.counts.get(os.environ[OWN_RANK], 0)
 
     @barrier_id.setter
     def barrier_id(cls, count: int) -> None:
-        cls.counts[os.environ["RANK"]] = count
+        cls.counts[os.environ[OWN_RANK]] = count
 
 
-class _PerRankBarrier(SHARED_BARRIER, metaclass=_PerRankCount):
+class _PerRankBarrier(upstream.Barrier, metaclass=_PerRankCount):
     pass
 
 
@@ -64,21 +71,32 @@ class _PerRankOs(types.ModuleType):
     """`os` with a process id per rank: the suite names files after it."""
 
     def getpid(self) -> str:
-        return f"{os.getpid()}{int(os.environ['RANK']):04d}"
+        return f"{os.getpid()}{int(os.environ[OWN_RANK]):04d}"
 
     def __getattr__(self, name: str) -> Any:
         return getattr(os, name)
 
 
 @contextmanager
+def _temp_file_for_all(original: Any = upstream._rank_temp_file) -> Iterator[str]:
+    """Rank 0 removes the suite's shared file when it has done with it itself. Processes run at
+    about the same speed; among our ranks the others may not even have opened it."""
+    with original() as name:
+        yield name
+        dist.barrier()
+
+
+@contextmanager
 def ranks_look_like_processes() -> Iterator[None]:
     """What the suite finds in place of its own module variables while ranks are threads."""
+    replaced = {
+        "Barrier": _PerRankBarrier,
+        "os": _PerRankOs("os"),
+        "_rank_temp_file": _temp_file_for_all,
+    }
     _PerRankCount.counts.clear()
-    upstream.Barrier, upstream.os = _PerRankBarrier, _PerRankOs("os")
-    try:
+    with mock.patch.multiple(upstream, **replaced):
         yield
-    finally:
-        upstream.Barrier, upstream.os = SHARED_BARRIER, os
 
 
 class _EndedRank:
@@ -103,8 +121,11 @@ class OnThreads(upstream.TestDistBackend, upstream.DistributedTest._DistTestBase
 
     def _run_rank(self) -> int:
         """What a process of the suite does from its start to its end."""
+        rank = os.environ[OWN_RANK] = os.environ["RANK"]
+        for name in [name for name in os.environ if name.startswith(FROM_TORCHRUN)]:
+            del os.environ[name]
         try:
-            self._run(int(os.environ["RANK"]), self._current_test_name(), self.file_name, None)
+            self._run(int(rank), self._current_test_name(), self.file_name, None)
         except SystemExit as end:
             return int(end.code or 0)
         return 0

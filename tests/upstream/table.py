@@ -47,15 +47,16 @@ Most of these test DDP and its relatives, and only their set-up mentions a GPU. 
 told that there are eight, and every device it then names becomes the CPU
 (`tests/upstream/pretend.py`). What is really about GPUs fails under this, on Gloo as on our
 ranks: `SyncBatchNorm` refuses modules on the CPU, and streams and events need an accelerator.
+Not run at all:
 
+{left_out}
 {summary}
 """
 
 DIFFERENT = """\
 ## Differences
 
-{differences}
-"""
+{differences}"""
 
 
 def render_summary(results: Iterable[Mapping[str, Any]]) -> str:
@@ -73,22 +74,28 @@ def render_page(
     version: str,
     plain: tuple[Statuses, Statuses],
     gpu: tuple[Statuses, Statuses],
+    *,
     differences: Mapping[str, str],
+    left_out: Mapping[str, str],
 ) -> str:
     """The page docs/upstream.md; each pair is what Gloo and what our ranks gave."""
-    listed = "\n".join(f"- `{name}`: {why}" for name, why in sorted(differences.items()))
+    listed = _list(differences) or "None: every test ends as on Gloo.\n"
     return "".join(
         [
             HEAD.format(count=len(plain[0]), version=version),
             PLAIN.format(summary=_totals(*plain)),
             _rows(*plain),
             "\n",
-            GPU.format(summary=_totals(*gpu)),
+            GPU.format(left_out=_list(left_out), summary=_totals(*gpu)),
             _rows(*gpu),
             "\n",
-            DIFFERENT.format(differences=listed or "None: every test ends as on Gloo."),
+            DIFFERENT.format(differences=listed),
         ]
     )
+
+
+def _list(reasons: Mapping[str, str]) -> str:
+    return "".join(f"- `{name[5:]}`: {why}\n" for name, why in sorted(reasons.items()))
 
 
 def _totals(gloo: Statuses, threads: Statuses) -> str:

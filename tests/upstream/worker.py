@@ -1,9 +1,9 @@
 """Run tests of torch's backend suite one after the other and tell a pipe how each went.
 
 `run.py` starts this, gives it the tests and restarts it after a crash. Arguments: engine,
-"gpu" for the tests that ask for GPUs or "cpu", file descriptor of the pipe, seconds for one
-test, names of tests; without names it only tells which there are. The number of ranks and the
-rest of what the suite wants are in the environment.
+"gpu" for the tests that ask for GPUs or "cpu", file descriptor of the pipe, then tests, each as
+name:seconds with its time limit; without tests it only tells which there are. The number of
+ranks and the rest of what the suite wants are in the environment.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from typing import Any
 
 
 def main() -> None:
-    engine, gpu, pipe, limit = sys.argv[1], sys.argv[2] == "gpu", int(sys.argv[3]), sys.argv[4]
-    os.set_inheritable(pipe, False)
+    engine, gpu, pipe, *tests = sys.argv[1:]
+    os.set_inheritable(int(pipe), False)
     import suite
 
-    with os.fdopen(pipe, "w") as out:
-        if not sys.argv[5:]:
-            tell(out, {"names": suite.names(gpu_tests=gpu)})
+    with os.fdopen(int(pipe), "w") as out:
+        if not tests:
+            tell(out, {"names": suite.names(gpu_tests=gpu == "gpu")})
             return
-        case_class = suite.case_class(engine, gpu_tests=gpu)
-        for name in sys.argv[5:]:
+        case_class = suite.case_class(engine, gpu_tests=gpu == "gpu")
+        for name, limit in (test.split(":") for test in tests):
             tell(out, {"begin": name})
             faulthandler.dump_traceback_later(float(limit), exit=True)
             began = time.monotonic()
