@@ -47,7 +47,6 @@ def test_logging_data() -> None:
         assert data["rebuilt_bucket_sizes"] == "32, 320, 80, 480"
 
 
-@pytest.mark.xfail(strict=True, reason="C++ asks the group for its name, and it says phalanx")
 def test_logging_data_names_the_backend_and_the_address() -> None:
     def program() -> dict[str, Any]:
         data: dict[str, Any] = DDP(make())._get_ddp_logging_data()

@@ -68,7 +68,6 @@ def test_every_redistribution_in_one_dimension(seed: int) -> None:
     phalanx.run(program, ranks=3, seed=seed)
 
 
-@pytest.mark.xfail(strict=True, reason="ranks share torch's cache of plans")
 def test_every_redistribution_in_two_dimensions() -> None:
     def program() -> None:
         mesh = init_device_mesh("cpu", (2, 2))

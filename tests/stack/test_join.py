@@ -44,16 +44,7 @@ def reference(ranks: int, *, divide_by_initial: bool) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("seed", [0, 2])
-@pytest.mark.parametrize(
-    "divide_by_initial",
-    [
-        True,
-        pytest.param(
-            False,
-            marks=pytest.mark.xfail(run=False, reason="the work's Python half is dropped"),
-        ),
-    ],
-)
+@pytest.mark.parametrize("divide_by_initial", [True, False])
 @pytest.mark.parametrize("views", [False, True])
 def test_ddp_join(divide_by_initial: bool, views: bool, seed: int) -> None:
     def program() -> dict[str, Tensor]:

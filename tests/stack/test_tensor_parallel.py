@@ -157,7 +157,6 @@ def test_prepare_input_and_output(in_one: bool) -> None:
         torch.testing.assert_close(got, wanted[rank], atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.xfail(strict=True, reason="ranks share torch's table of handlers")
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_loss_parallel(reduction: str) -> None:
     """The classes are spread over the ranks and never put together."""
