@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 import phalanx
-from phalanx.running.processes import ProcessesEngine, ProcessSettings
+from phalanx.running.processes.engine import ProcessesEngine, ProcessSettings
 
 GLOO: dict[str, Any] = {"engine": "processes", "backend": "gloo", "timeout": 30.0}
 

@@ -17,7 +17,7 @@ import pytest
 import torch.distributed as dist
 
 import phalanx
-from phalanx.running import processes_nursery
+from phalanx.running.processes import nursery
 
 GLOO: dict[str, Any] = {"engine": "processes", "backend": "gloo", "timeout": 30.0}
 
@@ -163,7 +163,7 @@ def test_the_parent_of_ranks_is_replaced_when_it_dies() -> None:
         with pytest.raises(phalanx.PhalanxError):
             world.run(parent)
         fresh = world.run(parent)
-    assert fresh == [processes_nursery.nursery().pid] * 2
+    assert fresh == [nursery.nursery().pid] * 2
 
 
 # -- programs -----------------------------------------------------------------------------

@@ -9,14 +9,14 @@ import pytest
 
 import phalanx
 from phalanx.errors import RankDied
-from phalanx.running.processes_evidence import (
+from phalanx.running.processes.evidence import (
     death,
     is_lost_peer,
     precedence,
     restored,
     written_stack,
 )
-from phalanx.running.processes_messages import Raised
+from phalanx.running.processes.messages import Raised
 
 
 def raised(message: str, *, kind: str = "RuntimeError", when: float = 0.0, **more) -> Raised:

@@ -136,7 +136,7 @@ def test_the_traceback_of_the_rank_is_told(world) -> None:
     text = "".join(traceback.format_exception(failure(world, chain)))
     assert "in raise_everywhere\n    raise KeyError" in text
     assert "ValueError: because of it" in text
-    assert "processes_rank.py" not in text
+    assert "processes/rank.py" not in text
 
 
 def test_ranks_that_fail_alike_are_told_together(world) -> None:
@@ -266,7 +266,7 @@ def test_the_limit_of_a_world() -> None:
 
 @pytest.mark.slow
 def test_without_a_timeout_computing_counts_and_waiting_does_not(monkeypatch) -> None:
-    monkeypatch.setattr("phalanx.running.processes_call.IDLE_STALL", 2.0)
+    monkeypatch.setattr("phalanx.running.processes.call.IDLE_STALL", 2.0)
     with phalanx.World(ranks=1, engine="processes", backend="gloo") as world:
         world.run(dist.barrier)
         world.run(compute_for, 4.0)

@@ -2,7 +2,7 @@
 
 Parses and checks the options, shows the ranks' output through the folding printer, and
 turns outcomes into exit status and text. What runs a program is `running.script` and
-`running.processes_script`.
+`running.processes.script`.
 """
 
 from __future__ import annotations
@@ -171,8 +171,8 @@ def _on_threads(
 def _on_processes(
     program: Program, options: dict[str, Any], printers: list[FoldingPrinter | None]
 ) -> bool:
-    from phalanx.running.processes import ProcessSettings
-    from phalanx.running.processes_script import run_program_in_processes
+    from phalanx.running.processes.engine import ProcessSettings
+    from phalanx.running.processes.script import run_program_in_processes
 
     def show(rank: int, stream: str, text: str) -> None:
         printer = printers[stream == "err"]

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from phalanx.errors import UsageError
-from phalanx.running.processes import MOST_PROCESSES, ProcessesEngine, ProcessSettings
+from phalanx.running.processes.engine import MOST_PROCESSES, ProcessesEngine, ProcessSettings
 from phalanx.running.threads import Settings, ThreadsEngine
 
 ENGINES = ("threads", "processes")

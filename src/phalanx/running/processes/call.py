@@ -21,7 +21,7 @@ from phalanx.errors import UsageError
 from phalanx.model import Group, Op, RankView, Site, Stall, Wait
 from phalanx.report.positions import render_positions
 from phalanx.running.outcome import Outcome, Outcomes, find_error
-from phalanx.running.processes_evidence import (
+from phalanx.running.processes.evidence import (
     Failure,
     death,
     is_lost_peer,
@@ -29,7 +29,7 @@ from phalanx.running.processes_evidence import (
     restored,
     written_stack,
 )
-from phalanx.running.processes_messages import (
+from phalanx.running.processes.messages import (
     DUMP_SIGNAL,
     Call,
     Position,
@@ -38,8 +38,8 @@ from phalanx.running.processes_messages import (
     Unsendable,
     Where,
 )
-from phalanx.running.processes_parcel import unpack_value
-from phalanx.running.processes_team import Member, Team
+from phalanx.running.processes.parcel import unpack_value
+from phalanx.running.processes.team import Member, Team
 from phalanx.running.snapshots import group_views
 from phalanx.running.threads import IDLE_STALL
 

@@ -1,6 +1,6 @@
 """The life of a rank that is a process: what runs in it after it was forked.
 
-The preloaded parent (`processes_parent`) calls `live`. The main thread carries out calls; a
+The preloaded parent (`parent.py`) calls `live`. The main thread carries out calls; a
 second thread listens to the program, answers where the main thread is, and ends the process
 together with its own children when the program is gone. Must never be used in the program.
 """
@@ -34,7 +34,7 @@ from torch.distributed import distributed_c10d as c10d
 from phalanx import callsite
 from phalanx.errors import UsageError
 from phalanx.running.outcome import trim_traceback
-from phalanx.running.processes_messages import (
+from phalanx.running.processes.messages import (
     DUMP_SIGNAL,
     Call,
     End,
@@ -45,8 +45,8 @@ from phalanx.running.processes_messages import (
     Unsendable,
     Where,
 )
-from phalanx.running.processes_nursery import preloadable
-from phalanx.running.processes_parcel import pack_value, unpack_call
+from phalanx.running.processes.nursery import preloadable
+from phalanx.running.processes.parcel import pack_value, unpack_call
 
 LOOPBACK = "127.0.0.1"
 DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux

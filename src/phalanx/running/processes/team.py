@@ -20,8 +20,8 @@ from multiprocessing.connection import Connection
 from typing import Any, Literal
 
 from phalanx.errors import PhalanxError
-from phalanx.running.processes_messages import End, Start
-from phalanx.running.processes_nursery import Nursery, nursery
+from phalanx.running.processes.messages import End, Start
+from phalanx.running.processes.nursery import Nursery, nursery
 
 GOODBYE = 5.0
 """Seconds the ranks of a world that is closed have to leave by themselves."""

@@ -1,8 +1,8 @@
 """The program's handle on the preloaded parent from which ranks are forked.
 
 There is one for the whole program, started when the first world of processes is made, ended
-at exit. It dies with the program: its socket closes. Used by `processes_team`; the parent
-itself (`processes_parent`) takes the words of their language from here.
+at exit. It dies with the program: its socket closes. Used by `team.py`; the parent
+itself (`parent.py`) takes the words of their language from here.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def preloadable() -> tuple[str, ...]:
 _BOOT = (
     "import sys; sys.path = [each for each in sys.path if each]; import json; "
     "sys.path[:], preload = json.loads(sys.stdin.readline()); "
-    "from phalanx.running.processes_parent import main; main(int(sys.argv[1]), preload)"
+    "from phalanx.running.processes.parent import main; main(int(sys.argv[1]), preload)"
 )
 
 

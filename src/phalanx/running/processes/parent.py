@@ -1,6 +1,6 @@
 """The preloaded parent: a small clean process that imports torch once and forks ranks.
 
-`processes_nursery` starts it and talks to it over a socket: fixed-size requests, some with file
+`nursery.py` starts it and talks to it over a socket: fixed-size requests, some with file
 descriptors. It has one thread, runs no code of the user's, and when the program is gone it
 kills every rank that is left and ends. Must never be imported by the program.
 """
@@ -19,7 +19,7 @@ import warnings
 import weakref
 from collections.abc import Sequence
 
-from phalanx.running.processes_nursery import (
+from phalanx.running.processes.nursery import (
     BURY,
     FORK,
     LOAD,
@@ -32,7 +32,7 @@ from phalanx.running.processes_nursery import (
 
 def main(fd: int, preload: Sequence[str]) -> None:
     """Serve one program until its end of the socket is closed."""
-    from phalanx.running.processes_rank import live  # the costly import
+    from phalanx.running.processes.rank import live  # the costly import
 
     _load(preload)
     ranks: set[int] = set()

@@ -19,7 +19,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from phalanx.errors import UsageError
-from phalanx.running.processes_messages import Parcel
+from phalanx.running.processes.messages import Parcel
 
 WAY_OUT = "define it at the top level of a module, or use engine='threads'"
 

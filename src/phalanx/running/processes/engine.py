@@ -1,7 +1,7 @@
 """The processes engine: ranks are warm processes of this machine, with torch's own backends.
 
 `World` drives it, and the conformance suite. The processes are kept from call to call until
-one fails; then all of them are replaced. What a call came to is found out in `processes_call`.
+one fails; then all of them are replaced. What a call came to is found out in `call.py`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from phalanx.errors import UsageError
-from phalanx.running.processes_call import CallInProgress
-from phalanx.running.processes_messages import Call, Parcel, Start
-from phalanx.running.processes_nursery import nursery
-from phalanx.running.processes_parcel import check_not_loading, pack_call
-from phalanx.running.processes_team import OnOutput, Team, print_line
+from phalanx.running.processes.call import CallInProgress
+from phalanx.running.processes.messages import Call, Parcel, Start
+from phalanx.running.processes.nursery import nursery
+from phalanx.running.processes.parcel import check_not_loading, pack_call
+from phalanx.running.processes.team import OnOutput, Team, print_line
 from phalanx.running.threads import Settings, rank_environ
 
 MOST_PROCESSES = 128

@@ -1,6 +1,6 @@
 """What ranks that failed left: errors that travelled, exit statuses, lines on standard error.
 
-Used by `processes_call`. Pure functions; must never talk to a rank.
+Used by `call.py`. Pure functions; must never talk to a rank.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from phalanx import callsite
 from phalanx.errors import PhalanxError, RankDied
 from phalanx.model import Site
-from phalanx.running.processes_messages import Raised
+from phalanx.running.processes.messages import Raised
 
 Failure = Raised | RankDied
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from phalanx.running.processes import ProcessesEngine, ProcessSettings
+from phalanx.running.processes.engine import ProcessesEngine, ProcessSettings
 from phalanx.running.script import Program
 
 
