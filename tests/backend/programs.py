@@ -21,8 +21,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.distributed_c10d import _coalescing_manager
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-RANKS = 3
-PROGRAMS: dict[str, Callable[[], Any]] = {}
+from tests.backend.direct_programs import DIRECT, RANKS
+
+PROGRAMS: dict[str, Callable[[], Any]] = dict(DIRECT)
 
 # torch before 2.13 has only the names that 2.13 warns about.
 all_gather_flat = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)

@@ -13,7 +13,7 @@ import torch
 import phalanx
 from tests.backend.programs import PROGRAMS, RANKS
 
-MAIN = Path(__file__).parent / "programs.py"
+ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,8 @@ def on_gloo(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("gloo")
     processes = [
         subprocess.Popen(
-            [sys.executable, str(MAIN), str(rank), str(folder)],
+            [sys.executable, "-m", "tests.backend.programs", str(rank), str(folder)],
+            cwd=ROOT,
             stderr=subprocess.PIPE,
             text=True,
         )
