@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from known import DIFFERENCES, LEFT_OUT, expected_status, is_as_expected, save, stored
-from table import render_page, render_summary
+from table import render_page, render_reason, render_summary
 
 HERE = Path(__file__).parent
 SECONDS = {"threads": 30.0, "gloo": 120.0}
@@ -104,8 +104,11 @@ def find_surprises(results: list[Result], gpu_tests: bool) -> list[Result]:
 def statuses_of(results: list[Result]) -> dict[str, dict[str, str]]:
     statuses: dict[str, dict[str, str]] = {}
     for result in results:
-        why = "" if result.status == "passed" else f": {gist(result.reason)}"
-        statuses.setdefault(result.name, {})[str(result.ranks)] = f"{result.status}{why}"
+        why = gist(result.reason)
+        if result.status == "skipped":
+            why = render_reason(why)
+        told = f"{result.status}: {why}" if why else result.status
+        statuses.setdefault(result.name, {})[str(result.ranks)] = told
     return statuses
 
 
@@ -116,7 +119,11 @@ def page() -> str:
     _, own_plain = stored("threads", gpu_tests=False)
     _, own_gpu = stored("threads", gpu_tests=True)
     return render_page(
-        f"torch {version}", (plain, own_plain), (gpu, own_gpu), DIFFERENCES, LEFT_OUT
+        f"torch {version}",
+        (plain, own_plain),
+        (gpu, own_gpu),
+        differences=DIFFERENCES,
+        left_out=LEFT_OUT,
     )
 
 
@@ -130,10 +137,11 @@ def line_of(result: Result) -> str:
 
 
 def gist(reason: str) -> str:
-    """The line of a traceback, or of what a crashed worker left, that says most."""
+    """The line of a traceback, or of what a crashed worker left, that says most. What stands
+    before the text of our own report is always the same."""
     lines = [line.strip() for line in reason.strip().split("\n")]
     told = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
-    return (told or lines)[-1]
+    return (told or lines)[-1].removeprefix("phalanx.errors.RankFailedError: ")
 
 
 def run_suite(options: argparse.Namespace, ranks: int) -> Iterator[Result]:
@@ -253,10 +261,12 @@ class Worker:
         return f"{self.log.read()[-6000:]}\n{end}"
 
     def _stop(self) -> None:
-        """The worker and all it started; they are a process group of their own."""
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+        """The worker and all it started; they are a process group of their own, whose number
+        is theirs until the worker has been waited for."""
+        if self.process.returncode is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -35,8 +36,8 @@ PLAIN = """\
 ## All tests, without a GPU
 
 {summary}
-`pass`: it ran and passed. `-`: the suite skips it there, for the reason given. `FAIL`: it ran
-and failed.
+`pass`: it ran and passed. `-`: the suite skips it there. `FAIL`: it ran and failed. The last
+column says why.
 
 """
 
@@ -57,6 +58,31 @@ DIFFERENT = """\
 ## Differences
 
 {differences}"""
+
+
+REASONS = [
+    (r"Need at least \d+ CUDA|CUDA is not available", "needs GPUs"),
+    (r"small world size", "needs 8 ranks"),
+    (r"odd world size", "needs an even number of ranks"),
+    (r"exact world size of (\d+)", r"needs exactly \1 ranks"),
+    (r"world size of (\d+)", r"needs \1 ranks"),
+    (r"(?i)nccl.* flaky", "for NCCL, and switched off there"),
+    (r"(?i)only nccl|nccl .*only|one of \{'nccl'\}", "for NCCL"),
+    (r"(?i)only mpi", "for MPI"),
+    (r"pytorch/(?:issues|pull)/(\d+)", r"switched off in torch, #\1"),
+    (r"flakiness", "switched off in torch"),
+    (r"no torchvision", "needs torchvision"),
+]
+"""What the suite says when it skips a test, and what the page says."""
+
+
+def render_reason(text: str) -> str:
+    """Why a test was skipped, in few words; what is not listed stays as it is."""
+    for pattern, words in REASONS:
+        found = re.search(pattern, text)
+        if found is not None:
+            return found.expand(words)
+    return text
 
 
 def render_summary(results: Iterable[Mapping[str, Any]]) -> str:
@@ -120,16 +146,25 @@ def _passed_of_run(statuses: Statuses, sizes: tuple[str, ...]) -> str:
 
 
 def _rows(gloo: Statuses, threads: Statuses) -> str:
+    """A row for each test that ran somewhere; the others in one line for each reason."""
     heads = [f"Gloo {size}" for size in SIZES] + [f"threads {size}" for size in SIZES]
-    lines = ["| test | " + " | ".join(heads) + " | why skipped or failed |"]
+    lines = ["| test | " + " | ".join(heads) + " | why |"]
     lines.append("|---" * (len(heads) + 2) + "|")
+    skipped: dict[str, list[str]] = {}
     for name in sorted({*gloo, *threads}):
-        sides = (gloo.get(name, {}), threads.get(name, {}))
-        cells = [_sign(side.get(size, "")) for side in sides for size in SIZES]
-        told = [side[size] for side in sides for size in SIZES if ":" in side.get(size, "")]
-        why = "; ".join(dict.fromkeys(each.partition(": ")[2] for each in told))
-        lines.append(f"| `{name[5:]}` | " + " | ".join(cells) + f" | {why} |")
+        told = [side.get(name, {}).get(size, "") for side in (gloo, threads) for size in SIZES]
+        why = "; ".join(dict.fromkeys(_why(each) for each in told if _why(each)))
+        if {_word(each) for each in told} <= {"skipped", ""}:
+            skipped.setdefault(why, []).append(f"`{name[5:]}`")
+        else:
+            lines.append(f"| `{name[5:]}` | " + " | ".join(map(_sign, told)) + f" | {why} |")
+    lines += ["", "Skipped at every size:", ""]
+    lines += [f"- {why}: {', '.join(names)}" for why, names in sorted(skipped.items())]
     return "\n".join(lines).replace("  |", " |") + "\n"
+
+
+def _why(told: str) -> str:
+    return told.partition(": ")[2]
 
 
 def _word(told: str) -> str:
