@@ -436,6 +436,19 @@ def test_sparse_all_reduce() -> None:
         assert result.to_dense().tolist() == [1.0, 1.0, 1.0, 30.0]
 
 
+@pytest.mark.parametrize("dtype", FLOAT8, ids=str)
+@pytest.mark.parametrize("op", ["SUM", "AVG", "PRODUCT", "MIN", "MAX"])
+def test_narrow_floats_are_reduced_in_wider_ones(op: str, dtype: torch.dtype) -> None:
+    def program() -> list[float]:
+        tensor = torch.tensor([1.0, 2.0 + dist.get_rank(), -0.5]).to(dtype)
+        dist.all_reduce(tensor, getattr(dist.ReduceOp, op))
+        return tensor.float().tolist()
+
+    brought = [torch.tensor([1.0, 2.0 + rank, -0.5]) for rank in range(2)]
+    expected = reference.reduced(brought, op).to(dtype).float().tolist()
+    assert phalanx.run(program, ranks=2) == [expected] * 2
+
+
 def test_sparse_tensors_are_only_summed() -> None:
     def body(group: Any, rank: int) -> None:
         dist.all_reduce(torch.eye(2).to_sparse(), dist.ReduceOp.MAX)

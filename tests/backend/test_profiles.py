@@ -66,7 +66,6 @@ NCCL_USES = {
     "complex-reduction": cuda("all_reduce", torch.complex64, "MIN"),
     "bits": cuda("all_reduce", torch.int32, "BXOR"),
     "average-of-bool": cuda("all_reduce", torch.bool, "AVG"),
-    "average-of-float8": cuda("reduce", torch.float8_e5m2, "AVG"),
     "premul-sum-dtype": cuda("all_reduce", torch.int32, "PREMUL_SUM"),
     "uneven": cuda("gather", uneven=True),
     "dense-message": cuda("send", contiguous=False, dense=False),
@@ -74,7 +73,7 @@ NCCL_USES = {
     "contiguous": cuda("all_reduce", FLOAT, "SUM", contiguous=False),
     "overlapping": cuda("all_gather", part="output", contiguous=False, overlapping=True),
     "leaf": cuda("all_gather", part="output", grad=True),
-    "by-pointer": cuda("scatter", contiguous=False),
+    "by-memory": cuda("reduce_scatter_tensor", FLOAT, "SUM", contiguous=False),
 }
 # torch 2.12 has what the rule says is missing
 OF_OLD_TORCH = {"no-all-to-all-of-lists"}
@@ -117,9 +116,17 @@ def test_what_nccl_does() -> None:
     assert NCCL.refusal(cuda("all_reduce", torch.float8_e4m3fn, "SUM")) is None
     assert NCCL.refusal(cuda("all_reduce", torch.complex64, "PREMUL_SUM")) is None
     assert NCCL.refusal(cuda("all_reduce", torch.int64, "AVG")) is None
+    assert NCCL.refusal(cuda("reduce", torch.float8_e5m2, "AVG")) is None
     assert NCCL.refusal(cuda("all_gather", uneven=True)) is None
+    assert NCCL.refusal(cuda("all_gather", part="output", contiguous=False)) is None
     assert NCCL.refusal(cuda("all_gather_into_tensor", stacking=True)) is None
     assert NCCL.refusal(cuda("broadcast", contiguous=False, channels_last=True)) is None
+
+
+@pytest.mark.parametrize("op", ["gather", "scatter", "all_gather_into_tensor"])
+def test_nccl_goes_by_memory(op: str) -> None:
+    rule = NCCL.refusal(cuda(op, contiguous=False, channels_last=True))
+    assert rule is not None and rule.effect == CORRUPTS
 
 
 def test_a_backend_for_each_device() -> None:

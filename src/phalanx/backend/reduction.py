@@ -20,6 +20,9 @@ SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR, PREMUL_SUM = range(9)
 NAMES = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
 """Reduce operations in the order of torch's enumeration."""
 
+_NARROW = frozenset((torch.float8_e4m3fn, torch.float8_e5m2))
+"""NCCL reduces these, torch itself does not: it is done in float32."""
+
 _INTO: dict[int, Callable[[Tensor, Tensor], object]] = {
     SUM: Tensor.add_,
     AVG: Tensor.add_,
@@ -97,6 +100,11 @@ class Reduction:
 
     def _accumulate(self, total: Tensor, others: list[Tensor]) -> None:
         """`total` holds the first input and gets the result."""
+        if total.dtype in _NARROW:
+            wide = total.float()
+            self._accumulate(wide, [tensor.float() for tensor in others])
+            total.copy_(wide)
+            return
         fold, factors = self._fold, self.factors
         if factors is None:
             for tensor in others:

@@ -27,11 +27,16 @@ REDUCE_SCATTERS = (
     "reduce_scatter_tensor",
     "reduce_scatter_tensor_coalesced",
 )
+FLAT = (
+    "all_gather_into_tensor",
+    "all_gather_into_tensor_coalesced",
+    "reduce_scatter_tensor",
+    "reduce_scatter_tensor_coalesced",
+)
 GROUPED = ("gather", "scatter", "all_to_all", "all_to_all_single")
 """Operations made of sends and receives, in torch/csrc/cuda/nccl.cpp."""
 NO_NCCL_TYPE = (torch.int16, torch.uint16, torch.uint32, torch.uint64)
 SCALED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 _CONTIGUOUS = "write tensor.contiguous() first"
 
@@ -40,17 +45,24 @@ def _is_in_order(use: Use) -> bool:
     return use.contiguous or use.channels_last
 
 
-def _must_be_in_order(use: Use) -> bool:
-    """Lists of inputs to reduce_scatter and of outputs of all_gather are flattened first."""
-    if use.op in ("send", "recv", "all_reduce_coalesced"):
-        return False
-    return (use.op, use.part) not in (
-        ("reduce_scatter", INPUT),
-        ("all_gather", OUTPUT),
-        ("gather", OUTPUT),
-        ("scatter", INPUT),
-        ("scatter", OUTPUT),
+def _is_checked(use: Use) -> bool:
+    """Whether torch looks at the order of elements; lists that it copies need none."""
+    if use.op in ("broadcast", "all_reduce", "reduce", "all_to_all", "all_to_all_single"):
+        return True
+    return (use.op, use.part) in (
+        ("all_gather", INPUT),
+        ("all_gather_into_tensor", INPUT),
+        ("all_gather_into_tensor", OUTPUT),
+        ("gather", INPUT),
+        ("reduce_scatter", OUTPUT),
     )
+
+
+def _goes_by_memory(use: Use) -> bool:
+    """Whether elements that lie in another order arrive in the wrong places."""
+    if use.op in FLAT:
+        return True
+    return use.op in ("gather", "scatter") or (use.op, use.part) == ("reduce_scatter", OUTPUT)
 
 
 RULES = (
@@ -130,12 +142,6 @@ RULES = (
         error=UnsupportedTypeError,
     ),
     Rule(
-        "average-of-float8",
-        "NCCL averages no {dtype}; write tensor.float() first",
-        "measured (NCCL: invalid argument; coalesced, the process dies)",
-        lambda use: use.reduce_op == "AVG" and use.dtype in FLOAT8,
-    ),
-    Rule(
         "premul-sum-dtype",
         "PREMUL_SUM is for float16, bfloat16, float32 and float64, not for {dtype}",
         "ProcessGroupNCCL.cpp: getNcclReduceOp; measured",
@@ -168,7 +174,7 @@ RULES = (
         "contiguous",
         f"NCCL takes contiguous tensors only; {_CONTIGUOUS}",
         "ProcessGroupNCCL.cpp: check_gpu_single_tensor; measured",
-        lambda use: _must_be_in_order(use) and not _is_in_order(use),
+        lambda use: _is_checked(use) and not _is_in_order(use),
     ),
     Rule(
         "overlapping",
@@ -185,11 +191,12 @@ RULES = (
         lambda use: use.op == "all_gather" and use.part == OUTPUT and use.grad,
     ),
     Rule(
-        "by-pointer",
-        "NCCL would take the memory after this tensor's start for it and spoil the data; "
-        f"{_CONTIGUOUS}",
+        "by-memory",
+        "NCCL would take the memory from this tensor's start on as it lies there and spoil or "
+        f"mix up the data; {_CONTIGUOUS}",
+        "ProcessGroupNCCL.cpp: _reduce_scatter_base, _allgather_base; measured. "
         "torch/csrc/cuda/nccl.cpp: gather and scatter take data_ptr()",
-        lambda use: use.op in ("gather", "scatter") and not _is_in_order(use),
+        lambda use: _goes_by_memory(use) and not use.contiguous,
         effect=CORRUPTS,
     ),
 )
