@@ -72,13 +72,13 @@ def _context_of(setting: Setting, token: str, *, bare: bool) -> Context:
         _contexts.pop(key, None)
         if dist.is_initialized():
             dist.destroy_process_group()
-        return Context(setting, rank, size)
+        return Context(setting, token, rank, size)
     if key not in _contexts:
         for module in setting.imports:
             import_module(module)
         if not dist.is_initialized():
             _init(setting, token, rank, size)
-        _contexts[key] = Context(setting, rank, size)
+        _contexts[key] = Context(setting, token, rank, size)
     return _contexts[key]
 
 

@@ -47,8 +47,9 @@ class Unmet(Exception):
 class Context:
     """One rank. `device` is where its tensors are, `scratch` a folder that ranks share."""
 
-    def __init__(self, setting: Setting, rank: int, size: int) -> None:
+    def __init__(self, setting: Setting, token: str, rank: int, size: int) -> None:
         self.setting = setting
+        self.token = token
         self.rank = rank
         self.size = size
         self.device = setting.device
@@ -56,6 +57,7 @@ class Context:
         self.scratch = Path(setting.scratch)
         self._groups: dict[str, list[Any]] = {}
         self._fresh: list[Any] = []
+        self._kept: dict[str, Any] = {}
         self._numbers = itertools.count()
         self.short = SHORT
 
@@ -90,9 +92,15 @@ class Context:
             except (RuntimeError, ValueError, AssertionError):
                 pass  # the case destroyed it, or broke it: its report says so
 
-    def name(self, case: str) -> str:
-        """A name that no other case has used on this rank, the same on all ranks."""
-        return f"{case}-{next(self._numbers)}"
+    def keep(self, name: str, make: Callable[[], Any]) -> Any:
+        """Something made once on this rank, for all cases that ask for it by this name."""
+        if name not in self._kept:
+            self._kept[name] = make()
+        return self._kept[name]
+
+    def name(self, words: str) -> str:
+        """A name that no other case uses. Called by all ranks, and the same on all."""
+        return f"{words}-{self.token}-{next(self._numbers)}"
 
     def equal(self, found: Any, expected: Any, what: str, *, close: bool = False) -> None:
         """Data that must be so: otherwise the case is WRONG."""

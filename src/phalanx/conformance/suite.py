@@ -11,15 +11,33 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from phalanx.conformance.families import (
+    barriers,
     collectives,
+    environment,
+    functional,
+    groups,
+    mistakes,
     objects,
     ordering,
     point_to_point,
+    stores,
     works,
 )
 from phalanx.conformance.model import Case
 
-FAMILIES = (collectives, point_to_point, works, ordering, objects)
+FAMILIES = (
+    collectives,
+    barriers,
+    point_to_point,
+    objects,
+    works,
+    ordering,
+    functional,
+    groups,
+    stores,
+    environment,
+    mistakes,
+)
 
 PROGRAMS: dict[str, Callable[..., None]] = {}
 for _family in FAMILIES:
