@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import queue
-import sys
 import threading
 from typing import Any
 
@@ -16,7 +15,6 @@ import torch.distributed._functional_collectives as functional
 from torch.distributed import distributed_c10d
 
 import phalanx
-from phalanx.backend.late import LatePatches
 
 
 def split() -> tuple[str, ...]:
@@ -91,25 +89,6 @@ def test_a_thread_finds_groups_made_after_it_started() -> None:
     assert phalanx.run(body, ranks=2) == [[2.0], [2.0]]
 
 
-def test_a_module_is_patched_when_it_comes_and_put_back(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "comes_later.py").write_text("VALUE = 1\ndef read():\n    return VALUE\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    late = LatePatches({"comes_later": lambda module: [(module, "VALUE", 2)]})
-    late.install()
-    try:
-        import comes_later  # type: ignore[import-not-found]
-
-        assert comes_later.read() == 2
-        assert type(comes_later.__loader__).__name__ == "SourceFileLoader"
-    finally:
-        late.uninstall()
-    assert comes_later.read() == 1
-    assert late not in sys.meta_path
-    del sys.modules["comes_later"]
-
-
 def debug_levels() -> list[str]:
     rank = dist.get_rank()
     names: Any = dist
@@ -122,7 +101,7 @@ def debug_levels() -> list[str]:
     dist.barrier()
     levels.append(str(names.get_debug_level()))
     os.environ["TORCH_DISTRIBUTED_DEBUG"] = "LOUD"
-    with pytest.raises(ValueError, match="OFF, INFO,.* DETAIL"):
+    with pytest.raises(ValueError, match="OFF, INFO,"):
         names.set_debug_level_from_env()
     return levels
 

@@ -1,16 +1,14 @@
 """Where torch's layers above the groups assume one rank per process, and what we do about it.
 
-DDP, `Join`, FSDP, DTensor: each function lists what is replaced during runs, and why. Used by
-`install`.
+Each function lists what is replaced during runs, and why. Used by `install`. Attributes that
+need no more than a value for each rank are swapped with the baton (`running/isolation.py`).
 """
 
 from __future__ import annotations
 
 import os
-from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
-from types import ModuleType
 from typing import Any
 
 import torch.distributed as dist
@@ -22,9 +20,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from phalanx.backend import private
 from phalanx.backend.endpoint import CPP_NAME
-from phalanx.backend.late import Patch
 from phalanx.backend.session import context_here
-from phalanx.backend.torch_state import PerRank
+
+Patch = tuple[Any, str, Any]
+"""Owner, name, replacement."""
 
 _dist: Any = dist  # torch's stubs leave the debug level out
 
@@ -143,42 +142,3 @@ def mesh_patches() -> list[Patch]:
             private.set_mesh_owner(mesh, context.rank)
 
     return [(DeviceMesh, "__init__", make_for_rank)]
-
-
-def loss_patches(module: ModuleType) -> list[Patch]:
-    """`loss_parallel` registers handlers for the process; the last rank to leave takes them
-    away again, not the first."""
-    enable = getattr(module, private.ENABLE_LOSS_NAME)
-    disable = getattr(module, private.DISABLE_LOSS_NAME)
-    inside = [0]
-
-    def enable_once() -> None:
-        inside[0] += 1
-        if inside[0] == 1:
-            enable()
-
-    def disable_once() -> None:
-        inside[0] -= 1
-        if inside[0] == 0:
-            disable()
-
-    return [
-        (module, private.ENABLE_LOSS_NAME, enable_once),
-        (module, private.DISABLE_LOSS_NAME, disable_once),
-    ]
-
-
-def fsdp_patches(module: ModuleType) -> list[Patch]:
-    """FSDP's own clock keeps its times on the class, and refuses two of a kind at once."""
-    times = module.SimpleProfiler
-    return [
-        (times, "results", PerRank(times.results, lambda: defaultdict(float))),
-        (times, "profiling", PerRank(times.profiling, set)),
-    ]
-
-
-LATE_PATCHES = {
-    private.FSDP_TIMES_MODULE: fsdp_patches,
-    private.LOSS_MODULE: loss_patches,
-}
-"""By module, for modules that a program may never import."""

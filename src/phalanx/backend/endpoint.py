@@ -343,6 +343,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         if visiting and strand.helper:
             baton.leave(strand)
         work = OpWork(call, self._limit)
+        work.without_future = sample.is_cpu or self._backend_name == "gloo"
         if self._coalescing is not None:
             self._coalescing.append(work)
         return work

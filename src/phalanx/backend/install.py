@@ -15,7 +15,6 @@ import torch.distributed as dist
 
 from phalanx.backend import assumptions, private
 from phalanx.backend.group import RankGroup
-from phalanx.backend.late import LatePatches
 from phalanx.backend.profiling import profiler_patches
 from phalanx.backend.rendezvous import check_size, make_rendezvous
 from phalanx.backend.session import context_here
@@ -78,16 +77,13 @@ def install() -> Callable[[], None]:
         *assumptions.patches(),
         (dist, "rendezvous", names[private.RENDEZVOUS_NAME]),
     ]
-    late = LatePatches(assumptions.LATE_PATCHES)
     patched = [(owner, name, vars(owner)[name]) for owner, name, _ in patches]
     for owner, name, replacement in patches:
         setattr(owner, name, replacement)
-    late.install()
     restore_debug_level = assumptions.keep_debug_level()
 
     def uninstall() -> None:
         restore_debug_level()
-        late.uninstall()
         private.replace_names(**before)
         withdraw_operators()
         traces.close()

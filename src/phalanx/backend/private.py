@@ -6,8 +6,10 @@ holds that. Checked with torch 2.11 (CUDA) and 2.13 (CPU).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from importlib import import_module
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -34,17 +36,31 @@ NCCL_AVAILABLE_NAME = "is_nccl_available"
 NCCL_TIMEOUT_NAME = "default_pg_nccl_timeout"
 ABSENT: Any = object()
 
-# 2.11-2.13: what `loss_parallel` calls when it is entered and left.
-LOSS_MODULE = "torch.distributed.tensor.parallel.loss"
-ENABLE_LOSS_NAME = "_enable_custom_loss_ops"
-DISABLE_LOSS_NAME = "_disable_custom_loss_ops"
+# 2.11-2.13: where torch keeps once per process what ranks need once each. For each module, once
+# it is imported: places as "module:path of attributes". FSDP's clock of its own; the handlers
+# that `loss_parallel` and context parallelism put in; the attention function that the latter
+# replaces, and its state.
+_ATTENTION = "torch.distributed.tensor.experimental._context_parallel._attention"
+PER_PROCESS = {
+    "torch.distributed.fsdp._debug_utils": (
+        "torch.distributed.fsdp._debug_utils:SimpleProfiler.results",
+        "torch.distributed.fsdp._debug_utils:SimpleProfiler.profiling",
+    ),
+    "torch.distributed.tensor._api": (
+        "torch.distributed.tensor._api:DTensor._op_dispatcher._custom_op_handlers",
+    ),
+    _ATTENTION: (
+        "torch.nn.functional:scaled_dot_product_attention",
+        f"{_ATTENTION}:_replaced_functions",
+        f"{_ATTENTION}:_dispatch_mode",
+        f"{_ATTENTION}:_cp_options",
+    ),
+}
 
 c10d_module = _module
 
-# 2.11-2.13: DDP's method that returns what its C++ logger gathered; and the module of FSDP
-# with a class that keeps times per process. Both corrected for ranks.
+# 2.11-2.13: DDP's method that returns what its C++ logger gathered; corrected for ranks.
 DDP_LOG_NAME = "_get_ddp_logging_data"
-FSDP_TIMES_MODULE = "torch.distributed.fsdp._debug_utils"
 
 
 def set_thread_isolation(enabled: bool) -> None:
@@ -70,6 +86,42 @@ def register_once(name: str, group: torch.distributed.ProcessGroup) -> None:
 def unregister_groups() -> None:
     """2.11-2.13: empty the calling thread's map, or the groups live as long as the process."""
     _c10d._unregister_all_process_groups()
+
+
+def per_process_attributes(module: str) -> Iterator[tuple[Any, str]]:
+    """Owner and name of the attributes that come with this module."""
+    for place in PER_PROCESS.get(module, ()):
+        where, _, path = place.partition(":")
+        *steps, name = path.split(".")
+        owner: Any = sys.modules[where]
+        for step in steps:
+            owner = getattr(owner, step)
+        if hasattr(owner, name):  # some came with later versions
+            yield owner, name
+
+
+def _skip_our_frames(module: Any) -> None:
+    """2.11-2.13: dynamo must not compile the Python methods of our groups."""
+    module.add("phalanx")
+
+
+def _unbind_groups(module: Any) -> None:
+    """2.11-2.13: functions here have `group=group.WORLD` as a default. In a process that is
+    None as a rule, for the default group, because imports come first; a rank that imports
+    the module later binds its own group for all."""
+    for function in vars(module).values():
+        if isinstance(function, FunctionType) and function.__defaults__:
+            function.__defaults__ = tuple(
+                None if isinstance(value, torch.distributed.ProcessGroup) else value
+                for value in function.__defaults__
+            )
+
+
+AFTER_IMPORT: dict[str, Callable[[Any], None]] = {
+    "torch._dynamo.trace_rules": _skip_our_frames,
+    "torch.distributed.nn.functional": _unbind_groups,
+}
+"""What is set right in a module once it is there; harmless outside of runs."""
 
 
 def set_mesh_owner(mesh: Any, rank: int) -> None:

@@ -1,16 +1,13 @@
-"""What torch keeps once per process and ranks need once each: its `_world` object, and
-containers on classes.
+"""Stand-in for torch's process-wide `_world` object: the calling rank's own state.
 
-Threads that belong to no rank get the original, so real process groups of the surrounding
-program keep working during a run. Used by `install`.
+Threads that belong to no rank get the original object, so real process groups of the
+surrounding program keep working during a run. Used by `install`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from typing import Any
 
-from phalanx.backend.session import context_here
 from phalanx.core.baton import here
 
 _FIELDS = (
@@ -55,41 +52,3 @@ def _field(name: str) -> property:
 
 for _name in _FIELDS:
     setattr(PerRankWorld, _name, _field(_name))
-
-
-class PerRank:
-    """Stands in for a dict or set that belongs to a class: one for each rank."""
-
-    def __init__(self, original: Any, make: Callable[[], Any]) -> None:
-        self._original = original
-        self._make = make
-
-    def _mine(self) -> Any:
-        context = context_here()
-        if context is None:
-            return self._original
-        key = f"per rank {id(self)}"
-        if key not in context.saved:
-            context.saved[key] = self._make()
-        return context.saved[key]
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._mine(), name)
-
-    def __getitem__(self, key: Any) -> Any:
-        return self._mine()[key]
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self._mine()[key] = value
-
-    def __contains__(self, key: Any) -> bool:
-        return key in self._mine()
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._mine())
-
-    def __len__(self) -> int:
-        return len(self._mine())
-
-    def __repr__(self) -> str:
-        return repr(self._mine())

@@ -69,8 +69,15 @@ def _park_until_done(strand: Strand, call: Call, timeout: float, explicit: bool)
         baton.leave(strand)
 
 
+_WITHOUT_FUTURE = ("send", "recv")
+_WITHOUT_RESULT = (*_WITHOUT_FUTURE, "reduce_scatter_tensor")
+
+
 class OpWork(dist.Work):
     """The `Work` of one call."""
+
+    without_future = False
+    """Whether messages of this backend have none: Gloo's."""
 
     def __init__(self, call: Call, timeout: float) -> None:
         private.start_unnamed(super().__init__)
@@ -106,14 +113,35 @@ class OpWork(dist.Work):
         return self.call.error
 
     def result(self) -> list[torch.Tensor]:
-        return _tensors(self.call)
+        """As Gloo has it: only of what is complete, and not of every operation."""
+        call = self.call
+        if call.name in _WITHOUT_RESULT:
+            raise RuntimeError(f"result() of {call.name} is not implemented by Gloo either")
+        if not call.done:
+            raise RuntimeError(
+                f"{call.name}: Work needs to be completed before calling result(); wait() first"
+            )
+        if call.name == "gather" and call.root != call.member:
+            return []
+        if call.name == "all_gather_into_tensor":
+            return list(call.outputs[0].chunk(call.assembly.size))
+        return _tensors(call)
 
     def source_rank(self) -> int:
+        if self.call.name != "recv":
+            raise RuntimeError(
+                f"sourceRank() may only be called on the work of a receive, not of "
+                f"{self.call.name}"
+            )
         return self.call.source
 
     _source_rank = source_rank
 
     def get_future(self) -> OpFuture:
+        if self.call.name in _WITHOUT_FUTURE and self.without_future:
+            raise RuntimeError(
+                f"getFuture not implemented by Gloo for {self.call.name}; wait() for it"
+            )
         if self._future is None:
             self._future = OpFuture.of(self.call, self.timeout)
         return self._future

@@ -69,6 +69,8 @@ def call_patches() -> list[tuple[Any, str, Any]]:
         *((owner, name, _on_all_cores(original)) for owner, name, original in _starters()),
         *((owner, name, _stepping_out(getattr(owner, name))) for owner, name in _NATIVE_WAITS),
         (os, "system", _in_a_shell(os.system)),
+        *((torch, name, _in_turn(getattr(torch, name))) for name in _SEEDS),
+        *((torch.random, name, _in_turn(getattr(torch.random, name))) for name in _SEEDS),
         (threading.Condition, "wait", _waiting(threading.Condition.wait)),
         (threading.Thread, "join", _joining(threading.Thread.join)),
         (threading.Thread, "start", _adopting(threading.Thread.start)),
@@ -97,6 +99,22 @@ def _sleeping(original: Any) -> Any:
     return sleep
 
 
+_SEEDS = ("manual_seed", "seed", "get_rng_state", "set_rng_state")
+
+
+def _in_turn(original: Any) -> Any:
+    """The generator is swapped with the baton: a rank that was overtaken while it blocked
+    must have it back before it touches its own."""
+
+    def touch(*args: Any, **kwargs: Any) -> Any:
+        strand = here.strand
+        if strand is not None and not strand.helper and strand.state is not RUNNING:
+            strand.baton.rejoin(strand)
+        return original(*args, **kwargs)
+
+    return touch
+
+
 @cache
 def _polling(original: Any) -> Any:
     """A rank that looks for files in a tight loop must let the others run: one of them is
@@ -121,15 +139,18 @@ def _is_polling(strand: Strand, place: str) -> bool:
         return False
     often = looks[place] > POLLS
     looks.clear()
-    return often and not _is_importing()
+    return often and not _is_importing_or_quoting()
 
 
-def _is_importing() -> bool:
+def _is_importing_or_quoting() -> bool:
     """Whether the calling thread is inside an import, so that another rank that imports the
-    same module would block natively."""
+    same module would block natively; or reads source lines for a traceback, which torch does
+    while it holds locks (`torch.manual_seed`)."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        if frame.f_globals.get("__name__") == "linecache":
             return True
         frame = frame.f_back
     return False

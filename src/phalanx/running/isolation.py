@@ -1,15 +1,16 @@
 """What a rank has of its own although ranks share a process.
 
 Two ways: state that Python code reads (`os.environ`, `__main__`) is looked up by the calling
-thread; state inside torch and the interpreter (the random generator, `sys.argv`) is swapped
-when another rank gets the baton. Used by the engine and by `patches.py`.
+thread; state inside torch and the interpreter (the random generator, `sys.argv`, what C code
+sees of the environment) is swapped when another rank gets the baton. Used by the engine and by
+`patches.py`.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -17,11 +18,12 @@ import torch
 
 from phalanx.backend.session import RankContext
 from phalanx.core.baton import Strand, Switcher, here
+from phalanx.running import attributes
 
 
 class RankSwitcher(Switcher):
     """Swaps, when a rank gets the baton after another one: torch's CPU generator always,
-    `sys.argv` for ranks that have their own (scripts do)."""
+    `sys.argv` for ranks that have their own (scripts do), and what is in use of the rest."""
 
     def __init__(self) -> None:
         self._owner: RankContext | None = None
@@ -32,6 +34,7 @@ class RankSwitcher(Switcher):
     def leave(self, strand: Strand) -> None:
         if self._owner is strand.local:
             self._owner.saved["random"] = self._generator.get_state()
+            attributes.save(self._owner)
             self._owner = None
 
     def enter(self, strand: Strand) -> None:
@@ -43,14 +46,22 @@ class RankSwitcher(Switcher):
         self._generator.set_state(saved.get("random", self._outer_random))
         if "argv" in saved:
             sys.argv = saved["argv"]
+        attributes.load(context)
+        if _seen_by_c:
+            _show_to_c(context.environ)
 
     def restore(self) -> None:
         """After the run: as the launcher had it."""
         if self._owner is not None:
             self._owner.saved["random"] = self._generator.get_state()
+            attributes.save(self._owner)
             self._owner = None
         self._generator.set_state(self._outer_random)
         sys.argv = self._outer_argv
+        attributes.restore()
+        if _seen_by_c:
+            _show_to_c(os.environ)  # the caller is no rank: this is the process's own
+            _seen_by_c.clear()
 
 
 def own_script_state(context: RankContext, argv: list[str], main: ModuleType) -> None:
@@ -102,6 +113,7 @@ class RankEnviron(os._Environ):  # type: ignore[type-arg]
             raise TypeError(f"str expected, not {type(wrong).__name__}")
         else:
             own[key] = value
+            _show_to_c({key: value}, (key,))
 
     def __delitem__(self, key: str) -> None:
         own = _own_environ()
@@ -109,6 +121,7 @@ class RankEnviron(os._Environ):  # type: ignore[type-arg]
             super().__delitem__(key)
         else:
             del own[key]
+            _show_to_c({}, (key,))
 
     def __iter__(self) -> Iterator[str]:
         own = _own_environ()
@@ -121,6 +134,24 @@ class RankEnviron(os._Environ):  # type: ignore[type-arg]
     def __repr__(self) -> str:
         own = _own_environ()
         return super().__repr__() if own is None else f"environ({own!r})"
+
+
+_seen_by_c: dict[str, str | None] = {}
+"""Variables that a rank has changed, as C code finds them now (`getenv`); None: it does not."""
+
+_putenv, _unsetenv = os.putenv, os.unsetenv
+
+
+def _show_to_c(environ: Mapping[str, str], keys: Iterable[str] | None = None) -> None:
+    """Let C code see these variables as they are in `environ`; all that any rank changed."""
+    for key in tuple(_seen_by_c if keys is None else keys):
+        value = environ.get(key)
+        if key not in _seen_by_c or _seen_by_c[key] != value:
+            _seen_by_c[key] = value
+            if value is None:
+                _unsetenv(key)
+            else:
+                _putenv(key, value)
 
 
 def _own_environ() -> dict[str, str] | None:

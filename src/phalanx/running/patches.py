@@ -15,6 +15,7 @@ from typing import Any
 
 from phalanx.backend import private
 from phalanx.backend.install import install
+from phalanx.running.attributes import AttributeFinder
 from phalanx.running.calls import call_patches
 from phalanx.running.isolation import RankEnviron
 
@@ -48,6 +49,9 @@ def _install() -> None:
     excepthook = sys.excepthook  # torch wraps it anew at every init_process_group
     _undo.append(partial(setattr, sys, "excepthook", excepthook))
     _undo.append(install())
+    finder = AttributeFinder()
+    finder.install()
+    _undo.append(finder.uninstall)
     for owner, name, replacement in [(os.environ, "__class__", RankEnviron), *call_patches()]:
         _undo.append(partial(setattr, owner, name, getattr(owner, name)))
         setattr(owner, name, replacement)

@@ -1,0 +1,109 @@
+"""What torch keeps per process, and what an import inside a rank would bind for all."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+import textwrap
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import phalanx
+from phalanx.running import attributes
+
+
+def in_a_fresh_interpreter(program: str) -> str:
+    found = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+    )
+    assert found.returncode == 0, found.stderr
+    return found.stdout
+
+
+def test_a_default_group_bound_at_import_is_every_worlds_own() -> None:
+    """torch evaluates `group=group.WORLD` when the first rank imports the module."""
+    program = """
+        import torch, phalanx
+
+        def body():
+            import torch.distributed.nn.functional as functional
+            return functional.all_reduce(torch.ones(1)).item()
+
+        print(phalanx.run(body, ranks=2), phalanx.run(body, ranks=3))
+    """
+    assert in_a_fresh_interpreter(program) == "[2.0, 2.0] [3.0, 3.0, 3.0]\n"
+
+
+def test_a_rank_that_imports_and_changes_in_one_go_changes_its_own() -> None:
+    program = """
+        import torch, torch.distributed as dist, phalanx
+
+        def body():
+            from torch.distributed.fsdp._debug_utils import SimpleProfiler
+            with SimpleProfiler.profile("x"):
+                dist.barrier()  # all ranks are inside at once
+            times = dict(SimpleProfiler.results)
+            dist.barrier()
+            SimpleProfiler.reset()
+            return list(times)
+
+        print(phalanx.run(body, ranks=3))
+        from torch.distributed.fsdp._debug_utils import SimpleProfiler
+        print(dict(SimpleProfiler.results), SimpleProfiler.profiling)
+    """
+    assert in_a_fresh_interpreter(program) == "[['x'], ['x'], ['x']]\n{} set()\n"
+
+
+def test_the_finder_is_there_during_runs_only() -> None:
+    def finders() -> list[Any]:
+        return [f for f in sys.meta_path if isinstance(f, attributes.AttributeFinder)]
+
+    assert [len(found) for found in phalanx.run(finders, ranks=2)] == [1, 1]
+    assert finders() == []
+
+
+def test_c_code_sees_the_variables_of_the_rank_that_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    getenv = ctypes.CDLL(None).getenv
+    getenv.restype = ctypes.c_char_p
+    monkeypatch.setenv("PHALANX_KEPT", "before")
+
+    def body() -> list[bytes | None]:
+        rank = str(dist.get_rank())
+        os.environ["PHALANX_NEW"] = rank
+        os.environ["PHALANX_KEPT"] = rank
+        dist.barrier()
+        seen = [getenv(b"PHALANX_NEW"), getenv(b"PHALANX_KEPT")]
+        if rank == "1":
+            del os.environ["PHALANX_NEW"]
+        dist.barrier()
+        return [*seen, getenv(b"PHALANX_NEW")]
+
+    assert phalanx.run(body, ranks=2) == [[b"0", b"0", b"0"], [b"1", b"1", None]]
+    assert (getenv(b"PHALANX_NEW"), getenv(b"PHALANX_KEPT")) == (None, b"before")
+
+
+def test_seeding_often_is_no_polling() -> None:
+    """torch reads source lines while it seeds, under a lock; giving way there would let the
+    next rank block on the lock and come back without its generator."""
+
+    def body() -> list[float]:
+        drawn = []
+        for step in range(120):
+            torch.manual_seed(step)
+            drawn.append(torch.rand(1).item())
+            dist.barrier()
+        return drawn
+
+    first, *others = phalanx.run(body, ranks=4)
+    assert all(other == first for other in others)
+    torch.manual_seed(7)
+    assert first[7] == torch.rand(1).item()
