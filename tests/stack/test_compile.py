@@ -216,3 +216,46 @@ def test_dtensors(backend: str) -> None:
     wanted = torch.arange(8.0).reshape(4, 2) @ torch.ones(2, 3)
     for got in phalanx.run(program, ranks=2):
         assert torch.equal(got, wanted)
+
+
+@torch.compile(backend="eager", fullgraph=True)
+def with_constants(x: Tensor) -> Tensor:
+    """The compiler takes the rank and the size of the world for constants."""
+    return x + dist.get_rank() + 100 * dist.get_world_size()
+
+
+@pytest.mark.xfail(strict=True, reason="dynamo's cache is one for the process")
+def test_each_rank_has_its_own_constants() -> None:
+    def program() -> float:
+        return with_constants(torch.zeros(1)).item()
+
+    assert phalanx.run(program, ranks=3) == [300.0, 301.0, 302.0]
+
+
+@pytest.mark.xfail(strict=True, reason="dynamo's cache is one for the process")
+def test_worlds_of_other_sizes() -> None:
+    def program() -> float:
+        return with_constants(torch.zeros(1)).item()
+
+    for ranks in (1, 2, 1, 3):
+        wanted = [100.0 * ranks + rank for rank in range(ranks)]
+        assert phalanx.run(program, ranks=ranks) == wanted
+
+
+@pytest.mark.xfail(strict=True, reason="dynamo's cache is one for the process")
+def test_more_ranks_than_recompilations() -> None:
+    """dynamo gives up after eight versions of one function; each rank has eight."""
+    ranks = 2 * torch._dynamo.config.recompile_limit
+
+    def program() -> int:
+        counter = CompileCounterWithBackend("eager")
+        rank = dist.get_rank()
+
+        @torch.compile(backend=counter)
+        def add(x: Tensor) -> Tensor:
+            return x + rank
+
+        assert add(torch.zeros(1)).item() == rank
+        return counter.frame_count
+
+    assert phalanx.run(program, ranks=ranks) == [1] * ranks
