@@ -122,17 +122,7 @@ def test_gradients_through_collectives(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize(
-    "outside",
-    [
-        pytest.param(
-            True,
-            id="compile(DDP)",
-            marks=pytest.mark.xfail(strict=True, reason="dynamo traces into the group"),
-        ),
-        pytest.param(False, id="DDP(compile)"),
-    ],
-)
+@pytest.mark.parametrize("outside", [True, False], ids=["compile(DDP)", "DDP(compile)"])
 def test_a_ddp_model(backend: str, outside: bool) -> None:
     def program() -> dict[str, Tensor]:
         model = make()
@@ -163,7 +153,6 @@ class Wide(nn.Module):
         return result
 
 
-@pytest.mark.xfail(strict=True, reason="dynamo traces into the group")
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_a_ddp_model_in_several_graphs(backend: str) -> None:
     """DDP's optimiser cuts the graph at bucket borders, so that communication overlaps."""

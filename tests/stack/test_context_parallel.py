@@ -89,7 +89,6 @@ def test_gradients_over_a_spread_sequence(seed: int) -> None:
             torch.testing.assert_close(got[step], weight.grad, atol=1e-10, rtol=0)
 
 
-@pytest.mark.xfail(strict=True, reason="ranks share the replaced function")
 @pytest.mark.parametrize("seed", [0, 1])
 def test_two_sequences_side_by_side(seed: int) -> None:
     """Data parallel by context parallel: torch replaces the function once per process, with

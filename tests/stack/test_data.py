@@ -72,15 +72,30 @@ def test_bucket_assignment() -> None:
         assert limits == [400, 600, 600, 400]
 
 
-def test_sync_batch_norm_refuses_the_cpu() -> None:
-    def program() -> None:
-        model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
-        converted = nn.SyncBatchNorm.convert_sync_batchnorm(model, dist.group.WORLD)
-        assert isinstance(converted[1], nn.SyncBatchNorm)
-        DDP(converted)(torch.ones(2, 4))
+def _converted() -> nn.Module:
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+    return nn.SyncBatchNorm.convert_sync_batchnorm(model, dist.group.WORLD)
 
-    with pytest.raises(phalanx.RankFailedError, match="SyncBatchNorm expected input tensor"):
+
+def _forward() -> None:
+    _converted()(torch.ones(2, 4))
+
+
+def _in_ddp() -> None:
+    DDP(_converted())
+
+
+@pytest.mark.parametrize(
+    ("program", "text"),
+    [
+        (_forward, "SyncBatchNorm expected input tensor to be on"),
+        (_in_ddp, "SyncBatchNorm layers only work with GPU modules"),
+    ],
+)
+def test_sync_batch_norm_refuses_the_cpu(program: Any, text: str) -> None:
+    with pytest.raises(phalanx.RankFailedError) as caught:
         phalanx.run(program, ranks=2)
+    assert all(text in str(error) for error in caught.value.failures.values())
 
 
 def test_sync_batch_norm_in_eval_is_plain() -> None:
