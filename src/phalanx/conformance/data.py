@@ -94,6 +94,13 @@ def place(content: Tensor, layout: str, device: str) -> Placed:
     return placed
 
 
+def result_layout(layout: str, shape: Shape) -> str:
+    """How a result lies in memory where what is brought lies like `layout`."""
+    if layout in ("expanded", "requires-grad"):
+        return "contiguous"
+    return "contiguous" if layout == "channels-last" and len(shape) != 4 else layout
+
+
 def fresh_room(shape: Shape, dtype: torch.dtype, layout: str, device: str) -> Placed:
     """An output, full of what must be overwritten."""
     return place(torch.full(shape, 99, dtype=torch.float64).to(dtype), layout, device)

@@ -31,21 +31,39 @@ class Difference:
     reason: str = ""
 
 
+_NO_FUTURE = (
+    "Gloo's work of reduce_scatter has neither a future nor a result (torch 2.13); every other "
+    "work has, and so has ours"
+)
+_ABORTS = (
+    "Gloo ends the whole process (SIGABRT) when a message is longer than the room for it; the "
+    "threads engine raises the mismatch on every rank"
+)
+_SILENT = "Gloo raises nothing and leaves data as it happens to be; the threads engine raises"
+
 KNOWN: tuple[Known, ...] = (
-    Known(
-        "Work/get_future/reduce_scatter@*",
-        "Gloo's work of reduce_scatter has no future (torch 2.13); every other work has, and "
-        "so has ours",
-    ),
-    Known(
-        "Work/then/reduce_scatter@*",
-        "Gloo's work of reduce_scatter has no future (torch 2.13); every other work has, and "
-        "so has ours",
-    ),
+    Known("Work/get_future/reduce_scatter@*", _NO_FUTURE),
+    Known("Work/then/reduce_scatter@*", _NO_FUTURE),
+    Known("Work/result/reduce_scatter@*", _NO_FUTURE),
     Known(
         "Work/is_completed/reduce_scatter@*",
         "Gloo's work of reduce_scatter completes only when somebody waits for it; ours "
         "completes by itself, as every other work does",
+    ),
+    Known(
+        "all_to_all/float32/*/requires-grad@*",
+        "Gloo refuses a leaf that requires gradients in a thread of its own, so that on some "
+        "runs some ranks are through before; the threads engine refuses it on every rank",
+    ),
+    Known("all_reduce/mistake/sizes-differ-by-rank@*", _ABORTS),
+    Known("all_reduce/mistake/dtypes-differ-by-rank@*", _ABORTS),
+    Known("all_gather/mistake/sizes-differ-by-rank@*", _ABORTS),
+    Known("recv/mistake/message-too-long@*", _ABORTS),
+    Known("broadcast/mistake/sizes-differ-by-rank@*", _SILENT),
+    Known(
+        "all_to_all_single/mistake/does-not-divide@*",
+        "Gloo divides bytes, not elements: 3 floats among 2 ranks are 6 bytes each, and no "
+        "error; the threads engine raises",
     ),
 )
 

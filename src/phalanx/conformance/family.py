@@ -73,7 +73,7 @@ class Family:
                 yield Case(
                     family=self.name,
                     operation=entry.operation,
-                    variant=(*entry.words, *(str(value) for value in chosen)),
+                    variant=(*entry.words, *(str(value).replace(" ", "-") for value in chosen)),
                     ranks=ranks,
                     program=entry.program,
                     given=given,

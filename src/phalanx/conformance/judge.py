@@ -11,8 +11,9 @@ from collections.abc import Sequence
 import torch
 
 from phalanx.backend.profiles import Rule, Use, profile_of
+from phalanx.backend.profiles.rules import INPUT, OUTPUT
 from phalanx.conformance.context import GROUPS
-from phalanx.conformance.data import SHAPES, dtype_of, place
+from phalanx.conformance.data import SHAPES, dtype_of, fresh_room, place, result_layout
 from phalanx.conformance.model import Case, Outcome, Report, Result
 from phalanx.conformance.operations import OPERATIONS
 
@@ -30,25 +31,29 @@ def known_refusal(case: Case, backend: str, device: str) -> Rule | None:
 
 
 def uses_of(case: Case, device: str) -> list[Use]:
-    """What the case asks of a backend, in the words of the profiles."""
+    """What the case asks of a backend, in the words of the profiles: one use per tensor."""
     given = case.given
     row = OPERATIONS[given["operation"]]
     size = max(len(members) for members in GROUPS[given["group"]](case.ranks))
-    shape = SHAPES[given.get("shape", "matrix")]
-    whole = row.brings(shape, 0, size)[0]
-    content = torch.zeros(whole).to(dtype_of(given["dtype"]))
-    sample = place(content, given.get("layout", "contiguous"), "cpu").tensor
-    results = (row.gets or row.brings)(shape, 0, size)
+    shape, dtype = SHAPES[given.get("shape", "matrix")], dtype_of(given["dtype"])
+    layout = given.get("layout", "contiguous")
+    brought = [row.brings(shape, rank, size) for rank in range(size)]
+    inputs = [place(torch.zeros(s).to(dtype), layout, "cpu").tensor for s in brought[0]]
+    wanted = row.gets(shape, 0, size) if row.gets is not None else []
+    outputs = [fresh_room(s, dtype, result_layout(layout, s), "cpu").tensor for s in wanted]
+    more = {
+        "reduce_op": given.get("op", "SUM") if row.reduces else None,
+        "device": device,
+        "uneven": row.uneven and len({*wanted, *brought[0]}) > 1,
+        "stacking": row.gathers and wanted[0] == (size, *brought[0][0]),
+        "alike": len({tensor.stride() for tensor in (*inputs, *outputs)}) == 1,
+    }
+    names = ("send", "recv") if row.pairs else (row.in_profile,)
     return [
-        Use.of(
-            name,
-            sample,
-            reduce_op=given.get("op", "SUM") if row.reduces else None,
-            device=device,
-            uneven=row.uneven and len({*results, whole}) > 1,
-            stacking=row.gathers and results[0] == (size, *whole),
-        )
-        for name in (("send", "recv") if row.pairs else (row.in_profile,))
+        Use.of(name, tensor, part=part, **more)
+        for name in names
+        for part, tensors in ((INPUT, inputs), (OUTPUT, outputs))
+        for tensor in tensors
     ]
 
 

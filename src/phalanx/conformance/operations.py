@@ -48,13 +48,13 @@ class Calling:
     def is_root(self) -> bool:
         return self.rank == self.root
 
-    def source(self) -> dict[str, int]:
+    def source(self) -> dict[str, Any]:
         return self._spelled("src")
 
-    def target(self) -> dict[str, int]:
+    def target(self) -> dict[str, Any]:
         return self._spelled("dst")
 
-    def _spelled(self, word: str) -> dict[str, int]:
+    def _spelled(self, word: str) -> dict[str, Any]:
         if self.spelling == "group":
             return {f"group_{word}": self.root}
         return {word: self.members[self.root]}
@@ -330,7 +330,6 @@ OPERATIONS: dict[str, Operation] = {
             reference.all_to_all_uneven,
             rows=True,
             use="all_to_all_single",
-            uneven=True,
             covers=("all_to_all_single uneven splits",),
         ),
         Operation(

@@ -124,12 +124,12 @@ def split_rows(rank: int, size: int) -> list[int]:
 
 
 def all_to_all_uneven(brought: Brought, rank: int, root: int, op: str) -> list[Tensor]:
-    size = len(brought)
-    return [
-        torch.cat(
-            [brought[source][0].split(split_rows(source, size))[rank] for source in range(size)]
-        )
-    ]
+    pieces = []
+    for source, (tensor,) in enumerate(brought):
+        rows = split_rows(source, len(brought))
+        start = sum(rows[:rank])
+        pieces.append(tensor[start : start + rows[rank]])
+    return [torch.cat(pieces)]
 
 
 def ring(brought: Brought, rank: int, root: int, op: str) -> list[Tensor]:

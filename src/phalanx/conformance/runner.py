@@ -3,7 +3,8 @@
 Cases go to the ranks in *chunks*, because starting a run costs more than most cases. A case
 that hangs, crashes or leaves the ranks at different places costs itself and one more run of
 its chunk's rest, not the suite: a chunk that brings no reports at all is halved until the
-guilty case stands alone.
+guilty case stands alone, and that one gets a second chance, because a new connection of a
+loaded machine may hang once.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import redirect_stderr, suppress
+from io import StringIO
 from tempfile import TemporaryDirectory
 
 import torch
@@ -75,6 +77,7 @@ class _Bench:
 
     def run(self, cases: Sequence[Case]) -> Iterator[Result]:
         pending = deque(_chunks(cases))
+        retried: set[str] = set()
         while pending:
             chunk = pending.popleft()
             rules = [self._rule_of(case) for case in chunk]
@@ -84,6 +87,9 @@ class _Bench:
                 if len(chunk) > 1:
                     half = len(chunk) // 2
                     pending.extendleft([chunk[half:], chunk[:half]])
+                elif chunk[0].id not in retried:
+                    retried.add(chunk[0].id)
+                    pending.appendleft(chunk)
                 else:
                     yield self._judge(chunk[0], [Report("unmet", reports)], rules[0])
                 continue
@@ -110,7 +116,8 @@ class _Bench:
         """Each rank's reports, or why there are none."""
         world = self._open()
         try:
-            return world.run(body.carry_out, self._setting, self._token, chunk)
+            with redirect_stderr(StringIO()):  # what native code says of errors we provoke
+                return world.run(body.carry_out, self._setting, self._token, chunk)
         except PhalanxError as error:
             return str(error).strip().partition("\n")[0] or type(error).__name__
 
@@ -149,8 +156,8 @@ def _chunks(cases: Sequence[Case]) -> Iterator[list[Case]]:
             several = []
     if several:
         yield several
-    for wanted in (lambda case: case.alone and not case.bare, lambda case: case.bare):
-        yield from ([case] for case in cases if wanted(case))
+    yield from ([case] for case in cases if case.alone and not case.bare)
+    yield from ([case] for case in cases if case.bare)
 
 
 def _in_step(chunk: Sequence[Case], reports: Sequence[Sequence[Report]]) -> int:

@@ -22,6 +22,7 @@ from phalanx.conformance.data import (
     dtype_of,
     fresh_room,
     place,
+    result_layout,
     values,
 )
 from phalanx.conformance.model import Case
@@ -188,7 +189,7 @@ class _Call:
     ) -> None:
         self.me, self.row, self.calling, self.member = me, row, calling, member
         self.dtype, self.shape = dtype_of(dtype), SHAPES[shape]
-        self.result_layout = "contiguous" if layout in INPUT_LAYOUTS else layout
+        self.layout = layout
         self.brought = [self._bring(rank) for rank in range(calling.size)]
         if layout in INPUT_LAYOUTS:  # what can be told apart in such a tensor is less
             self.brought = [
@@ -212,10 +213,7 @@ class _Call:
         return self.row.gets(self.shape, self.calling.rank, self.calling.size)
 
     def _room(self, shape: tuple[int, ...]) -> Placed:
-        fits = self.result_layout != "channels-last" or len(shape) == 4
-        layout = self.result_layout if fits else "contiguous"
-        if layout == "requires-grad":
-            layout = "contiguous"
+        layout = result_layout(self.layout, shape)
         return fresh_room(shape, self.dtype, layout, self.me.device)
 
     def start(self) -> None:

@@ -92,7 +92,7 @@ def backend_names(me: Context) -> None:
 
 
 @family.case(
-    "debug level",
+    "debug_level",
     "set and ask",
     over={"level": ("OFF", "INFO", "DETAIL")},
     covers=("set_debug_level", "get_debug_level"),
@@ -110,7 +110,7 @@ def debug_level(me: Context, level: str) -> None:
 
 
 @family.case(
-    "debug level",
+    "debug_level",
     "from the environment",
     over={"level": ("OFF", "INFO", "DETAIL")},
     covers=("set_debug_level_from_env", "TORCH_DISTRIBUTED_DEBUG"),
@@ -129,7 +129,7 @@ def debug_level_from_env(me: Context, level: str) -> None:
 
 
 @family.case(
-    "debug level",
+    "debug_level",
     "groups made at",
     over={"level": ("INFO", "DETAIL")},
     bare=True,
@@ -152,7 +152,7 @@ def groups_made_at(me: Context, level: str) -> None:
 def init(me: Context, method: str, **more: Any) -> None:
     """Make the default group in one of the ways there are."""
     backend = more.pop("backend", me.backend)
-    where = {"rank": me.rank, "world_size": me.size}
+    where: dict[str, Any] = {"rank": me.rank, "world_size": me.size}
     more.setdefault("timeout", TIMEOUT)
     if method == "file":
         path = me.scratch / me.name("init")

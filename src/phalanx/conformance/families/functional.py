@@ -120,10 +120,10 @@ def all_to_all_single(me: Context, even: bool, group: str) -> None:
     found = functional.all_to_all_single(
         given, None if even else incoming, None if even else splits[here], handle
     )
-    pieces = [
-        of(rank, sum(splits[index]), 2).split(splits[index])[here]
-        for index, rank in enumerate(members)
-    ]
+    pieces = []
+    for rank, rows in zip(members, splits, strict=True):
+        start = sum(rows[:here])
+        pieces.append(of(rank, sum(rows), 2)[start : start + rows[here]])
     me.equal(found + 0, torch.cat(pieces), "result")
 
 
@@ -191,16 +191,8 @@ def many_in_flight(me: Context, count: int) -> None:
         me.equal(functional.wait_tensor(found[index]), wanted, f"number {index}")
 
 
-@family.case("functional.all_reduce", "never used", covers=("functional collectives",))
-def never_used(me: Context) -> None:
-    private.functional_collectives().all_reduce(mine(me, 2), "sum", dist.group.WORLD)
-    tensor = torch.ones(1, device=me.device)
-    dist.all_reduce(tensor)
-    me.equal(tensor, torch.full((1,), float(me.size)), "the next operation")
-
-
 @family.case(
-    "functional autograd",
+    "functional.autograd",
     "of",
     over={
         "kind": (
@@ -220,7 +212,7 @@ def autograd(me: Context, kind: str) -> None:
     if kind == "all_gather_tensor":
         given = mine(me, 1).requires_grad_()
         out = functional.all_gather_tensor_autograd(given, 0, world)
-        wanted = sum(weights.values())[me.rank : me.rank + 1]
+        wanted = combined([*weights.values()], "sum")[me.rank : me.rank + 1]
     elif kind == "reduce_scatter_tensor":
         given = mine(me, size).requires_grad_()
         out = functional.reduce_scatter_tensor_autograd(given, "sum", 0, world)
@@ -234,7 +226,7 @@ def autograd(me: Context, kind: str) -> None:
     else:
         given = mine(me, size).requires_grad_()
         out = import_module("torch.distributed.nn.functional").all_reduce(given)
-        wanted = sum(weights.values())
+        wanted = combined([*weights.values()], "sum")
     (out * weights[me.rank].to(me.device)).sum().backward()
     me.equal(given.grad, wanted, "gradient")
 

@@ -141,7 +141,7 @@ def pg_count(me: Context) -> None:
 def subgroups(me: Context, size: int) -> None:
     if me.size % size:
         size = me.size
-    mine, everyone = dist.new_subgroups(group_size=size)
+    mine, everyone = d.new_subgroups(group_size=size)
     me.equal(len(everyone), me.size // size, "number of groups")
     first = me.rank - me.rank % size
     total(me, mine, list(range(first, first + size)))
@@ -156,7 +156,7 @@ def subgroups(me: Context, size: int) -> None:
 )
 def subgroups_by_enumeration(me: Context) -> None:
     everyone = list(range(me.size))
-    mine, made = dist.new_subgroups_by_enumeration([everyone[::2], everyone[1::2]])
+    mine, made = d.new_subgroups_by_enumeration([everyone[::2], everyone[1::2]])
     me.equal(len(made), 2, "number of groups")
     total(me, mine, everyone[me.rank % 2 :: 2])
     _destroy(made)
@@ -169,7 +169,7 @@ def subgroups_by_enumeration(me: Context) -> None:
     covers=("new_subgroups_by_enumeration",),
 )
 def subgroups_without_one(me: Context) -> None:
-    mine, made = dist.new_subgroups_by_enumeration([list(range(1, me.size))])
+    mine, made = d.new_subgroups_by_enumeration([list(range(1, me.size))])
     if me.rank == 0:
         me.check(mine is None or mine is OUTSIDER, f"rank 0 got {mine!r}")
     else:
@@ -217,10 +217,10 @@ def direct(function: Callable[[Context, Any], None]) -> Callable[[Context, Any],
 @direct
 def allreduce(me: Context, group: Any) -> None:
     wanted = torch.full((2,), float(sum(range(1, me.size + 1))))
-    for call in (lambda x: group.allreduce([x]), lambda x: group.allreduce(x)):
-        tensor = full(me, me.rank + 1)
-        call(tensor).wait()
-        me.equal(tensor, wanted, "allreduce")
+    one, other = full(me, me.rank + 1), full(me, me.rank + 1)
+    group.allreduce([one]).wait()
+    group.allreduce(other).wait()
+    me.equal([one, other], [wanted, wanted], "allreduce of a list and of a tensor")
     tensor = full(me, me.rank + 1)
     group.allreduce(tensor, dist.ReduceOp.MAX).wait()
     me.equal(tensor, torch.full((2,), float(me.size)), "allreduce with MAX")

@@ -52,7 +52,7 @@ def agree(me: Context, found: Any, expected: Any, what: str) -> None:
         me.equal(found, expected, what)
 
 
-def at_root(word: str, spelling: str, root: int, members: list[int]) -> dict[str, int]:
+def at_root(word: str, spelling: str, root: int, members: list[int]) -> dict[str, Any]:
     return {f"group_{word}": root} if spelling == "group" else {word: members[root]}
 
 

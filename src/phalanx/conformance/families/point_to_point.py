@@ -23,7 +23,7 @@ def full(me: Context, value: float, count: int = 3) -> Tensor:
     return torch.full((count,), float(value), device=me.device)
 
 
-def spelled(word: str, spelling: str, group_rank: int, members: list[int]) -> dict[str, int]:
+def spelled(word: str, spelling: str, group_rank: int, members: list[int]) -> dict[str, Any]:
     if spelling == "group":
         return {f"group_{word}": group_rank}
     return {word: members[group_rank]}
@@ -161,7 +161,7 @@ def batch_ring(me: Context, spelling: str) -> None:
     right, left = (me.rank + 1) % me.size, (me.rank - 1) % me.size
     room = full(me, -1)
 
-    def peer(rank: int) -> dict[str, int]:
+    def peer(rank: int) -> dict[str, Any]:
         return {"group_peer": rank} if spelling == "group" else {"peer": rank}
 
     operations = [
@@ -261,7 +261,7 @@ def there_and_back(me: Context, times: int) -> None:
         me.equal(tensor, torch.full((3,), 2.0 * times), "counted")
 
 
-@family.case("send", "another group, same tag", least=2)
+@family.case("send", "another group with the same tag", least=2)
 def groups_are_apart(me: Context) -> None:
     """Messages of one group are not found by receives of another."""
     one, other = me.fresh(), me.fresh()

@@ -297,7 +297,7 @@ def prefixes(me: Context, kind: str) -> None:
     me.check(one.underlying_store is not None, "no underlying store")
 
 
-@family.case("Store", "shared: set here, get there", over={"kind": SHARED})
+@family.case("Store", "shared/set here get there", over={"kind": SHARED})
 def set_here_get_there(me: Context, kind: str) -> None:
     store = shared(me, kind)
     store.set(f"of {me.rank}", str(me.rank * 3))
@@ -306,7 +306,7 @@ def set_here_get_there(me: Context, kind: str) -> None:
     dist.barrier()
 
 
-@family.case("Store", "shared: counting", over={"kind": SHARED})
+@family.case("Store", "shared/counting", over={"kind": SHARED})
 def counting(me: Context, kind: str) -> None:
     store = shared(me, kind)
     if store.add("n", 1) == me.size:
@@ -316,7 +316,7 @@ def counting(me: Context, kind: str) -> None:
     dist.barrier()
 
 
-@family.case("Store", "shared: one wins", over={"kind": SHARED})
+@family.case("Store", "shared/one wins", over={"kind": SHARED})
 def one_wins(me: Context, kind: str) -> None:
     store = shared(me, kind)
     winner = store.compare_set("who", "", str(me.rank))
@@ -325,7 +325,7 @@ def one_wins(me: Context, kind: str) -> None:
     me.equal(len(set(found)), 1, "number of winners")
 
 
-@family.case("Store", "shared: wait for a late rank", over={"kind": SHARED}, least=2)
+@family.case("Store", "shared/wait for a late rank", over={"kind": SHARED}, least=2)
 def wait_for_late(me: Context, kind: str) -> None:
     store = shared(me, kind)
     if me.rank == me.size - 1:
@@ -339,7 +339,7 @@ def wait_for_late(me: Context, kind: str) -> None:
 
 @family.case(
     "Store",
-    "shared: queue",
+    "shared/queue",
     over={"kind": ("TCPStore", "PrefixStore-TCP")},
     least=2,
     covers=("Store.queue_push", "Store.queue_pop"),
@@ -354,7 +354,7 @@ def shared_queue(me: Context, kind: str) -> None:
     dist.barrier()
 
 
-@family.case("Store", "shared: multi_get waits", over={"kind": SHARED}, least=2)
+@family.case("Store", "shared/multi_get waits", over={"kind": SHARED}, least=2)
 def multi_get_waits(me: Context, kind: str) -> None:
     store = shared(me, kind)
     keys = [f"of {rank}" for rank in range(me.size)]
