@@ -209,7 +209,10 @@ def layouts_that_agree() -> Any:
     dist.all_gather(outputs, torch.arange(4.0)[::2] + dist.get_rank())
     scattered = torch.zeros(4)
     group()._reduce_scatter_base(scattered[::2], torch.arange(12.0)[::2]).wait()
-    return found[:2], found[2] if dist.get_rank() == 1 else None, memory, outputs, scattered
+    pieces = torch.zeros(3, 2).t()
+    dist.reduce_scatter(pieces, [turned() + shift for shift in range(RANKS)])
+    reduced = found[2] if dist.get_rank() == 1 else None
+    return found[:2], reduced, memory, outputs, scattered, pieces
 
 
 @direct

@@ -105,12 +105,15 @@ CALLS: dict[str, Callable[[], Any]] = {
     "strided outputs": lambda: dist.all_gather([r[::2] for r in rooms(4)], mine(2)),
     "strided output of a flat gather": lambda: gather_flat(mine(12)[::2], mine(2)),
     "strided input of a flat scatter": lambda: scatter_flat(mine(2), mine(12)[::2]),
+    "transposed reduce_scatter": lambda: dist.reduce_scatter(
+        torch.zeros(3, 2).t(), [mine(3, 2).t()] * RANKS
+    ),
+    "strided reduce_scatter": lambda: dist.reduce_scatter(mine(2), [mine(4)[::2]] * RANKS),
     "strided rows": lambda: dist.all_to_all_single(mine(3), mine(6)[::2]),
     "expanded outputs": lambda: dist.all_gather(
         [torch.zeros(1).expand(2) for _ in range(RANKS)], mine(2)
     ),
     "leaf outputs": lambda: dist.all_gather([leaf() for _ in range(RANKS)], mine(2)),
-    "a leaf gathered": lambda: gather_flat(torch.zeros(6), leaf()),
     "a leaf reduced": lambda: dist.all_reduce(leaf()),
     "leaves coalesced": lambda: world().allreduce_coalesced([leaf()]).wait(),
     "a leaf scattered to": lambda: dist.reduce_scatter(leaf(), rooms(2)),
@@ -214,6 +217,15 @@ def exchange_into_transposed() -> tuple[Tensor, Tensor]:
     output = torch.zeros(2, 3).t()
     dist.all_to_all_single(output, torch.arange(6.0).view(3, 2))
     return output, torch.arange(6.0).view(3, 2)[dist.get_rank()].expand(3, 2)
+
+
+@wrong
+def reduce_scatter_to_a_slice() -> tuple[Tensor, Tensor]:
+    memory = torch.zeros(4)
+    dist.reduce_scatter(memory[::2], [torch.arange(2.0)] * RANKS)
+    right = torch.zeros(4)
+    right[::2] = torch.arange(2.0) * RANKS
+    return memory, right
 
 
 @wrong

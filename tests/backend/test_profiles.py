@@ -49,10 +49,9 @@ GLOO_USES = {
     "overlapping": Use("gather", FLOAT, part="output", contiguous=False, overlapping=True),
     "expanded-on-cuda": cuda("broadcast", contiguous=False, dense=False, overlapping=True),
     "leaf": Use("all_gather", FLOAT, part="output", grad=True),
-    "leaf-gathered": Use("all_gather_into_tensor", FLOAT, grad=True),
     "gaps": Use("all_reduce", FLOAT, "SUM", contiguous=False, dense=False),
     "other-order": Use("scatter", FLOAT, contiguous=False, alike=False),
-    "order-of-pieces": Use("reduce_scatter", FLOAT, "SUM", contiguous=False),
+    "order-of-pieces": Use("reduce_scatter", FLOAT, "SUM", contiguous=False, alike=False),
 }
 NCCL_USES = {
     "cuda-only": Use("all_reduce", FLOAT, "SUM"),

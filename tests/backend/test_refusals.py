@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 
 import phalanx
 from tests.backend.refusals import (
@@ -123,6 +124,15 @@ def test_nccl_takes_no_cpu_tensors_and_says_so() -> None:
             dist.all_reduce(torch.ones(1))
 
     phalanx.run(program, ranks=2, backend="nccl")
+
+
+def test_functional_collectives_take_leaves() -> None:
+    def program() -> list[float]:
+        leaf = torch.ones(2, requires_grad=True)
+        found = functional.all_gather_tensor(leaf, 0, dist.group.WORLD)
+        return found.tolist()
+
+    assert phalanx.run(program, ranks=2, backend="gloo") == [[1.0] * 4] * 2
 
 
 def test_leaves_are_written_under_no_grad() -> None:

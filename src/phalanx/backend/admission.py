@@ -10,15 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from phalanx.backend import private
 from phalanx.backend.profiles import Profile, Use, profile_of
 from phalanx.backend.profiles.rules import CPU, CUDA, INPUT, OUTPUT
 from phalanx.backend.reduction import NAMES
-
-_STRIDED = torch.strided
 
 
 class Admission:
@@ -31,7 +28,7 @@ class Admission:
         self._profile: Profile | None = None
         self._known = False
         self.passed: set[Any] = set()
-        """(op, part, reduce op, dtype, on the CPU, layout) of plain tensors that passed."""
+        """(op, part, reduce op, dtype, on the CPU) of ordinary tensors that passed."""
 
     def profile(self, device: str) -> Profile | None:
         """The rules for tensors on a kind of device; None where none are written down."""
@@ -45,9 +42,8 @@ class Admission:
         self, op: str, tensor: Tensor, code: int | None = None, part: str = INPUT, **more: Any
     ) -> None:
         """Raise if the backend does not take this tensor here. `code` is the reduce op."""
-        layout = tensor.layout
-        key = (op, part, code, tensor.dtype, tensor.is_cpu, layout)
-        if key in self.passed and not (more or tensor.requires_grad) and tensor.is_contiguous():
+        key = (op, part, code, tensor.dtype, tensor.is_cpu)
+        if key in self.passed and not (more or tensor.requires_grad) and is_plain(tensor):
             return
         profile = self.profile(tensor.device.type)
         if profile is None or tensor.is_meta:  # torch itself does nothing with meta tensors
@@ -59,17 +55,16 @@ class Admission:
         rule = profile.refusal(use)
         if rule is not None:
             raise rule.error_for(use)
-        if self._known and layout is _STRIDED and use.contiguous and not use.empty:
+        if self._known and is_ordinary(use):
             self.passed.add(key)
 
     def check_outputs(
         self, op: str, tensors: Iterable[Tensor], code: int | None = None
     ) -> None:
-        """The same for what is written. Tensors that have their own place in memory and no
+        """The same for what is written. Tensors that lie in memory as usual and have no
         gradients are taken by everyone who takes the inputs."""
         for tensor in tensors:
-            plain = tensor.layout is _STRIDED and tensor.is_contiguous()
-            if not plain or tensor.requires_grad or not tensor.dim():
+            if tensor.requires_grad or not is_plain(tensor):
                 self.check(op, tensor, code, OUTPUT)
 
     def ignores_tags(self, tensor: Tensor) -> bool:
@@ -80,3 +75,17 @@ class Admission:
         """Whether shapes must fit as Gloo wants them."""
         profile = self.profile(CPU if tensor.is_cpu else CUDA)
         return profile is not None and profile.name == "gloo"
+
+
+def is_ordinary(use: Use) -> bool:
+    """Whether others of the same dtype pass where this one did."""
+    plain = use.layout == "strided" and use.contiguous
+    return plain and not (use.empty or use.zero_dim or use.grad)
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Whether it lies in memory as usual: in one piece, in the usual order."""
+    try:
+        return tensor.is_contiguous()
+    except RuntimeError:  # torch does not answer for compressed tensors
+        return False

@@ -54,12 +54,10 @@ def check_single(name: str, tensors: list[Tensor]) -> list[Tensor]:
 
 def check_one_dtype(name: str, tensors: Sequence[Tensor]) -> None:
     check_some(name, tensors)
-    for tensor in tensors:
-        if tensor.dtype != tensors[0].dtype:
-            raise UnsupportedTypeError(
-                f"{name}: all tensors must have one dtype; got {tensors[0].dtype} and "
-                f"{tensor.dtype}"
-            )
+    dtypes = [tensor.dtype for tensor in tensors]
+    if dtypes.count(dtypes[0]) != len(dtypes):
+        found = " and ".join(map(str, dict.fromkeys(dtypes)))
+        raise UnsupportedTypeError(f"{name}: all tensors must have one dtype; got {found}")
 
 
 def check_same_shapes(name: str, tensors: Sequence[Tensor]) -> None:

@@ -28,7 +28,8 @@ def broadcast(calls: list[Call], which: int = 0) -> None:
     """Every tensor gets the root's, or that of the root's tensors which is number `which`."""
     root = calls[0].root
     assert root is not None
-    check_order(calls)
+    if calls[0].uneven:
+        check_order(calls)
     source = calls[root].inputs[which]
     for call in calls:
         for target in call.inputs:
@@ -61,7 +62,8 @@ def reduce(calls: list[Call]) -> None:
     root = calls[0].root
     assert root is not None
     reduction = _reduction(calls)
-    check_order(calls)
+    if calls[0].uneven:
+        check_order(calls)
     for index, target in enumerate(calls[root].inputs):
         reduction.into(target.data, [call.inputs[index].data for call in calls])
 
@@ -102,6 +104,8 @@ def gather(calls: list[Call]) -> None:
 def scatter(calls: list[Call]) -> None:
     root = calls[0].root
     assert root is not None
+    if calls[0].uneven:
+        check_order(calls, "outputs")
     for source, receiver in zip(calls[root].inputs, calls, strict=True):
         _copy(receiver.outputs[0], source)
 
@@ -109,6 +113,8 @@ def scatter(calls: list[Call]) -> None:
 def reduce_scatter(calls: list[Call]) -> None:
     """`inputs` are one list, with a tensor for each member, for each output."""
     reduction = _reduction(calls)
+    if calls[0].uneven:
+        check_order(calls, "outputs")
     for index in range(len(calls[0].outputs)):
         given = [[tensor.data for tensor in call.inputs[index]] for call in calls]
         _reduce_pieces(reduction, given, [call.outputs[index].data for call in calls])
@@ -174,12 +180,12 @@ def _apart(
     return [piece.clone() for piece in pieces]
 
 
-def check_order(calls: list[Call]) -> None:
+def check_order(calls: list[Call], side: str = "inputs") -> None:
     """Backends take a tensor's memory as it lies there. Ranks whose tensors are not laid out
     alike would get each other's elements in the wrong places."""
-    for index, first in enumerate(calls[0].inputs):
+    for index, first in enumerate(getattr(calls[0], side)):
         for call in calls:
-            tensor = call.inputs[index]
+            tensor = getattr(call, side)[index]
             if tensor.stride() == first.stride() or tensor.numel() < 2:
                 continue
             if not (tensor.is_contiguous() and first.is_contiguous()):

@@ -20,11 +20,17 @@ from torch import Tensor
 from torch.distributed import distributed_c10d
 
 from phalanx.backend import arguments, collectives, monitored
-from phalanx.backend.admission import Admission
+from phalanx.backend.admission import Admission, is_plain
 from phalanx.backend.endpoint import Endpoint, WorkOfAll
 from phalanx.backend.overloads import as_list, as_lists, options
 from phalanx.backend.profiles.rules import INPUT, OUTPUT
-from phalanx.backend.signatures import alike_or_not, layouts, reduce_op, shapes
+from phalanx.backend.signatures import (
+    alike_or_not,
+    have_one_shape,
+    layouts,
+    reduce_op,
+    shapes,
+)
 from phalanx.backend.work import OpWork
 from phalanx.core.meeting import Call
 
@@ -72,8 +78,8 @@ class RankGroup(Endpoint):
             return self._reduce_several(call, opts)
         first = tensors[0]
         code, dtype, on_cpu = call.op[0], first.dtype, first.is_cpu
-        key = ("all_reduce", INPUT, code, dtype, on_cpu, first.layout)
-        if key in self._passed and first.is_contiguous():
+        key = ("all_reduce", INPUT, code, dtype, on_cpu)
+        if key in self._passed and is_plain(first):
             call.signature = ("all_reduce", code, (dtype, first.shape, on_cpu))
         else:
             self._check("all_reduce", first, code)
@@ -146,8 +152,7 @@ class RankGroup(Endpoint):
         call = self._call("all_gather")
         arguments.check_gather_lists(self, call.name, outputs, inputs)
         call.inputs, call.outputs = inputs, outputs
-        shape = inputs[0].shape
-        even = all(t.shape == shape for t in (*inputs, *(t for outs in outputs for t in outs)))
+        even = all(have_one_shape([*inputs, *outs]) for outs in outputs)
         self._check_lists(call, outputs, inputs, even=even)
         call.signature = (call.name, *shapes(inputs)) if even else call
         return self._submit(call, collectives.all_gather, opts, inputs[0])
@@ -250,11 +255,15 @@ class RankGroup(Endpoint):
         given = arguments.check_scatter_list(self, call.name, outputs[0], inputs)
         call.inputs, call.outputs = inputs, outputs
         call.op = reduce_op(opts.reduceOp)
-        fits = given[call.member].shape == outputs[0].shape
+        whole = outputs[0]
+        more = {} if given[call.member].shape == whole.shape else _UNEVEN
         for tensor in given:
-            self._check(call.name, tensor, call.op[0], **({} if fits else _UNEVEN))
+            alike = alike_or_not(tensor, whole)
+            self._check(call.name, tensor, call.op[0], **more, **alike)
+            if alike and not is_plain(whole):
+                self._check(call.name, whole, call.op[0], OUTPUT, **alike)
         self._check_outputs(call.name, outputs, call.op[0])
-        call.signature = (call.name, call.op[0], *shapes(outputs), *shapes(given))
+        call.signature = (call.name, call.op[0], *layouts(outputs), *shapes(given))
         return self._submit(call, collectives.reduce_scatter, opts, outputs[0])
 
     def reduce_scatter_single(
@@ -284,8 +293,7 @@ class RankGroup(Endpoint):
         arguments.check_list(self, call.name, "output_tensor_list", output_tensors)
         arguments.check_list(self, call.name, "input_tensor_list", input_tensors)
         call.inputs, call.outputs = input_tensors, output_tensors
-        shape = input_tensors[0].shape
-        even = all(t.shape == shape for t in (*input_tensors, *output_tensors))
+        even = have_one_shape([*input_tensors, *output_tensors])
         self._check_lists(call, [output_tensors], input_tensors, even=even)
         call.signature = (call.name, *shapes(input_tensors)) if even else call
         return self._submit(call, collectives.all_to_all, opts, input_tensors[0])
@@ -397,8 +405,8 @@ class RankGroup(Endpoint):
         opts = options(_ReduceScatterOptions, opts)
         arguments.check_pairs(call.name, outputs, inputs)
         call.op = reduce_op(opts.reduceOp)
-        self._check_outputs(call.name, outputs, call.op[0])
         for output, given in zip(outputs, inputs, strict=True):
+            self._check(call.name, output, call.op[0], OUTPUT)
             self._check_flat(call.name, call.op[0], given, INPUT, whole=given, part=output)
         call.inputs, call.outputs = inputs, outputs
         call.signature = (call.name, call.op[0], *shapes(inputs))

@@ -31,6 +31,11 @@ def shapes(tensors: Sequence[Tensor]) -> tuple[Any, ...]:
     return tuple((t.dtype, t.shape, t.is_cpu) for t in tensors)
 
 
+def have_one_shape(tensors: Sequence[Tensor]) -> bool:
+    found = [tensor.shape for tensor in tensors]
+    return found.count(found[0]) == len(found)
+
+
 def layouts(tensors: Sequence[Tensor]) -> tuple[Any, ...]:
     """The same, and the order of elements in memory where it is not the usual one: backends
     go by memory, so ranks must agree on it."""

@@ -240,13 +240,6 @@ RULES = (
         lambda use: use.grad and _is_written_by_copy(use),
     ),
     Rule(
-        "leaf-gathered",
-        "Gloo gathers no leaf that requires gradients into one tensor; call under "
-        "torch.no_grad() or pass tensor.detach()",
-        "ProcessGroupGloo.cpp: _allgather_base cuts the output in views; measured",
-        lambda use: use.grad and use.op == "all_gather_into_tensor",
-    ),
-    Rule(
         "gaps",
         "this tensor has gaps in memory (it is a slice or expanded); Gloo would take the "
         f"memory after its start for it and spoil the data; {_CONTIGUOUS}",
@@ -266,13 +259,13 @@ RULES = (
     ),
     Rule(
         "order-of-pieces",
-        "Gloo would mix up the elements of a tensor that is not contiguous here; "
-        f"{_CONTIGUOUS}",
+        "the tensors of this call lie in memory in different ways, or with gaps; Gloo would "
+        f"mix up their elements; {_CONTIGUOUS}",
         "ProcessGroupGloo.cpp: reduce_scatter; measured",
         lambda use: (
             use.op == "reduce_scatter"
             and not use.contiguous
-            and (use.part == OUTPUT or use.dense)
+            and (not use.alike if use.dense else use.part == OUTPUT)
         ),
         effect=CORRUPTS,
     ),
