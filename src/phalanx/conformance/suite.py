@@ -57,9 +57,16 @@ def all_cases(rank_counts: Iterable[int]) -> list[Case]:
 
 
 def select(cases: list[Case], expression: str) -> list[Case]:
-    """Cases whose id contains, or as a glob matches, one of the comma-separated words."""
+    """Cases whose id is, contains or (a glob) matches one of the comma-separated words. A
+    word that is a whole id stands for this case only."""
     words = [word.strip() for word in expression.split(",") if word.strip()]
-    return [case for case in cases if any(_matches(case.id, word) for word in words)]
+    exact = {case.id for case in cases}.intersection(words)
+    parts = [word for word in words if word not in exact]
+    return [
+        case
+        for case in cases
+        if case.id in exact or any(_matches(case.id, word) for word in parts)
+    ]
 
 
 def _matches(name: str, word: str) -> bool:

@@ -1,0 +1,73 @@
+"""From reports to outcomes, without running anything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from phalanx.conformance.judge import judge, known_refusal
+from phalanx.conformance.model import Case, Report
+from phalanx.conformance.suite import all_cases
+
+RIGHT = Report("right")
+WRONG = Report("wrong", "result: [1] instead of [2]")
+UNMET = Report("unmet", "returned None")
+ERROR = Report("error", "RuntimeError: no", ("RuntimeError", "Exception"))
+
+BY_ID = {case.id: case for case in all_cases([3])}
+PLAIN = BY_ID["all_reduce/float32/sum/sync@3"]
+SUB = BY_ID["all_reduce/float32/sum/sync/sub@3"]
+REFUSED = BY_ID["all_reduce/int16/sum/sync@3"]
+MISTAKE = BY_ID["all_gather/mistake/list-too-short@3"]
+ONE_SIDED = BY_ID["all_gather/mistake/list-too-short-on-one-rank@3"]
+
+
+def outcome(case: Case, reports: Sequence[Report], *, known: bool = True) -> str:
+    rule = known_refusal(case, "gloo", "cpu") if known else None
+    return judge(case, reports, rule, known=known).outcome
+
+
+@pytest.mark.parametrize(
+    ("case", "reports", "expected"),
+    [
+        (PLAIN, [RIGHT] * 3, "pass"),
+        (PLAIN, [RIGHT, WRONG, RIGHT], "WRONG"),
+        (PLAIN, [ERROR, WRONG, ERROR], "WRONG"),
+        (PLAIN, [RIGHT, UNMET, RIGHT], "fail"),
+        (PLAIN, [ERROR] * 3, "fail"),
+        (PLAIN, [ERROR, RIGHT, RIGHT], "fail"),
+        (REFUSED, [ERROR] * 3, "refuse"),
+        (REFUSED, [ERROR, ERROR, RIGHT], "fail"),
+        (REFUSED, [RIGHT] * 3, "pass"),
+        (REFUSED, [WRONG] * 3, "WRONG"),
+        (MISTAKE, [ERROR] * 3, "pass"),
+        (MISTAKE, [ERROR, ERROR, RIGHT], "fail"),
+        (MISTAKE, [RIGHT] * 3, "fail"),
+        (MISTAKE, [Report("error", "TypeError: x", ("TypeError", "Exception"))] * 3, "fail"),
+        (ONE_SIDED, [ERROR, RIGHT, RIGHT], "pass"),
+        (ONE_SIDED, [RIGHT] * 3, "fail"),
+    ],
+)
+def test_outcomes(case: Case, reports: list[Report], expected: str) -> None:
+    assert outcome(case, reports) == expected
+
+
+def test_ranks_outside_of_the_group_need_no_error() -> None:
+    error = Report("error", "RuntimeError: no", ("RuntimeError",))
+    assert outcome(SUB, [RIGHT, error, error], known=False) == "refuse"
+
+
+def test_without_a_profile_a_clean_error_on_all_ranks_is_a_refusal() -> None:
+    assert outcome(PLAIN, [ERROR] * 3, known=False) == "refuse"
+    assert outcome(PLAIN, [ERROR, RIGHT, ERROR], known=False) == "fail"
+
+
+def test_the_reason_names_the_ranks() -> None:
+    result = judge(PLAIN, [RIGHT, WRONG, WRONG], None, known=True)
+    assert result.reason == "ranks 1,2: result: [1] instead of [2]"
+
+
+def test_a_gap_in_memory_is_known_to_corrupt_on_gloo() -> None:
+    rule = known_refusal(BY_ID["all_reduce/float32/sum/sync/strided@3"], "gloo", "cpu")
+    assert rule is not None and rule.effect == "corrupts"
