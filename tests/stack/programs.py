@@ -23,8 +23,10 @@ from torch.distributed.fsdp import (
     FullStateDictConfig,
     FullyShardedDataParallel,
     StateDictType,
+    fully_shard,
 )
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.experimental import context_parallel
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -288,7 +290,54 @@ def uneven_tensor_parallel() -> None:
     parallelize_module(make(), mesh, plan)(batch(0)[0])
 
 
+def _counts(mode: Any) -> dict[str, int]:
+    return {str(op): count for op, count in mode.get_comm_counts().items()}
+
+
+def counted_fsdp2() -> dict[str, int]:
+    model: Any = make()
+    fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    with CommDebugMode() as mode:
+        _step(model)
+    return _counts(mode)
+
+
+def counted_tensor_parallel() -> dict[str, int]:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    model = parallelize_module(
+        make(), mesh, {"first": ColwiseParallel(output_layouts=Replicate())}
+    )
+    with CommDebugMode() as mode:
+        _step(model)
+    return _counts(mode)
+
+
+def counted_ddp() -> dict[str, int]:
+    model = DDP(make())
+    with CommDebugMode() as mode:
+        _step(model)
+    return _counts(mode)
+
+
+def profiled_ddp() -> dict[str, int]:
+    """How often which event of the communication is in the profile."""
+    model = DDP(make())
+    _step(model)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        _step(model)
+        dist.barrier()
+    return {
+        event.key: event.count
+        for event in profile.key_averages()
+        if event.key.startswith(("gloo:", "c10d::", "DistributedDataParallel"))
+    }
+
+
 PROGRAMS: list[Program] = [
+    counted_fsdp2,
+    counted_tensor_parallel,
+    counted_ddp,
+    profiled_ddp,
     quantized_by_tensor,
     quantized_by_channel,
     bf16_hook,

@@ -107,20 +107,37 @@ def test_autocast_and_grad_mode_are_each_ranks_own() -> None:
     assert phalanx.run(program, ranks=2) == [(False, False), (True, True)]
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_warning_filters_are_each_ranks_own(seed: int) -> None:
-    """Rank 0 has left its block when the others still rely on theirs."""
+@pytest.mark.xfail(strict=True, reason="ranks share the filters")
+def test_warning_filters_are_each_ranks_own() -> None:
+    """Rank 0, which came first, has left its block when the others still rely on theirs."""
 
     def program() -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            dist.barrier()
             if dist.get_rank() > 0:
                 dist.barrier()
                 warnings.warn("nobody must see this", stacklevel=1)
                 return
         dist.barrier()
 
-    phalanx.run(program, ranks=3, seed=seed)
+    phalanx.run(program, ranks=3)
+
+
+@pytest.mark.xfail(strict=True, reason="ranks share the hooks")
+def test_global_module_hooks_are_each_ranks_own() -> None:
+    def program() -> list[int]:
+        seen: list[int] = []
+        handle = nn.modules.module.register_module_forward_pre_hook(
+            lambda module, args: seen.append(int(args[0][0]))
+        )
+        dist.barrier()
+        nn.Identity()(torch.tensor([dist.get_rank()]))
+        dist.barrier()
+        handle.remove()
+        return seen
+
+    assert phalanx.run(program, ranks=3) == [[0], [1], [2]]
 
 
 SETTINGS: dict[str, tuple[Callable[[Any], Any], Callable[[], Any], Any]] = {
