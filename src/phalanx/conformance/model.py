@@ -44,7 +44,6 @@ class Case:
     everywhere: bool = True
     alone: bool = False
     bare: bool = False
-    covers: tuple[str, ...] = ()
 
     @property
     def id(self) -> str:

@@ -131,7 +131,6 @@ class Operation:
     uneven: bool = False
     pairs: bool = False
     managed: bool = False
-    covers: tuple[str, ...] = ()
 
     @property
     def gathers(self) -> bool:
@@ -264,7 +263,6 @@ OPERATIONS: dict[str, Operation] = {
             rows=True,
             use="all_gather",
             uneven=True,
-            covers=("all_gather of uneven sizes",),
         ),
         Operation(
             "all_gather_into_tensor",
@@ -272,7 +270,6 @@ OPERATIONS: dict[str, Operation] = {
             joined,
             _all_gather_into,
             reference.concatenated,
-            covers=("all_gather_into_tensor concatenating",),
         ),
         Operation(
             "all_gather_into_tensor_stacking",
@@ -281,7 +278,6 @@ OPERATIONS: dict[str, Operation] = {
             _all_gather_into,
             reference.stacked,
             use="all_gather_into_tensor",
-            covers=("all_gather_into_tensor stacking",),
         ),
         Operation(
             "gather",
@@ -320,7 +316,6 @@ OPERATIONS: dict[str, Operation] = {
             _all_to_all_single,
             reference.all_to_all_single,
             rows=True,
-            covers=("all_to_all_single even splits",),
         ),
         Operation(
             "all_to_all_single_uneven",
@@ -330,7 +325,6 @@ OPERATIONS: dict[str, Operation] = {
             reference.all_to_all_uneven,
             rows=True,
             use="all_to_all_single",
-            covers=("all_to_all_single uneven splits",),
         ),
         Operation(
             "all_reduce_coalesced",
@@ -356,7 +350,6 @@ OPERATIONS: dict[str, Operation] = {
             reduces=True,
             use="all_reduce_coalesced",
             managed=True,
-            covers=("coalescing manager",),
         ),
         Operation(
             "coalescing_all_gather",
@@ -366,7 +359,6 @@ OPERATIONS: dict[str, Operation] = {
             reference.concatenated,
             use="all_gather_into_tensor_coalesced",
             managed=True,
-            covers=("coalescing manager",),
         ),
         Operation(
             "coalescing_reduce_scatter",
@@ -382,7 +374,6 @@ OPERATIONS: dict[str, Operation] = {
             rows=True,
             use="reduce_scatter_tensor_coalesced",
             managed=True,
-            covers=("coalescing manager",),
         ),
         Operation(
             "send_recv",
@@ -392,7 +383,6 @@ OPERATIONS: dict[str, Operation] = {
             reference.ring,
             use="send",
             pairs=True,
-            covers=("send", "recv", "isend", "irecv"),
         ),
     )
 }

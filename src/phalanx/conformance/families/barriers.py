@@ -21,7 +21,6 @@ SOON = timedelta(seconds=5)
     "in",
     over={"mode": ("sync", "async"), "group": SHAPES},
     least=3,
-    covers=("barrier",),
 )
 def barrier(me: Context, mode: str, group: str) -> None:
     handle, members = me.group(group), GROUPS[group](me.size)[0]
@@ -42,7 +41,7 @@ def barrier_outside(me: Context, mode: str) -> None:
         work.wait()
 
 
-@family.case("barrier", "holds everybody", least=2, covers=("barrier",))
+@family.case("barrier", "holds everybody", least=2)
 def holds_everybody(me: Context) -> None:
     """Nobody leaves before the last has come: what each wrote before is there after."""
     folder = me.scratch / me.name("barrier")
@@ -53,7 +52,7 @@ def holds_everybody(me: Context) -> None:
     me.equal(found, list(range(me.size)), "who had come")
 
 
-@family.case("barrier", "device_ids", covers=("barrier",))
+@family.case("barrier", "device_ids")
 def device_ids(me: Context) -> None:
     dist.barrier(device_ids=[0])
 
@@ -63,7 +62,6 @@ def device_ids(me: Context) -> None:
     "in",
     over={"group": SHAPES, "every": (False, True)},
     least=3,
-    covers=("monitored_barrier", "monitored_barrier wait_all_ranks"),
 )
 def monitored(me: Context, group: str, every: bool) -> None:
     handle, members = me.group(group), GROUPS[group](me.size)[0]
@@ -71,9 +69,7 @@ def monitored(me: Context, group: str, every: bool) -> None:
         dist.monitored_barrier(handle, timeout=SOON, wait_all_ranks=every)
 
 
-@family.case(
-    "monitored_barrier", "again and again", over={"times": (5,)}, covers=("monitored_barrier",)
-)
+@family.case("monitored_barrier", "again and again", over={"times": (5,)})
 def monitored_again(me: Context, times: int) -> None:
     for _ in range(times):
         dist.monitored_barrier(timeout=SOON)
@@ -86,7 +82,6 @@ def monitored_again(me: Context, times: int) -> None:
     least=2,
     ranks=(2, 3),
     alone=True,
-    covers=("monitored_barrier timeout",),
 )
 def one_is_missing(me: Context, every: bool) -> None:
     group = me.fresh(timeout=me.short)
@@ -109,7 +104,6 @@ def one_is_missing(me: Context, every: bool) -> None:
     "several are missing",
     ranks=(4,),
     alone=True,
-    covers=("monitored_barrier wait_all_ranks",),
 )
 def several_are_missing(me: Context) -> None:
     group = me.fresh(timeout=me.short)
@@ -132,7 +126,6 @@ def several_are_missing(me: Context) -> None:
     alone=True,
     raises=("RuntimeError",),
     everywhere=False,
-    covers=("monitored_barrier timeout",),
 )
 def first_is_missing(me: Context) -> None:
     group = me.fresh(timeout=me.short)

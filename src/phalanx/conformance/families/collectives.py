@@ -132,7 +132,6 @@ def _case(operation: Operation, ranks: int, **given: Any) -> Case:
         ranks=ranks,
         program="collective",
         given={"operation": operation.name, **given},
-        covers=(operation.name, *operation.covers),
     )
 
 

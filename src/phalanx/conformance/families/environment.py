@@ -27,15 +27,6 @@ METHODS = ("file", "store", "tcp", "env", "env by default")
 @family.case(
     "availability",
     "functions",
-    covers=(
-        "is_available",
-        "is_initialized",
-        "is_gloo_available",
-        "is_nccl_available",
-        "is_mpi_available",
-        "is_xccl_available",
-        "is_torchelastic_launched",
-    ),
 )
 def availability(me: Context) -> None:
     me.check(dist.is_available() and dist.is_initialized(), "not available or initialized")
@@ -49,14 +40,6 @@ def availability(me: Context) -> None:
 @family.case(
     "environment",
     "of a rank",
-    covers=(
-        "RANK",
-        "WORLD_SIZE",
-        "LOCAL_RANK",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-        "get_node_local_rank",
-    ),
 )
 def environment(me: Context) -> None:
     me.equal(os.environ["RANK"], str(me.rank), "RANK")
@@ -69,13 +52,6 @@ def environment(me: Context) -> None:
 @family.case(
     "errors",
     "classes",
-    covers=(
-        "DistError",
-        "DistBackendError",
-        "DistNetworkError",
-        "DistStoreError",
-        "DistQueueEmptyError",
-    ),
 )
 def error_classes(me: Context) -> None:
     for name in ("DistBackendError", "DistNetworkError", "DistStoreError"):
@@ -84,7 +60,7 @@ def error_classes(me: Context) -> None:
     me.check(issubclass(d.QueueEmptyError, d.DistStoreError), "QueueEmptyError")
 
 
-@family.case("Backend", "names", covers=("Backend",))
+@family.case("Backend", "names")
 def backend_names(me: Context) -> None:
     me.equal(d.Backend("GLOO"), "gloo", "Backend('GLOO')")
     me.equal((d.Backend.GLOO, d.Backend.NCCL, d.Backend.MPI), ("gloo", "nccl", "mpi"), "names")
@@ -95,7 +71,6 @@ def backend_names(me: Context) -> None:
     "debug_level",
     "set and ask",
     over={"level": ("OFF", "INFO", "DETAIL")},
-    covers=("set_debug_level", "get_debug_level"),
 )
 def debug_level(me: Context, level: str) -> None:
     before = d.get_debug_level()
@@ -113,7 +88,6 @@ def debug_level(me: Context, level: str) -> None:
     "debug_level",
     "from the environment",
     over={"level": ("OFF", "INFO", "DETAIL")},
-    covers=("set_debug_level_from_env", "TORCH_DISTRIBUTED_DEBUG"),
 )
 def debug_level_from_env(me: Context, level: str) -> None:
     before, old = d.get_debug_level(), os.environ.get("TORCH_DISTRIBUTED_DEBUG")
@@ -134,7 +108,6 @@ def debug_level_from_env(me: Context, level: str) -> None:
     over={"level": ("INFO", "DETAIL")},
     bare=True,
     least=2,
-    covers=("TORCH_DISTRIBUTED_DEBUG",),
 )
 def groups_made_at(me: Context, level: str) -> None:
     before = d.get_debug_level()
@@ -186,12 +159,6 @@ def leave() -> None:
     "by",
     over={"method": METHODS},
     bare=True,
-    covers=(
-        "init_process_group env://",
-        "init_process_group tcp://",
-        "init_process_group file://",
-        "init_process_group store",
-    ),
 )
 def init_by(me: Context, method: str) -> None:
     me.check(not dist.is_initialized(), "initialized before")
@@ -210,7 +177,6 @@ def init_by(me: Context, method: str) -> None:
     "backend",
     over={"backend": ("none", "cpu:gloo", "gloo")},
     bare=True,
-    covers=("init_process_group backend None", "init_process_group"),
 )
 def init_backend(me: Context, backend: str) -> None:
     try:
@@ -226,7 +192,6 @@ def init_backend(me: Context, backend: str) -> None:
     "again",
     over={"times": (3,), "method": ("file", "store")},
     bare=True,
-    covers=("initialising again", "destroy_process_group"),
 )
 def init_again(me: Context, times: int, method: str) -> None:
     for _ in range(times):
@@ -264,7 +229,6 @@ def wrong_arguments(me: Context) -> None:
     "use_local_synchronization",
     bare=True,
     least=3,
-    covers=("new_group use_local_synchronization",),
 )
 def local_synchronization(me: Context) -> None:
     """Only the members call."""
@@ -281,7 +245,7 @@ def local_synchronization(me: Context) -> None:
         leave()
 
 
-@family.case("init_device_mesh", "without a group", bare=True, covers=("init_device_mesh",))
+@family.case("init_device_mesh", "without a group", bare=True)
 def mesh_without_group(me: Context) -> None:
     try:
         init(me, "file")

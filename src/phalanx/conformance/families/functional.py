@@ -54,7 +54,6 @@ def combined(tensors: list[Tensor], op: str) -> Tensor:
     "of",
     over={"op": OPS, "group": SHAPES},
     least=3,
-    covers=("functional collectives",),
 )
 def all_reduce(me: Context, op: str, group: str) -> None:
     handle, members = seat(me, group)
@@ -72,7 +71,6 @@ def all_reduce(me: Context, op: str, group: str) -> None:
     "along",
     over={"axis": (0, 1), "group": SHAPES},
     least=3,
-    covers=("functional collectives",),
 )
 def all_gather_tensor(me: Context, axis: int, group: str) -> None:
     handle, members = seat(me, group)
@@ -88,7 +86,6 @@ def all_gather_tensor(me: Context, axis: int, group: str) -> None:
     "along",
     over={"axis": (0, 1), "group": SHAPES},
     least=3,
-    covers=("functional collectives",),
 )
 def reduce_scatter_tensor(me: Context, axis: int, group: str) -> None:
     handle, members = seat(me, group)
@@ -106,7 +103,6 @@ def reduce_scatter_tensor(me: Context, axis: int, group: str) -> None:
     "splits",
     over={"even": (True, False), "group": SHAPES},
     least=3,
-    covers=("functional collectives",),
 )
 def all_to_all_single(me: Context, even: bool, group: str) -> None:
     handle, members = seat(me, group)
@@ -132,7 +128,6 @@ def all_to_all_single(me: Context, even: bool, group: str) -> None:
     "of",
     over={"group": SHAPES},
     least=3,
-    covers=("functional collectives",),
 )
 def broadcast(me: Context, group: str) -> None:
     """The root counts inside of the group here."""
@@ -143,7 +138,7 @@ def broadcast(me: Context, group: str) -> None:
     me.equal(found + 0, of(members[-1], 3), "result")
 
 
-@family.case("functional.permute_tensor", "ring", least=2, covers=("functional collectives",))
+@family.case("functional.permute_tensor", "ring", least=2)
 def permute_tensor(me: Context) -> None:
     ring = [(rank + 1) % me.size for rank in range(me.size)]
     found = private.functional_collectives().permute_tensor(mine(me, 3), ring, dist.group.WORLD)
@@ -154,7 +149,6 @@ def permute_tensor(me: Context) -> None:
     "functional.coalesced",
     "of",
     over={"kind": ("all_reduce", "all_gather", "reduce_scatter")},
-    covers=("functional collectives",),
 )
 def coalesced(me: Context, kind: str) -> None:
     functional, world = private.functional_collectives(), dist.group.WORLD
@@ -179,7 +173,6 @@ def coalesced(me: Context, kind: str) -> None:
     "functional.wait_tensor",
     "many in flight",
     over={"count": (5,)},
-    covers=("functional collectives",),
 )
 def many_in_flight(me: Context, count: int) -> None:
     functional = private.functional_collectives()
@@ -203,7 +196,6 @@ def many_in_flight(me: Context, count: int) -> None:
         )
     },
     least=2,
-    covers=("functional collectives autograd",),
 )
 def autograd(me: Context, kind: str) -> None:
     """The gradient of a gather is a scattered sum, and the other way round."""
@@ -249,7 +241,6 @@ DIFFERENTIABLE = (
     "of",
     over={"kind": DIFFERENTIABLE},
     least=2,
-    covers=("torch.distributed.nn.functional",),
 )
 def differentiable(me: Context, kind: str) -> None:
     """Each rank weighs its results by rank + 1; what comes back says where they came from."""

@@ -37,7 +37,6 @@ def total(me: Context, group: Any, members: list[int]) -> None:
     "new_group",
     "of",
     over={"which": ("all", "none given", "even", "last", "backwards")},
-    covers=("new_group",),
 )
 def new_group_of(me: Context, which: str) -> None:
     everyone = list(range(me.size))
@@ -56,26 +55,26 @@ def new_group_of(me: Context, which: str) -> None:
     total(me, group, members)
 
 
-@family.case("new_group", "many", over={"count": (3, 12)}, covers=("new_group",))
+@family.case("new_group", "many", over={"count": (3, 12)})
 def many_groups(me: Context, count: int) -> None:
     made = [me.fresh() for _ in range(count)]
     for group in made[::-1]:
         total(me, group, list(range(me.size)))
 
 
-@family.case("new_group", "group_desc", covers=("new_group group_desc",))
+@family.case("new_group", "group_desc")
 def group_desc(me: Context) -> None:
     group = me.fresh(group_desc="for a case")
     me.equal(group.group_desc, "for a case", "group_desc")
     me.check(len(group.group_name) > 0, "no group_name")
 
 
-@family.case("new_group", "timeout", covers=("new_group timeout",))
+@family.case("new_group", "timeout")
 def group_timeout(me: Context) -> None:
     total(me, me.fresh(timeout=timedelta(seconds=3)), list(range(me.size)))
 
 
-@family.case("new_group", "backend", covers=("new_group",))
+@family.case("new_group", "backend")
 def group_backend(me: Context) -> None:
     group = me.fresh(backend=me.backend)
     me.equal(dist.get_backend(group), me.backend, "get_backend")
@@ -87,7 +86,6 @@ def group_backend(me: Context) -> None:
     "in groups",
     over={"group": ("full", "sub", "single")},
     least=3,
-    covers=("get_rank", "get_world_size", "GroupMember.NON_GROUP_MEMBER"),
 )
 def rank_in_group(me: Context, group: str) -> None:
     handle, members = me.group(group), GROUPS[group](me.size)[0]
@@ -101,7 +99,6 @@ def rank_in_group(me: Context, group: str) -> None:
     "translate",
     over={"group": ("sub", "single")},
     least=3,
-    covers=("get_group_rank", "get_global_rank", "get_process_group_ranks"),
 )
 def translate(me: Context, group: str) -> None:
     handle, members = me.group(group), GROUPS[group](me.size)[0]
@@ -116,7 +113,6 @@ def translate(me: Context, group: str) -> None:
     "get_backend",
     "of groups",
     least=3,
-    covers=("get_backend", "get_backend_config", "get_pg_count", "Backend"),
 )
 def backend_of_groups(me: Context) -> None:
     me.equal(dist.get_backend(), me.backend, "get_backend")
@@ -130,14 +126,14 @@ def backend_of_groups(me: Context) -> None:
         me.raises((ValueError, AssertionError), lambda: dist.get_backend(outside), "outside")
 
 
-@family.case("get_pg_count", "grows", covers=("get_pg_count",))
+@family.case("get_pg_count", "grows")
 def pg_count(me: Context) -> None:
     before = dist.get_pg_count()
     me.fresh()
     me.equal(dist.get_pg_count(), before + 1, "get_pg_count")
 
 
-@family.case("new_subgroups", "of size", over={"size": (1, 2)}, covers=("new_subgroups",))
+@family.case("new_subgroups", "of size", over={"size": (1, 2)})
 def subgroups(me: Context, size: int) -> None:
     if me.size % size:
         size = me.size
@@ -152,7 +148,6 @@ def subgroups(me: Context, size: int) -> None:
     "new_subgroups_by_enumeration",
     "every other",
     least=2,
-    covers=("new_subgroups_by_enumeration",),
 )
 def subgroups_by_enumeration(me: Context) -> None:
     everyone = list(range(me.size))
@@ -166,7 +161,6 @@ def subgroups_by_enumeration(me: Context) -> None:
     "new_subgroups_by_enumeration",
     "somebody left out",
     least=2,
-    covers=("new_subgroups_by_enumeration",),
 )
 def subgroups_without_one(me: Context) -> None:
     mine, made = d.new_subgroups_by_enumeration([list(range(1, me.size))])
@@ -183,7 +177,7 @@ def _destroy(groups: list[Any]) -> None:
             dist.destroy_process_group(group)
 
 
-@family.case("destroy_process_group", "one of several", covers=("destroy_process_group",))
+@family.case("destroy_process_group", "one of several")
 def destroy_one(me: Context) -> None:
     one, other = me.fresh(), me.fresh()
     dist.destroy_process_group(one)
@@ -197,7 +191,6 @@ def destroy_one(me: Context) -> None:
     "destroy_process_group",
     "and make again",
     over={"times": (3,)},
-    covers=("destroy_process_group",),
 )
 def destroy_and_make(me: Context, times: int) -> None:
     for _ in range(times):
@@ -308,13 +301,12 @@ def itself(me: Context, group: Any) -> None:
     "ProcessGroup",
     "called directly",
     over={"method": tuple(DIRECT)},
-    covers=("ProcessGroup methods called directly",),
 )
 def called_directly(me: Context, method: str) -> None:
     DIRECT[method](me, dist.group.WORLD)
 
 
-@family.case("ProcessGroup", "default group", covers=("GroupMember.WORLD",))
+@family.case("ProcessGroup", "default group")
 def default_group(me: Context) -> None:
     me.check(dist.GroupMember.WORLD is dist.group.WORLD, "two default groups")
     me.check(dist.is_initialized(), "not initialized")
@@ -333,7 +325,6 @@ def mesh_of(me: Context, dimensions: int) -> Any:
     "DeviceMesh",
     "dimensions",
     over={"dimensions": (1, 2, 3)},
-    covers=("DeviceMesh", "init_device_mesh"),
 )
 def mesh_dimensions(me: Context, dimensions: int) -> None:
     mesh = mesh_of(me, dimensions)
@@ -355,9 +346,7 @@ def mesh_dimensions(me: Context, dimensions: int) -> None:
         total(me, group, members)
 
 
-@family.case(
-    "DeviceMesh", "slicing", over={"dimensions": (2, 3)}, covers=("DeviceMesh slicing",)
-)
+@family.case("DeviceMesh", "slicing", over={"dimensions": (2, 3)})
 def mesh_slicing(me: Context, dimensions: int) -> None:
     mesh = mesh_of(me, dimensions)
     last = mesh.mesh_dim_names[-1]
@@ -367,7 +356,7 @@ def mesh_slicing(me: Context, dimensions: int) -> None:
     total(me, part.get_group(), part.mesh.tolist())
 
 
-@family.case("DeviceMesh", "from a group", covers=("DeviceMesh",))
+@family.case("DeviceMesh", "from a group")
 def mesh_from_group(me: Context) -> None:
     mesh = d.DeviceMesh.from_group(me.fresh(), me.device)
     me.equal(mesh.size(), me.size, "size")

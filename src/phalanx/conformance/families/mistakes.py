@@ -584,7 +584,6 @@ def _case(operation: str, words: str, ranks: int, program: str, **more: Any) -> 
         ranks=ranks,
         program=program,
         given={"operation": operation, "words": words},
-        covers=(operation,),
         **more,
     )
 

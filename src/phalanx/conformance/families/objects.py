@@ -61,7 +61,6 @@ def at_root(word: str, spelling: str, root: int, members: list[int]) -> dict[str
     "of",
     over={"kind": KINDS, "group": SHAPES},
     least=3,
-    covers=("all_gather_object",),
 )
 def all_gather_object(me: Context, kind: str, group: str) -> None:
     handle, members = me.group(group), GROUPS[group](me.size)[0]
@@ -78,7 +77,6 @@ def all_gather_object(me: Context, kind: str, group: str) -> None:
     "of",
     over={"kind": KINDS, "group": SHAPES, "spelling": SPELLINGS},
     least=3,
-    covers=("gather_object",),
 )
 def gather_object(me: Context, kind: str, group: str, spelling: str) -> None:
     handle, members = me.group(group), GROUPS[group](me.size)[0]
@@ -98,7 +96,6 @@ def gather_object(me: Context, kind: str, group: str, spelling: str) -> None:
     "of",
     over={"kind": KINDS, "group": SHAPES, "spelling": SPELLINGS},
     least=3,
-    covers=("scatter_object_list",),
 )
 def scatter_object_list(me: Context, kind: str, group: str, spelling: str) -> None:
     handle, members = me.group(group), GROUPS[group](me.size)[0]
@@ -118,7 +115,6 @@ def scatter_object_list(me: Context, kind: str, group: str, spelling: str) -> No
     "of",
     over={"kind": KINDS, "group": SHAPES, "spelling": SPELLINGS},
     least=3,
-    covers=("broadcast_object_list",),
 )
 def broadcast_object_list(me: Context, kind: str, group: str, spelling: str) -> None:
     handle, members = me.group(group), GROUPS[group](me.size)[0]
@@ -132,7 +128,7 @@ def broadcast_object_list(me: Context, kind: str, group: str, spelling: str) -> 
         agree(me, each, expected, "object")
 
 
-@family.case("broadcast_object_list", "device", covers=("objects on a device",))
+@family.case("broadcast_object_list", "device")
 def broadcast_on_device(me: Context) -> None:
     found = [{"a": 1}] if me.rank == 0 else [None]
     dist.broadcast_object_list(found, src=0, device=torch.device(me.device))
@@ -144,7 +140,6 @@ def broadcast_on_device(me: Context) -> None:
     "of",
     over={"kind": KINDS, "spelling": SPELLINGS},
     least=2,
-    covers=("send_object_list", "recv_object_list"),
 )
 def send_object_list(me: Context, kind: str, spelling: str) -> None:
     sent, last = [make(kind, 0), make(kind, 3)], me.size - 1
@@ -166,7 +161,6 @@ PICKLE_ERRORS = ("PicklingError", "AttributeError", "TypeError")
     "all_gather_object",
     "does not pickle",
     raises=PICKLE_ERRORS,
-    covers=("objects that do not pickle",),
 )
 def gather_unpicklable(me: Context) -> None:
     found: list[Any] = [None] * me.size
@@ -177,7 +171,6 @@ def gather_unpicklable(me: Context) -> None:
     "gather_object",
     "does not pickle",
     raises=PICKLE_ERRORS,
-    covers=("objects that do not pickle",),
 )
 def gather_object_unpicklable(me: Context) -> None:
     found: list[Any] | None = [None] * me.size if me.rank == 0 else None
@@ -192,7 +185,6 @@ def gather_object_unpicklable(me: Context) -> None:
     everywhere=False,
     alone=True,
     ranks=(2, 3),
-    covers=("objects that do not pickle",),
 )
 def broadcast_unpicklable(me: Context) -> None:
     group = me.fresh(timeout=me.short)
@@ -208,7 +200,6 @@ def broadcast_unpicklable(me: Context) -> None:
     everywhere=False,
     alone=True,
     ranks=(2, 3),
-    covers=("objects that do not pickle",),
 )
 def scatter_unpicklable(me: Context) -> None:
     group = me.fresh(timeout=me.short)

@@ -34,7 +34,6 @@ def spelled(word: str, spelling: str, group_rank: int, members: list[int]) -> di
     "to the last",
     over={"spelling": SPELLINGS, "group": SHAPES},
     least=3,
-    covers=("send", "recv", "send group_dst", "recv group_src"),
 )
 def send_to_last(me: Context, spelling: str, group: str) -> None:
     handle, members = me.group(group), GROUPS[group](me.size)[0]
@@ -53,7 +52,6 @@ def send_to_last(me: Context, spelling: str, group: str) -> None:
     "exchange",
     over={"spelling": SPELLINGS, "group": SHAPES},
     least=3,
-    covers=("isend", "irecv", "isend group_dst", "irecv group_src"),
 )
 def exchange(me: Context, spelling: str, group: str) -> None:
     handle, members = me.group(group), GROUPS[group](me.size)[0]
@@ -71,9 +69,7 @@ def exchange(me: Context, spelling: str, group: str) -> None:
     me.equal(room, torch.full((3,), float(members[other])), "message")
 
 
-@family.case(
-    "recv", "from any source", over={"group": SHAPES}, least=3, covers=("recv without src",)
-)
+@family.case("recv", "from any source", over={"group": SHAPES}, least=3)
 def from_any_source(me: Context, group: str) -> None:
     handle, members = me.group(group), GROUPS[group](me.size)[0]
     if me.rank not in members:
@@ -90,7 +86,7 @@ def from_any_source(me: Context, group: str) -> None:
     me.equal(seen, set(members[1:]), "who sent")
 
 
-@family.case("irecv", "from any source", least=2, covers=("irecv without src",))
+@family.case("irecv", "from any source", least=2)
 def irecv_from_any_source(me: Context) -> None:
     group = me.fresh()
     if me.rank:
@@ -105,7 +101,7 @@ def irecv_from_any_source(me: Context) -> None:
     me.equal(found, [float(rank) for rank in range(1, me.size)], "messages")
 
 
-@family.case("recv", "from any source by tag", least=2, covers=("tags",))
+@family.case("recv", "from any source by tag", least=2)
 def any_source_by_tag(me: Context) -> None:
     group = me.fresh()
     if me.rank == 1:
@@ -120,9 +116,7 @@ def any_source_by_tag(me: Context) -> None:
             me.equal(room, torch.full((3,), float(tag)), f"message with tag {tag}")
 
 
-@family.case(
-    "isend", "tags", over={"order": ("in order", "reverse")}, least=2, covers=("tags",)
-)
+@family.case("isend", "tags", over={"order": ("in order", "reverse")}, least=2)
 def tags(me: Context, order: str) -> None:
     right, left = (me.rank + 1) % me.size, (me.rank - 1) % me.size
     numbers = list(range(5)) if order == "in order" else list(range(5))[::-1]
@@ -155,7 +149,6 @@ def order_with_one_tag(me: Context, count: int) -> None:
     "ring",
     over={"spelling": SPELLINGS},
     least=2,
-    covers=("batch_isend_irecv", "P2POp", "P2POp group_peer"),
 )
 def batch_ring(me: Context, spelling: str) -> None:
     right, left = (me.rank + 1) % me.size, (me.rank - 1) % me.size
@@ -173,7 +166,7 @@ def batch_ring(me: Context, spelling: str) -> None:
     me.equal(room, torch.full((3,), float(left)), "message")
 
 
-@family.case("batch_isend_irecv", "both ways with tags", least=2, covers=("batch_isend_irecv",))
+@family.case("batch_isend_irecv", "both ways with tags", least=2)
 def batch_both_ways(me: Context) -> None:
     right, left = (me.rank + 1) % me.size, (me.rank - 1) % me.size
     rooms = [full(me, -1), full(me, -1)]
@@ -189,7 +182,7 @@ def batch_both_ways(me: Context) -> None:
     me.equal(rooms[1], torch.full((3,), float(-right)), "from the right")
 
 
-@family.case("batch_isend_irecv", "only some ranks", least=3, covers=("batch_isend_irecv",))
+@family.case("batch_isend_irecv", "only some ranks", least=3)
 def batch_of_some(me: Context) -> None:
     if me.rank > 1:
         return
@@ -203,7 +196,7 @@ def batch_of_some(me: Context) -> None:
     me.equal(room, torch.full((3,), float(other)), "message")
 
 
-@family.case("batch_isend_irecv", "in a group", least=3, covers=("batch_isend_irecv",))
+@family.case("batch_isend_irecv", "in a group", least=3)
 def batch_in_group(me: Context) -> None:
     handle, members = me.group("sub"), GROUPS["sub"](me.size)[0]
     if me.rank not in members:
@@ -277,7 +270,7 @@ def groups_are_apart(me: Context) -> None:
             me.equal(room, torch.full((3,), value), "message")
 
 
-@family.case("send", "not in the group", least=3, covers=("send",))
+@family.case("send", "not in the group", least=3)
 def send_from_outside(me: Context) -> None:
     """A rank that is not in a group is told so, and nothing happens."""
     handle = me.group("sub")

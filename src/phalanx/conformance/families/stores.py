@@ -92,7 +92,7 @@ def expecting(kind: str) -> tuple[type[Exception], ...]:
     return (RuntimeError,) if "File" in kind else (c10d.DistStoreError,)
 
 
-@family.case("Store", "set and get", over={"kind": KINDS}, covers=("Store.set", "Store.get"))
+@family.case("Store", "set and get", over={"kind": KINDS})
 def set_and_get(me: Context, kind: str) -> None:
     store = own(me, kind)
     for key, value in (("a", "1"), ("a", "2"), ("b", b"\x00\xff"), ("", "x"), ("e", "")):
@@ -103,7 +103,7 @@ def set_and_get(me: Context, kind: str) -> None:
     me.equal(store.get("k\u00e9y"), "v\u00e9".encode(), "text that is not ASCII")
 
 
-@family.case("Store", "add", over={"kind": KINDS}, covers=("Store.add",))
+@family.case("Store", "add", over={"kind": KINDS})
 def add(me: Context, kind: str) -> None:
     store = own(me, kind)
     found = [store.add("n", amount) for amount in (2, 3, -10)]
@@ -113,7 +113,7 @@ def add(me: Context, kind: str) -> None:
     me.equal(store.add("m", 2), 42, "add to a number that was set")
 
 
-@family.case("Store", "wait for what is there", over={"kind": KINDS}, covers=("Store.wait",))
+@family.case("Store", "wait for what is there", over={"kind": KINDS})
 def wait_for_present(me: Context, kind: str) -> None:
     store = own(me, kind)
     store.multi_set(["a", "b"], ["1", "2"])
@@ -126,7 +126,6 @@ def wait_for_present(me: Context, kind: str) -> None:
     "Store",
     "wait in vain",
     over={"kind": KINDS},
-    covers=("Store.wait timeout", "Store.set_timeout", "DistStoreError"),
 )
 def wait_in_vain(me: Context, kind: str) -> None:
     store = own(me, kind)
@@ -140,7 +139,7 @@ def wait_in_vain(me: Context, kind: str) -> None:
     me.equal(store.get("a"), b"1", "the store afterwards")
 
 
-@family.case("Store", "compare_set", over={"kind": KINDS}, covers=("Store.compare_set",))
+@family.case("Store", "compare_set", over={"kind": KINDS})
 def compare_set(me: Context, kind: str) -> None:
     store = own(me, kind)
     me.equal(store.compare_set("c", "", "v"), b"v", "a new key")
@@ -150,7 +149,7 @@ def compare_set(me: Context, kind: str) -> None:
     me.equal(store.check(["d"]), False, "whether that made a key")
 
 
-@family.case("Store", "check", over={"kind": KINDS}, covers=("Store.check",))
+@family.case("Store", "check", over={"kind": KINDS})
 def check(me: Context, kind: str) -> None:
     store = own(me, kind)
     store.set("a", "1")
@@ -158,7 +157,7 @@ def check(me: Context, kind: str) -> None:
     me.equal(found, [True, False, True], "check")
 
 
-@family.case("Store", "delete_key", over={"kind": KINDS}, covers=("Store.delete_key",))
+@family.case("Store", "delete_key", over={"kind": KINDS})
 def delete_key(me: Context, kind: str) -> None:
     store = own(me, kind)
     store.set("a", "1")
@@ -169,7 +168,7 @@ def delete_key(me: Context, kind: str) -> None:
     me.equal(store.get("a"), b"2", "the key set again")
 
 
-@family.case("Store", "num_keys", over={"kind": KINDS}, covers=("Store.num_keys",))
+@family.case("Store", "num_keys", over={"kind": KINDS})
 def num_keys(me: Context, kind: str) -> None:
     store = own(me, kind)
     before = store.num_keys()
@@ -180,14 +179,14 @@ def num_keys(me: Context, kind: str) -> None:
     me.equal(store.num_keys() - before, 1, "keys more after a delete")
 
 
-@family.case("Store", "timeout", over={"kind": KINDS}, covers=("Store.set_timeout",))
+@family.case("Store", "timeout", over={"kind": KINDS})
 def timeout(me: Context, kind: str) -> None:
     store = own(me, kind)
     store.set_timeout(timedelta(seconds=7))
     me.equal(store.timeout, timedelta(seconds=7), "timeout")
 
 
-@family.case("Store", "append", over={"kind": KINDS}, covers=("Store.append",))
+@family.case("Store", "append", over={"kind": KINDS})
 def append(me: Context, kind: str) -> None:
     store = own(me, kind)
     for piece in ("x", "yz", ""):
@@ -195,9 +194,7 @@ def append(me: Context, kind: str) -> None:
     me.equal(store.get("a"), b"xyz", "what was appended")
 
 
-@family.case(
-    "Store", "many at once", over={"kind": KINDS}, covers=("Store.multi_get", "Store.multi_set")
-)
+@family.case("Store", "many at once", over={"kind": KINDS})
 def many_at_once(me: Context, kind: str) -> None:
     store = own(me, kind)
     store.multi_set(["a", "b", "c"], ["1", "2", "3"])
@@ -209,7 +206,6 @@ def many_at_once(me: Context, kind: str) -> None:
     "Store",
     "queues",
     over={"kind": QUEUED},
-    covers=("Store.queue_push", "Store.queue_pop", "Store.queue_len", "DistQueueEmptyError"),
 )
 def queues(me: Context, kind: str) -> None:
     store = own(me, kind)
@@ -227,7 +223,6 @@ def queues(me: Context, kind: str) -> None:
     "Store",
     "queues refused",
     over={"kind": UNQUEUED},
-    covers=("Store.queue_push", "Store.queue_pop", "Store.queue_len"),
 )
 def queues_refused(me: Context, kind: str) -> None:
     store = own(me, kind)
@@ -237,7 +232,7 @@ def queues_refused(me: Context, kind: str) -> None:
     me.raises(NotImplementedError, lambda: store.queue_pop("q"), "queue_pop")
 
 
-@family.case("Store", "list_keys", over={"kind": KINDS}, covers=("Store.list_keys",))
+@family.case("Store", "list_keys", over={"kind": KINDS})
 def list_keys(me: Context, kind: str) -> None:
     store = own(me, kind)
     store.multi_set(["b", "a"], ["1", "2"])
@@ -247,7 +242,7 @@ def list_keys(me: Context, kind: str) -> None:
     me.check("a" not in set(store.list_keys()), "a deleted key is listed")
 
 
-@family.case("Store", "clone", over={"kind": KINDS}, covers=("Store.clone",))
+@family.case("Store", "clone", over={"kind": KINDS})
 def clone(me: Context, kind: str) -> None:
     store = own(me, kind)
     store.set("a", "1")
@@ -266,14 +261,14 @@ def wrong_types(me: Context, kind: str) -> None:
     me.raises(TypeError, lambda: store.add("a", "x"), "add of text")
 
 
-@family.case("TCPStore", "host and port", covers=("TCPStore",))
+@family.case("TCPStore", "host and port")
 def host_and_port(me: Context) -> None:
     store = own(me, "TCPStore")
     me.equal(store.host, "127.0.0.1", "host")
     me.check(store.port > 0, "no port")
 
 
-@family.case("FileStore", "path", covers=("FileStore",))
+@family.case("FileStore", "path")
 def path(me: Context) -> None:
     store = own(me, "FileStore")
     me.check(str(me.scratch) in store.path, f"path is {store.path}")
@@ -283,7 +278,6 @@ def path(me: Context) -> None:
     "PrefixStore",
     "keeps keys apart",
     over={"kind": ("Hash", "TCP", "File")},
-    covers=("PrefixStore",),
 )
 def prefixes(me: Context, kind: str) -> None:
     below = own(me, f"{kind}Store")
@@ -342,7 +336,6 @@ def wait_for_late(me: Context, kind: str) -> None:
     "shared/queue",
     over={"kind": ("TCPStore", "PrefixStore-TCP")},
     least=2,
-    covers=("Store.queue_push", "Store.queue_pop"),
 )
 def shared_queue(me: Context, kind: str) -> None:
     store = shared(me, kind)

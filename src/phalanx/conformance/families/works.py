@@ -38,7 +38,7 @@ def begin(me: Context, kind: str) -> tuple[Any, list[Tensor], list[Tensor]]:
     return dist.barrier(async_op=True), [], []
 
 
-@family.case("Work", "wait twice", over={"kind": KINDS}, covers=("Work waiting twice",))
+@family.case("Work", "wait twice", over={"kind": KINDS})
 def wait_twice(me: Context, kind: str) -> None:
     work, found, expected = begin(me, kind)
     me.check(work.wait() is not False, "the first wait failed")
@@ -46,14 +46,14 @@ def wait_twice(me: Context, kind: str) -> None:
     me.equal(found, expected, "result")
 
 
-@family.case("Work", "wait with timeout", over={"kind": KINDS}, covers=("Work.wait timeout",))
+@family.case("Work", "wait with timeout", over={"kind": KINDS})
 def wait_with_timeout(me: Context, kind: str) -> None:
     work, found, expected = begin(me, kind)
     work.wait(timedelta(seconds=10))
     me.equal(found, expected, "result")
 
 
-@family.case("Work", "is_completed", over={"kind": KINDS}, covers=("Work.is_completed",))
+@family.case("Work", "is_completed", over={"kind": KINDS})
 def is_completed(me: Context, kind: str) -> None:
     work, found, expected = begin(me, kind)
     end = time.monotonic() + 2
@@ -65,7 +65,7 @@ def is_completed(me: Context, kind: str) -> None:
     me.check(work.is_completed(), "not complete after wait")
 
 
-@family.case("Work", "is_success", over={"kind": KINDS}, covers=("Work.is_success",))
+@family.case("Work", "is_success", over={"kind": KINDS})
 def is_success(me: Context, kind: str) -> None:
     work, found, expected = begin(me, kind)
     work.wait()
@@ -73,14 +73,14 @@ def is_success(me: Context, kind: str) -> None:
     me.equal(found, expected, "result")
 
 
-@family.case("Work", "exception", over={"kind": KINDS}, covers=("Work.exception",))
+@family.case("Work", "exception", over={"kind": KINDS})
 def exception(me: Context, kind: str) -> None:
     work, _, _ = begin(me, kind)
     work.wait()
     me.check(work.exception() is None, "an exception although all went well")
 
 
-@family.case("Work", "result", over={"kind": KINDS[:4]}, covers=("Work.result",))
+@family.case("Work", "result", over={"kind": KINDS[:4]})
 def result(me: Context, kind: str) -> None:
     work, found, expected = begin(me, kind)
     work.wait()
@@ -90,7 +90,7 @@ def result(me: Context, kind: str) -> None:
     me.equal(found, expected, "result")
 
 
-@family.case("Work", "get_future", over={"kind": KINDS}, covers=("Work.get_future",))
+@family.case("Work", "get_future", over={"kind": KINDS})
 def get_future(me: Context, kind: str) -> None:
     work, found, expected = begin(me, kind)
     future = work.get_future()
@@ -100,7 +100,7 @@ def get_future(me: Context, kind: str) -> None:
     work.wait()
 
 
-@family.case("Work", "then", over={"kind": KINDS[:4]}, covers=("Work.get_future then",))
+@family.case("Work", "then", over={"kind": KINDS[:4]})
 def then(me: Context, kind: str) -> None:
     work, found, expected = begin(me, kind)
     seen: list[Any] = []
@@ -114,7 +114,7 @@ def then(me: Context, kind: str) -> None:
     me.equal(found, expected, "result")
 
 
-@family.case("Work", "then of then", covers=("Work.get_future then",))
+@family.case("Work", "then of then")
 def then_of_then(me: Context) -> None:
     work, _, expected = begin(me, "all_reduce")
     first = work.get_future().then(lambda future: future.value()[0] * 2)
@@ -136,7 +136,7 @@ def then_after_wait(me: Context) -> None:
     me.equal(value, expected[0] + 1, "value of then")
 
 
-@family.case("Work", "never waiting", over={"kind": KINDS}, covers=("Work never waiting",))
+@family.case("Work", "never waiting", over={"kind": KINDS})
 def never_waiting(me: Context, kind: str) -> None:
     """The next operation of the group must not be disturbed by one nobody waited for."""
     work, _, _ = begin(me, kind)
@@ -146,7 +146,7 @@ def never_waiting(me: Context, kind: str) -> None:
     me.equal(found, torch.full((2,), float(me.size)), "the next operation")
 
 
-@family.case("Work", "source_rank", least=2, covers=("Work.source_rank",))
+@family.case("Work", "source_rank", least=2)
 def source_rank(me: Context) -> None:
     room = torch.zeros(2, device=me.device)
     if me.rank == 0:
@@ -159,7 +159,7 @@ def source_rank(me: Context) -> None:
         dist.send(torch.ones(2, device=me.device), dst=0)
 
 
-@family.case("Work", "source_rank of any source", least=2, covers=("Work.source_rank",))
+@family.case("Work", "source_rank of any source", least=2)
 def source_rank_of_any(me: Context) -> None:
     last, group = me.size - 1, me.fresh()
     if me.rank == 0:
@@ -181,7 +181,6 @@ def source_rank_of_any(me: Context) -> None:
     alone=True,
     raises=("RuntimeError",),
     everywhere=False,
-    covers=("Work.wait timeout",),
 )
 def timeout_in_vain(me: Context) -> None:
     """Rank 0 waits for a rank that does not come."""
@@ -199,7 +198,6 @@ def timeout_in_vain(me: Context) -> None:
     alone=True,
     raises=("RuntimeError",),
     everywhere=False,
-    covers=("new_group timeout",),
 )
 def group_timeout_in_vain(me: Context) -> None:
     group = me.fresh(timeout=timedelta(milliseconds=200))
@@ -215,7 +213,6 @@ def group_timeout_in_vain(me: Context) -> None:
     alone=True,
     raises=("RuntimeError",),
     everywhere=False,
-    covers=("Work.wait timeout",),
 )
 def receive_in_vain(me: Context) -> None:
     group = me.fresh(timeout=timedelta(seconds=5))
