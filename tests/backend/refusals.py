@@ -236,6 +236,15 @@ def all_reduce_of_different_orders() -> tuple[Tensor, Tensor]:
     return tensor, given * RANKS
 
 
+@wrong
+def scatter_of_sums_of_different_orders() -> tuple[Tensor, Tensor]:
+    given = torch.arange(18.0).view(6, 3)
+    output = torch.zeros(2, 3)
+    scatter_flat(output, given.clone() if dist.get_rank() else given.t().contiguous().t())
+    rows = 2 * dist.get_rank()
+    return output, given[rows : rows + 2] * RANKS
+
+
 def answer(call: Callable[[], Any]) -> frozenset[str]:
     """The classes that catch what was raised; none if nothing was."""
     try:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from phalanx.backend.raising import InvalidCallError
 from phalanx.backend.reduction import PREMUL_SUM, Reduction, is_same_memory, overlaps
+from phalanx.backend.signatures import order_of
 from phalanx.core.meeting import Call
 
 Meaning = Callable[[list[Call]], None]
@@ -122,6 +123,8 @@ def reduce_scatter(calls: list[Call]) -> None:
 
 def reduce_scatter_tensor(calls: list[Call]) -> None:
     reduction = _reduction(calls)
+    if calls[0].uneven:
+        check_order(calls)
     for index in range(len(calls[0].outputs)):
         given = [_even_pieces(call.inputs[index], len(calls)) for call in calls]
         _reduce_pieces(reduction, given, [call.outputs[index].data for call in calls])
@@ -137,6 +140,8 @@ def all_to_all(calls: list[Call]) -> None:
 def all_to_all_single(calls: list[Call]) -> None:
     """`facts` are the splits along dimension 0, (input, output), empty for even ones."""
     count = len(calls)
+    if calls[0].uneven:
+        check_order(calls)
     _exchange(
         [_pieces(call.inputs[0], call.facts[0], count) for call in calls],
         [_pieces(call.outputs[0], call.facts[1], count) for call in calls],
@@ -183,19 +188,16 @@ def _apart(
 def check_order(calls: list[Call], side: str = "inputs") -> None:
     """Backends take a tensor's memory as it lies there. Ranks whose tensors are not laid out
     alike would get each other's elements in the wrong places."""
-    for index, first in enumerate(getattr(calls[0], side)):
-        for call in calls:
-            tensor = getattr(call, side)[index]
-            if tensor.stride() == first.stride() or tensor.numel() < 2:
-                continue
-            if not (tensor.is_contiguous() and first.is_contiguous()):
-                ranks = calls[0].assembly.ranks
-                raise InvalidCallError(
-                    f"{call.name}: the tensors of rank {ranks[0]} (strides {first.stride()}) "
-                    f"and of rank {ranks[call.member]} (strides {tensor.stride()}) are laid "
-                    "out differently, and the backend would mix up their elements; write "
-                    "tensor.contiguous() first"
-                )
+    orders = [tuple(map(order_of, getattr(call, side))) for call in calls]
+    for call, order in zip(calls, orders, strict=True):
+        if order != orders[0]:
+            ranks = call.assembly.ranks
+            theirs = [tuple(t.stride() for t in getattr(c, side)) for c in (calls[0], call)]
+            raise InvalidCallError(
+                f"{call.name}: the tensors of rank {ranks[0]} (strides {theirs[0]}) and of "
+                f"rank {ranks[call.member]} (strides {theirs[1]}) are laid out differently, "
+                "and the backend would mix up their elements; write tensor.contiguous() first"
+            )
 
 
 def _reduction(calls: list[Call]) -> Reduction:

@@ -323,7 +323,7 @@ class RankGroup(Endpoint):
             arguments.check_even(self, call.name, output, input, whole_rows=whole_rows)
         call.inputs, call.outputs, call.facts = [input], [output], (outgoing, incoming)
         even = not outgoing and not incoming and input.shape == output.shape
-        call.signature = (call.name, *shapes([input])) if even else call
+        call.signature = (call.name, *layouts([input])) if even else call
         return self._submit(call, collectives.all_to_all_single, opts, input)
 
     alltoall_base = all_to_all_single
@@ -392,9 +392,9 @@ class RankGroup(Endpoint):
     ) -> OpWork | None:
         opts = options(_AllgatherOptions, opts)
         arguments.check_pairs(call.name, outputs, inputs)
-        for output, given in zip(outputs, inputs, strict=True):
-            self._check_flat(call.name, None, given, INPUT, whole=output, part=given)
         self._check_outputs(call.name, outputs)
+        for output, given in zip(outputs, inputs, strict=True):
+            self._check_flat(call.name, None, given, whole=output, part=given)
         call.inputs, call.outputs = inputs, outputs
         call.signature = (call.name, *shapes(inputs))
         return self._submit(call, collectives.all_gather_into_tensor, opts, inputs[0])
@@ -406,21 +406,14 @@ class RankGroup(Endpoint):
         arguments.check_pairs(call.name, outputs, inputs)
         call.op = reduce_op(opts.reduceOp)
         for output, given in zip(outputs, inputs, strict=True):
+            self._check_flat(call.name, call.op[0], given, whole=given, part=output)
             self._check(call.name, output, call.op[0], OUTPUT)
-            self._check_flat(call.name, call.op[0], given, INPUT, whole=given, part=output)
         call.inputs, call.outputs = inputs, outputs
-        call.signature = (call.name, call.op[0], *shapes(inputs))
+        call.signature = (call.name, call.op[0], *layouts(inputs))
         return self._submit(call, collectives.reduce_scatter_tensor, opts, inputs[0])
 
     def _check_flat(
-        self,
-        name: str,
-        code: int | None,
-        given: Tensor,
-        side: str,
-        *,
-        whole: Tensor,
-        part: Tensor,
+        self, name: str, code: int | None, given: Tensor, *, whole: Tensor, part: Tensor
     ) -> None:
         """`whole` is to be cut into one `part` for each rank."""
         joined = bool(part.dim()) and whole.shape == (
@@ -428,7 +421,7 @@ class RankGroup(Endpoint):
             *part.shape[1:],
         )
         arguments.check_flat(self, name, whole=whole, part=part)
-        self._check(name, given, code, side, **({} if joined else _STACKING))
+        self._check(name, given, code, **({} if joined else _STACKING))
 
     def _message(self, call: Call, tensor: Tensor, peer: int | None, tag: int) -> OpWork:
         if peer is not None:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from phalanx.backend.profiles.rules import is_dense
 from phalanx.backend.reduction import NAMES, PREMUL_SUM
 
 _PLAIN = [(code, None) for code in range(PREMUL_SUM)]
@@ -39,7 +40,16 @@ def have_one_shape(tensors: Sequence[Tensor]) -> bool:
 def layouts(tensors: Sequence[Tensor]) -> tuple[Any, ...]:
     """The same, and the order of elements in memory where it is not the usual one: backends
     go by memory, so ranks must agree on it."""
-    return (*shapes(tensors), *(t.stride() for t in tensors if not _is_in_order(t)))
+    orders = tuple(map(order_of, tensors))
+    return (*shapes(tensors), orders) if any(orders) else shapes(tensors)
+
+
+def order_of(tensor: Tensor) -> tuple[int, ...] | None:
+    """How the elements follow each other in memory; None is the usual way. A tensor with gaps
+    is put in order first, by those who take it at all."""
+    if _is_in_order(tensor) or not is_dense(tensor):
+        return None
+    return tensor.stride()
 
 
 def alike_or_not(one: Tensor, other: Tensor) -> dict[str, Any]:
