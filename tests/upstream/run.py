@@ -97,18 +97,20 @@ def find_surprises(results: list[Result], gpu_tests: bool) -> list[Result]:
     return [
         result
         for result in results
-        if not is_as_expected(result.name, result.ranks, result.status, gpu_tests=gpu_tests)
+        if not is_as_expected(result.name, result.ranks, told(result), gpu_tests=gpu_tests)
     ]
+
+
+def told(result: Result) -> str:
+    """How a test ended and why, in few words."""
+    why = render_reason(gist(result.reason))
+    return f"{result.status}: {why}" if why else result.status
 
 
 def statuses_of(results: list[Result]) -> dict[str, dict[str, str]]:
     statuses: dict[str, dict[str, str]] = {}
     for result in results:
-        why = gist(result.reason)
-        if result.status == "skipped":
-            why = render_reason(why)
-        told = f"{result.status}: {why}" if why else result.status
-        statuses.setdefault(result.name, {})[str(result.ranks)] = told
+        statuses.setdefault(result.name, {})[str(result.ranks)] = told(result)
     return statuses
 
 
@@ -137,11 +139,12 @@ def line_of(result: Result) -> str:
 
 
 def gist(reason: str) -> str:
-    """The line of a traceback, or of what a crashed worker left, that says most. What stands
-    before the text of our own report is always the same."""
+    """The line of a traceback, or of what a crashed worker left, that says most: the error of a
+    rank rather than our report of it."""
     lines = [line.strip() for line in reason.strip().split("\n")]
-    told = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
-    return (told or lines)[-1].removeprefix("phalanx.errors.RankFailedError: ")
+    errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
+    of_ranks = [line for line in errors if not line.startswith("phalanx.errors.RankFailed")]
+    return (of_ranks or errors or lines)[-1]
 
 
 def run_suite(options: argparse.Namespace, ranks: int) -> Iterator[Result]:

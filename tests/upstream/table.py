@@ -27,8 +27,10 @@ and results agree, and the slow ones that a new run gives the same.
     python tests/upstream/run.py --gpu-tests       those that ask for GPUs, with CPU tensors
 
 The driver supplies what the suite takes for granted of a process and a thread does not have: a
-process id for each rank, because the suite names files after it, and a count of its own in the
-suite's file barrier. Everything else is the product as it is.
+process id for each rank, because the suite names files after it; a count of its own in the
+suite's file barrier; no variables of torchrun; and a barrier before rank 0 removes a file that
+the others may not have read yet, since they are not always as fast as processes are. Everything
+else is the product as it is.
 
 """
 
@@ -72,12 +74,16 @@ REASONS = [
     (r"pytorch/(?:issues|pull)/(\d+)", r"switched off in torch, #\1"),
     (r"flakiness", "switched off in torch"),
     (r"no torchvision", "needs torchvision"),
+    (r"SyncBatchNorm layers only work with GPU", "SyncBatchNorm takes modules on GPUs only"),
+    (r"access accelerator device|support events", "needs an accelerator's streams"),
+    (r"have NCCL built in|no backend for cpu", "makes a group for NCCL"),
+    (r"None mismatch: None|String comparison f", "expects DDP to know its GPU"),
 ]
-"""What the suite says when it skips a test, and what the page says."""
+"""What a test says that is skipped or fails, and what the page says."""
 
 
 def render_reason(text: str) -> str:
-    """Why a test was skipped, in few words; what is not listed stays as it is."""
+    """Why a test was skipped or failed, in few words; what is not listed stays as it is."""
     for pattern, words in REASONS:
         found = re.search(pattern, text)
         if found is not None:
@@ -105,7 +111,9 @@ def render_page(
     left_out: Mapping[str, str],
 ) -> str:
     """The page docs/upstream.md; each pair is what Gloo and what our ranks gave."""
-    listed = _list(differences) or "None: every test ends as on Gloo.\n"
+    differing = {name for name in {**plain[0], **gpu[0]} if _differs(name, *plain, *gpu)}
+    reasons = {name: differences.get(name, "not explained") for name in differing}
+    listed = _list(reasons) or "None: every test ends as on Gloo.\n"
     return "".join(
         [
             HEAD.format(count=len(plain[0]), version=version),
@@ -118,6 +126,11 @@ def render_page(
             DIFFERENT.format(differences=listed),
         ]
     )
+
+
+def _differs(name: str, *sides: Statuses) -> bool:
+    """The sides come in pairs, Gloo's first."""
+    return any(sides[i].get(name) != sides[i + 1].get(name) for i in range(0, len(sides), 2))
 
 
 def _list(reasons: Mapping[str, str]) -> str:
