@@ -188,7 +188,8 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         return self._splits
 
     def eager_connect_single_device(self, device: Any = None) -> None:
-        """NCCL connects here when the program binds a device; nothing to connect."""
+        """NCCL connects here when the program binds a device to the group."""
+        self.bound_device_id = device
 
     def perform_nocolor_split(self, device: Any) -> None:
         """Ranks outside a new group take part in NCCL's split; here nothing is to be done."""

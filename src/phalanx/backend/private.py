@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib import import_module
 from types import FunctionType
 from typing import Any, NamedTuple
@@ -15,6 +16,10 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed.distributed_c10d as _module
 import torch.profiler
+
+from phalanx.core.baton import here
+
+Undo = Callable[[], None]
 
 # Typed as Any because torch's stubs leave several of these names out.
 _c10d: Any = torch._C._distributed_c10d
@@ -117,11 +122,74 @@ def _unbind_groups(module: Any) -> None:
             )
 
 
-AFTER_IMPORT: dict[str, Callable[[Any], None]] = {
+def _compile_for_each_rank(module: Any) -> Undo | None:
+    """2.13: what dynamo compiles hangs on the code object, with `get_rank()` as a constant.
+    Regions, made for callers who want caches of their own, keep the ranks' apart. Ranks of
+    later worlds of the same size find what is there."""
+    name = "set_eval_frame_isolate_recompiles_id"
+    original = getattr(module, name, None)
+    if original is None:
+        return None
+
+    def set_region(number: int) -> int:
+        strand = here.strand
+        if strand is None or number >= _OUR_REGIONS:
+            return int(original(number))
+        context = strand.local
+        own = (number + 1) << 26 | context.session.size << 13 | context.rank
+        return int(original(_OUR_REGIONS + own))
+
+    setattr(module, name, set_region)
+    return partial(setattr, module, name, original)
+
+
+_OUR_REGIONS = 1 << 48
+
+
+def _save_by_a_process_of_ones_own(module: Any) -> Undo:
+    """2.11-2.13: `async_save` by a process keeps that process in a global variable. The two
+    methods that use it get, in a rank, the rank's own globals."""
+    executor = module._ProcessBasedAsyncCheckpointExecutor
+    names = ("_execute_save_impl", "execute_save")
+    originals = {name: vars(executor)[name] for name in names}
+
+    def own(function: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            strand = here.strand
+            if strand is None:
+                return function(*args, **kwargs)
+            variables = strand.local.saved.setdefault(
+                "checkpoint process", {**vars(module), "_CHECKPOINT_PROCESS": None}
+            )
+            mine = FunctionType(
+                function.__code__,
+                variables,
+                function.__name__,
+                function.__defaults__,
+                function.__closure__,
+            )
+            mine.__kwdefaults__ = function.__kwdefaults__
+            return mine(*args, **kwargs)
+
+        return call
+
+    executor._execute_save_impl = staticmethod(own(originals[names[0]].__func__))
+    executor.execute_save = own(originals[names[1]])
+
+    def undo() -> None:
+        for name, original in originals.items():
+            setattr(executor, name, original)
+
+    return undo
+
+
+AFTER_IMPORT: dict[str, Callable[[Any], Undo | None]] = {
     "torch._dynamo.trace_rules": _skip_our_frames,
+    "torch._dynamo.eval_frame": _compile_for_each_rank,
     "torch.distributed.nn.functional": _unbind_groups,
+    "torch.distributed.checkpoint._async_process_executor": _save_by_a_process_of_ones_own,
 }
-"""What is set right in a module once it is there; harmless outside of runs."""
+"""What is set right in a module once it is there, and how to put it back; None: no need."""
 
 
 def set_mesh_owner(mesh: Any, rank: int) -> None:

@@ -9,7 +9,7 @@ cost nothing. Used by `isolation.py` and `patches.py`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
@@ -23,6 +23,7 @@ WATCHED = {*private.PER_PROCESS, *private.AFTER_IMPORT}
 
 _places: list[tuple[Any, str]] = []
 _originals: list[Any] = []
+_undo: list[Callable[[], None]] = []
 
 
 class AttributeFinder(MetaPathFinder):
@@ -36,6 +37,8 @@ class AttributeFinder(MetaPathFinder):
 
     def uninstall(self) -> None:
         sys.meta_path.remove(self)
+        while _undo:
+            _undo.pop()()
         _places.clear()
         _originals.clear()
 
@@ -69,8 +72,9 @@ class _ThenNote(Loader):
 def note(module: ModuleType) -> None:
     """Remember what is there now. Values are copied, because torch changes them in place."""
     set_right = private.AFTER_IMPORT.get(module.__name__)
-    if set_right is not None:
-        set_right(module)
+    undo = set_right(module) if set_right is not None else None
+    if undo is not None:
+        _undo.append(undo)
     for owner, name in private.per_process_attributes(module.__name__):
         _places.append((owner, name))
         _originals.append(copy(getattr(owner, name)))
