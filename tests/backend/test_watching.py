@@ -16,6 +16,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn.parallel import DistributedDataParallel
+from torch.overrides import TorchFunctionMode
 from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile, record_function
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -251,3 +252,29 @@ def test_nothing_stays_behind() -> None:
     assert not torch._C._dispatch_has_kernel_for_dispatch_key(
         "c10d::allreduce_", "BackendSelect"
     )
+
+
+class Watch(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        self.seen.append(getattr(func, "__name__", str(func)))
+        return func(*args, **(kwargs or {}))
+
+
+def seen_by_a_function_mode() -> list[str]:
+    tensor = torch.ones(2, requires_grad=True)
+    model = DistributedDataParallel(torch.nn.Linear(2, 2))
+    with Watch() as mode:
+        model(tensor).sum().backward()  # the reducer calls the group from C++
+    return mode.seen
+
+
+def test_function_modes_see_as_little_of_a_group_as_on_gloo() -> None:
+    ours = phalanx.run(seen_by_a_function_mode, ranks=2, backend="gloo")
+    theirs = phalanx.run(seen_by_a_function_mode, ranks=2, engine="processes", backend="gloo")
+    assert ours == theirs

@@ -269,6 +269,11 @@ tracing = False
 """Whether any rank's execution trace is running; they share one observer."""
 
 
+# 2.11-2.13: how many `TorchFunctionMode`s are active in the calling thread, and the context
+# that turns them off.
+function_modes: Any = torch._C._len_torch_function_stack
+no_function_modes: Any = torch._C.DisableTorchFunction
+
 # 2.11-2.13: an event of the profiler that carries tensors, hence shapes. The public
 # `record_function` takes none, and Gloo's events have them.
 ProfilerRange: Any = torch._C._profiler._RecordFunctionFast

@@ -9,6 +9,7 @@ short way. `install` makes groups of this class.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -184,6 +185,25 @@ class VisibleGroup(RankGroup):
                 _on_the_way.op = op
         _serve_operators()
         return True
+
+
+def _out_of_sight(method: Any) -> Any:
+    """Modes that see calls of Python functions (`TorchFunctionMode`) see nothing of the inside
+    of a backend in C++; nor may they of ours, least of all under `torch.compile`."""
+
+    @functools.wraps(method)
+    def call(self: VisibleGroup, *args: Any, **kwargs: Any) -> Any:
+        if not private.function_modes():
+            return method(self, *args, **kwargs)
+        with private.no_function_modes():
+            return method(self, *args, **kwargs)
+
+    return call
+
+
+for _name, _method in list(vars(VisibleGroup).items()):
+    if hasattr(_base, _name) and not _name.startswith("__"):
+        setattr(VisibleGroup, _name, _out_of_sight(_method))
 
 
 _on_the_way = threading.local()
