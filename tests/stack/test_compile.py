@@ -213,7 +213,6 @@ def with_constants(x: Tensor) -> Tensor:
     return x + dist.get_rank() + 100 * dist.get_world_size()
 
 
-@pytest.mark.xfail(strict=True, reason="dynamo's cache is one for the process")
 def test_each_rank_has_its_own_constants() -> None:
     def program() -> float:
         return with_constants(torch.zeros(1)).item()
@@ -221,7 +220,6 @@ def test_each_rank_has_its_own_constants() -> None:
     assert phalanx.run(program, ranks=3) == [300.0, 301.0, 302.0]
 
 
-@pytest.mark.xfail(strict=True, reason="dynamo's cache is one for the process")
 def test_worlds_of_other_sizes() -> None:
     def program() -> float:
         return with_constants(torch.zeros(1)).item()
@@ -231,7 +229,6 @@ def test_worlds_of_other_sizes() -> None:
         assert phalanx.run(program, ranks=ranks) == wanted
 
 
-@pytest.mark.xfail(strict=True, reason="dynamo's cache is one for the process")
 def test_more_ranks_than_recompilations() -> None:
     """dynamo gives up after eight versions of one function; each rank has eight."""
     ranks = 2 * torch._dynamo.config.recompile_limit
