@@ -115,7 +115,7 @@ REDUCTIONS: tuple[Row, ...] = (
         "float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8",
         "int16", "int32", "int64", "uint8", "bool", "complex64", "complex128")),
     ("a clear error (MAX of complex)", "*/mistake/max-of-complex@*", ""),
-    ("sparse all_reduce", "all_reduce/mistake/sparse-*", "backend/test_collectives.py::test_sparse_all_reduce"),
+    ("sparse all_reduce", "all_reduce_sparse/* all_reduce/mistake/sparse-*", "backend/test_collectives.py::test_sparse_all_reduce"),
     ("empty tensors", "*/empty@* */empty-rows@*", ""),
     ("zero-dimensional tensors", "*/zero-dim@*", ""),
     ("non-contiguous tensors", "*/strided@* */columns@* */transposed@*", "backend/test_layouts.py::test_refused_by_a_rule_or_right"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -47,6 +48,20 @@ def test_a_wrong_backend_is_told_and_the_status_is_1(
     shown = capsys.readouterr()
     assert "WRONG all_reduce/float32/sum/sync/strided@2: ranks 0,1: wrote outside" in shown.err
     assert "1 pass, 0 refuse, 1 WRONG, 0 fail" in shown.out
+
+
+def test_a_backend_of_a_third_party() -> None:
+    """The module is found where Python looks, as for any program."""
+    select = "all_reduce/float32/sum/sync@2,all_gather/float16/sync@2,broadcast/int64/async@2"
+    command = [sys.executable, "-m", "phalanx", "conformance", "--engine", "processes"]
+    command += ["--import", "broken_backend", "--backend", "broken", "--select", select]
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    ended = subprocess.run(
+        command, capture_output=True, text=True, timeout=50, check=False, env=environ
+    )
+    assert ended.returncode == 1, ended.stderr
+    assert "1 pass, 1 refuse, 1 WRONG, 0 fail" in ended.stdout
+    assert "WRONG all_reduce/float32/sum/sync@2: ranks 0,1: result: [" in ended.stderr
 
 
 def test_list(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from phalanx.conformance.families import (
     barriers,
     collectives,
+    disagreements,
     environment,
     functional,
     groups,
@@ -20,6 +21,7 @@ from phalanx.conformance.families import (
     objects,
     ordering,
     point_to_point,
+    sparse,
     stores,
     works,
 )
@@ -27,6 +29,7 @@ from phalanx.conformance.model import Case
 
 FAMILIES = (
     collectives,
+    sparse,
     barriers,
     point_to_point,
     objects,
@@ -37,6 +40,7 @@ FAMILIES = (
     stores,
     environment,
     mistakes,
+    disagreements,
 )
 
 PROGRAMS: dict[str, Callable[..., None]] = {}

@@ -1,10 +1,7 @@
-"""Wrong calls, and the error that each must give.
+"""Wrong calls that every rank makes alike, and the error that each must give.
 
-Two kinds. Those that every rank makes alike are refused before anything is sent. Those that
-only some ranks make, or in which ranks disagree, leave the others waiting; they get a group
-of their own with a short timeout.
-
-The classes were measured on Gloo of torch 2.13.
+They are refused before anything is sent. What ranks do differently is in `disagreements`.
+The classes of the errors were measured on Gloo of torch 2.13.
 """
 
 from __future__ import annotations
@@ -439,163 +436,26 @@ MESSAGES: tuple[Wrong, ...] = (
 TOGETHER = (*LISTS, *ROOTS, *OPERATIONS, *TYPES, *MESSAGES)
 
 
-def lopsided(me: Context, group: Any) -> Any:
-    """Rank 0's own call is wrong; the others wait for it."""
-    count = me.size if me.rank else 1
-    return d.all_gather(each(me, count), t(me), group=group)
-
-
-ALONE: tuple[tuple[str, str, tuple[str, ...], Callable[[Any, Any], Any]], ...] = (
-    ("all_gather", "list too short on one rank", RUNTIME, lopsided),
-    ("isend", "to oneself", RUNTIME, lambda me, g: d.isend(t(me), me.rank, group=g).wait()),
-    ("recv", "from oneself", RUNTIME, lambda me, g: d.recv(t(me), me.rank, group=g)),
-    ("irecv", "from oneself", RUNTIME, lambda me, g: d.irecv(t(me), me.rank, group=g).wait()),
-    (
-        "batch_isend_irecv",
-        "to oneself",
-        RUNTIME,
-        lambda me, g: [
-            w.wait() for w in d.batch_isend_irecv([d.P2POp(d.isend, t(me), me.rank, group=g)])
-        ],
-    ),
-    (
-        "send",
-        "receiver out of range",
-        RUNTIME,
-        lambda me, g: d.send(t(me), group_dst=OUTSIDE, group=g),
-    ),
-    (
-        "recv",
-        "sender out of range",
-        RUNTIME,
-        lambda me, g: d.recv(t(me), group_src=OUTSIDE, group=g),
-    ),
-    (
-        "all_reduce",
-        "one rank does not come",
-        RUNTIME,
-        lambda me, g: d.all_reduce(t(me), group=g) if me.rank else None,
-    ),
-    (
-        "barrier",
-        "one rank does not come",
-        RUNTIME,
-        lambda me, g: d.barrier(group=g) if me.rank else None,
-    ),
-    (
-        "broadcast",
-        "the root does not come",
-        RUNTIME,
-        lambda me, g: d.broadcast(t(me), group_src=0, group=g) if me.rank else None,
-    ),
-    ("recv", "nobody sends", RUNTIME, lambda me, g: d.recv(t(me), other(me), group=g)),
-    ("send", "nobody receives", RUNTIME, lambda me, g: d.send(t(me, 1000), other(me), group=g)),
-    (
-        "all_reduce",
-        "sizes differ by rank",
-        RUNTIME,
-        lambda me, g: d.all_reduce(t(me, 40 + 40 * me.rank), group=g),
-    ),
-    (
-        "all_reduce",
-        "dtypes differ by rank",
-        RUNTIME,
-        lambda me, g: d.all_reduce(
-            t(me, 40, torch.float64 if me.rank else torch.float32), group=g
-        ),
-    ),
-    (
-        "broadcast",
-        "sizes differ by rank",
-        RUNTIME,
-        lambda me, g: d.broadcast(t(me, 40 + 40 * me.rank), group_src=0, group=g),
-    ),
-    (
-        "all_gather",
-        "sizes differ by rank",
-        RUNTIME,
-        lambda me, g: d.all_gather(
-            each(me, me.size, 40 + 40 * me.rank), t(me, 40 + 40 * me.rank), group=g
-        ),
-    ),
-    (
-        "broadcast",
-        "roots differ by rank",
-        RUNTIME,
-        lambda me, g: d.broadcast(t(me), group_src=me.rank, group=g),
-    ),
-    (
-        "all_reduce",
-        "another collective on one rank",
-        RUNTIME,
-        lambda me, g: (
-            d.all_reduce(t(me), group=g)
-            if me.rank
-            else d.all_gather(each(me, me.size), t(me), group=g)
-        ),
-    ),
-    (
-        "recv",
-        "message too long",
-        RUNTIME,
-        lambda me, g: (
-            d.send(t(me, 80), 1, group=g)
-            if me.rank == 0
-            else d.recv(t(me, 40), 0, group=g)
-            if me.rank == 1
-            else None
-        ),
-    ),
-    (
-        "all_to_all_single",
-        "splits disagree",
-        RUNTIME,
-        lambda me, g: d.all_to_all_single(
-            t(me, me.size),
-            t(me, me.size),
-            [1] * me.size,
-            [me.size] + [0] * (me.size - 1),
-            group=g,
-        ),
-    ),
-)
-
 _TOGETHER = {(operation, words): call for operation, words, _, call in TOGETHER}
-_ALONE = {(operation, words): call for operation, words, _, call in ALONE}
 
 
 def cases(ranks: int) -> Iterator[Case]:
     if ranks < 2:
         return
     for operation, words, raises, _ in TOGETHER:
-        yield _case(operation, words, ranks, "mistake", raises=raises)
-    if ranks == 3:  # each costs a timeout on a real backend
-        for operation, words, raises, _ in ALONE:
-            yield _case(
-                operation, words, ranks, "broken", raises=raises, everywhere=False, alone=True
-            )
-
-
-def _case(operation: str, words: str, ranks: int, program: str, **more: Any) -> Case:
-    return Case(
-        family="mistakes",
-        operation=operation,
-        variant=("mistake", words.replace(" ", "-")),
-        ranks=ranks,
-        program=program,
-        given={"operation": operation, "words": words},
-        **more,
-    )
+        yield Case(
+            family="mistakes",
+            operation=operation,
+            variant=("mistake", words.replace(" ", "-")),
+            ranks=ranks,
+            program="mistake",
+            given={"operation": operation, "words": words},
+            raises=raises,
+        )
 
 
 def mistake(me: Context, operation: str, words: str) -> None:
-    """Wrong on every rank alike."""
     _TOGETHER[operation, words](me)
 
 
-def broken(me: Context, operation: str, words: str) -> None:
-    """Wrong between ranks: on a group that nobody needs afterwards."""
-    _ALONE[operation, words](me, me.fresh(timeout=me.short))
-
-
-PROGRAMS = {"mistake": mistake, "broken": broken}
+PROGRAMS = {"mistake": mistake}
