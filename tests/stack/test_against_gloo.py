@@ -11,7 +11,7 @@ import phalanx
 from tests.stack.programs import PROGRAMS, Program, counted_fsdp2, counted_tensor_parallel, run
 
 # The warnings are torch's, about what these programs use and about what they are refused
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 RANKS = 3
 

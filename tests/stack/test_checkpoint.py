@@ -18,7 +18,15 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
 import phalanx
-from tests.stack.training import DDP, assert_same, make, train, trained_alone, weights
+from tests.stack.training import (
+    DDP,
+    SCHEDULES,
+    assert_same,
+    make,
+    train,
+    trained_alone,
+    weights,
+)
 
 # torch's about its own use of an old storage class, in every save and load
 pytestmark = [
@@ -87,7 +95,7 @@ def test_save_and_load_into_another_world(
     check(phalanx.run(load, tmp_path, after, ranks=ranks_after))
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", SCHEDULES)
 def test_save_under_other_schedules(tmp_path: Path, seed: int) -> None:
     phalanx.run(save, tmp_path, [Shard(0)], ranks=3, seed=seed)
     check(phalanx.run(load, tmp_path, [Shard(0)], ranks=3, seed=seed))

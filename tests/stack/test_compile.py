@@ -1,6 +1,7 @@
 """`torch.compile` of a DDP model, an FSDP2 model and functions with functional collectives.
 
-"eager" and "aot_eager" trace and run without generating code; inductor does, and is slow.
+"aot_eager" traces forward and backward and generates no code; "eager" traces less, inductor
+does it all.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import phalanx
 from tests.stack.training import (
     DDP,
     OUT,
+    SCHEDULES,
     WIDTH,
     assert_same,
     make,
@@ -40,7 +42,7 @@ pytestmark = [
 ]
 
 BACKENDS = [
-    "eager",
+    pytest.param("eager", marks=pytest.mark.slow),
     "aot_eager",
     pytest.param(
         "inductor",
@@ -61,7 +63,7 @@ def _start_afresh() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("seed", [0, 3])
+@pytest.mark.parametrize("seed", SCHEDULES)
 def test_a_function_with_collectives(backend: str, seed: int) -> None:
     def program() -> tuple[Tensor, Tensor]:
         group = dist.group.WORLD
@@ -153,7 +155,7 @@ class Wide(nn.Module):
         return result
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("backend", BACKENDS[:2])
 def test_a_ddp_model_in_several_graphs(backend: str) -> None:
     """DDP's optimiser cuts the graph at bucket borders, so that communication overlaps."""
 

@@ -17,6 +17,7 @@ from torch.distributed.tensor.experimental._context_parallel import context_para
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import phalanx
+from tests.stack.training import SCHEDULES
 
 STEPS = 3
 
@@ -47,7 +48,7 @@ def attend(*, causal: bool = False) -> list[Tensor]:
     return found
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", SCHEDULES)
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_attention_over_a_spread_sequence(ranks: int, seed: int) -> None:
     found = phalanx.run(attend, ranks=ranks, seed=seed)
@@ -57,7 +58,7 @@ def test_attention_over_a_spread_sequence(ranks: int, seed: int) -> None:
             torch.testing.assert_close(got[step], wanted, atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", SCHEDULES)
 def test_gradients_over_a_spread_sequence(seed: int) -> None:
     """A model with a projection; every rank's gradient is of its part of the sequence."""
 
@@ -89,7 +90,7 @@ def test_gradients_over_a_spread_sequence(seed: int) -> None:
             torch.testing.assert_close(got[step], weight.grad, atol=1e-10, rtol=0)
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", SCHEDULES)
 def test_two_sequences_side_by_side(seed: int) -> None:
     """Data parallel by context parallel: torch replaces the function once per process, with
     the mesh of the rank that came first."""

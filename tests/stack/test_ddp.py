@@ -18,6 +18,7 @@ from tests.stack.training import (
     DDP,
     HIDDEN,
     OUT,
+    SCHEDULES,
     WIDTH,
     Net,
     assert_same,
@@ -46,7 +47,7 @@ def test_ddp_equals_one_process(ranks: int) -> None:
     assert_same(phalanx.run(trained, ranks=ranks), trained_alone())
 
 
-@pytest.mark.parametrize("seed", [0, 1, 7])
+@pytest.mark.parametrize("seed", SCHEDULES)
 @pytest.mark.parametrize(
     "options",
     [

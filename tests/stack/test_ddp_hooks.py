@@ -15,6 +15,7 @@ from torch.nn.functional import mse_loss
 import phalanx
 from tests.stack.training import (
     DDP,
+    SCHEDULES,
     assert_same,
     batch,
     make,
@@ -76,7 +77,7 @@ def _mean_by_gather(state: Any, bucket: dist.GradBucket) -> torch.futures.Future
     return gathered.then(check_in)
 
 
-@pytest.mark.parametrize("seed", [0, 5])
+@pytest.mark.parametrize("seed", SCHEDULES)
 @pytest.mark.parametrize("views", [False, True])
 @pytest.mark.parametrize(
     "hook",
@@ -161,7 +162,7 @@ def test_compression(hook: Hook) -> None:
     assert any(not torch.equal(found[0][name], exact[name]) for name in wanted)
 
 
-@pytest.mark.parametrize("seed", [0, 5])
+@pytest.mark.parametrize("seed", SCHEDULES)
 @pytest.mark.parametrize("warm_start", [True, False])
 def test_power_sgd_of_full_rank_is_exact(warm_start: bool, seed: int) -> None:
     """With a matrix rank as large as the matrices nothing is lost, and error feedback has

@@ -23,7 +23,7 @@ from torch.distributed.tensor import (
 )
 
 import phalanx
-from tests.stack.training import Net, assert_same, batch, make
+from tests.stack.training import SCHEDULES, Net, assert_same, batch, make
 
 PLACEMENTS: list[Placement] = [Replicate(), Shard(0), Shard(1)]
 
@@ -56,7 +56,7 @@ def test_distribute_and_put_together(ranks: int) -> None:
     phalanx.run(program, ranks=ranks)
 
 
-@pytest.mark.parametrize("seed", [0, 2])
+@pytest.mark.parametrize("seed", SCHEDULES)
 def test_every_redistribution_in_one_dimension(seed: int) -> None:
     def program() -> None:
         mesh, whole = world(), numbers(7, 5)

@@ -25,6 +25,7 @@ from torch.nn.functional import mse_loss
 
 import phalanx
 from tests.stack.training import (
+    SCHEDULES,
     assert_same,
     batch,
     make,
@@ -67,7 +68,7 @@ def whole(model: Any) -> dict[str, Tensor]:
     ],
     ids=lambda strategy: strategy.name,
 )
-@pytest.mark.parametrize("seed", [0, 3])
+@pytest.mark.parametrize("seed", SCHEDULES)
 def test_sharding_strategies(strategy: ShardingStrategy, orig: bool, seed: int) -> None:
     def program() -> dict[str, Tensor]:
         model = wrapped(make(), sharding_strategy=strategy, use_orig_params=orig)

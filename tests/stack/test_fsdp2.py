@@ -34,6 +34,7 @@ from torch.utils.checkpoint import checkpoint
 
 import phalanx
 from tests.stack.training import (
+    SCHEDULES,
     Net,
     assert_same,
     batch,
@@ -56,7 +57,7 @@ def sharded(model: nn.Module, mesh: DeviceMesh | None = None, **options: Any) ->
 
 
 @pytest.mark.parametrize("reshard", [True, False, 2])
-@pytest.mark.parametrize("seed", [0, 3])
+@pytest.mark.parametrize("seed", SCHEDULES)
 def test_resharding_after_forward(reshard: bool | int, seed: int) -> None:
     """2: to groups of two, less than the whole world."""
 

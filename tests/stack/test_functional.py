@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 import phalanx
+from tests.stack.training import SCHEDULES
 
 # torch 2.13's about the older spellings, which programs (and torch 2.11) still use
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
@@ -27,7 +28,7 @@ def mine(rank: int) -> Tensor:
 ALL = [mine(rank) for rank in range(3)]
 
 
-@pytest.mark.parametrize("seed", [0, 4])
+@pytest.mark.parametrize("seed", SCHEDULES)
 @pytest.mark.parametrize("kind", ["group", "mesh", "mesh and dimension", "name", "ranks"])
 def test_functional_collectives(kind: str, seed: int) -> None:
     def program() -> None:
@@ -203,7 +204,7 @@ def wanted_gradient(name: str, rank: int) -> Tensor:
     }[name]
 
 
-@pytest.mark.parametrize("seed", [0, 4])
+@pytest.mark.parametrize("seed", SCHEDULES)
 @pytest.mark.parametrize("name", DIFFERENTIABLE)
 def test_differentiable_collectives(name: str, seed: int) -> None:
     found = phalanx.run(

@@ -12,7 +12,7 @@ from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.nn.functional import mse_loss
 
 import phalanx
-from tests.stack.training import DDP, Net, assert_same, batch, make, weights
+from tests.stack.training import DDP, SCHEDULES, Net, assert_same, batch, make, weights
 
 # isort: split
 # after the module above, which imports this without its warnings
@@ -43,7 +43,7 @@ def reference(ranks: int, *, divide_by_initial: bool) -> dict[str, Tensor]:
     return weights(model)
 
 
-@pytest.mark.parametrize("seed", [0, 2])
+@pytest.mark.parametrize("seed", SCHEDULES)
 @pytest.mark.parametrize("divide_by_initial", [True, False])
 @pytest.mark.parametrize("views", [False, True])
 def test_ddp_join(divide_by_initial: bool, views: bool, seed: int) -> None:

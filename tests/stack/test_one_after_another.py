@@ -29,6 +29,7 @@ from torch.nn.functional import mse_loss
 import phalanx
 from tests.stack.training import (
     DDP,
+    SCHEDULES,
     assert_same,
     batch,
     make,
@@ -153,7 +154,7 @@ def _handlers() -> dict[Any, Any]:
     return found
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", SCHEDULES)
 def test_the_schedule_changes_nothing(seed: int) -> None:
     for program in PROGRAMS:
         usual, other = phalanx.run(program, ranks=2), phalanx.run(program, ranks=2, seed=seed)

@@ -26,7 +26,7 @@ from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime, get
 from torch.nn.functional import mse_loss
 
 import phalanx
-from tests.stack.training import DDP, TOLERANCE, WIDTH, assert_same, batch, make
+from tests.stack.training import DDP, SCHEDULES, TOLERANCE, WIDTH, assert_same, batch, make
 
 CPU = torch.device("cpu")
 
@@ -91,7 +91,7 @@ def check(found: list[tuple[list[Tensor], dict[str, Tensor]]], count: int) -> No
 
 @pytest.mark.parametrize("kind", [ScheduleGPipe, Schedule1F1B])
 @pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize("seed", [0, 8])
+@pytest.mark.parametrize("seed", SCHEDULES)
 def test_one_stage_per_rank(kind: Any, ranks: int, seed: int) -> None:
     def program() -> tuple[list[Tensor], dict[str, Tensor]]:
         rank = dist.get_rank()
@@ -109,7 +109,7 @@ def test_one_stage_per_rank(kind: Any, ranks: int, seed: int) -> None:
     [ScheduleInterleaved1F1B, ScheduleLoopedBFS, ScheduleInterleavedZeroBubble],
 )
 @pytest.mark.parametrize("ranks", [2, 3])
-@pytest.mark.parametrize("seed", [0, 8])
+@pytest.mark.parametrize("seed", SCHEDULES)
 def test_stages_in_loops(kind: Any, ranks: int, seed: int) -> None:
     """Rank r has the stages r and r + n."""
     count = 2 * ranks
@@ -127,7 +127,7 @@ def test_stages_in_loops(kind: Any, ranks: int, seed: int) -> None:
 
 @pytest.mark.parametrize("kind", [ScheduleZBVZeroBubble, ScheduleDualPipeV])
 @pytest.mark.parametrize("ranks", [2, 3])
-@pytest.mark.parametrize("seed", [0, 8])
+@pytest.mark.parametrize("seed", SCHEDULES)
 def test_stages_in_a_v(kind: Any, ranks: int, seed: int) -> None:
     """Rank r has the stages r and 2n - 1 - r, so rank 0 has the first and the last."""
     count = 2 * ranks

@@ -19,9 +19,7 @@ from torch.nn.functional import mse_loss
 from torch.utils.checkpoint import checkpoint
 
 import phalanx
-from tests.stack.training import DDP, TOLERANCE, Net, make, shared_batch
-
-SEEDS = [0, 1, 2, 3]
+from tests.stack.training import DDP, SCHEDULES, TOLERANCE, Net, make, shared_batch
 
 
 class Dropping(Net):
@@ -42,7 +40,7 @@ class DroppingOnce(Dropping):
     again = False
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", SCHEDULES)
 def test_dropout_is_the_same_when_computed_again(seed: int) -> None:
     def gradients(kind: type[nn.Module]) -> list[Tensor]:
         torch.manual_seed(dist.get_rank())
@@ -60,7 +58,7 @@ def test_dropout_is_the_same_when_computed_again(seed: int) -> None:
 
 
 @pytest.mark.xfail(strict=True, reason="ranks share the generators of Python and NumPy")
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", SCHEDULES)
 def test_random_numbers_are_each_ranks_own(seed: int) -> None:
     """As if the ranks were alone: what the others draw in between changes nothing."""
 

@@ -24,6 +24,7 @@ from torch.nn.functional import cross_entropy
 
 import phalanx
 from tests.stack.training import (
+    SCHEDULES,
     TOLERANCE,
     assert_same,
     batch,
@@ -41,7 +42,7 @@ def world() -> Any:
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 5])
-@pytest.mark.parametrize("seed", [0, 6])
+@pytest.mark.parametrize("seed", SCHEDULES)
 def test_columns_then_rows(ranks: int, seed: int) -> None:
     def program() -> dict[str, Tensor]:
         plan = {"first": ColwiseParallel(), "second": RowwiseParallel()}
@@ -108,7 +109,7 @@ def gradients(model: nn.Module, out: Any) -> dict[str, Tensor]:
     }
 
 
-@pytest.mark.parametrize("seed", [0, 6])
+@pytest.mark.parametrize("seed", SCHEDULES)
 def test_a_block_with_sequence_parallel(seed: int) -> None:
     """Norms on a share of the sequence, attention and layers on a share of the heads."""
 

@@ -21,7 +21,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.functional import mse_loss
 
 import phalanx
-from tests.stack.training import TOLERANCE, WIDTH, assert_same, batch, make, share
+from tests.stack.training import SCHEDULES, TOLERANCE, WIDTH, assert_same, batch, make, share
 
 CPU = torch.device("cpu")
 
@@ -50,7 +50,7 @@ def gradients(number: int, module: nn.Module) -> dict[str, Tensor]:
 # torch's, about in-place operations on what a layer returns; there are none here
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
 @pytest.mark.parametrize("kind", [Schedule1F1B, ScheduleInterleaved1F1B])
-@pytest.mark.parametrize("seed", [0, pytest.param(5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seed", SCHEDULES)
 def test_pipeline_by_data_by_tensor(kind: Any, seed: int) -> None:
     """Eight ranks as a cube: stages over one edge, rows of the batch over the second,
     columns and rows of the layers over the third."""
@@ -120,7 +120,7 @@ def spread_experts(rows: Tensor, experts: list[nn.Linear]) -> Tensor:
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-@pytest.mark.parametrize("seed", [0, 5])
+@pytest.mark.parametrize("seed", SCHEDULES)
 def test_experts_over_the_ranks(ranks: int, seed: int) -> None:
     def program() -> tuple[Tensor, dict[str, Tensor]]:
         rank, each = dist.get_rank(), EXPERTS // ranks

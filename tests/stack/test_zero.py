@@ -13,6 +13,7 @@ from torch.nn.functional import mse_loss
 import phalanx
 from tests.stack.training import (
     DDP,
+    SCHEDULES,
     assert_same,
     batch,
     make,
@@ -112,7 +113,7 @@ def test_state_without_consolidation_is_an_error() -> None:
 
 @pytest.mark.parametrize("hook", [hook_with_zero_step, hook_with_zero_step_interleaved])
 @pytest.mark.parametrize("shard", [False, True])
-@pytest.mark.parametrize("seed", [0, 4])
+@pytest.mark.parametrize("seed", SCHEDULES)
 def test_overlap_with_ddp(hook: Any, shard: bool, seed: int) -> None:
     """The optimiser steps in the hook. The first two passes are warm-up and change nothing,
     because DDP makes its buckets anew after the first."""

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -24,6 +25,9 @@ with warnings.catch_warnings():  # torch scripts functions when it imports these
 ROWS, WIDTH, HIDDEN, OUT = 24, 6, 10, 4
 STEPS = 3
 TOLERANCE = 1e-12
+
+SCHEDULES = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 5))]
+"""Seeds: the usual order of the ranks, and two others by chance."""
 
 Weights = dict[str, Tensor]
 
