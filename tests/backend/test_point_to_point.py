@@ -12,6 +12,8 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import _coalescing_manager
 
 import phalanx
+from phalanx.backend import admission
+from phalanx.backend.profiles import Profile
 
 DTYPES = [torch.float64, torch.bfloat16, torch.int8, torch.bool, torch.complex64]
 
@@ -417,3 +419,18 @@ def test_wrong_peers_are_refused(call: Callable[[], Any], text: str) -> None:
         dist.barrier()
 
     phalanx.run(program, ranks=2)
+
+
+def test_a_backend_without_tags_matches_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As NCCL does, here with CPU tensors."""
+    untagged = Profile("untagged", (), ignores_tags=True)
+    monkeypatch.setattr(admission, "profile_of", lambda backend: untagged)
+
+    def program() -> Any:
+        if dist.get_rank() == 0:
+            for tag in (5, 6):
+                dist.send(filled(tag), dst=1, tag=tag)
+            return None
+        return [received(lambda room, tag=tag: dist.recv(room, 0, tag=tag)) for tag in (6, 5)]
+
+    assert phalanx.run(program, ranks=2)[1] == [[5.0, 5.0], [6.0, 6.0]]
