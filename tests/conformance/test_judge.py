@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from phalanx.conformance.judge import judge, known_refusal
+from phalanx.conformance.judge import applies, judge, known_refusal
 from phalanx.conformance.model import Case, Report
 from phalanx.conformance.suite import all_cases
 
@@ -61,6 +61,24 @@ def test_ranks_outside_of_the_group_need_no_error() -> None:
 def test_without_a_profile_a_clean_error_on_all_ranks_is_a_refusal() -> None:
     assert outcome(PLAIN, [ERROR] * 3, known=False) == "refuse"
     assert outcome(PLAIN, [ERROR, RIGHT, ERROR], known=False) == "fail"
+
+
+def test_what_a_backend_has_not_is_refused_by_the_rank_that_asks() -> None:
+    case = BY_ID["recv/from-any-source/full@3"]
+    rule = known_refusal(case, "nccl", "cuda")
+    assert rule is not None and rule.name == "any-source"
+    assert judge(case, [ERROR, RIGHT, RIGHT], rule, known=True).outcome == "refuse"
+    assert known_refusal(case, "gloo", "cpu") is None
+    barrier = BY_ID["monitored_barrier/in/full/True@3"]
+    assert known_refusal(barrier, "nccl", "cuda") is not None
+    assert known_refusal(barrier, "gloo", "cpu") is None
+
+
+def test_cases_that_say_nothing_about_a_backend_are_left_out() -> None:
+    assert applies(BY_ID["isend/tags/reverse@3"], "gloo")
+    assert not applies(BY_ID["isend/tags/reverse@3"], "nccl")
+    assert not applies(BY_ID["init_process_group/backend/gloo@3"], "nccl")
+    assert applies(PLAIN, "a backend of one's own")
 
 
 def test_the_reason_names_the_ranks() -> None:

@@ -103,7 +103,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from phalanx.conformance.runner import run_suite
 
     setting = _setting(arguments)
-    cases = _cases(ranks, arguments.select)
+    cases = _cases(ranks, arguments)
     if arguments.list:
         print("\n".join(case.id for case in cases))
         return 0
@@ -185,10 +185,12 @@ def _check_device(device: str) -> None:
         raise UsageError(f"--device {device}: choose cpu or cuda")
 
 
-def _cases(ranks: list[int], expression: str | None) -> list[Case]:
+def _cases(ranks: list[int], arguments: argparse.Namespace) -> list[Case]:
+    from phalanx.conformance.judge import applies
     from phalanx.conformance.suite import all_cases, select
 
-    cases = all_cases(ranks)
+    cases = [case for case in all_cases(ranks) if applies(case, arguments.backend)]
+    expression = arguments.select
     if expression is None:
         return cases
     chosen = select(cases, expression)

@@ -97,16 +97,25 @@ def _signs(here: list[Result], there: list[Result], field: str, value: str) -> s
 
 
 def _refusals(real: Table) -> str:
-    found: dict[tuple[str, str], list[Result]] = {}
+    found: dict[str, list[Result]] = {}
     for result in real.results:
         if result.outcome == "refuse":
-            found.setdefault((result.rule, result.reason), []).append(result)
+            found.setdefault(result.rule, []).append(result)
     rows = [
-        [str(len(results)), _listed(r.operation for r in results), f"{reason} (`{rule}`)"]
-        for (rule, reason), results in found.items()
+        [
+            f"`{rule}`",
+            str(len(results)),
+            _listed(r.operation for r in results),
+            _example(results),
+        ]
+        for rule, results in found.items()
     ]
-    head = ["cases", "operations", "why"]
+    head = ["rule", "cases", "operations", "for example"]
     return f"## What {real.backend} refuses\n\n{_table(head, rows)}"
+
+
+def _example(results: list[Result]) -> str:
+    return f"`{results[0].id}`: {results[0].reason}"
 
 
 def _troubles(real: Table, title: str) -> str:

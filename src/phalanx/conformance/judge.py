@@ -7,10 +7,11 @@ operation for a dtype, layout or reduce operation as long as every rank gets a c
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
-from phalanx.backend.profiles import Rule, Use, profile_of
+from phalanx.backend.profiles import REFUSES, Use, profile_of
 from phalanx.backend.profiles.rules import INPUT, OUTPUT
 from phalanx.conformance.context import GROUPS
 from phalanx.conformance.data import SHAPES, dtype_of, fresh_room, place, result_layout
@@ -18,15 +19,44 @@ from phalanx.conformance.model import Case, Outcome, Report, Result
 from phalanx.conformance.operations import OPERATIONS
 
 
-def known_refusal(case: Case, backend: str, device: str) -> Rule | None:
-    """The rule by which this backend refuses this case, if it does."""
+@dataclass(frozen=True)
+class Refusal:
+    """Why a backend does not do a case: the rule's name, its text, and what really happens
+    there ("refuses", or worse)."""
+
+    name: str
+    says: str
+    effect: str = REFUSES
+
+
+GLOO_ONLY = Refusal("gloo-only", "torch has monitored_barrier for the backend named gloo only")
+
+
+def applies(case: Case, backend: str) -> bool:
+    """Whether the case says anything about this backend."""
     profile = profile_of(backend)
-    if profile is None or case.program != "collective":
+    if case.needs == "tags":
+        return profile is None or not profile.ignores_tags
+    return case.needs != "gloo" or backend == "gloo"
+
+
+def known_refusal(case: Case, backend: str, device: str) -> Refusal | None:
+    """The rule by which this backend refuses this case, if it does."""
+    if case.needs == "monitored_barrier" and backend != "gloo":
+        return GLOO_ONLY
+    profile = profile_of(backend)
+    if profile is None:
         return None
-    for use in uses_of(case, device):
+    uses = [] if case.program != "collective" else uses_of(case, device)
+    if case.needs == "sparse":
+        dtype = dtype_of(case.given.get("dtype", "float32"))
+        uses = [Use("all_reduce", dtype, "SUM", device, "sparse_coo", sparse_dim=1)]
+    elif case.needs == "any source":
+        uses = [Use("recv", torch.float32, device=device, any_source=True)]
+    for use in uses:
         rule = profile.refusal(use)
         if rule is not None:
-            return rule
+            return Refusal(rule.name, rule.explain(use), rule.effect)
     return None
 
 
@@ -63,7 +93,9 @@ def taking_part(case: Case) -> set[int]:
     return {rank for members in GROUPS[shape](case.ranks) for rank in members}
 
 
-def judge(case: Case, reports: Sequence[Report], rule: Rule | None, *, known: bool) -> Result:
+def judge(
+    case: Case, reports: Sequence[Report], rule: Refusal | None, *, known: bool
+) -> Result:
     """`known`: whether the backend has a profile, so that a refusal needs a rule."""
     outcome, reason = _outcome(case, reports, rule, known)
     return Result(
@@ -81,7 +113,7 @@ def judge(case: Case, reports: Sequence[Report], rule: Rule | None, *, known: bo
 
 
 def _outcome(
-    case: Case, reports: Sequence[Report], rule: Rule | None, known: bool
+    case: Case, reports: Sequence[Report], rule: Refusal | None, known: bool
 ) -> tuple[Outcome, str]:
     for status, outcome in (("wrong", "WRONG"), ("unmet", "fail")):
         found = [(rank, r.text) for rank, r in enumerate(reports) if r.status == status]
@@ -92,11 +124,13 @@ def _outcome(
         return _judge_mistake(case, reports)
     if not errors:
         return "pass", ""
+    if rule is not None and case.needs:
+        return "refuse", rule.says  # on the rank that asks for it; others wait for that rank
     if len(errors) < len(taking_part(case)):
         return "fail", f"only on some ranks: {_told(errors)}"
     if rule is not None:
-        return "refuse", f"{rule.says}"
-    if not known and case.program == "collective":
+        return "refuse", rule.says
+    if not known and (case.needs or case.program == "collective"):
         return "refuse", _told(errors)
     return "fail", _told(errors)
 

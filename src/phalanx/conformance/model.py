@@ -32,6 +32,8 @@ class Case:
 
     `alone`: may leave its group broken, so it gets a run and a group of its own.
     `bare`: starts without a default group and leaves none.
+    `needs`: what not every backend has: "sparse", "any source", "tags", "monitored_barrier",
+    or "gloo" for a case that is about Gloo itself.
     """
 
     family: str
@@ -44,6 +46,7 @@ class Case:
     everywhere: bool = True
     alone: bool = False
     bare: bool = False
+    needs: str = ""
 
     @property
     def id(self) -> str:

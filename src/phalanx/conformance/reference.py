@@ -19,6 +19,8 @@ def reduced(tensors: list[Tensor], op: str) -> Tensor:
     """All ranks' tensors made into one."""
     if tensors[0].dtype == torch.bool:
         return _reduced_bool(torch.stack(tensors), op)
+    if tensors[0].is_floating_point() and tensors[0].element_size() == 1:
+        return reduced([t.float() for t in tensors], op).to(tensors[0].dtype)
     total = tensors[0].clone()
     for other in tensors[1:]:
         total = _pair(total, other, op)

@@ -20,9 +20,9 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from phalanx.backend.profiles import Rule, profile_of
+from phalanx.backend.profiles import profile_of
 from phalanx.conformance import body
-from phalanx.conformance.judge import judge, known_refusal, taking_part
+from phalanx.conformance.judge import Refusal, judge, known_refusal, taking_part
 from phalanx.conformance.model import Case, Report, Result, Setting, Table
 from phalanx.errors import PhalanxError
 from phalanx.running.world import World
@@ -106,10 +106,10 @@ class _Bench:
                 rest = [chunk[done : done + 1], chunk[done + 1 :]]
                 pending.extendleft(reversed([each for each in rest if each]))
 
-    def _rule_of(self, case: Case) -> Rule | None:
+    def _rule_of(self, case: Case) -> Refusal | None:
         return known_refusal(case, self._setting.backend, self._setting.device)
 
-    def _judge(self, case: Case, reports: Sequence[Report], rule: Rule | None) -> Result:
+    def _judge(self, case: Case, reports: Sequence[Report], rule: Refusal | None) -> Result:
         return judge(case, reports, rule, known=self._known)
 
     def _reports(self, chunk: Sequence[Case]) -> list[list[Report]] | str:

@@ -62,6 +62,7 @@ def device_ids(me: Context) -> None:
     "in",
     over={"group": SHAPES, "every": (False, True)},
     least=3,
+    needs="monitored_barrier",
 )
 def monitored(me: Context, group: str, every: bool) -> None:
     handle, members = me.group(group), GROUPS[group](me.size)[0]
@@ -69,7 +70,9 @@ def monitored(me: Context, group: str, every: bool) -> None:
         dist.monitored_barrier(handle, timeout=SOON, wait_all_ranks=every)
 
 
-@family.case("monitored_barrier", "again and again", over={"times": (5,)})
+@family.case(
+    "monitored_barrier", "again and again", over={"times": (5,)}, needs="monitored_barrier"
+)
 def monitored_again(me: Context, times: int) -> None:
     for _ in range(times):
         dist.monitored_barrier(timeout=SOON)
@@ -82,6 +85,7 @@ def monitored_again(me: Context, times: int) -> None:
     least=2,
     ranks=(2, 3),
     alone=True,
+    needs="monitored_barrier",
 )
 def one_is_missing(me: Context, every: bool) -> None:
     group = me.fresh(timeout=me.short)
@@ -104,6 +108,7 @@ def one_is_missing(me: Context, every: bool) -> None:
     "several are missing",
     ranks=(4,),
     alone=True,
+    needs="monitored_barrier",
 )
 def several_are_missing(me: Context) -> None:
     group = me.fresh(timeout=me.short)
@@ -126,6 +131,7 @@ def several_are_missing(me: Context) -> None:
     alone=True,
     raises=("RuntimeError",),
     everywhere=False,
+    needs="monitored_barrier",
 )
 def first_is_missing(me: Context) -> None:
     group = me.fresh(timeout=me.short)

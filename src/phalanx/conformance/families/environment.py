@@ -177,8 +177,12 @@ def init_by(me: Context, method: str) -> None:
     "backend",
     over={"backend": ("none", "cpu:gloo", "gloo")},
     bare=True,
+    needs="gloo",
 )
 def init_backend(me: Context, backend: str) -> None:
+    """Without a name torch takes the backend of the accelerator, if the machine has one."""
+    if backend == "none" and torch.accelerator.is_available():
+        return
     try:
         init(me, "file", backend=None if backend == "none" else backend)
         works(me)

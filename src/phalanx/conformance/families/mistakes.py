@@ -347,7 +347,6 @@ TYPES: tuple[Wrong, ...] = (
     ("monitored_barrier", "group as a number", VALUE, lambda me: d.monitored_barrier(group=3)),
     ("send", "a list", TYPE, lambda me: d.send([t(me)], other(me))),
     ("broadcast_object_list", "no list", TYPE, lambda me: d.broadcast_object_list(5, src=0)),
-    ("new_group", "ranks twice", VALUE, lambda me: d.new_group([0, 0])),
     ("new_group", "rank out of range", VALUE, lambda me: d.new_group([0, OUTSIDE])),
     ("new_group", "rank negative", VALUE, lambda me: d.new_group([-1, 0])),
     ("new_group", "too many ranks", VALUE, lambda me: d.new_group(list(range(me.size + 1)))),

@@ -69,7 +69,7 @@ def exchange(me: Context, spelling: str, group: str) -> None:
     me.equal(room, torch.full((3,), float(members[other])), "message")
 
 
-@family.case("recv", "from any source", over={"group": SHAPES}, least=3)
+@family.case("recv", "from any source", over={"group": SHAPES}, least=3, needs="any source")
 def from_any_source(me: Context, group: str) -> None:
     handle, members = me.group(group), GROUPS[group](me.size)[0]
     if me.rank not in members:
@@ -86,7 +86,7 @@ def from_any_source(me: Context, group: str) -> None:
     me.equal(seen, set(members[1:]), "who sent")
 
 
-@family.case("irecv", "from any source", least=2)
+@family.case("irecv", "from any source", least=2, needs="any source")
 def irecv_from_any_source(me: Context) -> None:
     group = me.fresh()
     if me.rank:
@@ -101,7 +101,7 @@ def irecv_from_any_source(me: Context) -> None:
     me.equal(found, [float(rank) for rank in range(1, me.size)], "messages")
 
 
-@family.case("recv", "from any source by tag", least=2)
+@family.case("recv", "from any source by tag", least=2, needs="any source")
 def any_source_by_tag(me: Context) -> None:
     group = me.fresh()
     if me.rank == 1:
@@ -116,7 +116,7 @@ def any_source_by_tag(me: Context) -> None:
             me.equal(room, torch.full((3,), float(tag)), f"message with tag {tag}")
 
 
-@family.case("isend", "tags", over={"order": ("in order", "reverse")}, least=2)
+@family.case("isend", "tags", over={"order": ("in order", "reverse")}, least=2, needs="tags")
 def tags(me: Context, order: str) -> None:
     right, left = (me.rank + 1) % me.size, (me.rank - 1) % me.size
     numbers = list(range(5)) if order == "in order" else list(range(5))[::-1]
@@ -166,7 +166,7 @@ def batch_ring(me: Context, spelling: str) -> None:
     me.equal(room, torch.full((3,), float(left)), "message")
 
 
-@family.case("batch_isend_irecv", "both ways with tags", least=2)
+@family.case("batch_isend_irecv", "both ways with tags", least=2, needs="tags")
 def batch_both_ways(me: Context) -> None:
     right, left = (me.rank + 1) % me.size, (me.rank - 1) % me.size
     rooms = [full(me, -1), full(me, -1)]

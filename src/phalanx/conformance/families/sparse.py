@@ -40,12 +40,15 @@ def entries(kind: str, rank: int, dtype: torch.dtype) -> Tensor:
     "of",
     over={"kind": KINDS, "dtype": DTYPES, "mode": ("sync", "async")},
     least=2,
+    needs="sparse",
 )
 def all_reduce(me: Context, kind: str, dtype: str, mode: str) -> None:
     _reduce(me, kind, dtype, mode, "full")
 
 
-@family.case("all_reduce_sparse", "in a subgroup", over={"kind": KINDS}, least=3)
+@family.case(
+    "all_reduce_sparse", "in a subgroup", over={"kind": KINDS}, least=3, needs="sparse"
+)
 def all_reduce_in_subgroup(me: Context, kind: str) -> None:
     _reduce(me, kind, "float32", "sync", "sub")
 

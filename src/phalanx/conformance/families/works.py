@@ -159,7 +159,7 @@ def source_rank(me: Context) -> None:
         dist.send(torch.ones(2, device=me.device), dst=0)
 
 
-@family.case("Work", "source_rank of any source", least=2)
+@family.case("Work", "source_rank of any source", least=2, needs="any source")
 def source_rank_of_any(me: Context) -> None:
     last, group = me.size - 1, me.fresh()
     if me.rank == 0:
