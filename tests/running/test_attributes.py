@@ -7,11 +7,13 @@ import os
 import subprocess
 import sys
 import textwrap
+import warnings
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.nn.modules.module import register_module_forward_hook
 
 import phalanx
 from phalanx.running import attributes
@@ -107,3 +109,49 @@ def test_seeding_often_is_no_polling() -> None:
     assert all(other == first for other in others)
     torch.manual_seed(7)
     assert first[7] == torch.rand(1).item()
+
+
+def test_a_rank_that_silences_warnings_silences_its_own() -> None:
+    before = warnings.filters
+
+    def body() -> str:
+        rank = dist.get_rank()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore" if rank else "error")
+            dist.barrier()
+            try:
+                warnings.warn("heard?", stacklevel=1)
+            except UserWarning:
+                return "raised"
+            dist.barrier()
+        return "silent"
+
+    def two() -> str:
+        if dist.get_rank() == 0:
+            warnings.simplefilter("ignore")
+        dist.barrier()
+        return str(warnings.filters[0][0])
+
+    with pytest.raises(phalanx.DeadlockError, match="rank 0"):
+        phalanx.run(body, ranks=3)  # rank 0 raises, hence returns
+    assert phalanx.run(two, ranks=2)[0] == "ignore"
+    assert warnings.filters is before
+
+
+def test_hooks_for_all_modules_fire_for_the_ranks_own() -> None:
+    def body() -> list[int]:
+        rank = dist.get_rank()
+        seen: list[int] = []
+        handle = None
+        if rank == 1:
+            handle = register_module_forward_hook(lambda *_: seen.append(rank))
+        dist.barrier()
+        torch.nn.Linear(2, 2)(torch.ones(2))
+        dist.barrier()
+        if handle is not None:
+            handle.remove()
+        torch.nn.Linear(2, 2)(torch.ones(2))
+        return seen
+
+    assert phalanx.run(body, ranks=3) == [[], [1], []]
+    assert phalanx.run(body, ranks=2) == [[], [1]]

@@ -45,6 +45,7 @@ ABSENT: Any = object()
 # it is imported: places as "module:path of attributes". FSDP's clock of its own; the handlers
 # that `loss_parallel` and context parallelism put in; the attention function that the latter
 # replaces, and its state.
+_SHARDING_RULES = "torch.distributed.tensor.experimental._context_parallel._sharding_rules"
 _ATTENTION = "torch.distributed.tensor.experimental._context_parallel._attention"
 PER_PROCESS = {
     "torch.distributed.fsdp._debug_utils": (
@@ -59,6 +60,39 @@ PER_PROCESS = {
         f"{_ATTENTION}:_replaced_functions",
         f"{_ATTENTION}:_dispatch_mode",
         f"{_ATTENTION}:_cp_options",
+    ),
+    _SHARDING_RULES: (
+        f"{_SHARDING_RULES}:_cp_strategy_contexts",
+        f"{_SHARDING_RULES}:_original_strategies",
+    ),
+    "torch.distributed._shard.api": ("torch.distributed._shard.api:_CURRENT_PROCESS_GROUP",),
+    "torch._dynamo.backends.distributed": (
+        "torch.nn.parallel.distributed:DistributedDataParallel._active_ddp_module",
+    ),
+    "torch.distributed.fsdp._fully_shard._fully_shard": (
+        "torch.distributed.fsdp._fully_shard._fully_shard:_enable_fsdp_module_new_init",
+    ),
+}
+
+# 2.11-2.13: hooks for all modules and optimizers of a process. `CommDebugMode` uses them to
+# know where in a model it is; a rank's must not fire for the modules of others. Mostly empty,
+# and then not swapped.
+GLOBAL_HOOKS = {
+    "torch.nn.modules.module": (
+        "_global_backward_pre_hooks",
+        "_global_backward_hooks",
+        "_global_is_full_backward_hook",
+        "_global_forward_pre_hooks",
+        "_global_forward_hooks",
+        "_global_forward_hooks_always_called",
+        "_global_forward_hooks_with_kwargs",
+        "_global_buffer_registration_hooks",
+        "_global_module_registration_hooks",
+        "_global_parameter_registration_hooks",
+    ),
+    "torch.optim.optimizer": (
+        "_global_optimizer_pre_hooks",
+        "_global_optimizer_post_hooks",
     ),
 }
 

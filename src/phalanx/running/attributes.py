@@ -9,7 +9,7 @@ cost nothing. Used by `isolation.py` and `patches.py`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
@@ -24,6 +24,8 @@ WATCHED = {*private.PER_PROCESS, *private.AFTER_IMPORT}
 _places: list[tuple[Any, str]] = []
 _originals: list[Any] = []
 _undo: list[Callable[[], None]] = []
+_hooks: list[Any] = []
+"""torch's dicts of hooks for all modules, as long as they are empty."""
 
 
 class AttributeFinder(MetaPathFinder):
@@ -33,6 +35,7 @@ class AttributeFinder(MetaPathFinder):
         for module in WATCHED:
             if module in sys.modules:
                 note(sys.modules[module])
+        _hooks.extend(getattr(owner, name) for owner, name in _hook_places())
         sys.meta_path.insert(0, self)
 
     def uninstall(self) -> None:
@@ -41,6 +44,7 @@ class AttributeFinder(MetaPathFinder):
             _undo.pop()()
         _places.clear()
         _originals.clear()
+        _hooks.clear()
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -80,8 +84,25 @@ def note(module: ModuleType) -> None:
         _originals.append(copy(getattr(owner, name)))
 
 
+def _hook_places() -> Iterator[tuple[Any, str]]:
+    for module, names in private.GLOBAL_HOOKS.items():
+        for name in names:
+            yield sys.modules[module], name
+
+
+def _keep_hooks_apart() -> None:
+    """A rank has registered the first one: from here on each rank has its own."""
+    _hooks.clear()
+    for owner, name in _hook_places():
+        value = getattr(owner, name)
+        _places.append((owner, name))
+        _originals.append(type(value)() if isinstance(value, dict) else None)
+
+
 def save(context: RankContext) -> None:
     """The rank gives the baton away: keep what it has made of the attributes."""
+    if _hooks and any(_hooks):
+        _keep_hooks_apart()
     if _places:
         context.saved["torch"] = [getattr(owner, name) for owner, name in _places]
 

@@ -310,6 +310,13 @@ def _adopting(original: Any) -> Any:
 
     def start(self: threading.Thread) -> None:
         strand = here.strand
+        if strand is not None and _is_service(self):
+            here.strand = None  # threads that are nobody's are no rank's helpers
+            try:
+                original(self)
+            finally:
+                here.strand = strand
+            return
         if strand is None or self.ident is not None:
             original(self)
             return
@@ -329,6 +336,21 @@ def _adopting(original: Any) -> Any:
             _starting.now = False
 
     return start
+
+
+SERVICES = {
+    "multiprocessing.resource_sharer",
+    "torch._inductor.compile_worker.subproc_pool",
+    "tqdm._monitor",
+}
+"""Modules whose threads serve the whole process, for good, whoever starts them."""
+
+
+def _is_service(thread: threading.Thread) -> bool:
+    target = getattr(thread, "_target", None)
+    return (
+        getattr(target, "__module__", None) in SERVICES or type(thread).__module__ in SERVICES
+    )
 
 
 def _as_helper(strand: Strand, thread: threading.Thread, body: Any) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from types import ModuleType
 from typing import Any
@@ -30,11 +31,11 @@ class RankSwitcher(Switcher):
         self._generator = torch.default_generator
         self._outer_random = self._generator.get_state()
         self._outer_argv = sys.argv
+        self._outer_warnings = _get_warnings()
 
     def leave(self, strand: Strand) -> None:
         if self._owner is strand.local:
-            self._owner.saved["random"] = self._generator.get_state()
-            attributes.save(self._owner)
+            self._save(self._owner)
             self._owner = None
 
     def enter(self, strand: Strand) -> None:
@@ -46,22 +47,49 @@ class RankSwitcher(Switcher):
         self._generator.set_state(saved.get("random", self._outer_random))
         if "argv" in saved:
             sys.argv = saved["argv"]
+        _set_warnings(
+            saved.get("warnings") or (list(self._outer_warnings[0]), *self._outer_warnings[1:])
+        )
         attributes.load(context)
         if _seen_by_c:
             _show_to_c(context.environ)
 
+    def _save(self, context: RankContext) -> None:
+        saved = context.saved
+        saved["random"] = self._generator.get_state()
+        saved["warnings"] = _get_warnings()
+        attributes.save(context)
+
     def restore(self) -> None:
         """After the run: as the launcher had it."""
         if self._owner is not None:
-            self._owner.saved["random"] = self._generator.get_state()
-            attributes.save(self._owner)
+            self._save(self._owner)
             self._owner = None
         self._generator.set_state(self._outer_random)
         sys.argv = self._outer_argv
+        _set_warnings(self._outer_warnings)
         attributes.restore()
         if _seen_by_c:
             _show_to_c(os.environ)  # the caller is no rank: this is the process's own
             _seen_by_c.clear()
+
+
+def _get_warnings() -> tuple[Any, ...]:
+    """What `warnings.catch_warnings` replaces and puts back."""
+    return warnings.filters, warnings.showwarning, _warnings_module._showwarnmsg_impl
+
+
+def _set_warnings(state: tuple[Any, ...]) -> None:
+    filters, show, show_message = state
+    if warnings.filters is not filters:
+        _warnings_module.filters = filters
+        _warnings_module._filters_mutated()  # forget what was decided by other filters
+    if warnings.showwarning is not show:
+        _warnings_module.showwarning = show
+    _warnings_module._showwarnmsg_impl = show_message
+
+
+_warnings_module: Any = warnings
 
 
 def own_script_state(context: RankContext, argv: list[str], main: ModuleType) -> None:
