@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import phalanx
-from tests.stack.programs import PROGRAMS, Program, counted_fsdp2, counted_tensor_parallel, run
+from tests.stack.programs import PROGRAMS, Program, run
 
 # The warnings are torch's, about what these programs use and about what they are refused
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -16,19 +16,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 RANKS = 3
 
 
-HOOKS = pytest.mark.xfail(strict=True, reason="ranks share the hooks of all modules")
-
-
-@pytest.mark.parametrize(
-    "program",
-    [
-        pytest.param(each, marks=HOOKS)
-        if each in (counted_fsdp2, counted_tensor_parallel)
-        else each
-        for each in PROGRAMS
-    ],
-    ids=lambda program: program.__name__,
-)
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_as_on_gloo(program: Program) -> None:
     """Processes of its own for each: one that fails leaves messages on the way."""
     here = phalanx.run(run, program, ranks=RANKS, backend="gloo")

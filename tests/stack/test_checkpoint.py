@@ -172,7 +172,6 @@ def test_async_saves_one_after_the_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(run=False, reason="hangs after another run that sent tensors to a process")
 def test_async_saves_by_a_process(tmp_path: Path) -> None:
     """Twice: the second save finds the background process of its own rank."""
 
