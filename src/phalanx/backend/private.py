@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -139,9 +140,14 @@ def per_process_attributes(module: str) -> Iterator[tuple[Any, str]]:
             yield owner, name
 
 
+_OUR_FOLDER = str(Path(__file__).parents[1])
+
+
 def _skip_our_frames(module: Any) -> None:
-    """2.11-2.13: dynamo must not compile the Python methods of our groups."""
-    module.add("phalanx")
+    """2.11-2.13: dynamo must not compile the Python methods of our groups. Said once, since
+    it then compiles its patterns anew; it is harmless outside of runs."""
+    if not any(_OUR_FOLDER in folder for folder in module.SKIP_DIRS):
+        module.add("phalanx")
 
 
 def _unbind_groups(module: Any) -> None:
