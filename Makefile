@@ -3,10 +3,10 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full lint format bench clean
+.PHONY: help demo test test-full conformance upstream lint format bench clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(READY) ## train a DDP script on 4 ranks in one process
 	$(BIN)/phalanx run -n 4 examples/ddp_train.py
@@ -16,6 +16,16 @@ test: lint ## lint, types, and the tests that are quick
 
 test-full: lint ## the same with the slow tests
 	$(BIN)/pytest -q
+
+conformance: $(READY) ## run the suite on threads and on Gloo; write docs/conformance.md, coverage.md
+	@mkdir -p build
+	$(BIN)/phalanx conformance --json build/threads.json -q
+	$(BIN)/phalanx conformance --engine processes --against build/threads.json \
+		--document docs/conformance.md -q
+	$(BIN)/python -m tests.conformance.coverage
+
+upstream: $(READY) ## run torch's own backend suite on our ranks (5 minutes)
+	$(BIN)/python tests/upstream/run.py --ranks 3,4,8
 
 lint: $(READY) ## ruff and mypy
 	$(BIN)/ruff check .
