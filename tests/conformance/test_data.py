@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from phalanx.conformance.data import DTYPES, SHAPES, dtype_of, place, same, values
+from phalanx.conformance.data import (
+    DTYPES,
+    SHAPES,
+    dtype_of,
+    place,
+    same,
+    tell_apart,
+    values,
+)
 
 LAYOUTS = ("contiguous", "view", "strided", "columns", "transposed", "requires-grad")
 
@@ -64,3 +72,16 @@ def test_same_compares_dtype_shape_and_values() -> None:
     assert not same(torch.ones(2), torch.ones(1, 2))
     assert not same(torch.ones(2), torch.tensor([1.0, 1.001]))
     assert same(torch.ones(2), torch.tensor([1.0, 1.001]), close=True)
+
+
+@pytest.mark.parametrize(
+    ("found", "says"),
+    [
+        (torch.tensor([1.0, 5.0, 6.0]), "5.0 instead of 2.0 at 1, 2 of 3 wrong"),
+        (torch.ones(2), "float32[2] instead of float32[3]"),
+        (torch.ones(3, dtype=torch.int64), "int64[3] instead of float32[3]"),
+        (None, "None instead of a tensor"),
+    ],
+)
+def test_what_differs_is_told(found: object, says: str) -> None:
+    assert tell_apart(found, torch.tensor([1.0, 2.0, 3.0])) == says

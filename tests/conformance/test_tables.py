@@ -12,6 +12,7 @@ from phalanx.conformance import record
 from phalanx.conformance.differences import find_differences, is_known_trouble
 from phalanx.conformance.document import render_document
 from phalanx.conformance.model import Outcome, Result, Table
+from phalanx.conformance.suite import all_cases
 from phalanx.conformance.table import render_tables, sign
 from phalanx.errors import UsageError
 
@@ -118,3 +119,10 @@ def test_the_page_shows_both() -> None:
     assert "| all_reduce | 3 | 1 | 2/1 | 0/1 |  |" in page
     assert "| WRONG | `all_reduce/float32/sum/sync/strided` | 3 | wrote outside |" in page
     assert "1 cases differ, 0 of them without a reason." in page
+
+
+def test_the_page_in_the_docs_has_all_cases_and_explains_all_differences() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "conformance.md").read_text(encoding="utf-8")
+    count = f"{len(all_cases([2, 3, 4])):,}"
+    assert page.count(f" s | {count} | ") == 2, "make the page again: make conformance"
+    assert " cases differ, 0 of them without a reason." in page

@@ -15,7 +15,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from phalanx.conformance.data import brief, same
+from phalanx.conformance.data import same, tell_apart
 from phalanx.conformance.model import Setting
 
 PATIENCE = timedelta(seconds=10)
@@ -106,8 +106,7 @@ class Context:
         """Data that must be so: otherwise the case is WRONG."""
         if isinstance(expected, Tensor):
             if not isinstance(found, Tensor) or not same(found, expected, close=close):
-                shown = brief([found]) if isinstance(found, Tensor) else repr(found)
-                raise WrongData(f"{what}: {shown} instead of {brief([expected])}")
+                raise WrongData(f"{what}: {tell_apart(found, expected)}")
         elif isinstance(expected, (list, tuple)) and any(
             isinstance(each, Tensor) for each in expected
         ):

@@ -8,7 +8,7 @@ after the operation: a backend that writes outside of a view is caught.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -184,15 +184,19 @@ def same(found: Tensor, expected: Tensor, *, close: bool = False) -> bool:
     return bool((found == expected).all())
 
 
-def brief(tensors: Sequence[Tensor]) -> str:
-    """The first few numbers of tensors, for a message."""
-    parts = []
-    for tensor in tensors[:2]:
-        flat = tensor.detach().cpu().reshape(-1)[:6]
-        numbers = flat.to(torch.float32) if flat.element_size() == 1 else flat
-        text = ", ".join(
-            f"{number:g}" if isinstance(number, float) else str(number)
-            for number in numbers.tolist()
-        )
-        parts.append(f"[{text}{', ...' if tensor.numel() > 6 else ''}]")
-    return " ".join(parts) + (" ..." if len(tensors) > 2 else "")
+def tell_apart(found: object, expected: Tensor) -> str:
+    """What is not as it should be, and where first."""
+    if not isinstance(found, Tensor):
+        return f"{found!r} instead of a tensor"
+    if found.dtype != expected.dtype or found.shape != expected.shape:
+        kinds = [f"{str(t.dtype)[6:]}{list(t.shape)}" for t in (found, expected)]
+        return f"{kinds[0]} instead of {kinds[1]}"
+    pairs = zip(_numbers(found), _numbers(expected), strict=True)
+    wrong = [(place, *pair) for place, pair in enumerate(pairs) if pair[0] != pair[1]]
+    place, one, other = wrong[0]
+    return f"{one} instead of {other} at {place}, {len(wrong)} of {found.numel()} wrong"
+
+
+def _numbers(tensor: Tensor) -> list[object]:
+    flat = tensor.detach().cpu().reshape(-1)
+    return list((flat.float() if flat.element_size() == 1 else flat).tolist())

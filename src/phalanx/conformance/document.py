@@ -25,6 +25,11 @@ threads engine and on real processes. The outcomes:
 
 In the tables with signs: `p` all pass, `r` all refuse, `~` some pass and some refuse, `W`
 some WRONG, `F` some fail. Where the two differ, threads come first: `r/W`.
+
+A backend of your own, which `my_backend.py` registers by `Backend.register_backend`, takes
+the same cases:
+
+    phalanx conformance --engine processes --import my_backend --backend my_backend
 """
 
 

@@ -120,12 +120,12 @@ def _outcome(
         if found:
             return ("WRONG" if outcome == "WRONG" else "fail"), _told(found)
     errors = [(rank, r.text) for rank, r in enumerate(reports) if r.status == "error"]
+    if errors and rule is not None and case.needs:
+        return "refuse", rule.says  # on the rank that asks for it; others wait for that rank
     if case.raises:
         return _judge_mistake(case, reports)
     if not errors:
         return "pass", ""
-    if rule is not None and case.needs:
-        return "refuse", rule.says  # on the rank that asks for it; others wait for that rank
     if len(errors) < len(taking_part(case)):
         return "fail", f"only on some ranks: {_told(errors)}"
     if rule is not None:

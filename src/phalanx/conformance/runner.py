@@ -3,8 +3,7 @@
 Cases go to the ranks in *chunks*, because starting a run costs more than most cases. A case
 that hangs, crashes or leaves the ranks at different places costs itself and one more run of
 its chunk's rest, not the suite: a chunk that brings no reports at all is halved until the
-guilty case stands alone, and that one gets a second chance, because a new connection of a
-loaded machine may hang once.
+guilty case stands alone.
 """
 
 from __future__ import annotations
@@ -76,8 +75,21 @@ class _Bench:
         self._close(broken=False)
 
     def run(self, cases: Sequence[Case]) -> Iterator[Result]:
-        pending = deque(_chunks(cases))
-        retried: set[str] = set()
+        """Each case's result. What fails on processes gets a second chance, alone and on new
+        processes: a new connection on a loaded machine may hang once."""
+        again = set()
+        for result in self._run_once(cases):
+            if result.outcome == "fail" and self._setting.engine == "processes":
+                again.add(result.id)
+            else:
+                yield result
+        for case in cases:
+            if case.id in again:
+                self._close(broken=True)
+                yield from self._run_once([case])
+
+    def _run_once(self, cases: Sequence[Case]) -> Iterator[Result]:
+        pending = deque(_chunks(cases, self._may_part))
         while pending:
             chunk = pending.popleft()
             rules = [self._rule_of(case) for case in chunk]
@@ -87,9 +99,6 @@ class _Bench:
                 if len(chunk) > 1:
                     half = len(chunk) // 2
                     pending.extendleft([chunk[half:], chunk[:half]])
-                elif chunk[0].id not in retried:
-                    retried.add(chunk[0].id)
-                    pending.appendleft(chunk)
                 else:
                     yield self._judge(chunk[0], [Report("unmet", reports)], rules[0])
                 continue
@@ -105,6 +114,12 @@ class _Bench:
             else:
                 rest = [chunk[done : done + 1], chunk[done + 1 :]]
                 pending.extendleft(reversed([each for each in rest if each]))
+
+    def _may_part(self, case: Case) -> bool:
+        """Whether the case may leave the ranks at different places: by itself, or because a
+        backend may refuse it to one rank while others wait for that one."""
+        refused = bool(case.needs) and not (self._known and self._rule_of(case) is None)
+        return case.alone or refused
 
     def _rule_of(self, case: Case) -> Refusal | None:
         return known_refusal(case, self._setting.backend, self._setting.device)
@@ -144,11 +159,11 @@ class _Bench:
             world.close()
 
 
-def _chunks(cases: Sequence[Case]) -> Iterator[list[Case]]:
+def _chunks(cases: Sequence[Case], is_alone: Callable[[Case], bool]) -> Iterator[list[Case]]:
     """Lists of cases for one run each; a case that may break things is a list of its own."""
     several: list[Case] = []
     for case in cases:
-        if case.alone or case.bare:
+        if is_alone(case) or case.bare:
             continue
         several.append(case)
         if len(several) == CHUNK:
@@ -156,7 +171,7 @@ def _chunks(cases: Sequence[Case]) -> Iterator[list[Case]]:
             several = []
     if several:
         yield several
-    yield from ([case] for case in cases if case.alone and not case.bare)
+    yield from ([case] for case in cases if is_alone(case) and not case.bare)
     yield from ([case] for case in cases if case.bare)
 
 

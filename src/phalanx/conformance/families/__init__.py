@@ -1,0 +1,1 @@
+"""The cases, one module per family: `cases(ranks)` and the `PROGRAMS` that carry them out."""
