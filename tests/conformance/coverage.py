@@ -14,6 +14,7 @@ from phalanx.conformance.suite import all_cases
 from tests.conformance.inventory import SECTIONS
 
 TESTS = Path(__file__).parent.parent
+PAGE = TESTS.parent / "docs" / "coverage.md"
 
 INTRODUCTION = """\
 # What is covered, and by what
@@ -72,4 +73,4 @@ def _told_tests(tests: str) -> str:
 
 
 if __name__ == "__main__":
-    print(render(), end="")
+    PAGE.write_text(render(), encoding="utf-8")

@@ -26,7 +26,6 @@ def test_a_test_that_is_missing_is_noticed() -> None:
 
 
 def test_the_page_is_up_to_date() -> None:
-    page = coverage.TESTS.parent / "docs" / "coverage.md"
-    assert page.read_text(encoding="utf-8") == coverage.render(), (
-        "run: python -m tests.conformance.coverage > docs/coverage.md"
+    assert coverage.PAGE.read_text(encoding="utf-8") == coverage.render(), (
+        "run: python -m tests.conformance.coverage"
     )
