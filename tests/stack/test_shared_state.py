@@ -154,13 +154,7 @@ SETTINGS: dict[str, tuple[Callable[[Any], Any], Callable[[], Any], Any]] = {
 }
 
 
-LEFT = pytest.mark.xfail(strict=True, reason="what a rank sets is left behind")
-
-
-@pytest.mark.parametrize(
-    "name",
-    [name if name == "filters" else pytest.param(name, marks=LEFT) for name in SETTINGS],
-)
+@pytest.mark.parametrize("name", SETTINGS)
 def test_settings_end_with_the_run(name: str) -> None:
     write, read, other = SETTINGS[name]
     before = read()

@@ -32,6 +32,7 @@ class RankSwitcher(Switcher):
         self._outer_random = self._generator.get_state()
         self._outer_argv = sys.argv
         self._outer_warnings = _get_warnings()
+        self._outer_settings = _get_settings()
 
     def leave(self, strand: Strand) -> None:
         if self._owner is strand.local:
@@ -68,6 +69,7 @@ class RankSwitcher(Switcher):
         self._generator.set_state(self._outer_random)
         sys.argv = self._outer_argv
         _set_warnings(self._outer_warnings)
+        _set_settings(self._outer_settings)
         attributes.restore()
         if _seen_by_c:
             _show_to_c(os.environ)  # the caller is no rank: this is the process's own
@@ -90,6 +92,40 @@ def _set_warnings(state: tuple[Any, ...]) -> None:
 
 
 _warnings_module: Any = warnings
+
+
+def _get_settings() -> tuple[Any, ...]:
+    """What ranks share with the process, and must not leave changed behind."""
+    return (
+        torch.get_default_dtype(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.get_float32_matmul_precision(),
+        torch.is_anomaly_enabled(),
+        torch.is_anomaly_check_nan_enabled(),
+        _folder(),
+    )
+
+
+def _set_settings(before: tuple[Any, ...]) -> None:
+    now = _get_settings()
+    if now == before:
+        return
+    dtype, deterministic, warn_only, precision, anomaly, check_nan, folder = before
+    if now[:5] != before[:5] or now[5] != check_nan:
+        torch.set_default_dtype(dtype)
+        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+        torch.set_float32_matmul_precision(precision)
+        torch.autograd.set_detect_anomaly(anomaly, check_nan)
+    if now[-1] != folder and folder is not None:
+        os.chdir(folder)
+
+
+def _folder() -> str | None:
+    try:
+        return os.getcwd()
+    except OSError:  # somebody removed it
+        return None
 
 
 def own_script_state(context: RankContext, argv: list[str], main: ModuleType) -> None:
