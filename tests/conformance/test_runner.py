@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from phalanx.conformance import runner
+from phalanx.conformance import body, runner
 from phalanx.conformance.context import Context
 from phalanx.conformance.differences import find_differences
 from phalanx.conformance.family import Family
@@ -143,6 +143,7 @@ def test_one_broken_case_does_not_spoil_the_others(monkeypatch: pytest.MonkeyPat
         "everywhere@3": "fail",
     }
     assert "rank 0: ValueError: only here" in found["made-up/uneven@3"].reason
+    assert body._contexts == {}, "what broken worlds kept is still there"
     assert "ranks 0,1,2: KeyError" in found["made-up/everywhere@3"].reason
 
 

@@ -19,6 +19,7 @@ from phalanx.conformance.model import Case, Report, Setting
 from phalanx.conformance.suite import PROGRAMS
 
 LONG = 5.0
+"""Seconds after which an error is one of waiting in vain."""
 
 _contexts: dict[tuple[str, int], Context] = {}
 
@@ -58,6 +59,12 @@ def leave(token: str) -> None:
     _contexts.pop((token, int(os.environ["RANK"])), None)
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def forget(token: str) -> None:
+    """Drop what ranks that were threads of this process have kept for a world."""
+    for key in [key for key in _contexts if key[0] == token]:
+        del _contexts[key]
 
 
 def _first_line(error: Exception) -> str:

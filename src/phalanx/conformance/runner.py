@@ -156,6 +156,7 @@ class _Bench:
                 with suppress(PhalanxError):
                     world.run(body.leave, self._token)
         finally:
+            body.forget(self._token)
             world.close()
 
 
