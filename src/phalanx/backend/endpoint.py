@@ -262,7 +262,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
             baton.switch_point(strand)
         if sample is not None and sample.is_cuda:
             device.record_arrival(call, sample)
-        if private.is_recorded():
+        if private.recording and private.is_recorded():
             profiling.begin(call, self._backend_name)
         strand.local.last_call = call
         baton.critical = True
@@ -292,7 +292,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
             wait_for(call, limit, explicit=explicit)
         elif call.error is not None or call.event is not None or call.strand.errands:
             wait_for(call, 0.0)
-        if profiling.is_open():
+        if private.recording:
             profiling.end(call)
         call.inputs = call.outputs = ()  # the call is remembered; what it moved need not be
 
@@ -329,7 +329,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         baton.switch_point(strand)
         if sample.is_cuda:
             device.record_arrival(call, sample)
-        if private.is_recorded():
+        if private.recording and private.is_recorded():
             profiling.begin(call, self._backend_name)
         strand.local.last_call = call
         sending = call.name == "send"

@@ -289,15 +289,11 @@ def functional_collectives() -> Any:
 _profiler_enabled: Any = vars(torch.autograd)["_profiler_enabled"]
 
 
-def is_watched() -> bool:
-    """2.11-2.13: whether something looks at the calling thread's operations as they pass
-    through the dispatcher: a dispatch mode (CommDebugMode), the profiler, a trace."""
-    return bool(torch._C._len_torch_dispatch_stack()) or is_recorded()
+recording = False
+"""Whether anything in the process is being profiled or traced. A cheap flag to ask first."""
 
-
-def is_recorded() -> bool:
-    """Whether the calling thread's operations are being profiled or traced."""
-    return tracing or is_profiling()
+tracing = False
+"""Whether any rank's execution trace is running; they share one observer."""
 
 
 def is_profiling() -> bool:
@@ -305,9 +301,13 @@ def is_profiling() -> bool:
     return bool(_profiler_enabled())
 
 
-tracing = False
-"""Whether any rank's execution trace is running; they share one observer."""
+def is_recorded() -> bool:
+    """Whether the calling thread's operations are being profiled or traced."""
+    return recording and (tracing or is_profiling())
 
+
+# 2.11-2.13: how many dispatch modes (`CommDebugMode`) are active in the calling thread.
+dispatch_modes: Any = torch._C._len_torch_dispatch_stack
 
 # 2.11-2.13: how many `TorchFunctionMode`s are active in the calling thread, and the context
 # that turns them off.

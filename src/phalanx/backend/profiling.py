@@ -76,10 +76,6 @@ def end(call: Call) -> None:
         opened.__exit__(None, None, None)
 
 
-def is_open() -> bool:
-    return bool(_open.ranges)
-
-
 def _events(call: Call, backend: str) -> list[tuple[str, list[Any]]]:
     if call.name == "monitored_barrier":
         return []
@@ -116,6 +112,7 @@ def profiler_patches() -> list[tuple[Any, str, Any]]:
     enable = getattr(module, private.ENABLE_NAME)
     disable = getattr(module, private.DISABLE_NAME)
     outer = private.is_profiling()  # by the program that opens the world
+    private.recording = outer
 
     def prepare_shared(config: Any, activities: Any, *args: Any, **kwargs: Any) -> None:
         global _prepared
@@ -133,6 +130,7 @@ def profiler_patches() -> list[tuple[Any, str, Any]]:
             if activities:  # none: a profiler that does without Kineto
                 _prepared = False
                 _profilers += 1
+                private.recording = True
                 _open.profiler = True
                 _last = config, activities
 
@@ -146,6 +144,7 @@ def profiler_patches() -> list[tuple[Any, str, Any]]:
                 return results
             _open.profiler = False
             _profilers -= 1
+            private.recording = bool(_profilers or outer or private.tracing)
             if _profilers or outer:
                 _in_a_thread(lambda: (prepare(*_last), enable(_last[0], {NOT_THE_CPU})))
         return Results(results)

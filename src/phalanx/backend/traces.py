@@ -130,6 +130,7 @@ class SharedObserver:
         if wanted != private.tracing:
             private.tracing = wanted
             if wanted:
+                private.recording = True
                 self._real.enable()
             else:
                 self._real.disable()

@@ -4,7 +4,7 @@ A group written in Python is called directly: `CommDebugMode`, dispatch modes of
 profiler would see nothing. So while the calling thread is watched, each operation of
 `VisibleGroup` first calls the method of the same name of torch's own class, which goes through
 the dispatcher; our kernel of the c10d operator then does the work. Unwatched calls take the
-short way. `install` makes groups of this class.
+short way: three flags are read, nothing else. `install` makes groups of this class.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from torch.distributed import distributed_c10d
 from phalanx.backend import private
 from phalanx.backend.group import RankGroup
 from phalanx.backend.overloads import options as all_options
+from phalanx.backend.private import dispatch_modes, function_modes
 from phalanx.backend.reduction import PREMUL_SUM
 
 _base: Any = dist.ProcessGroup
@@ -34,98 +35,63 @@ KEPT = 1024
 
 
 class VisibleGroup(RankGroup):
-    """`RankGroup` as the dispatcher sees it. torch's class knows by the *name* of the calling
-    function that it is called by its own override, hence the spelled-out methods."""
+    """`RankGroup`, and for each operation the way through the dispatcher, which is taken while
+    somebody watches. torch's class knows by the *name* of the calling function that it is
+    called by its own override, hence the spelled-out methods."""
 
     def allreduce(self, *args: Any, **kwargs: Any) -> Any:
-        if self._is_watched(*args, **kwargs):
-            return _base.allreduce(self, *args, **kwargs)
-        return super().allreduce(*args, **kwargs)
+        return _base.allreduce(self, *args, **kwargs)
 
     def allreduce_coalesced(self, *args: Any, **kwargs: Any) -> Any:
-        if self._is_watched(*args, **kwargs):
-            return _base.allreduce_coalesced(self, *args, **kwargs)
-        return super().allreduce_coalesced(*args, **kwargs)
+        return _base.allreduce_coalesced(self, *args, **kwargs)
 
     def broadcast(self, *args: Any, **kwargs: Any) -> Any:
-        if self._is_watched():
-            return _base.broadcast(self, *args, **kwargs)
-        return super().broadcast(*args, **kwargs)
+        return _base.broadcast(self, *args, **kwargs)
 
     def reduce(self, *args: Any, **kwargs: Any) -> Any:
-        if self._is_watched(*args, **kwargs):
-            return _base.reduce(self, *args, **kwargs)
-        return super().reduce(*args, **kwargs)
+        return _base.reduce(self, *args, **kwargs)
 
     def allgather(self, *args: Any, **kwargs: Any) -> Any:
-        if self._is_watched():
-            return _base.allgather(self, *args, **kwargs)
-        return super().allgather(*args, **kwargs)
+        return _base.allgather(self, *args, **kwargs)
 
     def allgather_coalesced(self, *args: Any, **kwargs: Any) -> Any:
-        if self._is_watched():
-            return _base.allgather_coalesced(self, *args, **kwargs)
-        return super().allgather_coalesced(*args, **kwargs)
+        return _base.allgather_coalesced(self, *args, **kwargs)
 
     def all_gather_single(self, *args: Any, **kwargs: Any) -> Any:
-        if self._is_watched():
-            return _base.all_gather_single(self, *args, **kwargs)
-        return super().all_gather_single(*args, **kwargs)
+        return _base.all_gather_single(self, *args, **kwargs)
 
     def _allgather_base(self, *args: Any, **kwargs: Any) -> Any:
-        if self._is_watched():
-            return _base._allgather_base(self, *args, **kwargs)
-        return super().all_gather_single(*args, **kwargs)
+        return _base._allgather_base(self, *args, **kwargs)
 
     def all_gather_single_coalesced(self, *args: Any, **kwargs: Any) -> Any:
-        if self._is_watched():
-            return _base.all_gather_single_coalesced(self, *args, **kwargs)
-        return super().all_gather_single_coalesced(*args, **kwargs)
+        return _base.all_gather_single_coalesced(self, *args, **kwargs)
 
     def allgather_into_tensor_coalesced(self, *args: Any, **kwargs: Any) -> Any:
-        if self._is_watched():
-            return _base.allgather_into_tensor_coalesced(self, *args, **kwargs)
-        return super().all_gather_single_coalesced(*args, **kwargs)
+        return _base.allgather_into_tensor_coalesced(self, *args, **kwargs)
 
     def gather(self, *args: Any, **kwargs: Any) -> Any:
-        if self._is_watched():
-            return _base.gather(self, *args, **kwargs)
-        return super().gather(*args, **kwargs)
+        return _base.gather(self, *args, **kwargs)
 
     def scatter(self, *args: Any, **kwargs: Any) -> Any:
-        if self._is_watched():
-            return _base.scatter(self, *args, **kwargs)
-        return super().scatter(*args, **kwargs)
+        return _base.scatter(self, *args, **kwargs)
 
     def reduce_scatter(self, *args: Any, **kwargs: Any) -> Any:
-        if self._is_watched(*args, **kwargs):
-            return _base.reduce_scatter(self, *args, **kwargs)
-        return super().reduce_scatter(*args, **kwargs)
+        return _base.reduce_scatter(self, *args, **kwargs)
 
     def reduce_scatter_single(self, *args: Any, **kwargs: Any) -> Any:
-        if self._is_watched(*args, **kwargs):
-            return _base.reduce_scatter_single(self, *args, **kwargs)
-        return super().reduce_scatter_single(*args, **kwargs)
+        return _base.reduce_scatter_single(self, *args, **kwargs)
 
     def _reduce_scatter_base(self, *args: Any, **kwargs: Any) -> Any:
-        if self._is_watched(*args, **kwargs):
-            return _base._reduce_scatter_base(self, *args, **kwargs)
-        return super().reduce_scatter_single(*args, **kwargs)
+        return _base._reduce_scatter_base(self, *args, **kwargs)
 
     def reduce_scatter_single_coalesced(self, *args: Any, **kwargs: Any) -> Any:
-        if self._is_watched(*args, **kwargs):
-            return _base.reduce_scatter_single_coalesced(self, *args, **kwargs)
-        return super().reduce_scatter_single_coalesced(*args, **kwargs)
+        return _base.reduce_scatter_single_coalesced(self, *args, **kwargs)
 
     def reduce_scatter_tensor_coalesced(self, *args: Any, **kwargs: Any) -> Any:
-        if self._is_watched(*args, **kwargs):
-            return _base.reduce_scatter_tensor_coalesced(self, *args, **kwargs)
-        return super().reduce_scatter_single_coalesced(*args, **kwargs)
+        return _base.reduce_scatter_tensor_coalesced(self, *args, **kwargs)
 
     def alltoall(self, *args: Any, **kwargs: Any) -> Any:
-        if self._is_watched():
-            return _base.alltoall(self, *args, **kwargs)
-        return super().alltoall(*args, **kwargs)
+        return _base.alltoall(self, *args, **kwargs)
 
     def all_to_all_single(
         self,
@@ -140,8 +106,6 @@ class VisibleGroup(RankGroup):
         """Straight to the operator: here torch's class would call back under either name."""
         splits = list(output_split_sizes or ()), list(input_split_sizes or ())
         options = all_options(dist.AllToAllOptions, opts, timeout=timeout)
-        if not self._is_watched():
-            return super().all_to_all_single(output, input, *splits, options)
         limit = int(options.timeout.total_seconds() * 1000) if options.timeout else -1
         operator: Any = torch.ops.c10d.alltoall_base_
         group = self.boxed()
@@ -150,60 +114,53 @@ class VisibleGroup(RankGroup):
     alltoall_base = all_to_all_single
 
     def barrier(self, *args: Any, **kwargs: Any) -> Any:
-        if self._is_watched():
-            return _base.barrier(self, *args, **kwargs)
-        return super().barrier(*args, **kwargs)
+        return _base.barrier(self, *args, **kwargs)
 
     def monitored_barrier(self, *args: Any, **kwargs: Any) -> None:
-        if self._is_watched():
-            _base.monitored_barrier(self, *args, **kwargs)
-        else:
-            super().monitored_barrier(*args, **kwargs)
+        _base.monitored_barrier(self, *args, **kwargs)
 
     def send(self, *args: Any, **kwargs: Any) -> Any:
-        if self._is_watched():
-            return _base.send(self, *args, **kwargs)
-        return super().send(*args, **kwargs)
+        return _base.send(self, *args, **kwargs)
 
     def recv(self, *args: Any, **kwargs: Any) -> Any:
-        if self._is_watched():
-            return _base.recv(self, *args, **kwargs)
-        return super().recv(*args, **kwargs)
+        return _base.recv(self, *args, **kwargs)
 
     def recv_anysource(self, *args: Any, **kwargs: Any) -> Any:
-        if self._is_watched():
-            return _base.recv_anysource(self, *args, **kwargs)
-        return super().recv_anysource(*args, **kwargs)
-
-    def _is_watched(self, *args: Any, **kwargs: Any) -> bool:
-        """`args` where a reduce op is among them: its factor does not fit through."""
-        if not private.is_watched():
-            return False
-        for value in (*args, *kwargs.values()):
-            op = getattr(value, "reduceOp", value)
-            if isinstance(op, dist.ReduceOp):
-                _on_the_way.op = op
-        _serve_operators()
-        return True
+        return _base.recv_anysource(self, *args, **kwargs)
 
 
-def _out_of_sight(method: Any) -> Any:
-    """Modes that see calls of Python functions (`TorchFunctionMode`) see nothing of the inside
-    of a backend in C++; nor may they of ours, least of all under `torch.compile`."""
+def _seen_if_watched(plain: Any, visible: Any) -> Any:
+    """The method that callers get: the short way, or the one through the dispatcher."""
 
-    @functools.wraps(method)
+    @functools.wraps(visible)
     def call(self: VisibleGroup, *args: Any, **kwargs: Any) -> Any:
-        if not private.function_modes():
-            return method(self, *args, **kwargs)
-        with private.no_function_modes():
-            return method(self, *args, **kwargs)
+        if function_modes() or dispatch_modes() or private.recording:
+            return _look_closer(self, plain, visible, args, kwargs)
+        return plain(self, *args, **kwargs)
 
     return call
 
 
-for _name, _method in list(vars(VisibleGroup).items()):
+def _look_closer(
+    group: VisibleGroup, plain: Any, visible: Any, args: Any, kwargs: dict[str, Any]
+) -> Any:
+    """Modes that see calls of Python functions (`TorchFunctionMode`) see nothing of the inside
+    of a backend in C++; nor may they of ours, least of all under `torch.compile`."""
+    with private.no_function_modes():
+        if not (private.dispatch_modes() or private.is_recorded()):
+            return plain(group, *args, **kwargs)
+        for value in (*args, *kwargs.values()):
+            op = getattr(value, "reduceOp", value)
+            if isinstance(op, dist.ReduceOp):
+                _on_the_way.op = op  # the factor of PREMUL_SUM does not fit through
+        _serve_operators()
+        return visible(group, *args, **kwargs)
+
+
+for _name, _visible in list(vars(VisibleGroup).items()):
     if hasattr(_base, _name) and not _name.startswith("__"):
-        setattr(VisibleGroup, _name, _out_of_sight(_method))
+        _plain = getattr(RankGroup, _name)
+        setattr(VisibleGroup, _name, _seen_if_watched(_plain, _visible))
 
 
 _on_the_way = threading.local()

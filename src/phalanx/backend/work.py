@@ -34,7 +34,7 @@ def wait_for(call: Call, timeout: float, *, explicit: bool = False) -> None:
     if not call.done:
         _park_until_done(strand, call, timeout, explicit)
     call.waited = True
-    if profiling.is_open():
+    if private.recording:
         profiling.end(call)
     if strand.errands:
         strand.baton.run_errands(strand)

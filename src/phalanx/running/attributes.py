@@ -9,6 +9,7 @@ cost nothing. Used by `isolation.py` and `patches.py`.
 from __future__ import annotations
 
 import sys
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from importlib.abc import Loader, MetaPathFinder
@@ -17,15 +18,17 @@ from types import ModuleType
 from typing import Any
 
 from phalanx.backend import private
-from phalanx.backend.session import RankContext
+from phalanx.backend.session import RankContext, context_here
 
 WATCHED = {*private.PER_PROCESS, *private.AFTER_IMPORT}
 
-_places: list[tuple[Any, str]] = []
+places: list[tuple[Any, str]] = []
+"""Owner and name of the attributes to swap; empty in most programs."""
+
 _originals: list[Any] = []
 _undo: list[Callable[[], None]] = []
-_hooks: list[Any] = []
-"""torch's dicts of hooks for all modules, as long as they are empty."""
+_plain_hooks: list[tuple[Any, str, Any]] = []
+"""torch's own dicts of hooks for all modules: where they belong."""
 
 
 class AttributeFinder(MetaPathFinder):
@@ -35,16 +38,18 @@ class AttributeFinder(MetaPathFinder):
         for module in WATCHED:
             if module in sys.modules:
                 note(sys.modules[module])
-        _hooks.extend(getattr(owner, name) for owner, name in _hook_places())
+        _watch_hooks()
         sys.meta_path.insert(0, self)
 
     def uninstall(self) -> None:
         sys.meta_path.remove(self)
         while _undo:
             _undo.pop()()
-        _places.clear()
+        places.clear()
         _originals.clear()
-        _hooks.clear()
+        while _plain_hooks:
+            owner, name, value = _plain_hooks.pop()
+            setattr(owner, name, value)
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -80,7 +85,7 @@ def note(module: ModuleType) -> None:
     if undo is not None:
         _undo.append(undo)
     for owner, name in private.per_process_attributes(module.__name__):
-        _places.append((owner, name))
+        places.append((owner, name))
         _originals.append(copy(getattr(owner, name)))
 
 
@@ -90,33 +95,45 @@ def _hook_places() -> Iterator[tuple[Any, str]]:
             yield sys.modules[module], name
 
 
-def _keep_hooks_apart() -> None:
-    """A rank has registered the first one: from here on each rank has its own."""
-    _hooks.clear()
+class _Hooks(OrderedDict[Any, Any]):
+    """One of torch's dicts of hooks, empty as a rule: when a rank registers the first one, the
+    ranks' are kept apart. So programs without such hooks pay nothing at hand-overs."""
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if not _are_apart() and context_here() is not None:
+            for place in _hook_places():
+                now = getattr(*place)
+                places.append(place)
+                _originals.append(OrderedDict(now) if isinstance(now, dict) else now)
+        super().__setitem__(key, value)
+
+
+def _are_apart() -> bool:
+    return next(_hook_places()) in places
+
+
+def _watch_hooks() -> None:
     for owner, name in _hook_places():
         value = getattr(owner, name)
-        _places.append((owner, name))
-        _originals.append(type(value)() if isinstance(value, dict) else None)
+        _plain_hooks.append((owner, name, value))
+        if isinstance(value, dict):
+            setattr(owner, name, _Hooks(value))
 
 
 def save(context: RankContext) -> None:
     """The rank gives the baton away: keep what it has made of the attributes."""
-    if _hooks and any(_hooks):
-        _keep_hooks_apart()
-    if _places:
-        context.saved["torch"] = [getattr(owner, name) for owner, name in _places]
+    context.saved["torch"] = [getattr(owner, name) for owner, name in places]
 
 
 def load(context: RankContext) -> None:
     """The rank gets the baton: put its values in, copies of the originals at first."""
-    if _places:
-        own = context.saved.get("torch", [])
-        own += [copy(value) for value in _originals[len(own) :]]
-        for (owner, name), value in zip(_places, own, strict=True):
-            setattr(owner, name, value)
+    own = context.saved.get("torch", [])
+    own += [copy(value) for value in _originals[len(own) :]]
+    for (owner, name), value in zip(places, own, strict=True):
+        setattr(owner, name, value)
 
 
 def restore() -> None:
     """The run is over: as it was before."""
-    for (owner, name), value in zip(_places, _originals, strict=True):
+    for (owner, name), value in zip(places, _originals, strict=True):
         setattr(owner, name, copy(value))

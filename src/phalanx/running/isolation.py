@@ -20,6 +20,7 @@ import torch
 from phalanx.backend.session import RankContext
 from phalanx.core.baton import Strand, Switcher, here
 from phalanx.running import attributes
+from phalanx.running.attributes import places
 
 
 class RankSwitcher(Switcher):
@@ -32,6 +33,7 @@ class RankSwitcher(Switcher):
         self._outer_random = self._generator.get_state()
         self._outer_argv = sys.argv
         self._outer_warnings = _get_warnings()
+        self._outer_filters = list(warnings.filters)
         self._outer_settings = _get_settings()
 
     def leave(self, strand: Strand) -> None:
@@ -48,18 +50,20 @@ class RankSwitcher(Switcher):
         self._generator.set_state(saved.get("random", self._outer_random))
         if "argv" in saved:
             sys.argv = saved["argv"]
-        _set_warnings(
-            saved.get("warnings") or (list(self._outer_warnings[0]), *self._outer_warnings[1:])
-        )
-        attributes.load(context)
+        if "warnings" in saved or warnings.filters is not self._outer_warnings[0]:
+            _set_warnings(saved.get("warnings", self._outer_warnings))
+        if places:
+            attributes.load(context)
         if _seen_by_c:
             _show_to_c(context.environ)
 
     def _save(self, context: RankContext) -> None:
         saved = context.saved
         saved["random"] = self._generator.get_state()
-        saved["warnings"] = _get_warnings()
-        attributes.save(context)
+        if "warnings" in saved or warnings.filters is not self._outer_warnings[0]:
+            saved["warnings"] = _get_warnings()
+        if places:
+            attributes.save(context)
 
     def restore(self) -> None:
         """After the run: as the launcher had it."""
@@ -69,6 +73,8 @@ class RankSwitcher(Switcher):
         self._generator.set_state(self._outer_random)
         sys.argv = self._outer_argv
         _set_warnings(self._outer_warnings)
+        if warnings.filters != self._outer_filters:  # changed in place
+            warnings.filters[:] = self._outer_filters  # type: ignore[index]
         _set_settings(self._outer_settings)
         attributes.restore()
         if _seen_by_c:
@@ -82,13 +88,11 @@ def _get_warnings() -> tuple[Any, ...]:
 
 
 def _set_warnings(state: tuple[Any, ...]) -> None:
-    filters, show, show_message = state
-    if warnings.filters is not filters:
-        _warnings_module.filters = filters
-        _warnings_module._filters_mutated()  # forget what was decided by other filters
-    if warnings.showwarning is not show:
-        _warnings_module.showwarning = show
+    if warnings.filters is state[0]:  # `catch_warnings` replaces it first of all
+        return
+    _warnings_module.filters, _warnings_module.showwarning, show_message = state
     _warnings_module._showwarnmsg_impl = show_message
+    _warnings_module._filters_mutated()  # forget what was decided by other filters
 
 
 _warnings_module: Any = warnings
