@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -55,12 +56,44 @@ def test_outcomes(case: Case, reports: list[Report], expected: str) -> None:
 
 def test_ranks_outside_of_the_group_need_no_error() -> None:
     error = Report("error", "RuntimeError: no", ("RuntimeError",))
-    assert outcome(SUB, [RIGHT, error, error], known=False) == "refuse"
+    case = replace(SUB, given={**SUB.given, "dtype": "int16"})
+    assert outcome(case, [RIGHT, error, error], known=False) == "refuse"
 
 
-def test_without_a_profile_a_clean_error_on_all_ranks_is_a_refusal() -> None:
-    assert outcome(PLAIN, [ERROR] * 3, known=False) == "refuse"
-    assert outcome(PLAIN, [ERROR, RIGHT, ERROR], known=False) == "fail"
+@pytest.mark.parametrize(
+    "name",
+    ["all_reduce/int16/sum/sync@3", "all_reduce/float32/max/sync@3", "sparse_all_reduce",
+     "broadcast/float32/sync/strided@3", "recv/from-any-source/full@3"],
+)  # fmt: skip
+def test_without_a_profile_the_unusual_may_be_refused(name: str) -> None:
+    case = BY_ID.get(name) or next(c for c in BY_ID.values() if c.needs == "sparse")
+    assert outcome(case, [ERROR] * 3, known=False) == "refuse"
+    assert outcome(case, [ERROR, RIGHT, ERROR], known=False) == "fail"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["all_reduce/float32/sum/sync@3", "broadcast/float32/async@3", "barrier/in/sync/full@3",
+     "all_reduce/float32/sum/sync/view@3", "Work/wait-twice@3"],
+)  # fmt: skip
+def test_without_a_profile_the_basic_must_work(name: str) -> None:
+    case = BY_ID.get(name) or next(i for n, i in BY_ID.items() if n.startswith("Work/"))
+    assert outcome(case, [ERROR] * 3, known=False) == "fail"
+
+
+def test_a_backend_that_raises_on_everything_fails_in_every_family() -> None:
+    refused = {
+        case.id
+        for case in BY_ID.values()
+        if outcome(case, [ERROR] * 3, known=False) == "refuse"
+    }
+    assert {case.operation for case in BY_ID.values() if case.program == "collective"} == {
+        case.operation
+        for case in BY_ID.values()
+        if case.program == "collective" and case.id not in refused
+    }
+    plain = {BY_ID[name].family for name in refused if not BY_ID[name].needs}
+    assert plain <= {"collectives", "functional"}
 
 
 def test_what_a_backend_has_not_is_refused_by_the_rank_that_asks() -> None:

@@ -13,7 +13,7 @@ from phalanx.conformance.differences import find_differences, is_known_trouble
 from phalanx.conformance.document import render_document
 from phalanx.conformance.model import Outcome, Result, Table
 from phalanx.conformance.suite import all_cases
-from phalanx.conformance.table import render_tables, sign
+from phalanx.conformance.table import render_tables, render_total, sign
 from phalanx.errors import UsageError
 
 
@@ -47,7 +47,8 @@ def test_the_table_for_a_terminal() -> None:
     ]  # fmt: skip
     assert lines[1].split() == ["all_reduce", "1", "2", "~", "~"]
     assert lines[2].split() == ["Work", "1"]
-    assert "4 cases on threads (gloo, torch 2.13.0) in 1.5 s: 2 pass, 2 refuse" in text
+    total = render_total(THREADS)
+    assert "4 cases on threads (gloo, torch 2.13.0) in 1.5 s: 2 pass, 2 refuse" in total
 
 
 @pytest.mark.parametrize(

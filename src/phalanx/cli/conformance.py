@@ -16,7 +16,7 @@ from phalanx.cli.progress import ProgressBar
 from phalanx.errors import UsageError
 
 if TYPE_CHECKING:
-    from phalanx.conformance.model import Case, Result, Setting, Table
+    from phalanx.conformance.model import Case, Setting, Table
 
 DESCRIPTION = """\
 Run thousands of small cases on a backend and say of each: pass, refuse (a clean error where
@@ -28,7 +28,7 @@ examples:
   phalanx conformance                               the threads engine, as Gloo
   phalanx conformance --engine processes            the real Gloo, in processes
   phalanx conformance --select 'all_reduce/*@3'     some cases only
-  phalanx conformance --select mistakes --list      what there is, without running it
+  phalanx conformance --select mistake --list       what there is, without running it
   phalanx conformance --engine processes --import my_backend --backend my_backend
                                                     a backend of your own, which the module
                                                     registers (Backend.register_backend)
@@ -79,7 +79,12 @@ def add_parser(commands: Any) -> None:
     results.add_argument(
         "--document", metavar="FILE", help="with --against: write both tables as Markdown"
     )
-    results.add_argument("-q", "--quiet", action="store_true", help="only the last line")
+    results.add_argument(
+        "-q",
+        "--quiet",
+        action="store_true",
+        help="no tables: only what is WRONG, fails or DIFFERS, and the last line",
+    )
     parser.set_defaults(handler=handle, parser=parser)
 
 
@@ -112,7 +117,7 @@ def _run(arguments: argparse.Namespace) -> int:
         record.check_writable(Path(path))
     bar = ProgressBar(len(cases), sink=sys.stderr)
     try:
-        table = run_suite(cases, setting, lambda result: _step(bar, result))
+        table = run_suite(cases, setting, lambda result: bar.step(result.operation))
     finally:
         bar.close()
     if arguments.json:
@@ -202,25 +207,23 @@ def _cases(ranks: list[int], arguments: argparse.Namespace) -> list[Case]:
     return chosen
 
 
-def _step(bar: ProgressBar, result: Result) -> None:
-    if result.outcome in ("fail", "WRONG"):
-        bar.say(f"{result.outcome:5} {result.id}: {result.reason}")
-    bar.step(result.operation)
-
-
 def _print(table: Table, *, quiet: bool) -> None:
+    from phalanx.conformance.findings import render_findings, render_refusals
     from phalanx.conformance.table import render_tables, render_total
 
-    print(render_total(table) if quiet else render_tables(table), flush=True)
+    parts = [] if quiet else [render_tables(table), render_refusals(table)]
+    parts += [render_findings(table), render_total(table)]
+    print(("\n" if quiet else "\n\n").join(filter(None, parts)), flush=True)
 
 
 def _compare(table: Table, against: Table, path: str) -> int:
     from phalanx.conformance.differences import find_differences, is_known_trouble
+    from phalanx.conformance.findings import render_differences
 
     found = find_differences(table, against)
     unexplained = [each for each in found if not each.reason]
-    for each in unexplained:
-        print(f"DIFFERS {each.id}: {each.one} here, {each.other} in {path}")
+    if unexplained:
+        print(render_differences(unexplained, path))
     print(f"{len(found)} differences from {path}, {len(unexplained)} without a reason")
     troubles = [
         result

@@ -38,11 +38,6 @@ class ProgressBar:
             self._drawn = self._clock()
             self._draw(render_bar(self._done, self._total, note, self._columns()))
 
-    def say(self, line: str) -> None:
-        """A line that stays, above the bar."""
-        self._draw("")
-        print(line, file=self._sink, flush=True)
-
     def close(self) -> None:
         self._draw("")
 

@@ -1,7 +1,8 @@
 """From the reports of all ranks to the outcome of a case. Pure decisions.
 
-What a backend may refuse comes from its profile. A backend without a profile may refuse any
-operation for a dtype, layout or reduce operation as long as every rank gets a clean error.
+What a backend may refuse comes from its profile. A backend without a profile may refuse
+unusual dtypes, layouts and reduce operations, and what not every backend has, as long as
+every rank gets a clean error. It must do the basic cases.
 """
 
 from __future__ import annotations
@@ -87,6 +88,18 @@ def uses_of(case: Case, device: str) -> list[Use]:
     ]
 
 
+def is_basic(case: Case) -> bool:
+    """Whether every backend must do this: float32 that lies contiguous in memory, SUM, and all
+    that has no dtype or layout at all."""
+    given = case.given
+    return (
+        not case.needs
+        and given.get("dtype", "float32") == "float32"
+        and given.get("layout", "contiguous") in ("contiguous", "view")
+        and str(given.get("op", "SUM")).upper() == "SUM"
+    )
+
+
 def taking_part(case: Case) -> set[int]:
     """The ranks on which the case does something."""
     shape = case.given.get("group", "full")
@@ -130,7 +143,7 @@ def _outcome(
         return "fail", f"only on some ranks: {_told(errors)}"
     if rule is not None:
         return "refuse", rule.says
-    if not known and (case.needs or case.program == "collective"):
+    if not known and not is_basic(case):
         return "refuse", _told(errors)
     return "fail", _told(errors)
 

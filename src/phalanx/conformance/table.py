@@ -58,11 +58,11 @@ def by_operation(results: Sequence[Result]) -> dict[str, list[Result]]:
 
 
 def render_tables(table: Table) -> str:
+    """Both tables and what their signs mean."""
     parts = [render_summary(table)]
     if any(result.dtype is not None for result in table.results):
         parts.append(render_dtypes(table))
-    parts.append(f"{LEGEND}\n{render_total(table)}")
-    return "\n\n".join(parts)
+    return "\n\n".join([*parts, LEGEND])
 
 
 def render_summary(table: Table) -> str:
