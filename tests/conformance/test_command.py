@@ -77,6 +77,27 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Work/then-of-then@2" in listed and all(name.endswith("@2") for name in listed)
 
 
+def test_a_reader_that_goes_away_is_no_error_of_ours() -> None:
+    command = f"{sys.executable} -m phalanx conformance --list | head -2"
+    ended = subprocess.run(
+        command, shell=True, capture_output=True, text=True, timeout=50, check=False
+    )
+    assert len(ended.stdout.splitlines()) == 2
+    assert ended.stderr == ""
+
+
+def test_a_module_that_raises_is_told_in_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = tmp_path / "raises_at_once.py"
+    module.write_text("import os\nraise RuntimeError('no device')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert main(["conformance", "--import", "raises_at_once"]) == 2
+    assert capsys.readouterr().err == (
+        f"phalanx: --import raises_at_once: RuntimeError: no device ({module}:2)\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -89,7 +110,10 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
         (["--ranks", "0"], "from 1 to 64"),
         (["--json", "no/such/folder/x.json"], "cannot write"),
         (["--against", "missing.json"], "cannot read"),
+        (["--json", "."], "it is a folder"),
         (["--document", "x.md"], "--against"),
+        (["--list", "--json", "x.json"], "--list runs nothing"),
+        (["--list", "--against", "x.json"], "--list runs nothing"),
         (["--device", "tpu"], "choose cpu or cuda"),
     ],
 )

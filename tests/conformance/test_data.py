@@ -15,6 +15,20 @@ from phalanx.conformance.data import (
     values,
 )
 
+
+class Number:
+    """Equal to nothing, and shown without its class."""
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+    def __repr__(self) -> str:
+        return "1"
+
+
+class Numeral(Number): ...
+
+
 LAYOUTS = ("contiguous", "view", "strided", "columns", "transposed", "requires-grad")
 
 
@@ -85,3 +99,30 @@ def test_same_compares_dtype_shape_and_values() -> None:
 )
 def test_what_differs_is_told(found: object, says: str) -> None:
     assert tell_apart(found, torch.tensor([1.0, 2.0, 3.0])) == says
+
+
+@pytest.mark.parametrize(
+    ("found", "expected", "says"),
+    [
+        ([1, 2, 3], [1, 5, 6], "2 instead of 5 at 1, 2 of 3 wrong"),
+        ("a" * 500 + "b", "a" * 500 + "c", "'b' instead of 'c' at 500, 1 of 501 wrong"),
+        (b"abc", b"abd", "99 instead of 100 at 2, 1 of 3 wrong"),
+        ([1], [1, 2], "1 elements instead of 2: [1] instead of [1, 2]"),
+        (Number(1), Numeral(1), "1 (Number) instead of 1 (Numeral)"),
+        (Number(1), Number(2), "1 (Number), which is not equal to what it should be"),
+        (3, 4, "3 instead of 4"),
+        ("x" * 300, 4, f"'{'x' * 119}... instead of 4"),
+    ],
+)
+def test_two_sides_never_read_the_same(found: object, expected: object, says: str) -> None:
+    assert tell_apart(found, expected) == says
+
+
+def test_what_is_close_enough_is_not_counted() -> None:
+    found, expected = torch.tensor([1.0001, 3.0]), torch.tensor([1.0, 2.0])
+    assert tell_apart(found, expected, close=True) == "3.0 instead of 2.0 at 1, 1 of 2 wrong"
+
+
+def test_zeros_of_two_signs_differ_in_eight_bits() -> None:
+    found = torch.tensor([1.0, -0.0]).to(torch.float8_e5m2)
+    assert "-0.0 instead of 0.0 at 1" in tell_apart(found, found.float().abs().to(found.dtype))

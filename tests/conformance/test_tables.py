@@ -122,6 +122,37 @@ def test_the_page_shows_both() -> None:
     assert "1 cases differ, 0 of them without a reason." in page
 
 
+def test_a_page_of_a_part_says_so_and_shows_what_both_ran() -> None:
+    part = replace(REAL, results=REAL.results[1:])
+    page = render_document(THREADS, part)
+    first = page.split("\n\n")[1]
+    assert first == (
+        "**A part of the suite**: only the 3 cases that both ran, of 4 on threads and 3 on "
+        "processes."
+    )
+    assert "| all_reduce | 2 |  | 2/1 | 0/1 |  |" in page
+    assert "missing" not in page
+    assert "A part" not in render_document(THREADS, REAL)
+
+
+def test_writing_a_file_is_all_or_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.json"
+    record.check_writable(path)
+    assert list(tmp_path.iterdir()) == [], "checking leaves no empty file"
+    path.write_text("before")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(UsageError, match="No space left"):
+        record.save(THREADS, path)
+    assert [each.name for each in tmp_path.iterdir()] == ["a.json"]
+    assert path.read_text() == "before"
+
+
 def test_the_page_in_the_docs_has_all_cases_and_explains_all_differences() -> None:
     page = (Path(__file__).parents[2] / "docs" / "conformance.md").read_text(encoding="utf-8")
     count = f"{len(all_cases([2, 3, 4])):,}"

@@ -7,7 +7,9 @@ status. What runs the cases is `phalanx.conformance`.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+import traceback
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -94,6 +96,9 @@ def handle(arguments: argparse.Namespace) -> int:
     except UsageError as error:
         print(f"phalanx: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # nobody reads any more; Python would complain at the very end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except KeyboardInterrupt:
         print("phalanx: interrupted", file=sys.stderr)
         return 130
@@ -103,6 +108,9 @@ def _run(arguments: argparse.Namespace) -> int:
     ranks = _rank_counts(arguments.ranks)
     if arguments.document and not arguments.against:
         raise UsageError("--document shows two tables: give the other one by --against FILE")
+    for name in ("json", "against"):
+        if arguments.list and getattr(arguments, name):
+            raise UsageError(f"--list runs nothing, so --{name} has no results: leave one out")
 
     from phalanx.conformance import record
     from phalanx.conformance.runner import run_suite
@@ -110,7 +118,7 @@ def _run(arguments: argparse.Namespace) -> int:
     setting = _setting(arguments)
     cases = _cases(ranks, arguments)
     if arguments.list:
-        print("\n".join(case.id for case in cases))
+        print("\n".join(case.id for case in cases), flush=True)
         return 0
     against = record.load(Path(arguments.against)) if arguments.against else None
     for path in filter(None, (arguments.json, arguments.document)):
@@ -148,8 +156,8 @@ def _setting(arguments: argparse.Namespace) -> Setting:
     for module in arguments.imports:
         try:
             import_module(module)
-        except ImportError as error:
-            raise UsageError(f"--import {module}: {error}") from error
+        except Exception as error:
+            raise UsageError(f"--import {module}: {_told(error)}") from error
     _check_backend(arguments.engine, arguments.backend)
     device = arguments.device or ("cuda" if arguments.backend == "nccl" else "cpu")
     _check_device(device)
@@ -159,6 +167,17 @@ def _setting(arguments: argparse.Namespace) -> Setting:
         device=device,
         imports=tuple(arguments.imports),
     )
+
+
+def _told(error: Exception) -> str:
+    """An error of a module in one line: its class, its text and where it was raised."""
+    text = " ".join(str(error).split())
+    if isinstance(error, SyntaxError):
+        return f"{type(error).__name__}: {text}"  # which names the place itself
+    frames = traceback.extract_tb(error.__traceback__)
+    inside = [each for each in frames if not each.filename.startswith("<frozen importlib")]
+    where = f" ({inside[-1].filename}:{inside[-1].lineno})" if len(inside) > 2 else ""
+    return f"{type(error).__name__}: {text}{where}"
 
 
 def _check_backend(engine: str, backend: str) -> None:
@@ -234,6 +253,7 @@ def _compare(table: Table, against: Table, path: str) -> int:
 
 
 def _write_document(one: Table, other: Table, path: Path) -> None:
+    from phalanx.conformance import record
     from phalanx.conformance.document import render_document
 
-    path.write_text(render_document(one, other), encoding="utf-8")
+    record.write(render_document(one, other), path)

@@ -106,7 +106,7 @@ class Context:
         """Data that must be so: otherwise the case is WRONG."""
         if isinstance(expected, Tensor):
             if not isinstance(found, Tensor) or not same(found, expected, close=close):
-                raise WrongData(f"{what}: {tell_apart(found, expected)}")
+                raise WrongData(f"{what}: {tell_apart(found, expected, close=close)}")
         elif isinstance(expected, (list, tuple)) and any(
             isinstance(each, Tensor) for each in expected
         ):
@@ -115,7 +115,7 @@ class Context:
             for one, other in zip(found, expected, strict=True):
                 self.equal(one, other, what, close=close)
         elif found != expected:
-            raise WrongData(f"{what}: {found!r} instead of {expected!r}")
+            raise WrongData(f"{what}: {tell_apart(found, expected)}")
 
     def check(self, condition: bool, what: str) -> None:
         """Anything else that must be so: otherwise the case fails."""

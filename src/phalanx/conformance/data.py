@@ -32,6 +32,9 @@ SHAPES: dict[str, Shape] = {
     "large": (300, 401),
 }
 
+LONGEST = 120
+"""Characters of a value that a reason shows."""
+
 GUARD = 77
 MARGIN = 5
 
@@ -173,30 +176,67 @@ _LAYOUTS: dict[str, Callable[[Shape], View]] = {
 
 def same(found: Tensor, expected: Tensor, *, close: bool = False) -> bool:
     """Whether two tensors are equal: dtype, shape and every bit, or (`close`) nearly."""
-    found, expected = found.detach(), expected.detach()
     if found.dtype != expected.dtype or found.shape != expected.shape:
         return False
-    found, expected = found.cpu(), expected.cpu()
+    return not bool(_unequal(found, expected, close=close).any())
+
+
+def _unequal(found: Tensor, expected: Tensor, *, close: bool) -> Tensor:
+    """Where two tensors of the same dtype and shape differ, as one row of truths."""
+    found, expected = (t.detach().cpu().reshape(-1) for t in (found, expected))
     if found.is_floating_point() and found.element_size() == 1:
         found, expected = found.view(torch.uint8), expected.view(torch.uint8)
     if close and (found.is_floating_point() or found.is_complex()):
-        return bool(torch.isclose(found, expected, rtol=1e-2, atol=1e-2).all())
-    return bool((found == expected).all())
+        return ~torch.isclose(found, expected, rtol=1e-2, atol=1e-2)
+    return found != expected
 
 
-def tell_apart(found: object, expected: Tensor) -> str:
-    """What is not as it should be, and where first."""
+def tell_apart(found: object, expected: object, *, close: bool = False) -> str:
+    """What is not as it should be: of things with elements where first, and of how many."""
+    if isinstance(expected, Tensor):
+        return _tell_tensors_apart(found, expected, close=close)
+    if type(found) is type(expected) and isinstance(found, (list, tuple, str, bytes)):
+        assert isinstance(expected, (list, tuple, str, bytes))
+        if len(found) != len(expected):
+            return f"{len(found)} elements instead of {len(expected)}: {_pair(found, expected)}"
+        wrong = [i for i, one in enumerate(found) if bool(one != expected[i])]
+        if len(found) > 1 and wrong:
+            return _first(wrong, found[wrong[0]], expected[wrong[0]], len(found))
+    return _pair(found, expected)
+
+
+def _tell_tensors_apart(found: object, expected: Tensor, *, close: bool) -> str:
     if not isinstance(found, Tensor):
-        return f"{found!r} instead of a tensor"
+        return f"{_cut(repr(found))} instead of a tensor"
     if found.dtype != expected.dtype or found.shape != expected.shape:
         kinds = [f"{str(t.dtype)[6:]}{list(t.shape)}" for t in (found, expected)]
         return f"{kinds[0]} instead of {kinds[1]}"
-    pairs = zip(_numbers(found), _numbers(expected), strict=True)
-    wrong = [(place, *pair) for place, pair in enumerate(pairs) if pair[0] != pair[1]]
-    place, one, other = wrong[0]
-    return f"{one} instead of {other} at {place}, {len(wrong)} of {found.numel()} wrong"
+    wrong = _unequal(found, expected, close=close).nonzero().reshape(-1).tolist()
+    one, other = (_element(t, wrong[0]) for t in (found, expected))
+    return _first(wrong, one, other, found.numel())
 
 
-def _numbers(tensor: Tensor) -> list[object]:
-    flat = tensor.detach().cpu().reshape(-1)
-    return list((flat.float() if flat.element_size() == 1 else flat).tolist())
+def _first(wrong: list[int], one: object, other: object, count: int) -> str:
+    return f"{_pair(one, other)} at {wrong[0]}, {len(wrong)} of {count} wrong"
+
+
+def _pair(one: object, other: object) -> str:
+    """Both sides in words that differ."""
+    sides = [_cut(repr(each)) for each in (one, other)]
+    if sides[0] == sides[1]:
+        sides = [
+            f"{text} ({type(each).__name__})"
+            for text, each in zip(sides, (one, other), strict=True)
+        ]
+    if sides[0] == sides[1]:
+        return f"{sides[0]}, which is not equal to what it should be"
+    return f"{sides[0]} instead of {sides[1]}"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+
+
+def _element(tensor: Tensor, index: int) -> object:
+    one = tensor.detach().cpu().reshape(-1)[index]
+    return (one.float() if tensor.element_size() == 1 else one).item()

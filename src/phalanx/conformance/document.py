@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from phalanx.conformance.data import DTYPES
 from phalanx.conformance.differences import Difference, find_differences
@@ -37,9 +38,11 @@ def render_document(threads: Table, real: Table) -> str:
     """The whole page."""
     if threads.engine != "threads":
         threads, real = real, threads
+    note = _restriction(threads, real)
+    threads, real = _common(threads, real), _common(real, threads)
     differences = find_differences(real, threads)
     parts = [
-        INTRODUCTION,
+        INTRODUCTION.replace("\n\n", f"\n\n{note}", 1),
         _totals(threads, real),
         _operations(threads, real),
         _dtypes(threads, real),
@@ -49,6 +52,23 @@ def render_document(threads: Table, real: Table) -> str:
         _differences(differences),
     ]
     return "\n".join(parts)
+
+
+def _restriction(threads: Table, real: Table) -> str:
+    """What the page must say first if the two did not run the same cases."""
+    common = {r.id for r in threads.results} & {r.id for r in real.results}
+    if len(common) == len(threads.results) == len(real.results):
+        return ""
+    return (
+        f"**A part of the suite**: only the {len(common):,} cases that both ran, of "
+        f"{len(threads.results):,} on {threads.engine} and {len(real.results):,} on "
+        f"{real.engine}.\n\n"
+    )
+
+
+def _common(table: Table, other: Table) -> Table:
+    ids = {result.id for result in other.results}
+    return replace(table, results=tuple(r for r in table.results if r.id in ids))
 
 
 def _totals(threads: Table, real: Table) -> str:

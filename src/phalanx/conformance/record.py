@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -15,19 +16,40 @@ FORMAT = 1
 
 def save(table: Table, path: Path) -> None:
     content = {"format": FORMAT, **asdict(table)}
+    write(json.dumps(content, indent=1) + "\n", path)
+
+
+def write(text: str, path: Path) -> None:
+    """All of the file or nothing: what is there stays until the new text is complete."""
+    path = path.resolve()
+    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        if path.exists() and not path.is_file():  # a pipe, a terminal: nothing to keep
+            path.write_text(text, encoding="utf-8")
+            return
+        try:
+            partial.write_text(text, encoding="utf-8")
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from error
 
 
 def check_writable(path: Path) -> None:
     """Before the run, not after it: whether a file can be written there."""
-    try:
-        with path.open("a", encoding="utf-8"):
-            pass
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}") from error
+    path = path.resolve()
+    if path.exists() and not path.is_file() and not path.is_dir():
+        return
+    if not path.is_dir() and os.access(path.parent, os.W_OK):
+        return
+    if path.is_dir():
+        why = "it is a folder"
+    elif path.parent.is_dir():
+        why = f"no permission to write to {path.parent}"
+    else:
+        why = f"there is no folder {path.parent}"
+    raise UsageError(f"cannot write {path}: {why}")
 
 
 def load(path: Path) -> Table:
