@@ -37,6 +37,10 @@ __all__ = [
 __version__ = "0.1.0"
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 def __getattr__(name: str) -> Any:
     """`run` and `World` need torch, which takes a second to import: only when asked for."""
     if name in ("World", "run"):

@@ -94,3 +94,14 @@ class RankExited(BaseException):
     def __init__(self, how: str, code: int) -> None:
         super().__init__(f"{how} with code {code}")
         self.code = code
+
+
+for _public in (
+    PhalanxError,
+    UsageError,
+    CollectiveMismatchError,
+    DeadlockError,
+    StallError,
+    RankFailedError,
+):
+    _public.__module__ = "phalanx"  # where users find them, hence what tracebacks show

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
+import textwrap
 import threading
 import warnings
 from collections import Counter
@@ -14,6 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
@@ -240,7 +244,10 @@ def test_events_take_the_name_that_record_comm_gives() -> None:
             dist.all_reduce(torch.ones(2))
         return [e.name for e in profiler.events() if e.is_async]
 
-    assert phalanx.run(body, ranks=2, backend="gloo") == [["gradients", "gloo:all_reduce"]] * 2
+    assert (
+        phalanx.run(body, ranks=2, backend="gloo")
+        == [["gradients", *["gloo:all_reduce"] * 2]] * 2
+    )
 
 
 def test_nothing_stays_behind() -> None:
@@ -279,3 +286,111 @@ def test_function_modes_see_as_little_of_a_group_as_on_gloo() -> None:
     ours = phalanx.run(seen_by_a_function_mode, ranks=2, backend="gloo")
     theirs = phalanx.run(seen_by_a_function_mode, ranks=2, engine="processes", backend="gloo")
     assert ours == theirs
+
+
+def leave_a_profiler_open() -> None:
+    profile(activities=[ProfilerActivity.CPU]).start()
+    if dist.get_rank() == 0:
+        raise ValueError("with a profiler open")
+    dist.barrier()
+
+
+def trace_and_leave(folder: str) -> None:
+    path = Path(folder, f"left-{dist.get_rank()}.json")
+    observer = ExecutionTraceObserver().register_callback(str(path))
+    observer.start()
+    dist.all_reduce(torch.ones(2))
+    if dist.get_rank() == 1:
+        raise ValueError("with a trace open")
+
+
+def test_what_failed_ranks_leave_open_harms_no_later_run(tmp_path: Path) -> None:
+    """In an interpreter of its own: this once ended with a segmentation fault."""
+    program = f"""
+        import gc, sys
+        sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+        import phalanx
+        from tests.backend.test_watching import *
+
+        for body in [leave_a_profiler_open] * 2:
+            try:
+                phalanx.run(body, ranks=2)
+            except phalanx.RankFailedError as error:
+                print(error.failures[0])
+        for _ in range(2):
+            try:
+                phalanx.run(trace_and_leave, {str(tmp_path)!r}, ranks=2)
+            except phalanx.RankFailedError as error:
+                print(error.failures[1])
+            gc.collect()
+        print([len(found) > 40 for found in phalanx.run(profiled, ranks=3)])
+        print([len(found) > 40 for found in phalanx.run(traced, {str(tmp_path)!r}, ranks=2)])
+    """
+    found = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    assert found.stdout.splitlines() == [
+        *["with a profiler open"] * 2,
+        *["with a trace open"] * 2,
+        "[True, True, True]",
+        "[True, True]",
+    ], found.stderr
+    assert not list(tmp_path.glob("phalanx-trace-*"))
+
+
+def test_the_programs_own_trace_is_left_alone(tmp_path: Path) -> None:
+    def body() -> bool:
+        observer = ExecutionTraceObserver()
+        with pytest.warns(UserWarning, match="of its own"):
+            observer.register_callback(str(tmp_path / "inner.json"))
+        return bool(observer.is_registered)
+
+    outer = ExecutionTraceObserver().register_callback(str(tmp_path / "outer.json"))
+    outer.start()
+    torch.ones(3)
+    assert phalanx.run(body, ranks=1) == [False]
+    outer.stop()
+    outer.unregister_callback()
+    nodes = json.loads((tmp_path / "outer.json").read_text())["nodes"]
+    assert "aten::ones" in {node["name"] for node in nodes}
+
+
+def test_profiling_does_not_change_the_schedule() -> None:
+    def body() -> None:
+        for _ in range(3):
+            with profile(activities=[ProfilerActivity.CPU]):
+                dist.all_reduce(torch.ones(2))
+                dist.barrier()
+
+    seen = set()
+    for _ in range(6):
+        with phalanx.World(ranks=3, seed=3) as world:
+            world.run(body)
+            seen.add(world.fingerprint)
+    assert len(seen) == 1
+
+
+def test_each_ranks_trace_file_names_its_rank(tmp_path: Path) -> None:
+    def body() -> int:
+        with profile(activities=[ProfilerActivity.CPU]) as profiler:
+            dist.all_reduce(torch.ones(2))
+        path = tmp_path / f"{dist.get_rank()}.json"
+        profiler.export_chrome_trace(str(path))
+        content = json.loads(path.read_text())
+        assert content["traceEvents"]
+        return int(content["distributedInfo"]["rank"])
+
+    assert phalanx.run(body, ranks=3, backend="gloo") == [0, 1, 2]
+
+
+def test_tensors_without_data_meet_torchs_own_kernels() -> None:
+    def body() -> str:
+        with FakeTensorMode():
+            tensor = torch.ones(2)
+            dist.all_reduce(tensor)
+        return type(tensor).__name__
+
+    assert phalanx.run(body, ranks=2) == ["FakeTensor"] * 2

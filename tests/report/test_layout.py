@@ -66,7 +66,8 @@ def test_wrap_loses_no_word(given_text: str, width: int) -> None:
 
 def test_cut_keeps_one_ascii_line() -> None:
     assert cut("short", 10) == "short"
-    assert cut("a long line of code", 12) == "a long l ..."
+    assert cut("a long line of code", 12) == "a long ..."
+    assert cut("averylongwordindeed", 12) == "averylon ..."
     assert cut("two\nlines", 20) == "two ..."
     assert cut("gr\u00fc\u00df", 20) == "gr\\xfc\\xdf"
     assert cut("", 5) == ""

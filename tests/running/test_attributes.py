@@ -155,3 +155,59 @@ def test_hooks_for_all_modules_fire_for_the_ranks_own() -> None:
 
     assert phalanx.run(body, ranks=3) == [[], [1], []]
     assert phalanx.run(body, ranks=2) == [[], [1]]
+
+
+def test_filters_changed_in_place_are_the_ranks_own_too() -> None:
+    show, before = warnings.showwarning, list(warnings.filters)
+
+    def body() -> str:
+        if dist.get_rank() == 0:
+            warnings.simplefilter("error")
+            warnings.showwarning = print
+        dist.barrier()
+        try:
+            warnings.warn("heard?", DeprecationWarning, stacklevel=1)
+        except DeprecationWarning:
+            return "raised"
+        return "not raised"
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert phalanx.run(body, ranks=2) == ["raised", "not raised"]
+    assert warnings.showwarning is show
+    assert warnings.filters == before
+
+
+def test_a_nested_run_gives_the_hooks_back() -> None:
+    def body() -> int:
+        seen: list[int] = []
+        register_module_forward_hook(lambda *_: seen.append(1))
+        layer = torch.nn.Linear(2, 2)
+        layer(torch.ones(2))
+        phalanx.run(dist.barrier, ranks=2)
+        layer(torch.ones(2))
+        return len(seen)
+
+    assert phalanx.run(body, ranks=2) == [2, 2]
+
+
+def test_a_hook_that_the_program_registers_between_runs_stays() -> None:
+    seen: list[int] = []
+    with phalanx.World(ranks=2) as world:
+        world.run(lambda: register_module_forward_hook(lambda *_: None))
+        handle = register_module_forward_hook(lambda *_: seen.append(1))
+        world.run(dist.barrier)
+        torch.nn.Linear(2, 2)(torch.ones(2))
+    torch.nn.Linear(2, 2)(torch.ones(2))
+    handle.remove()
+    assert seen == [1, 1]
+
+
+def test_variables_in_bytes_are_the_ranks_own() -> None:
+    def body() -> tuple[str, bool]:
+        os.environb[b"PHALANX_BYTES"] = str(dist.get_rank()).encode()
+        dist.barrier()
+        return os.environ["PHALANX_BYTES"], b"PHALANX_BYTES" in os.environb
+
+    assert phalanx.run(body, ranks=2) == [("0", True), ("1", True)]
+    assert "PHALANX_BYTES" not in os.environ

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import doctest
+import io
 import os
+import pdb
 import random
+import select
 import signal
 import subprocess
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -509,3 +513,30 @@ def test_an_error_in_the_launchers_thread_leaves_no_rank_behind() -> None:
     finally:
         signal.signal(signal.SIGALRM, before)
     assert not [t.name for t in threading.enumerate() if t.name.startswith("rank-")]
+
+
+def test_the_replay_line_repeats_the_options() -> None:
+    def body(x: int) -> None:
+        raise ValueError(x)
+
+    with pytest.raises(phalanx.RankFailedError) as caught:
+        phalanx.run(body, 3, ranks=2, backend="gloo", seed=7, timeout=9)
+    last = str(caught.value).splitlines()[-1]
+    assert last.strip() == (
+        "replay    phalanx.run(body, ..., ranks=2, backend='gloo', seed=7, timeout=9)"
+    )
+
+
+def test_a_debuggers_prompt_is_no_stall() -> None:
+    class SlowUser(io.StringIO):
+        def readline(self, *args: Any) -> str:
+            select.select([], [], [], 0.6)
+            return "continue\n"
+
+    def body() -> int:
+        if dist.get_rank() == 1:
+            pdb.Pdb(stdin=SlowUser(), stdout=io.StringIO(), nosigint=True).set_trace()
+        dist.barrier()
+        return dist.get_rank()
+
+    assert phalanx.run(body, ranks=2, timeout=0.2) == [0, 1]

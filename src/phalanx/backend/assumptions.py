@@ -59,11 +59,11 @@ def debug_patches() -> list[Patch]:
     """Each rank has its own debug level, and reads it from its own environment. C++ code
     sees the one that was set last."""
     get, set_for_all = _dist.get_debug_level, _dist.set_debug_level
+    before = get()
 
     def get_level() -> Any:
         context = context_here()
-        level = None if context is None else context.saved.get("debug level")
-        return get() if level is None else level
+        return get() if context is None else context.saved.get("debug level", before)
 
     def set_level(level: Any) -> None:
         context = context_here()

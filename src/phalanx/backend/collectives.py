@@ -196,7 +196,8 @@ def check_order(calls: list[Call], side: str = "inputs") -> None:
             raise InvalidCallError(
                 f"{call.name}: the tensors of rank {ranks[0]} (strides {theirs[0]}) and of "
                 f"rank {ranks[call.member]} (strides {theirs[1]}) are laid out differently, "
-                "and the backend would mix up their elements; write tensor.contiguous() first"
+                "and the backend would mix up their elements; pass c = tensor.contiguous(), "
+                "then tensor.copy_(c)"
             )
 
 

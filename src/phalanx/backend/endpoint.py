@@ -310,6 +310,9 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
             calls[0].uneven = True
             errors = checks.judge_meeting(self._session, slot)
         if errors is None:
+            recorded = private.recording and private.is_recorded()
+            if recorded:
+                private.record_functions(False)
             try:
                 if calls[0].event is None:
                     meaning(calls)
@@ -317,6 +320,9 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
                     device.run_in_order(calls, lambda: meaning(calls))
             except Exception as error:
                 errors = one_for_each(error, len(calls))
+            finally:
+                if recorded:
+                    private.record_functions(True)
         for index, call in enumerate(calls):
             call.finish(errors[index] if errors else None)
 

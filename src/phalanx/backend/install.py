@@ -13,7 +13,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from phalanx.backend import assumptions, private
+from phalanx.backend import assumptions, private, traces
 from phalanx.backend.group import RankGroup
 from phalanx.backend.profiling import profiler_patches
 from phalanx.backend.rendezvous import check_size, make_rendezvous
@@ -69,11 +69,11 @@ def install() -> Callable[[], None]:
         names[name] = _Facade(name, (), {"original": original, "backend_name": backend})
     names.update(nccl_names(module))
     before = private.replace_names(**names)
-    traces = SharedObserver()
+    observer = traces.current = SharedObserver()
     patches = [
         *store_patches(),
         *profiler_patches(),
-        *traces.patches(),
+        *observer.patches(),
         *assumptions.patches(),
         (dist, "rendezvous", names[private.RENDEZVOUS_NAME]),
     ]
@@ -86,7 +86,8 @@ def install() -> Callable[[], None]:
         restore_debug_level()
         private.replace_names(**before)
         withdraw_operators()
-        traces.close()
+        observer.close()
+        traces.current = None
         for owner, name, original in patched:
             setattr(owner, name, original)
 

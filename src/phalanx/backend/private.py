@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed.distributed_c10d as _module
 import torch.profiler
+from torch._subclasses.fake_tensor import FakeTensor
 
 from phalanx.core.baton import here
 
@@ -309,6 +310,22 @@ def is_recorded() -> bool:
 # 2.11-2.13: how many dispatch modes (`CommDebugMode`) are active in the calling thread.
 dispatch_modes: Any = torch._C._len_torch_dispatch_stack
 
+
+def is_fake(arguments: dict[str, Any]) -> bool:
+    """2.11-2.13: whether an operator is called with tensors that have no data; torch's own
+    kernels for those follow ours."""
+    first = next(iter(arguments.values()))
+    while isinstance(first, (list, tuple)) and first:
+        first = first[0]
+    return isinstance(first, FakeTensor) or (isinstance(first, torch.Tensor) and first.is_meta)
+
+
+def record_functions(enabled: bool) -> None:
+    """2.11-2.13: whether profilers and traces see what the calling thread does. What we do
+    to move data belongs to no rank."""
+    torch._C._autograd._enable_record_function(enabled)
+
+
 # 2.11-2.13: how many `TorchFunctionMode`s are active in the calling thread, and the context
 # that turns them off.
 function_modes: Any = torch._C._len_torch_function_stack
@@ -376,8 +393,21 @@ def forget_library(library: torch.library.Library) -> None:
 # during runs, because Kineto serves one profiler at a time.
 profiler_module: Any = torch.autograd.profiler
 PREPARE_NAME = "_prepare_profiler"
+NOTE_NAME = "_add_metadata_json"
+autograd_module: Any = torch.autograd
+add_profiler_note: Any = vars(torch.autograd)[NOTE_NAME]
 ENABLE_NAME = "_enable_profiler"
 DISABLE_NAME = "_disable_profiler"
+
+
+def retire_trace_observer(observer: Any) -> None:
+    """2.11-2.13: an observer that a rank left behind must not touch the process's when it is
+    collected."""
+    observer._registered = observer._execution_trace_running = False
+
+
+def is_registered_observer(thing: Any) -> bool:
+    return isinstance(thing, torch.profiler.ExecutionTraceObserver) and thing._registered
 
 
 class TraceObserverFunctions(NamedTuple):

@@ -10,13 +10,17 @@ long as any other profiler is still open.
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from torch.profiler import ProfilerActivity, record_function
 
 from phalanx.backend import private
+from phalanx.backend.session import context_here
+from phalanx.core.baton import here
 from phalanx.core.meeting import Call
 
 USER_SCOPE = 7
@@ -60,8 +64,8 @@ _open = _Open()
 def begin(call: Call, backend: str) -> None:
     """Open the events of an op. They end where its own rank sees that it is complete."""
     ranges = []
-    for title, tensors in _events(call, backend):
-        title = private.comm_profiling_name() or title
+    named = private.comm_profiling_name()
+    for title, tensors in _events(call, backend, named):
         _titles.add(title)
         profiled = private.is_profiling()  # a trace alone does not see this kind
         opened = private.ProfilerRange(title, tensors) if profiled else record_function(title)
@@ -76,9 +80,13 @@ def end(call: Call) -> None:
         opened.__exit__(None, None, None)
 
 
-def _events(call: Call, backend: str) -> list[tuple[str, list[Any]]]:
+def _events(call: Call, backend: str, named: str | None) -> list[tuple[str, list[Any]]]:
+    """Titles and tensors; `named` is what `record_comm` calls them besides."""
     if call.name == "monitored_barrier":
         return []
+    if named is not None:
+        events = _events(call, backend, None)
+        return [(named, events[0][1]), *events]
     tensors: list[Any] = list(call.inputs or (call.outputs if call.name == "recv" else ()))
     name = call.name
     if backend == "nccl":
@@ -147,27 +155,63 @@ def profiler_patches() -> list[tuple[Any, str, Any]]:
             private.recording = bool(_profilers or outer or private.tracing)
             if _profilers or outer:
                 _in_a_thread(lambda: (prepare(*_last), enable(_last[0], {NOT_THE_CPU})))
-        return Results(results)
+        context = context_here()
+        notes = context.saved.pop("profiler notes", {}) if context is not None else {}
+        return Results(results, notes)
 
     return [
         (module, private.PREPARE_NAME, prepare_shared),
         (module, private.ENABLE_NAME, enable_shared),
         (module, private.DISABLE_NAME, disable_shared),
+        (private.autograd_module, private.NOTE_NAME, add_note),
     ]
+
+
+def leave_thread() -> None:
+    """Last thing in a thread of a rank: stop the profiler that it left open."""
+    if _open.profiler:
+        getattr(private.profiler_module, private.DISABLE_NAME)()
 
 
 def _in_a_thread(action: Callable[[], Any]) -> None:
     """What a profiler records belongs to the thread that starts it, and ends with it."""
     thread = threading.Thread(target=action, name="phalanx-kineto")
-    thread.start()
-    thread.join()
+    outer, here.strand = here.strand, None  # no helper of the rank, which keeps the baton
+    try:
+        thread.start()
+        thread.join()
+    finally:
+        here.strand = outer
+
+
+def add_note(key: str, value: str) -> None:
+    """Kineto keeps what profilers note in their files (the rank, for one) for all of them;
+    each rank's are remembered beside that."""
+    context = context_here()
+    if context is not None:
+        context.saved.setdefault("profiler notes", {})[key] = value
+    private.add_profiler_note(key, value)
 
 
 class Results:
     """What a profiler recorded, where the events of ours look as Gloo's do."""
 
-    def __init__(self, original: Any) -> None:
+    def __init__(self, original: Any, notes: dict[str, str] | None = None) -> None:
         self._original = original
+        self._notes = notes or {}
+
+    def save(self, path: str) -> None:
+        """As a Chrome trace, with the rank's own notes at the top."""
+        self._original.save(path)
+        if not self._notes:
+            return
+        text = Path(path).read_text(encoding="utf-8")
+        top, events, rest = text.partition('"traceEvents"')
+        fields = json.loads(top.rstrip().rstrip(",") + "}")
+        fields.update({key: json.loads(value) for key, value in self._notes.items()})
+        Path(path).write_text(
+            f"{json.dumps(fields, indent=2)[:-2]},\n  {events}{rest}", encoding="utf-8"
+        )
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._original, name)

@@ -8,14 +8,16 @@ by its thread, between marks that the rank leaves when its own observer starts a
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import tempfile
 import threading
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from torch.profiler import record_function
+from torch.profiler import ExecutionTraceObserver, record_function
 
 from phalanx.backend import private
 from phalanx.backend.session import RankContext, context_here
@@ -30,8 +32,9 @@ PADDING = "." * 4096
 class _Trace:
     """One rank's observer: where it wants its file, and its marks in the common one."""
 
-    def __init__(self, path: str, number: int) -> None:
+    def __init__(self, path: str, number: int, offset: int) -> None:
         self.path = path
+        self.offset = offset
         self.running = False
         self.begins = f"{MARK} {number} begins"
         self.ends = f"{MARK} {number} ends"
@@ -43,6 +46,8 @@ class SharedObserver:
 
     def __init__(self) -> None:
         self._real = private.trace_observer_functions()
+        self._register = ExecutionTraceObserver.register_callback
+        self._observers: dict[RankContext, list[Any]] = {}
         self._lock = threading.RLock()
         self._traces: dict[RankContext, _Trace] = {}
         self._made = 0
@@ -52,9 +57,16 @@ class SharedObserver:
         """Owner, name, replacement."""
         ours = self.add, self.remove, self.enable, self.disable
         names = private.TRACE_OBSERVER_NAMES
+
+        def register_callback(observer: Any, output_file_path: str) -> Any:
+            return self.register(observer, output_file_path)
+
         return [
-            (private.observer_module, name, function)
-            for name, function in zip(names, ours, strict=True)
+            (ExecutionTraceObserver, "register_callback", register_callback),
+            *(
+                (private.observer_module, name, function)
+                for name, function in zip(names, ours, strict=True)
+            ),
         ]
 
     def add(self, path: str) -> bool:
@@ -64,6 +76,13 @@ class SharedObserver:
         with self._lock:
             if context in self._traces:
                 return False  # one at a time, as torch has it
+            if not self._file and self._is_taken():
+                warnings.warn(
+                    "the program around this run has an ExecutionTraceObserver of its own, and "
+                    "a process has one only: this rank gets no trace",
+                    stacklevel=4,
+                )
+                return False
             with open(path, "w", encoding="utf-8"):
                 pass  # a path that cannot be written fails here
             if not self._file:
@@ -71,13 +90,38 @@ class SharedObserver:
                 os.close(handle)
                 self._real.add(self._file)
             self._made += 1
-            self._traces[context] = _Trace(path, self._made)
+            self._traces[context] = _Trace(path, self._made, os.path.getsize(self._file))
         return True
+
+    def _is_taken(self) -> bool:
+        ranks = {id(observer) for found in self._observers.values() for observer in found}
+        return any(
+            private.is_registered_observer(thing) and id(thing) not in ranks
+            for thing in gc.get_objects()
+        )
+
+    def register(self, observer: Any, path: str) -> Any:
+        """In place of `ExecutionTraceObserver.register_callback`: knows whose it is."""
+        context = context_here()
+        if context is not None:
+            self._observers.setdefault(context, []).append(observer)
+        return self._register(observer, path)
+
+    def leave(self, context: RankContext, *, stopping: bool) -> None:
+        """Last thing in a rank's thread: what it left registered is finished, or dropped."""
+        for observer in self._observers.pop(context, ()):
+            if not stopping:
+                observer.unregister_callback()
+            private.retire_trace_observer(observer)
+        with self._lock:
+            if self._traces.pop(context, None) is not None:
+                self._update()
 
     def enable(self) -> None:
         trace = self._trace_here()
         if trace is None:
-            self._real.enable()
+            if context_here() is None:
+                self._real.enable()
             return
         with self._lock:
             trace.running = True
@@ -87,7 +131,8 @@ class SharedObserver:
     def disable(self) -> None:
         trace = self._trace_here()
         if trace is None:
-            self._real.disable()
+            if context_here() is None:
+                self._real.disable()
             return
         with self._lock:
             _mark(trace.ends)
@@ -96,8 +141,10 @@ class SharedObserver:
 
     def remove(self) -> None:
         context, trace = context_here(), self._trace_here()
-        if context is None or trace is None:
+        if context is None:
             self._real.remove()
+            return
+        if trace is None:
             return
         with self._lock:
             if trace.running:
@@ -108,8 +155,8 @@ class SharedObserver:
                 _mark(trace.last + PADDING)
             del self._traces[context]
             self._update()
-            text = _read(self._file)
-        _write(trace, text)
+            head, text = _read(self._file, 0, 4096), _read(self._file, trace.offset)
+        _write(trace, head, text)
 
     def close(self) -> None:
         """For the last world: put the observer away, and its file. Ranks that never took
@@ -141,29 +188,32 @@ def _mark(text: str) -> None:
         pass
 
 
-def _read(path: str) -> str:
-    with open(path, encoding="utf-8") as file:
-        return file.read()
+def _read(path: str, offset: int, size: int = -1) -> str:
+    with open(path, "rb") as file:
+        file.seek(offset)
+        return file.read(size).decode(errors="replace")
 
 
-def _write(trace: _Trace, text: str) -> None:
-    """What stands between the marks, by the thread that left them."""
-    head, _, rest = text.partition('"nodes": [')
-    nodes = list(_nodes(rest))
-    thread = next((_tid(n) for n in nodes if n["name"] == trace.begins), None)
-    kept = []
+def _write(trace: _Trace, head: str, text: str) -> None:
+    """What stands between the marks, by the thread that left them. `text` may begin in the
+    middle of a node, so the first mark is looked for."""
+    place = text.find(f'"{trace.begins}"')
+    nodes = list(_nodes(text[text.rfind("{", 0, place) :])) if place >= 0 else []
+    kept: list[dict[str, Any]] = []
+    if nodes:  # torch adds the root when it puts the observer away, and threads only once
+        first = nodes[0]
+        kept.append({**first, "name": THREAD, "id": first["ctrl_deps"], "ctrl_deps": 1})
+        kept.append({**first, "name": ROOT, "id": 1, "ctrl_deps": 1})
     inside = False
     for node in nodes:
         name = node["name"]
         if name in (trace.begins, trace.ends):
             inside = name == trace.begins
-        elif _tid(node) == thread and (inside or name == THREAD):
+        elif inside and _tid(node) == _tid(nodes[0]) and not name.startswith(MARK):
             kept.append(node)
-            if name == THREAD:  # torch adds the root when it puts the observer away
-                kept.append({**node, "name": ROOT, "id": 1, "ctrl_deps": 1})
-    kept = [node for node in kept if not node["name"].startswith(MARK)]
+    top = head.partition('"nodes": [')[0].rstrip().rstrip(",") + "}"
     with open(trace.path, "w", encoding="utf-8") as file:
-        json.dump({**json.loads(head.rstrip().rstrip(",") + "}"), "nodes": kept}, file)
+        json.dump({**json.loads(top), "nodes": kept}, file)
 
 
 def _nodes(text: str) -> Iterator[dict[str, Any]]:
@@ -183,3 +233,12 @@ def _nodes(text: str) -> Iterator[dict[str, Any]]:
 
 def _tid(node: dict[str, Any]) -> Any:
     return next((a["value"] for a in node["attrs"] if a["name"] == "tid"), None)
+
+
+current: SharedObserver | None = None
+"""The one of the open worlds."""
+
+
+def leave_thread(context: RankContext, *, stopping: bool) -> None:
+    if current is not None:
+        current.leave(context, stopping=stopping)

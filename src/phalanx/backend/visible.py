@@ -195,7 +195,7 @@ Arguments = dict[str, Any]
 def _server(carry_out: Callable[[Any, Arguments], Any]) -> Callable[[Arguments], Any]:
     def serve(given: Arguments) -> Any:
         group = _base.unbox(given["process_group"])
-        if not isinstance(group, VisibleGroup):
+        if not isinstance(group, VisibleGroup) or private.is_fake(given):
             return NotImplemented
         work = carry_out(super(VisibleGroup, group), given) or _DONE
         _kept.append(work)

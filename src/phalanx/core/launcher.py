@@ -38,7 +38,7 @@ AFTER_INTERRUPT = Patience(nudge=0.1, again=0.35, give_up=0.8)
 
 class Launcher:
     """`stall_after` seconds without a hand-over `on_stall` is called, or, if `work_counts`,
-    without any rank working either."""
+    without any rank working either. If it returns False the time counts from then on."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Launcher:
         *,
         stall_after: float | None = None,
         work_counts: bool = True,
-        on_stall: Callable[[float], None] | None = None,
+        on_stall: Callable[[float], bool] | None = None,
         on_tick: Callable[[], object] | None = None,
         on_interrupt: Callable[[], None] | None = None,
     ) -> None:
@@ -154,8 +154,9 @@ class Launcher:
             return
         monitor = self._monitor
         since = monitor.moved_at if self._work_counts else monitor.handed_over_at
-        if time.monotonic() - since > self._stall_after:
-            self._on_stall(self._stall_after)
+        now = time.monotonic()
+        if now - since > self._stall_after and not self._on_stall(self._stall_after):
+            monitor.moved_at = monitor.handed_over_at = now
 
     def _press(self) -> bool:
         """Some rank has not ended since the stop: nudge it; True when it is to be given up."""

@@ -71,7 +71,10 @@ def cut(text: str, width: int) -> str:
     """One line of at most `width` columns; what was cut off shows as dots."""
     line = ascii_text(text).splitlines()[0] if text else ""
     if len(line) > width or "\n" in text.rstrip("\n"):
-        return line[: max(0, width - 4)].rstrip() + " ..."
+        kept = line[: max(0, width - 4)]
+        if len(line) > len(kept) and " " in kept[len(kept) // 2 :]:
+            kept = kept.rpartition(" ")[0]  # not in the middle of a word
+        return kept.rstrip(" ,;:") + " ..."
     return line
 
 

@@ -30,6 +30,8 @@ def render_stall(verdict: Stall, *, replay: str | None = None) -> str:
 
 
 def headline_stall(verdict: Stall) -> str:
+    if verdict.blocks and not any(block.view.traced for block in verdict.blocks):
+        return _headline_of_processes(verdict)
     start = f"no rank moved for {verdict.seconds:g} s" if verdict.seconds else "no rank moves"
     for status, one, several in (
         ("outside", "is outside Phalanx's sight", "are outside Phalanx's sight"),
@@ -41,6 +43,21 @@ def headline_stall(verdict: Stall) -> str:
             who = rank_list(ranks, width=_HEADLINE_RANKS)
             return f"{start}; {who} {verb(ranks, one, several)}{_place(blocks, verdict)}"
     return start
+
+
+def _headline_of_processes(verdict: Stall) -> str:
+    """Of ranks that are processes we know where they are, and no more."""
+    parts = [f"no rank ended its call for {verdict.seconds:g} s"]
+    places: dict[str, list[int]] = {}
+    for block in verdict.blocks:
+        ended = block.view.status in ("finished", "failed")
+        for rank in block.ranks:
+            site = _site(rank, block.view, verdict)
+            place = "returned" if ended else f"at {site}" if site else "out of sight"
+            places.setdefault(place, []).append(rank)
+    for place, ranks in sorted(places.items(), key=lambda item: item[1])[:3]:
+        parts.append(f"{rank_list(tuple(ranks), width=_HEADLINE_RANKS)} {place}")
+    return "; ".join(parts)
 
 
 def _place(blocks: Sequence[ViewBlock], verdict: Stall) -> str:

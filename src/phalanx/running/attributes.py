@@ -49,7 +49,12 @@ class AttributeFinder(MetaPathFinder):
         _originals.clear()
         while _plain_hooks:
             owner, name, value = _plain_hooks.pop()
-            setattr(owner, name, value)
+            now = getattr(owner, name)
+            if isinstance(value, dict) and now is not value:
+                value.clear()
+                value.update(now)  # what the program has registered meanwhile
+                now = value
+            setattr(owner, name, now)
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -101,9 +106,9 @@ class _Hooks(OrderedDict[Any, Any]):
 
     def __setitem__(self, key: Any, value: Any) -> None:
         if not _are_apart() and context_here() is not None:
-            for place in _hook_places():
-                now = getattr(*place)
-                places.append(place)
+            for owner, name in _hook_places():
+                now = getattr(owner, name)
+                places.append((owner, name))
                 _originals.append(OrderedDict(now) if isinstance(now, dict) else now)
         super().__setitem__(key, value)
 
@@ -133,7 +138,13 @@ def load(context: RankContext) -> None:
         setattr(owner, name, value)
 
 
-def restore() -> None:
-    """The run is over: as it was before."""
-    for (owner, name), value in zip(places, _originals, strict=True):
-        setattr(owner, name, copy(value))
+def current() -> list[Any]:
+    """What is there when a run begins: the process's own, or, around a nested run, a rank's."""
+    return [getattr(owner, name) for owner, name in places]
+
+
+def restore(before: list[Any]) -> None:
+    """The run is over: as it was before; what came with modules since then, as it came."""
+    values = [*before, *map(copy, _originals[len(before) :])]
+    for (owner, name), value in zip(places, values, strict=True):
+        setattr(owner, name, value)

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from phalanx import callsite
-from phalanx.backend import private
+from phalanx.backend import private, profiling
 from phalanx.backend.session import RankContext
 from phalanx.core.baton import RUNNING, Strand, here
 from phalanx.core.launcher import no_daemon
@@ -371,6 +371,7 @@ def _as_helper(strand: Strand, thread: threading.Thread, body: Any) -> Any:
             threading.excepthook(threading.ExceptHookArgs(args))
         finally:
             with suppress(RankStopped):
+                profiling.leave_thread()
                 private.unregister_groups()
                 strand.baton.finish(strand)
             with suppress(ValueError):

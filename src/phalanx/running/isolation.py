@@ -32,6 +32,7 @@ class RankSwitcher(Switcher):
         self._generator = torch.default_generator
         self._outer_random = self._generator.get_state()
         self._outer_argv = sys.argv
+        self._outer_attributes = attributes.current()
         self._outer_warnings = _get_warnings()
         self._outer_filters = list(warnings.filters)
         self._outer_settings = _get_settings()
@@ -50,7 +51,7 @@ class RankSwitcher(Switcher):
         self._generator.set_state(saved.get("random", self._outer_random))
         if "argv" in saved:
             sys.argv = saved["argv"]
-        if "warnings" in saved or warnings.filters is not self._outer_warnings[0]:
+        if "warnings" in saved or self._warnings_changed():
             _set_warnings(saved.get("warnings", self._outer_warnings))
         if places:
             attributes.load(context)
@@ -60,10 +61,29 @@ class RankSwitcher(Switcher):
     def _save(self, context: RankContext) -> None:
         saved = context.saved
         saved["random"] = self._generator.get_state()
-        if "warnings" in saved or warnings.filters is not self._outer_warnings[0]:
-            saved["warnings"] = _get_warnings()
+        if "warnings" in saved or self._warnings_changed():
+            self._save_warnings(saved)
         if places:
             attributes.save(context)
+
+    def _warnings_changed(self) -> bool:
+        """Replaced (`catch_warnings`), or changed in place: new filters come first or last."""
+        filters, show, _ = self._outer_warnings
+        now, were = warnings.filters, self._outer_filters
+        return bool(
+            now is not filters
+            or warnings.showwarning is not show
+            or len(now) != len(were)
+            or (were and (now[0] is not were[0] or now[-1] is not were[-1]))
+        )
+
+    def _save_warnings(self, saved: dict[str, Any]) -> None:
+        filters, *rest = _get_warnings()
+        if filters is self._outer_warnings[0]:
+            filters, common = list(filters), filters
+            common[:] = self._outer_filters
+            _warnings_module._filters_mutated()
+        saved["warnings"] = (filters, *rest)
 
     def restore(self) -> None:
         """After the run: as the launcher had it."""
@@ -73,10 +93,8 @@ class RankSwitcher(Switcher):
         self._generator.set_state(self._outer_random)
         sys.argv = self._outer_argv
         _set_warnings(self._outer_warnings)
-        if warnings.filters != self._outer_filters:  # changed in place
-            warnings.filters[:] = self._outer_filters  # type: ignore[index]
         _set_settings(self._outer_settings)
-        attributes.restore()
+        attributes.restore(self._outer_attributes)
         if _seen_by_c:
             _show_to_c(os.environ)  # the caller is no rank: this is the process's own
             _seen_by_c.clear()
@@ -88,7 +106,7 @@ def _get_warnings() -> tuple[Any, ...]:
 
 
 def _set_warnings(state: tuple[Any, ...]) -> None:
-    if warnings.filters is state[0]:  # `catch_warnings` replaces it first of all
+    if warnings.filters is state[0] and warnings.showwarning is state[1]:
         return
     _warnings_module.filters, _warnings_module.showwarning, show_message = state
     _warnings_module._showwarnmsg_impl = show_message
@@ -202,6 +220,34 @@ class RankEnviron(os._Environ):  # type: ignore[type-arg]
     def __repr__(self) -> str:
         own = _own_environ()
         return super().__repr__() if own is None else f"environ({own!r})"
+
+
+class RankEnvironBytes(os._Environ):  # type: ignore[type-arg]
+    """The class of `os.environb` during runs: the same variables, in bytes."""
+
+    def __getitem__(self, key: bytes) -> bytes:
+        own = _own_environ()
+        return super().__getitem__(key) if own is None else os.fsencode(own[os.fsdecode(key)])
+
+    def __setitem__(self, key: bytes, value: bytes) -> None:
+        if _own_environ() is None:
+            super().__setitem__(key, value)
+        else:
+            os.environ[os.fsdecode(key)] = os.fsdecode(value)
+
+    def __delitem__(self, key: bytes) -> None:
+        if _own_environ() is None:
+            super().__delitem__(key)
+        else:
+            del os.environ[os.fsdecode(key)]
+
+    def __iter__(self) -> Iterator[bytes]:
+        own = _own_environ()
+        return super().__iter__() if own is None else iter([os.fsencode(key) for key in own])
+
+    def __len__(self) -> int:
+        own = _own_environ()
+        return super().__len__() if own is None else len(own)
 
 
 _seen_by_c: dict[str, str | None] = {}

@@ -17,7 +17,7 @@ from phalanx.backend import private
 from phalanx.backend.install import install
 from phalanx.running.attributes import AttributeFinder
 from phalanx.running.calls import call_patches
-from phalanx.running.isolation import RankEnviron
+from phalanx.running.isolation import RankEnviron, RankEnvironBytes
 
 _lock = threading.RLock()
 _depth = 0
@@ -52,7 +52,10 @@ def _install() -> None:
     finder = AttributeFinder()
     finder.install()
     _undo.append(finder.uninstall)
-    for owner, name, replacement in [(os.environ, "__class__", RankEnviron), *call_patches()]:
+    environs: list[tuple[Any, str, Any]] = [(os.environ, "__class__", RankEnviron)]
+    if hasattr(os, "environb"):
+        environs.append((os.environb, "__class__", RankEnvironBytes))
+    for owner, name, replacement in [*environs, *call_patches()]:
         _undo.append(partial(setattr, owner, name, getattr(owner, name)))
         setattr(owner, name, replacement)
 

@@ -30,6 +30,9 @@ def take_snapshot(session: Session, baton: Baton, outcomes: Outcomes) -> Snapsho
     return Snapshot(views, in_flight=in_flight)
 
 
+DEBUGGERS = {"bdb", "pdb", "IPython.terminal.debugger", "code"}
+
+
 def user_stacks(baton: Baton) -> dict[int, tuple[Site, ...]]:
     frames = sys._current_frames()
     return {
@@ -37,6 +40,18 @@ def user_stacks(baton: Baton) -> dict[int, tuple[Site, ...]]:
         for strand in baton.strands
         if not strand.helper and strand.state is not DONE
     }
+
+
+def is_debugging(baton: Baton) -> bool:
+    """Whether a rank stands at the prompt of a debugger."""
+    frames = sys._current_frames()
+    for strand in baton.strands:
+        frame = frames.get(strand.ident) if strand.state is not DONE else None
+        while frame is not None:
+            if frame.f_globals.get("__name__") in DEBUGGERS:
+                return True
+            frame = frame.f_back
+    return False
 
 
 def group_views(views: list[RankView]) -> tuple[ViewBlock, ...]:

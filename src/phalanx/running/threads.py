@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from phalanx.analysis.matching import find_mismatch
 from phalanx.analysis.waitgraph import find_deadlock
-from phalanx.backend import private
+from phalanx.backend import private, profiling, traces
 from phalanx.backend.checks import meeting_of
 from phalanx.backend.install import leave_groups
 from phalanx.backend.raising import error_for
@@ -38,7 +38,7 @@ from phalanx.running.calls import enter_thread
 from phalanx.running.isolation import RankSwitcher
 from phalanx.running.outcome import Outcome, Outcomes, find_error
 from phalanx.running.patches import groups_by_thread, patched
-from phalanx.running.snapshots import group_views, take_snapshot, user_stacks
+from phalanx.running.snapshots import group_views, is_debugging, take_snapshot, user_stacks
 
 IDLE_STALL = 300.0
 """Seconds without any sign of life after which a run without a timeout is given up."""
@@ -213,7 +213,14 @@ class _Run:
             if self.outcomes.record(context.rank, error, stopping=self.baton.stopping):
                 self._stop_others()
         finally:
-            private.unregister_groups()
+            self._put_away(context)
+
+    def _put_away(self, context: RankContext) -> None:
+        """What a process would take with it when it ends."""
+        with suppress(RankStopped):
+            profiling.leave_thread()
+            traces.leave_thread(context, stopping=self.baton.stopping)
+        private.unregister_groups()
 
     def _init(self, context: RankContext) -> None:
         settings = self.settings
@@ -273,12 +280,15 @@ class _Run:
             stacks=user_stacks(self.baton),
         )
 
-    def _stall(self, seconds: float) -> None:
+    def _stall(self, seconds: float) -> bool:
+        if is_debugging(self.baton):
+            return False  # somebody thinks, at a prompt
         error: VerdictError = self.session.report(self._stalled(seconds))
         verdict = error.verdict
         rank = verdict.ranks[0] if verdict is not None and verdict.ranks else 0
         self.outcomes.record(rank, error, stopping=False)
         self.baton.stop()
+        return True
 
     def _tell_positions(self) -> None:
         snapshot = take_snapshot(self.session, self.baton, self.outcomes)

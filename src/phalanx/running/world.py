@@ -6,6 +6,7 @@ The doors import these. Everything that depends on the engine is behind `Threads
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
@@ -144,21 +145,26 @@ def run(
     [0, 10, 20]
     """
     __tracebackhide__ = True
-    name = getattr(fn, "__name__", "fn")
-    given = f", seed={seed}" if seed else ""
-    given += f", engine={engine!r}" if engine != "threads" else ""
-    with World(
-        ranks=ranks,
-        engine=engine,
-        backend=backend,
-        seed=seed,
-        clock=clock,
-        checks=checks,
-        timeout=timeout,
-        init=init,
-        replay=f"phalanx.run({name}, ranks={ranks}{given})",
-    ) as world:
+    options: dict[str, Any] = {
+        "ranks": ranks,
+        "engine": engine,
+        "backend": backend,
+        "seed": seed,
+        "clock": clock,
+        "checks": checks,
+        "timeout": timeout,
+        "init": init,
+    }
+    with World(**options, replay=_replay(fn, bool(args or kwargs), options)) as world:
         return world.run(fn, *args, **kwargs)
+
+
+def _replay(fn: Any, has_arguments: bool, options: dict[str, Any]) -> str:
+    """The call that repeats the run; arguments of `fn` may be large and stay out."""
+    usual = inspect.signature(run).parameters
+    given = [getattr(fn, "__name__", "fn"), *(["..."] if has_arguments else [])]
+    given += [f"{k}={v!r}" for k, v in options.items() if v != usual[k].default]
+    return f"phalanx.run({', '.join(given)})"
 
 
 def check_options(

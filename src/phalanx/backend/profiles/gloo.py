@@ -47,7 +47,7 @@ BITWISE = ("BAND", "BOR", "BXOR")
 _LIST_TO_ALL = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 12)
 """torch 2.13 has `all_to_all` of lists on Gloo, 2.11 has not; both measured."""
 
-_CONTIGUOUS = "write tensor.contiguous() first"
+_CONTIGUOUS = "pass c = tensor.contiguous(), and tensor.copy_(c) if it gets a result"
 
 
 def _is_written_by_copy(use: Use) -> bool:
@@ -104,7 +104,8 @@ RULES = (
     Rule(
         "dtype",
         "Gloo's collectives take no {dtype}, but float16 to float64, bfloat16, int8, uint8, "
-        "int32, int64, bool and complex; write tensor.to(...) or tensor.view(torch.uint8)",
+        "int32, int64, bool and complex; convert it (where data only moves, "
+        "tensor.view(torch.uint8) does)",
         "ProcessGroupGlooDetail.hpp: GENERATE_ALL_TYPES; measured",
         lambda use: use.op not in POINT_TO_POINT and use.dtype not in DTYPES,
     ),
@@ -218,7 +219,7 @@ RULES = (
     Rule(
         "overlapping",
         "several elements of this tensor lie in one place (it is expanded), so that it cannot "
-        "be written; write tensor.contiguous() first",
+        "be written; pass c = tensor.contiguous(), then tensor.copy_(c)",
         "ProcessGroupGloo.cpp: outputs are written by copy_; measured",
         lambda use: use.overlapping and _is_written_by_copy(use),
     ),

@@ -38,7 +38,7 @@ GROUPED = ("gather", "scatter", "all_to_all", "all_to_all_single")
 NO_NCCL_TYPE = (torch.int16, torch.uint16, torch.uint32, torch.uint64)
 SCALED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
-_CONTIGUOUS = "write tensor.contiguous() first"
+_CONTIGUOUS = "pass c = tensor.contiguous(), and tensor.copy_(c) if it gets a result"
 
 
 def _is_in_order(use: Use) -> bool:
@@ -96,14 +96,14 @@ RULES = (
     Rule(
         "dtype",
         "NCCL has no {dtype}; it has float8 to float64, bfloat16, int8, uint8, int32, int64 "
-        "and bool; write tensor.to(...) or tensor.view(torch.uint8)",
+        "and bool; convert it; where data only moves, tensor.view(torch.uint8) does",
         "ProcessGroupNCCL.cpp: getNcclDataType; measured",
         lambda use: use.dtype in NO_NCCL_TYPE and use.op not in GROUPED,
         error=UnsupportedTypeError,
     ),
     Rule(
         "dtype-of-grouped",
-        "NCCL has no {dtype}; write tensor.to(...) or tensor.view(torch.uint8)",
+        "NCCL has no {dtype}; convert it; where data only moves, tensor.view(torch.uint8) does",
         "torch/csrc/cuda/nccl.cpp: to_nccl_data_type; measured",
         lambda use: use.dtype in NO_NCCL_TYPE,
     ),
@@ -179,7 +179,7 @@ RULES = (
     Rule(
         "overlapping",
         "several elements of this tensor lie in one place (it is expanded), so that it cannot "
-        "be written; write tensor.contiguous() first",
+        "be written; pass c = tensor.contiguous(), then tensor.copy_(c)",
         "ProcessGroupNCCL.cpp: allgather writes by copy_; measured",
         lambda use: use.op == "all_gather" and use.part == OUTPUT and use.overlapping,
     ),
