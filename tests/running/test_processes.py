@@ -340,8 +340,8 @@ def test_options_that_do_not_apply(options, text) -> None:
     assert refusal(nothing, **options).startswith(text)
 
 
-def test_an_unknown_backend_is_torchs_own_error() -> None:
-    with pytest.raises(phalanx.RankFailedError, match="nosuch"):
+def test_an_unknown_backend_is_refused_with_those_that_torch_knows() -> None:
+    with pytest.raises(phalanx.UsageError, match="'nosuch': torch knows .*gloo, nccl"):
         phalanx.run(nothing, ranks=1, **{**GLOO, "backend": "nosuch"})
 
 

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
+import torch.distributed as dist
+
 from phalanx.errors import UsageError
 from phalanx.running.processes.engine import MOST_PROCESSES, ProcessesEngine, ProcessSettings
 from phalanx.running.threads import Settings, ThreadsEngine
@@ -215,6 +217,13 @@ def _check_process_options(ranks: int, *, seed: Any, clock: Any, backend: Any) -
         )
     if backend is not None and not isinstance(backend, str):
         raise UsageError(f"backend={backend!r}: give a backend's name, e.g. 'gloo', or None")
+    known = dist.Backend.backend_list
+    names = [part.rpartition(":")[2].lower() for part in (backend or "gloo").split(",")]
+    if not set(names) <= set(known):
+        raise UsageError(
+            f"backend={backend!r}: torch knows {', '.join(known)}; a backend of your own is "
+            "registered by a module that this program imports (Backend.register_backend)"
+        )
 
 
 def _check_choice(name: str, given: Any, allowed: tuple[str, ...]) -> None:
