@@ -341,7 +341,7 @@ def test_options_that_do_not_apply(options, text) -> None:
 
 
 def test_an_unknown_backend_is_refused_with_those_that_torch_knows() -> None:
-    with pytest.raises(phalanx.UsageError, match="'nosuch': torch knows .*gloo, nccl"):
+    with pytest.raises(phalanx.UsageError, match=r"'nosuch': torch knows .*gloo, nccl"):
         phalanx.run(nothing, ranks=1, **{**GLOO, "backend": "nosuch"})
 
 
