@@ -62,23 +62,21 @@ def test_ranks_outside_of_the_group_need_no_error() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["all_reduce/int16/sum/sync@3", "all_reduce/float32/max/sync@3", "sparse_all_reduce",
+    ["all_reduce/int16/sum/sync@3", "all_reduce/float32/max/sync@3",
      "broadcast/float32/sync/strided@3", "recv/from-any-source/full@3"],
 )  # fmt: skip
 def test_without_a_profile_the_unusual_may_be_refused(name: str) -> None:
-    case = BY_ID.get(name) or next(c for c in BY_ID.values() if c.needs == "sparse")
-    assert outcome(case, [ERROR] * 3, known=False) == "refuse"
-    assert outcome(case, [ERROR, RIGHT, ERROR], known=False) == "fail"
+    assert outcome(BY_ID[name], [ERROR] * 3, known=False) == "refuse"
+    assert outcome(BY_ID[name], [ERROR, RIGHT, ERROR], known=False) == "fail"
 
 
 @pytest.mark.parametrize(
     "name",
     ["all_reduce/float32/sum/sync@3", "broadcast/float32/async@3", "barrier/in/sync/full@3",
-     "all_reduce/float32/sum/sync/view@3", "Work/wait-twice@3"],
+     "all_reduce/float32/sum/sync/view@3", "Work/wait-twice/all_reduce@3"],
 )  # fmt: skip
 def test_without_a_profile_the_basic_must_work(name: str) -> None:
-    case = BY_ID.get(name) or next(i for n, i in BY_ID.items() if n.startswith("Work/"))
-    assert outcome(case, [ERROR] * 3, known=False) == "fail"
+    assert outcome(BY_ID[name], [ERROR] * 3, known=False) == "fail"
 
 
 def test_a_backend_that_raises_on_everything_fails_in_every_family() -> None:

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
+import threading
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phalanx.cli.progress import ProgressBar
-from phalanx.errors import UsageError
+from phalanx.errors import PhalanxError, UsageError
 
 if TYPE_CHECKING:
     from phalanx.conformance.model import Case, Setting, Table
@@ -42,7 +46,8 @@ examples:
 operation/dtype/...@ranks, e.g. all_reduce/float32/sum/async/sub@3.
 
 exit status: 0 nothing failed and nothing was WRONG (with --against: no difference without a
-reason, and no failure that the backend's profile does not know); 1 otherwise; 2 wrong usage
+reason, and no failure that the backend's profile does not know); 1 otherwise, also if the
+backend makes no group at all; 2 wrong usage; 130 interrupted; 143 terminated
 """
 
 
@@ -71,6 +76,12 @@ def add_parser(commands: Any) -> None:
     where.add_argument(
         "--device", metavar="TYPE", help="where tensors are; default: cuda for nccl, else cpu"
     )
+    where.add_argument(
+        "--timeout",
+        default="30",
+        metavar="SECONDS",
+        help="how long a case may take before it counts as hanging; default: 30",
+    )
     which = parser.add_argument_group("which cases")
     which.add_argument("--ranks", default="2,3,4", metavar="N,N", help="default: 2,3,4")
     which.add_argument("--select", metavar="EXPR", help="only cases with such ids; see below")
@@ -92,16 +103,47 @@ def add_parser(commands: Any) -> None:
 
 def handle(arguments: argparse.Namespace) -> int:
     try:
-        return _run(arguments)
-    except UsageError as error:
+        with _terminated_by_raising():
+            return _run(arguments)
+    except PhalanxError as error:
         print(f"phalanx: {error}", file=sys.stderr)
-        return 2
+        return 2 if isinstance(error, UsageError) else 1
+    except _Terminated:
+        print("phalanx: terminated", file=sys.stderr)
+        return 143
     except BrokenPipeError:  # nobody reads any more; Python would complain at the very end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
         print("phalanx: interrupted", file=sys.stderr)
         return 130
+
+
+class _Terminated(BaseException):
+    """SIGTERM came: processes and folders of ours are to go first."""
+
+
+@contextmanager
+def _terminated_by_raising() -> Iterator[None]:
+    """Whatever comes of raising in the midst of something, it came of the signal."""
+    came = threading.Event()
+
+    def end(*_: object) -> None:
+        came.set()
+        raise _Terminated
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    except BaseException as error:
+        if came.is_set():
+            raise _Terminated from error
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -148,6 +190,16 @@ def _rank_counts(given: str) -> list[int]:
     return counts
 
 
+def _seconds(given: str) -> float:
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = 0.0
+    if not 0.0 < seconds < float("inf"):
+        raise UsageError(f"--timeout {given}: give seconds above 0, e.g. --timeout 30")
+    return seconds
+
+
 def _setting(arguments: argparse.Namespace) -> Setting:
     from phalanx.conformance.model import Setting
 
@@ -166,6 +218,7 @@ def _setting(arguments: argparse.Namespace) -> Setting:
         backend=arguments.backend,
         device=device,
         imports=tuple(arguments.imports),
+        timeout=_seconds(arguments.timeout),
     )
 
 

@@ -11,6 +11,7 @@ import time
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 
 import torch.distributed as dist
 
@@ -24,18 +25,37 @@ LONG = 5.0
 _contexts: dict[tuple[str, int], Context] = {}
 
 
+def enter(setting: Setting, token: str) -> None:
+    """Make the default group of a new world; an error is that of the backend's constructor."""
+    warnings.simplefilter("ignore")
+    _context_of(setting, token, bare=False)
+
+
 def carry_out(setting: Setting, token: str, cases: Sequence[Case]) -> list[Report]:
     """Reports in order. Ends early after an error that took long: somebody waited in vain,
     the ranks are no longer at the same place, and every further case would wait as long."""
     warnings.simplefilter("ignore")
     context = _context_of(setting, token, bare=bool(cases) and cases[0].bare)
     reports = []
-    for case in cases:
-        start = time.monotonic()
-        reports.append(carry_out_one(context, case))
-        if reports[-1].status == "error" and time.monotonic() - start > LONG:
-            break
+    with _trail(setting, token, context.rank).open("wb", buffering=0) as trail:
+        for case in cases:
+            trail.write(b".")
+            start = time.monotonic()
+            reports.append(carry_out_one(context, case))
+            if reports[-1].status == "error" and time.monotonic() - start > LONG:
+                break
     return reports
+
+
+def begun(setting: Setting, token: str, ranks: int) -> int:
+    """How many cases of the last list every rank has begun, also if the ranks are gone."""
+    trails = [_trail(setting, token, rank) for rank in range(ranks)]
+    return min(trail.stat().st_size if trail.exists() else 0 for trail in trails)
+
+
+def _trail(setting: Setting, token: str, rank: int) -> Path:
+    """A file that gets a character at the start of each case."""
+    return Path(setting.scratch, f"begun-{token}-{rank}")
 
 
 def carry_out_one(context: Context, case: Case) -> Report:

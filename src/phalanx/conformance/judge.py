@@ -110,7 +110,15 @@ def judge(
     case: Case, reports: Sequence[Report], rule: Refusal | None, *, known: bool
 ) -> Result:
     """`known`: whether the backend has a profile, so that a refusal needs a rule."""
-    outcome, reason = _outcome(case, reports, rule, known)
+    return _result(case, rule, *_outcome(case, reports, rule, known))
+
+
+def judge_lost(case: Case, reason: str, rule: Refusal | None) -> Result:
+    """A case that brought no reports: the ranks hung, or one of them died."""
+    return _result(case, rule, "fail", reason)
+
+
+def _result(case: Case, rule: Refusal | None, outcome: Outcome, reason: str) -> Result:
     return Result(
         id=case.id,
         family=case.family,

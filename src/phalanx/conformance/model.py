@@ -85,13 +85,15 @@ class Result:
 
 @dataclass(frozen=True)
 class Setting:
-    """Where the cases run."""
+    """Where the cases run. `timeout`: the seconds after which a run in which no rank comes to
+    its end is given up."""
 
     engine: str = "threads"
     backend: str = "gloo"
     device: str = "cpu"
     imports: tuple[str, ...] = ()
     scratch: str = ""
+    timeout: float = 30.0
 
 
 @dataclass(frozen=True)

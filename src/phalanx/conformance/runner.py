@@ -2,8 +2,8 @@
 
 Cases go to the ranks in *chunks*, because starting a run costs more than most cases. A case
 that hangs, crashes or leaves the ranks at different places costs itself and one more run of
-its chunk's rest, not the suite: a chunk that brings no reports at all is halved until the
-guilty case stands alone.
+its chunk's rest, not the suite: ranks leave a trail, and the case at which it ends is run
+again alone.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stderr, suppress
+from dataclasses import dataclass, replace
 from io import StringIO
 from tempfile import TemporaryDirectory
 
@@ -21,16 +22,29 @@ import torch
 
 from phalanx.backend.profiles import profile_of
 from phalanx.conformance import body
-from phalanx.conformance.judge import Refusal, judge, known_refusal, taking_part
+from phalanx.conformance.judge import Refusal, judge, judge_lost, known_refusal, taking_part
 from phalanx.conformance.model import Case, Report, Result, Setting, Table
-from phalanx.errors import PhalanxError
+from phalanx.errors import DeadlockError, PhalanxError, StallError
 from phalanx.running.world import World
 
 CHUNK = 40
-STANDSTILL = 30.0
-"""Seconds after which a run in which nothing happens any more is given up."""
+TRIES = 2
+"""How often a world is tried to be made before the suite is given up."""
 
 Progress = Callable[[Result], None]
+
+
+class NoWorldError(PhalanxError):
+    """The backend cannot even make its default group."""
+
+
+@dataclass(frozen=True)
+class _Lost:
+    """Why a chunk brought no reports, and how many of its cases all ranks had begun."""
+
+    reason: str
+    hung: bool
+    begun: int
 
 
 def run_suite(cases: Sequence[Case], setting: Setting, on_result: Progress) -> Table:
@@ -39,11 +53,10 @@ def run_suite(cases: Sequence[Case], setting: Setting, on_result: Progress) -> T
     found: dict[str, Result] = {}
     with TemporaryDirectory(prefix="phalanx-") as scratch, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        placed = Setting(
-            setting.engine, setting.backend, setting.device, setting.imports, scratch
-        )
+        placed = replace(setting, scratch=scratch)
+        hanging: set[str] = set()
         for ranks in sorted({case.ranks for case in cases}):
-            with _Bench(placed, ranks) as bench:
+            with _Bench(placed, ranks, hanging) as bench:
                 for result in bench.run([case for case in cases if case.ranks == ranks]):
                     found[result.id] = result
                     on_result(result)
@@ -57,34 +70,44 @@ def run_suite(cases: Sequence[Case], setting: Setting, on_result: Progress) -> T
 
 
 class _Bench:
-    """A world for one number of ranks, replaced by a new one whenever a case broke it."""
+    """A world for one number of ranks, replaced by a new one whenever a case broke it.
+
+    `hanging` has the operations of which a case hung twice: their hangs are believed at once.
+    """
 
     _tokens = itertools.count()
 
-    def __init__(self, setting: Setting, ranks: int) -> None:
+    def __init__(self, setting: Setting, ranks: int, hanging: set[str]) -> None:
         self._setting = setting
         self._ranks = ranks
         self._known = profile_of(setting.backend) is not None
         self._world: World | None = None
         self._token = ""
+        self._hanging = hanging
+        self._hung: set[str] = set()
 
     def __enter__(self) -> _Bench:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._close(broken=False)
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._close(broken=kind is not None)
 
     def run(self, cases: Sequence[Case]) -> Iterator[Result]:
         """Each case's result. What fails on processes gets a second chance, alone and on new
-        processes: a new connection on a loaded machine may hang once."""
-        again = set()
+        processes: a new connection on a loaded machine may hang once. An operation that hung
+        twice gets no more of them."""
+        again = {}
         for result in self._run_once(cases):
             if result.outcome == "fail" and self._setting.engine == "processes":
-                again.add(result.id)
+                again[result.id] = result
             else:
                 yield result
         for case in cases:
-            if case.id in again:
+            if case.id not in again:
+                continue
+            if case.id in self._hung and case.operation in self._hanging:
+                yield again[case.id]
+            else:
                 self._close(broken=True)
                 yield from self._run_once([case])
 
@@ -94,13 +117,15 @@ class _Bench:
             chunk = pending.popleft()
             rules = [self._rule_of(case) for case in chunk]
             reports = self._reports(chunk)
-            if isinstance(reports, str):
+            if isinstance(reports, _Lost):
                 self._close(broken=True)
-                if len(chunk) > 1:
-                    half = len(chunk) // 2
-                    pending.extendleft([chunk[half:], chunk[:half]])
-                else:
-                    yield self._judge(chunk[0], [Report("unmet", reports)], rules[0])
+                guilty = max(0, min(reports.begun, len(chunk)) - 1)
+                case = chunk[guilty]
+                parts = [chunk[:guilty], [case], chunk[guilty + 1 :]]
+                if self._is_believed(case, reports) or len(chunk) == 1:
+                    yield judge_lost(case, reports.reason, rules[guilty])
+                    del parts[1]
+                pending.extendleft(reversed([each for each in parts if each]))
                 continue
             done = _in_step(chunk, reports)
             for index in range(done):
@@ -115,6 +140,16 @@ class _Bench:
                 rest = [chunk[done : done + 1], chunk[done + 1 :]]
                 pending.extendleft(reversed([each for each in rest if each]))
 
+    def _is_believed(self, case: Case, lost: _Lost) -> bool:
+        """Whether the case needs no run alone: one more hang of an operation known for it."""
+        if not lost.hung:
+            return False
+        believed = case.operation in self._hanging
+        if case.id in self._hung:
+            self._hanging.add(case.operation)
+        self._hung.add(case.id)
+        return believed
+
     def _may_part(self, case: Case) -> bool:
         """Whether the case may leave the ranks at different places: by itself, or because a
         backend may refuse it to one rank while others wait for that one."""
@@ -127,25 +162,40 @@ class _Bench:
     def _judge(self, case: Case, reports: Sequence[Report], rule: Refusal | None) -> Result:
         return judge(case, reports, rule, known=self._known)
 
-    def _reports(self, chunk: Sequence[Case]) -> list[list[Report]] | str:
+    def _reports(self, chunk: Sequence[Case]) -> list[list[Report]] | _Lost:
         """Each rank's reports, or why there are none."""
-        world = self._open()
-        try:
-            with redirect_stderr(StringIO()):  # what native code says of errors we provoke
+        with redirect_stderr(StringIO()):  # what native code says of errors we provoke
+            world = self._open(bare=chunk[0].bare)
+            try:
                 return world.run(body.carry_out, self._setting, self._token, chunk)
-        except PhalanxError as error:
-            return str(error).strip().partition("\n")[0] or type(error).__name__
+            except PhalanxError as error:
+                begun = body.begun(self._setting, self._token, self._ranks)
+                hung = isinstance(error, (StallError, DeadlockError))
+                return _Lost(_first_line(error), hung, begun)
 
-    def _open(self) -> World:
-        if self._world is None:
+    def _open(self, *, bare: bool) -> World:
+        for tried in itertools.count(1):
+            if self._world is not None:
+                return self._world
             self._token = f"w{next(self._tokens)}"
             self._world = World(
                 ranks=self._ranks,
                 engine=self._setting.engine,
                 init=False,
-                timeout=STANDSTILL,
+                timeout=self._setting.timeout,
             )
-        return self._world
+            if bare:
+                continue
+            try:
+                self._world.run(body.enter, self._setting, self._token)
+            except PhalanxError as error:
+                self._close(broken=True)
+                if tried == TRIES:
+                    raise NoWorldError(
+                        f"{self._setting.backend} makes no group of {self._ranks} ranks, tried "
+                        f"{TRIES} times: {_first_line(error)}"
+                    ) from error
+        raise AssertionError("itertools.count has no end")
 
     def _close(self, *, broken: bool) -> None:
         world, self._world = self._world, None
@@ -158,6 +208,10 @@ class _Bench:
         finally:
             body.forget(self._token)
             world.close()
+
+
+def _first_line(error: PhalanxError) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 def _chunks(cases: Sequence[Case], is_alone: Callable[[Case], bool]) -> Iterator[list[Case]]:
