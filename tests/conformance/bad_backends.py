@@ -1,7 +1,9 @@
-"""Backends with which nothing works: one cannot be made, one raises always, one hangs."""
+"""Backends with which nothing works: one cannot be made, one raises always, one hangs, one
+dies."""
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 
@@ -38,6 +40,11 @@ class _Hanging(_Group):
     allreduce = broadcast
 
 
+class _Dying(_Group):
+    def broadcast(self, *_: Any, **__: Any) -> Any:
+        os.abort()
+
+
 def _unmade(store: Any, rank: int, size: int, timeout: Any) -> Any:
     raise RuntimeError("no such device")
 
@@ -50,6 +57,15 @@ def _hanging(store: Any, rank: int, size: int, timeout: Any) -> Any:
     return _Hanging(rank, size)
 
 
-for _name, _make in (("unmade", _unmade), ("raising", _raising), ("hanging", _hanging)):
+def _dying(store: Any, rank: int, size: int, timeout: Any) -> Any:
+    return _Dying(rank, size)
+
+
+for _name, _make in (
+    ("unmade", _unmade),
+    ("raising", _raising),
+    ("hanging", _hanging),
+    ("dying", _dying),
+):
     if _name not in dist.Backend.backend_list:
         dist.Backend.register_backend(_name, _make, devices=["cpu"])

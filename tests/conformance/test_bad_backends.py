@@ -52,6 +52,15 @@ def test_a_backend_that_cannot_be_made_stops_the_suite(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_process_that_dies_costs_one_case() -> None:
+    dying, other = "broadcast/float32/sync@2", "barrier/holds-everybody@2"
+    table = run("dying", f"{dying},{other},all_reduce/float32/sum/sync@2", timeout=20.0)
+    found = {result.id: result for result in table.results}
+    assert found[dying].outcome == "fail" and "SIGABRT" in found[dying].reason
+    assert found[other].outcome == "fail" and "cannot do anything" in found[other].reason
+    assert len(found) == 3
+
+
 def test_a_hang_is_tried_twice_and_then_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[list[str]] = []
     reports = runner._Bench._reports

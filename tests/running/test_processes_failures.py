@@ -234,7 +234,8 @@ def test_a_rank_that_hangs_while_others_have_returned(world) -> None:
     error = stall(world, 1.5, hang_on, 2)
     assert world.run(dist.get_rank) == [0, 1, 2]
     lines = [line.strip() for line in str(error).splitlines()]
-    assert lines[0].startswith("no rank ended its call for 1.5 s; ranks 0, 1 returned; rank 2 at")
+    headline = "no rank ended its call for 1.5 s; ranks 0, 1 returned; rank 2 at"
+    assert lines[0].startswith(headline)
     assert error.verdict.ranks == (2,)
     assert [site.source for site in error.verdict.stacks[2]][-1] == "dist.barrier()"
     assert "rank 2       in barrier" in lines
