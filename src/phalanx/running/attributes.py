@@ -90,8 +90,13 @@ def note(module: ModuleType) -> None:
     if undo is not None:
         _undo.append(undo)
     for owner, name in private.per_process_attributes(module.__name__):
-        places.append((owner, name))
-        _originals.append(copy(getattr(owner, name)))
+        _add(owner, name, copy(getattr(owner, name)))
+
+
+def _add(owner: Any, name: str, original: Any) -> None:
+    """In this order: the other rank that may be running has an original for every place."""
+    _originals.append(original)
+    places.append((owner, name))
 
 
 def _hook_places() -> Iterator[tuple[Any, str]]:
@@ -108,8 +113,7 @@ class _Hooks(OrderedDict[Any, Any]):
         if not _are_apart() and context_here() is not None:
             for owner, name in _hook_places():
                 now = getattr(owner, name)
-                places.append((owner, name))
-                _originals.append(OrderedDict(now) if isinstance(now, dict) else now)
+                _add(owner, name, OrderedDict(now) if isinstance(now, dict) else now)
         super().__setitem__(key, value)
 
 
@@ -134,7 +138,7 @@ def load(context: RankContext) -> None:
     """The rank gets the baton: put its values in, copies of the originals at first."""
     own = context.saved.get("torch", [])
     own += [copy(value) for value in _originals[len(own) :]]
-    for (owner, name), value in zip(places, own, strict=True):
+    for (owner, name), value in zip(places, own, strict=False):
         setattr(owner, name, value)
 
 
@@ -146,5 +150,5 @@ def current() -> list[Any]:
 def restore(before: list[Any]) -> None:
     """The run is over: as it was before; what came with modules since then, as it came."""
     values = [*before, *map(copy, _originals[len(before) :])]
-    for (owner, name), value in zip(places, values, strict=True):
+    for (owner, name), value in zip(places, values, strict=False):
         setattr(owner, name, value)
