@@ -17,6 +17,8 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
+import torch
+
 from phalanx.backend import private
 from phalanx.backend.session import RankContext, context_here
 
@@ -90,7 +92,9 @@ def note(module: ModuleType) -> None:
     if undo is not None:
         _undo.append(undo)
     for owner, name in private.per_process_attributes(module.__name__):
-        _add(owner, name, copy(getattr(owner, name)))
+        value = getattr(owner, name)
+        # a module is in use at this moment; before, there was none
+        _add(owner, name, None if isinstance(value, torch.nn.Module) else copy(value))
 
 
 def _add(owner: Any, name: str, original: Any) -> None:
