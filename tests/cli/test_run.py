@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -303,11 +304,11 @@ MANY = "give the number of ranks as a whole number from 1 to 4096"
         ("run -n 100000 show.py", f"ranks=100000: {MANY}"),
         ("run -n 4 --nnodes 0 show.py", "--nnodes 0: at least 1 is needed, e.g. --nnodes 4"),
         ("run -n 4 --seed x show.py", "--seed x: a whole number is needed"),
-        ("run -n 4 --seed -1 show.py", "seed=-1: a seed is a whole number from 0 on"),
+        ("run -n 4 --seed -1 show.py", "--seed -1: a seed is a whole number from 0 on"),
         ("run -n 4 --timeout soon show.py", "--timeout soon: seconds are needed"),
-        ("run -n 4 --timeout 0 show.py", "timeout=0.0: give seconds above 0"),
-        ("run -n 4 --clock sun show.py", "clock='sun': choose one of 'real', 'virtual'"),
-        ("run -n 4 --engine cloud show.py", "engine='cloud': choose one of 'threads'"),
+        ("run -n 4 --timeout 0 show.py", "--timeout 0.0: give seconds above 0"),
+        ("run -n 4 --clock sun show.py", "--clock sun: choose one of 'real', 'virtual'"),
+        ("run -n 4 --engine cloud show.py", "--engine cloud: choose one of 'threads'"),
         ("run -n 4 --rank 4 show.py", "--rank 4: there are ranks 0 to 3"),
         ("run -n 4 --rank 3-1 show.py", "--rank 3-1: there are ranks 0 to 3"),
         ("run -n 4 --rank first show.py", "--rank first: a whole number is needed"),
@@ -358,3 +359,21 @@ def test_help_of_run_names_every_option(phalanx) -> None:
     assert answer.status == 0
     for option in ("--ranks", "--nnodes", "--seed", "--clock", "--timeout", "--quiet", "-m"):
         assert option in answer.out
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--engine", "proc"], "phalanx: --engine proc: choose one of "),
+        (["--engine", "processes", "--seed", "3"], "phalanx: --seed 3: the system decides"),
+    ],
+)
+def test_errors_name_options_as_they_are_written(
+    options: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("")
+    assert main(["run", "-n", "2", *options, str(script)]) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith(said)
+    assert "engine=" not in shown

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shlex
 import sys
 import traceback
@@ -101,7 +102,7 @@ def handle(arguments: argparse.Namespace) -> int:
     try:
         return _run(arguments)
     except UsageError as error:
-        print(f"phalanx: {error}", file=sys.stderr)
+        print(f"phalanx: {_as_options(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:  # before the ranks began
         print("phalanx: interrupted", file=sys.stderr)
@@ -112,6 +113,12 @@ def handle(arguments: argparse.Namespace) -> int:
     except SyntaxError as error:
         print("".join(traceback.format_exception_only(error)), end="", file=sys.stderr)
         return 1
+
+
+def _as_options(text: str) -> str:
+    """Options as they are written here: `--engine threads` for `engine='threads'`."""
+    named = r"\b(engine|seed|clock|checks|timeout|ranks)=('?)([\w.-]+)\2"
+    return re.sub(named, r"--\1 \3", text)
 
 
 def _run(arguments: argparse.Namespace) -> int:
