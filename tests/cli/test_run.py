@@ -301,7 +301,7 @@ MANY = "give the number of ranks as a whole number from 1 to 4096"
         ("run -n 0 show.py", "-n 0: at least 1 is needed, e.g. -n 4"),
         ("run -n -2 show.py", "-n -2: at least 1 is needed, e.g. -n 4"),
         ("run -n many show.py", "-n many: a whole number is needed, e.g. -n 4"),
-        ("run -n 100000 show.py", f"ranks=100000: {MANY}"),
+        ("run -n 100000 show.py", f"--ranks 100000: {MANY}"),
         ("run -n 4 --nnodes 0 show.py", "--nnodes 0: at least 1 is needed, e.g. --nnodes 4"),
         ("run -n 4 --seed x show.py", "--seed x: a whole number is needed"),
         ("run -n 4 --seed -1 show.py", "--seed -1: a seed is a whole number from 0 on"),
