@@ -202,11 +202,15 @@ class Deadlock(Verdict):
 
 @dataclass(frozen=True)
 class Stall(Verdict):
-    """Time ran out; `stacks` maps each rank to its user frames, innermost last."""
+    """Time ran out; `stacks` maps each rank to its user frames, innermost last.
+
+    `over_limit` says that the time was a limit on the whole run: ranks may have moved.
+    """
 
     seconds: float
     blocks: tuple[ViewBlock, ...]
     stacks: dict[int, tuple[Site, ...]] = field(default_factory=dict)
+    over_limit: bool = False
 
 
 @dataclass(frozen=True)

@@ -199,6 +199,12 @@ def stall() -> Verdict:
     return Stall("stall", "error", (2,), seconds=30.0, blocks=blocks, stacks=stacks)
 
 
+def stall_over_limit() -> Verdict:
+    verdict = stall()
+    assert isinstance(verdict, Stall)
+    return replace(verdict, over_limit=True)
+
+
 def failure(
     *raised: tuple[tuple[int, ...], str], stopped: tuple[ViewBlock, ...] = ()
 ) -> RankFailure:
@@ -254,6 +260,7 @@ CASES = [
     deadlock_two_groups,
     deadlock_ring,
     stall,
+    stall_over_limit,
     rank_failed,
     ranks_failed_alike,
     rank_failed_late_and_stuck,

@@ -380,6 +380,19 @@ def test_a_rank_that_spins_is_a_stall_after_a_timeout_that_was_asked_for() -> No
     assert str(error).startswith("no rank moved for 0.2 s; rank 0 is computing at ")
 
 
+def test_a_run_over_its_limit_ends_although_its_ranks_move() -> None:
+    def for_ever(context: object) -> None:
+        while True:
+            dist.barrier()
+
+    engine = threads.ThreadsEngine(threads.Settings(ranks=2, limit=0.2))
+    with pytest.raises(phalanx.StallError) as caught:
+        engine.run(for_ever)
+    engine.close()
+    assert caught.value.verdict is not None and caught.value.verdict.over_limit
+    assert str(caught.value).startswith("over the limit of 0.2 s; rank")
+
+
 def test_without_a_timeout_computing_is_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:
     def busy():
         until = time.monotonic() + 0.4

@@ -38,7 +38,8 @@ AFTER_INTERRUPT = Patience(nudge=0.1, again=0.35, give_up=0.8)
 
 class Launcher:
     """`stall_after` seconds without a hand-over `on_stall` is called, or, if `work_counts`,
-    without any rank working either. If it returns False the time counts from then on."""
+    without any rank working either. If it returns False the time counts from then on.
+    `limit` seconds after the start `on_limit` is called in the same way, whatever ranks do."""
 
     def __init__(
         self,
@@ -47,6 +48,8 @@ class Launcher:
         stall_after: float | None = None,
         work_counts: bool = True,
         on_stall: Callable[[float], bool] | None = None,
+        limit: float | None = None,
+        on_limit: Callable[[float], bool] | None = None,
         on_tick: Callable[[], object] | None = None,
         on_interrupt: Callable[[], None] | None = None,
     ) -> None:
@@ -57,6 +60,9 @@ class Launcher:
         self._stall_after = stall_after
         self._work_counts = work_counts
         self._on_stall = on_stall
+        self._limit = limit
+        self._on_limit = on_limit
+        self._began = time.monotonic()
         self._on_tick = on_tick
         self._on_interrupt = on_interrupt
         self._monitor = Monitor(baton)
@@ -146,8 +152,16 @@ class Launcher:
                 if self._press():
                     return _alive(strands)
             else:
+                self._look_at_limit()
                 self._look_for_stall()
         return []
+
+    def _look_at_limit(self) -> None:
+        if self._limit is None or self._on_limit is None:
+            return
+        now = time.monotonic()
+        if now - self._began > self._limit and not self._on_limit(self._limit):
+            self._began = now
 
     def _look_for_stall(self) -> None:
         if self._stall_after is None or self._on_stall is None:

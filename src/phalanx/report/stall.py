@@ -24,7 +24,7 @@ def render_stall(verdict: Stall, *, replay: str | None = None) -> str:
     return compose(
         headline_stall(verdict),
         lay_blocks(shorten(blocks)),
-        labelled("proof", "none: a rank that is out of sight may still go on"),
+        labelled("proof", _proof(verdict)),
         labelled("replay", replay, whole=True) if replay else (),
     )
 
@@ -32,7 +32,7 @@ def render_stall(verdict: Stall, *, replay: str | None = None) -> str:
 def headline_stall(verdict: Stall) -> str:
     if verdict.blocks and not any(block.view.traced for block in verdict.blocks):
         return _headline_of_processes(verdict)
-    start = f"no rank moved for {verdict.seconds:g} s" if verdict.seconds else "no rank moves"
+    start = _start(verdict)
     for status, one, several in (
         ("outside", "is outside Phalanx's sight", "are outside Phalanx's sight"),
         ("computing", "is computing", "are computing"),
@@ -45,9 +45,22 @@ def headline_stall(verdict: Stall) -> str:
     return start
 
 
+def _start(verdict: Stall) -> str:
+    if verdict.over_limit:
+        return f"over the limit of {verdict.seconds:g} s"
+    return f"no rank moved for {verdict.seconds:g} s" if verdict.seconds else "no rank moves"
+
+
+def _proof(verdict: Stall) -> str:
+    if verdict.over_limit:
+        return "none: given more time, the run might have ended"
+    return "none: a rank that is out of sight may still go on"
+
+
 def _headline_of_processes(verdict: Stall) -> str:
     """Of ranks that are processes we know where they are, and no more."""
-    parts = [f"no rank ended its call for {verdict.seconds:g} s"]
+    idle = f"no rank ended its call for {verdict.seconds:g} s"
+    parts = [_start(verdict) if verdict.over_limit else idle]
     places: dict[str, list[int]] = {}
     for block in verdict.blocks:
         ended = block.view.status in ("finished", "failed")

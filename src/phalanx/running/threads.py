@@ -58,6 +58,7 @@ class Settings:
     clock: str = "real"
     checked: bool = True
     timeout: float | None = None
+    limit: float | None = None
     init: bool = True
     per_node: int | None = None
     replay: str | None = None
@@ -172,6 +173,8 @@ class _Run:
             stall_after=settings.timeout or IDLE_STALL,
             work_counts=settings.timeout is None,
             on_stall=self._stall,
+            limit=settings.limit,
+            on_limit=lambda seconds: self._stall(seconds, over_limit=True),
             on_tick=settings.on_tick,
             on_interrupt=self._tell_positions,
         )
@@ -268,7 +271,7 @@ class _Run:
         deadlock = find_deadlock(snapshot)
         return deadlock if deadlock is not None else self._stalled(0.0)
 
-    def _stalled(self, seconds: float) -> Stall:
+    def _stalled(self, seconds: float, *, over_limit: bool = False) -> Stall:
         snapshot = take_snapshot(self.session, self.baton, self.outcomes)
         at_fault = tuple(v.rank for v in snapshot.ranks if v.status in ("outside", "computing"))
         return Stall(
@@ -278,12 +281,15 @@ class _Run:
             seconds=seconds,
             blocks=group_views(list(snapshot.ranks)),
             stacks=user_stacks(self.baton),
+            over_limit=over_limit,
         )
 
-    def _stall(self, seconds: float) -> bool:
+    def _stall(self, seconds: float, *, over_limit: bool = False) -> bool:
         if is_debugging(self.baton):
             return False  # somebody thinks, at a prompt
-        error: VerdictError = self.session.report(self._stalled(seconds))
+        error: VerdictError = self.session.report(
+            self._stalled(seconds, over_limit=over_limit)
+        )
         verdict = error.verdict
         rank = verdict.ranks[0] if verdict is not None and verdict.ranks else 0
         self.outcomes.record(rank, error, stopping=False)
