@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import import_module
+from logging import NullHandler
 from pathlib import Path
 from types import FunctionType
 from typing import Any, NamedTuple
@@ -438,3 +439,59 @@ def is_below_autograd() -> bool:
     already (functional collectives), so that writing in place is nobody's business there."""
     excluded: Any = torch._C._dispatch_tls_is_dispatch_key_excluded
     return bool(excluded(torch._C.DispatchKey.AutogradCPU))
+
+
+# -- for phalanx.testing: what torch's own test harness is made of -------------------------
+
+
+def torch_test_case() -> type | None:
+    """2.11-2.13: the base of torch's test classes. Suites count on its `assertEqual`, so ours
+    derive from it too; it needs the package expecttest, and is None without."""
+    try:
+        found: type = import_module("torch.testing._internal.common_utils").TestCase
+    except ImportError:
+        return None
+    return found
+
+
+def dynamo_test_case() -> type | None:
+    """2.11-2.13: the same for tests of torch.compile."""
+    try:
+        found: type = import_module("torch._dynamo.test_case").TestCase
+    except ImportError:
+        return None
+    return found
+
+
+def reset_dynamo(*, counters: bool = False) -> None:
+    """2.11-2.13: forget what was compiled, if anything was; and what was counted."""
+    if "torch._dynamo" in sys.modules:
+        sys.modules["torch._dynamo"].reset()
+        if counters:
+            import_module("torch._dynamo.utils").counters.clear()
+
+
+def quiet_trace_log() -> None:
+    """2.11-2.13: give the log of structured traces a handler, so that it opens no files."""
+    import_module("torch._logging._internal").trace_log.addHandler(NullHandler())
+
+
+def has_multicast_support() -> bool:
+    """2.11-2.13: whether GPUs can write to all peers at once."""
+    cuda = torch._C._autograd.DeviceType.CUDA
+    return bool(_c10d._SymmetricMemory.has_multicast_support(cuda, 0))
+
+
+def ddp_logging_data(model: Any) -> Any:
+    """2.11-2.13: what DDP has written down about a model's run."""
+    return getattr(model, DDP_LOG_NAME)()
+
+
+def default_group() -> Any:
+    """2.11-2.13: the group that collectives use when none is named."""
+    return _module._get_default_group()
+
+
+def fake_store() -> Any:
+    """2.11-2.13: the store of the "fake" backend, which the module registers."""
+    return import_module("torch.testing._internal.distributed.fake_pg").FakeStore()
