@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 from phalanx.errors import (
     CollectiveMismatchError,
     DeadlockError,
+    HazardError,
     PhalanxError,
+    PhalanxWarning,
     RankFailedError,
     StallError,
     UsageError,
@@ -26,7 +28,9 @@ if TYPE_CHECKING:
 __all__ = [
     "CollectiveMismatchError",
     "DeadlockError",
+    "HazardError",
     "PhalanxError",
+    "PhalanxWarning",
     "RankFailedError",
     "StallError",
     "UsageError",

@@ -55,6 +55,23 @@ class StallError(VerdictError):
     verdict: Stall | None
 
 
+class HazardError(PhalanxError, RuntimeError):
+    """Under `strict`: the run succeeded, and checks found something in `findings`."""
+
+    def __init__(self, text: str, findings: Sequence[Verdict]) -> None:
+        super().__init__(text)
+        self.findings = tuple(findings)
+        self.verdict = self.findings[0] if self.findings else None
+
+
+class PhalanxWarning(UserWarning):
+    """A check found something in a run that succeeded. `finding` is the finding as data."""
+
+    def __init__(self, text: str, finding: Verdict | None = None) -> None:
+        super().__init__(text)
+        self.finding = finding
+
+
 class RankFailedError(PhalanxError):
     """A rank's own code raised. `failures` maps each rank that did to its exception."""
 
@@ -102,6 +119,8 @@ for _public in (
     CollectiveMismatchError,
     DeadlockError,
     StallError,
+    HazardError,
+    PhalanxWarning,
     RankFailedError,
 ):
     _public.__module__ = "phalanx"  # where users find them, hence what tracebacks show

@@ -28,7 +28,9 @@ from typing import Literal
 
 Status = Literal["waiting", "sleeping", "ready", "computing", "outside", "finished", "failed"]
 Severity = Literal["error", "warning"]
-Kind = Literal["mismatch", "deadlock", "stall", "rank-failed"]
+Kind = Literal[
+    "mismatch", "deadlock", "stall", "rank-failed", "unmatched-message", "unwaited-work"
+]
 Cause = Literal["cycle", "finished-peer", "failed-peer", "nobody-can"]
 
 
@@ -227,3 +229,17 @@ class RankFailure(Verdict):
     stopped: tuple[ViewBlock, ...]
     late: tuple[tuple[int, str], ...] = ()
     stuck: tuple[tuple[int, Site | None], ...] = ()
+
+
+@dataclass(frozen=True)
+class Unmet(Verdict):
+    """The run ended, and ops that ranks had begun never met their counterpart.
+
+    Messages are `unmatched-message`; a collective that some members never called can only
+    have been asynchronous and left alone: `unwaited-work`. `needs` are the ranks that did not
+    come, `near` what came close (another tag).
+    """
+
+    blocks: tuple[OpBlock, ...]
+    needs: tuple[int, ...]
+    near: tuple[str, ...] = ()

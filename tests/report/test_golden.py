@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from phalanx.analysis.leftovers import find_leftovers
 from phalanx.analysis.matching import find_mismatch, find_pair_mismatch
 from phalanx.analysis.waitgraph import find_deadlock
 from phalanx.model import (
@@ -199,6 +200,25 @@ def stall() -> Verdict:
     return Stall("stall", "error", (2,), seconds=30.0, blocks=blocks, stacks=stacks)
 
 
+def unmatched_message() -> Verdict:
+    site = Site("pipeline.py", 41, "exchange", "dist.isend(out, dst=peer)")
+    op = Op(0, "send", WORLD, peer=1, tag=3, inputs=GRAD, site=site)
+    near = ("rank 0 sent tag 3; rank 1 waits for tag 4",)
+    return find_leftovers([Wait(op, (1,), near=near)])[0]
+
+
+def unmatched_messages() -> Verdict:
+    site = Site("ring.py", 9, "shift", "dist.irecv(buf, src=left)")
+    ops = [
+        Op(r, "recv", WORLD, peer=(r - 1) % 3, tag=0, outputs=GRAD, site=site) for r in range(3)
+    ]
+    return find_leftovers([Wait(op, (op.peer or 0,)) for op in ops])[0]
+
+
+def unwaited_work() -> Verdict:
+    return find_leftovers([Wait(all_reduce(rank), (2, 3)) for rank in (1, 0)])[0]
+
+
 def stall_over_limit() -> Verdict:
     verdict = stall()
     assert isinstance(verdict, Stall)
@@ -261,6 +281,9 @@ CASES = [
     deadlock_ring,
     stall,
     stall_over_limit,
+    unmatched_message,
+    unmatched_messages,
+    unwaited_work,
     rank_failed,
     ranks_failed_alike,
     rank_failed_late_and_stuck,

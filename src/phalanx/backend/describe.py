@@ -55,7 +55,7 @@ def describe_wait(strand: Strand, size: int) -> Wait | None:
     """What a parked strand needs, None if it waits for time only."""
     why = strand.why
     if isinstance(why, Call):
-        return _call_wait(why)
+        return describe_pending(why)
     if isinstance(why, StoreWait):
         world = Group("world", tuple(range(size)))
         op = Op(
@@ -70,7 +70,8 @@ def describe_wait(strand: Strand, size: int) -> Wait | None:
     return None
 
 
-def _call_wait(call: Call) -> Wait:
+def describe_pending(call: Call) -> Wait:
+    """What an op that is not complete needs."""
     met = call.assembly
     op = describe_call(call)
     if call.number is not None:

@@ -19,6 +19,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from phalanx import callsite
 from phalanx.backend import checks, collectives, device, private, profiling
 from phalanx.backend.collectives import Meaning
+from phalanx.backend.describe import describe_pending
 from phalanx.backend.raising import InvalidCallError, one_for_each
 from phalanx.backend.session import RankContext, Session
 from phalanx.backend.work import OpWork, wait_for
@@ -216,6 +217,8 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
             and self._assembly.leave(self._context.rank)
         ):
             self._session.assemblies.pop(self._place, None)
+            calls = self._assembly.open_calls()
+            self._session.leftovers += [describe_pending(c) for c in calls if not c.waited]
         self._closed = True
 
     abort = shutdown

@@ -15,7 +15,7 @@ from torch.distributed.distributed_c10d import Store
 from phalanx.core.baton import Strand, here
 from phalanx.core.meeting import Assembly, Call
 from phalanx.errors import VerdictError
-from phalanx.model import Verdict
+from phalanx.model import Verdict, Wait
 
 
 class TorchState:
@@ -65,6 +65,8 @@ class Session:
         self.checked = checked
         self.ranks = [RankContext(self, rank, env) for rank, env in enumerate(environs)]
         self.assemblies: dict[tuple[str, int], Assembly] = {}
+        self.leftovers: list[Wait] = []
+        """What was still open in groups when their last member destroyed them."""
         self.stores: dict[str, Store] = {}
         self.store_waiters: list[Strand] = []
 

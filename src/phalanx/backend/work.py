@@ -62,6 +62,7 @@ def _park_until_done(strand: Strand, call: Call, timeout: float, explicit: bool)
             error = OpTimeoutError(
                 f"{call.name}: Timed out waiting {timeout * 1000:.0f}ms for the other ranks"
             )
+            call.waited = True  # in vain, and the program knows
             if call.assembly.withdraw(call):
                 call.finish(error)
             raise error

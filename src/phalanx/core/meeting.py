@@ -192,15 +192,20 @@ class Assembly:
     def abandon(self, error: BaseException) -> None:
         """What is open will never be met: it ends with `error`, and all members go on with
         the same number."""
-        calls = [call for slot in self.slots.values() for call in slot.calls if call]
-        for pending in (*self.sends.values(), *self.receives.values()):
-            calls += pending
+        calls = self.open_calls()
         self.slots.clear()
         self.sends.clear()
         self.receives.clear()
         self.next_number = [max(self.next_number)] * self.size
         for call in calls:
             call.finish(error)
+
+    def open_calls(self) -> list[Call]:
+        """What was begun and has not met its counterpart."""
+        calls = [call for slot in self.slots.values() for call in slot.calls if call]
+        for pending in (*self.sends.values(), *self.receives.values()):
+            calls += pending
+        return calls
 
     def in_flight(self) -> int:
         return sum(map(len, self.sends.values()))

@@ -7,12 +7,13 @@ equal texts.
 
 from __future__ import annotations
 
-from phalanx.model import Deadlock, Mismatch, RankFailure, Stall, Verdict
+from phalanx.model import Deadlock, Mismatch, RankFailure, Stall, Unmet, Verdict
 from phalanx.report.deadlock import headline_deadlock, render_deadlock
 from phalanx.report.failure import headline_failure, render_failure
 from phalanx.report.layout import ascii_text
 from phalanx.report.mismatch import headline_mismatch, render_mismatch
 from phalanx.report.stall import headline_stall, render_stall
+from phalanx.report.unmet import headline_unmet, render_unmet
 
 
 def render(verdict: Verdict, *, replay: str | None = None) -> str:
@@ -29,6 +30,8 @@ def render(verdict: Verdict, *, replay: str | None = None) -> str:
         return render_stall(verdict, replay=replay)
     if isinstance(verdict, RankFailure):
         return render_failure(verdict, replay=replay)
+    if isinstance(verdict, Unmet):
+        return render_unmet(verdict, replay=replay)
     raise TypeError(f"no report for a {type(verdict).__name__}")
 
 
@@ -42,4 +45,6 @@ def headline(verdict: Verdict) -> str:
         return ascii_text(headline_stall(verdict))
     if isinstance(verdict, RankFailure):
         return ascii_text(headline_failure(verdict))
+    if isinstance(verdict, Unmet):
+        return ascii_text(headline_unmet(verdict))
     raise TypeError(f"no headline for a {type(verdict).__name__}")

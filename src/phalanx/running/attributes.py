@@ -44,6 +44,8 @@ class AttributeFinder(MetaPathFinder):
         sys.meta_path.insert(0, self)
 
     def uninstall(self) -> None:
+        if sys.meta_path is None:  # a world that nobody closed, at the end of the program
+            return
         sys.meta_path.remove(self)
         while _undo:
             _undo.pop()()

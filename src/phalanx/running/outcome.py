@@ -6,13 +6,22 @@ consequence and told as such.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from phalanx.callsite import is_own_file, raised_at
-from phalanx.errors import RankDied, RankExited, RankFailedError, RankStopped, VerdictError
-from phalanx.model import RankFailure, Site, ViewBlock
+from phalanx.errors import (
+    HazardError,
+    PhalanxWarning,
+    RankDied,
+    RankExited,
+    RankFailedError,
+    RankStopped,
+    VerdictError,
+)
+from phalanx.model import RankFailure, Site, Verdict, ViewBlock
 from phalanx.report.text import render
 
 
@@ -66,6 +75,18 @@ def find_error(outcomes: Outcomes, replay: str | None) -> BaseException | None:
     if outcomes.order:
         error.__cause__ = trim_traceback(failures[outcomes.order[0]])
     return error
+
+
+def check_findings(findings: Sequence[Verdict], replay: str | None, *, strict: bool) -> None:
+    """Under `strict` a run that succeeded fails by what was found in it."""
+    if findings and strict:
+        texts = [render(each, replay=replay) for each in findings]
+        raise HazardError("\n\n".join(texts), findings)
+
+
+def warn_of(findings: Sequence[Verdict], *, stacklevel: int) -> None:
+    for each in findings:
+        warnings.warn(PhalanxWarning(render(each), each), stacklevel=stacklevel + 1)
 
 
 def trim_traceback(error: BaseException) -> BaseException:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import thread as pools
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,10 +19,12 @@ from typing import Any
 
 import torch.distributed as dist
 
+from phalanx.analysis.leftovers import find_leftovers
 from phalanx.analysis.matching import find_mismatch
 from phalanx.analysis.waitgraph import find_deadlock
 from phalanx.backend import private, profiling, traces
 from phalanx.backend.checks import meeting_of
+from phalanx.backend.describe import describe_pending
 from phalanx.backend.install import leave_groups
 from phalanx.backend.raising import error_for
 from phalanx.backend.session import RankContext, Session
@@ -36,7 +38,7 @@ from phalanx.model import Stall, Verdict
 from phalanx.report.positions import render_positions
 from phalanx.running.calls import enter_thread
 from phalanx.running.isolation import RankSwitcher
-from phalanx.running.outcome import Outcome, Outcomes, find_error
+from phalanx.running.outcome import Outcome, Outcomes, check_findings, find_error
 from phalanx.running.patches import groups_by_thread, patched
 from phalanx.running.snapshots import group_views, is_debugging, take_snapshot, user_stacks
 
@@ -57,6 +59,7 @@ class Settings:
     seed: int = 0
     clock: str = "real"
     checked: bool = True
+    strict: bool = False
     timeout: float | None = None
     limit: float | None = None
     init: bool = True
@@ -72,6 +75,8 @@ class ThreadsEngine:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.fingerprint = 0
+        self.findings: list[Verdict] = []
+        """What checks found in runs that succeeded."""
         self._session: Session | None = None
         self._busy = False
         self._patches = patched()
@@ -125,6 +130,8 @@ class ThreadsEngine:
         try:
             values = run.execute()
             self._session = session
+            self.findings += run.findings
+            check_findings(run.findings, self.settings.replay, strict=self.settings.strict)
             return values
         finally:
             self._busy = False
@@ -155,6 +162,7 @@ class _Run:
         self.session = session
         self.body = body
         self.outcomes = Outcomes([Outcome(rank) for rank in range(settings.ranks)])
+        self.findings: Sequence[Verdict] = ()
         self.switcher = RankSwitcher()
         clock: Clock = VirtualClock() if settings.clock == "virtual" else RealClock()
         self.baton = Baton(
@@ -195,7 +203,18 @@ class _Run:
         error = find_error(self.outcomes, settings.replay)
         if error is not None:
             raise error
+        if settings.checked:
+            self.findings = self._find_leftovers()
         return [outcome.value for outcome in self.outcomes.ranks]
+
+    def _find_leftovers(self) -> Sequence[Verdict]:
+        waits, self.session.leftovers = self.session.leftovers, []
+        for met in self.session.assemblies.values():
+            for call in met.open_calls():
+                if not call.waited:
+                    waits.append(describe_pending(call))
+                    call.waited = True  # told once, also if the world runs again
+        return find_leftovers(waits)
 
     # -- inside a rank's thread -----------------------------------------------------------
 
@@ -287,9 +306,7 @@ class _Run:
     def _stall(self, seconds: float, *, over_limit: bool = False) -> bool:
         if is_debugging(self.baton):
             return False  # somebody thinks, at a prompt
-        error: VerdictError = self.session.report(
-            self._stalled(seconds, over_limit=over_limit)
-        )
+        error: VerdictError = self.session.report(self._stalled(seconds, over_limit=over_limit))
         verdict = error.verdict
         rank = verdict.ranks[0] if verdict is not None and verdict.ranks else 0
         self.outcomes.record(rank, error, stopping=False)

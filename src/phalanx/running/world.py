@@ -14,6 +14,8 @@ from typing import Any
 import torch.distributed as dist
 
 from phalanx.errors import UsageError
+from phalanx.model import Verdict
+from phalanx.running.outcome import warn_of
 from phalanx.running.processes.engine import MOST_PROCESSES, ProcessesEngine, ProcessSettings
 from phalanx.running.threads import Settings, ThreadsEngine
 
@@ -51,6 +53,7 @@ class World:
         seed: int = 0,
         clock: str = "real",
         checks: str = "all",
+        strict: bool = False,
         timeout: float | None = None,
         init: bool = True,
         replay: str | None = None,
@@ -66,12 +69,14 @@ class World:
         )
         self.ranks = ranks
         self._open = True
+        self._depth = 2
         options: dict[str, Any] = {
             "ranks": ranks,
             "backend": backend,
             "seed": seed,
             "clock": clock,
             "checked": checks == "all",
+            "strict": strict,
             "timeout": timeout,
             "init": init,
             "replay": replay,
@@ -89,9 +94,19 @@ class World:
             raise UsageError(f"run takes a function to call on every rank, not {fn!r}")
         if not self._open:
             raise UsageError("this World is closed; make a new one")
+        known = len(self._engine.findings)
         if isinstance(self._engine, ProcessesEngine):
-            return self._engine.call(fn, args, kwargs)
-        return self._engine.run(lambda context: fn(*args, **kwargs))
+            values = self._engine.call(fn, args, kwargs)
+        else:
+            values = self._engine.run(lambda context: fn(*args, **kwargs))
+        warn_of(self._engine.findings[known:], stacklevel=self._depth)
+        return values
+
+    @property
+    def findings(self) -> tuple[Verdict, ...]:
+        """What checks found in runs that succeeded: messages nobody received and the like.
+        Each has come as a `PhalanxWarning`, or, under `strict`, as the run's `HazardError`."""
+        return tuple(self._engine.findings)
 
     @property
     def fingerprint(self) -> int:
@@ -124,6 +139,7 @@ def run(
     seed: int = 0,
     clock: str = "real",
     checks: str = "all",
+    strict: bool = False,
     timeout: float | None = None,
     init: bool = True,
     **kwargs: Any,
@@ -134,8 +150,9 @@ def run(
     order, any other number is a random schedule of its own that it replays. `timeout` is
     how many seconds may pass without the baton changing hands, whatever the ranks do; without
     one, a run in which no rank even works is given up after 300 seconds. `clock="virtual"`
-    lets sleeps and timeouts pass at once when every rank waits. Keyword arguments with these
-    names are for `run`; wrap `fn` if it needs them itself.
+    lets sleeps and timeouts pass at once when every rank waits. What checks find in a run that
+    succeeds is a `PhalanxWarning`; with `strict` it is a `HazardError`. Keyword arguments
+    with these names are for `run`; wrap `fn` if it needs them itself.
 
     With `engine="processes"` each rank is a process on this machine and `backend` may be any
     that torch knows; `fn`, its arguments and results travel by pickle, so `fn` is a function
@@ -154,10 +171,12 @@ def run(
         "seed": seed,
         "clock": clock,
         "checks": checks,
+        "strict": strict,
         "timeout": timeout,
         "init": init,
     }
     with World(**options, replay=_replay(fn, bool(args or kwargs), options)) as world:
+        world._depth = 3  # warnings are about the caller's line
         return world.run(fn, *args, **kwargs)
 
 

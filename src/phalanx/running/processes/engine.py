@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from phalanx.errors import UsageError
+from phalanx.model import Verdict
 from phalanx.running.processes.call import CallInProgress
 from phalanx.running.processes.messages import Call, Parcel, Start
 from phalanx.running.processes.nursery import nursery
@@ -45,6 +46,7 @@ class ProcessesEngine:
     def __init__(self, settings: ProcessSettings) -> None:
         check_not_loading()
         self.settings = settings
+        self.findings: list[Verdict] = []
         self._team: Team | None = None
         self._busy = False
         self._calls = 0
