@@ -299,18 +299,6 @@ def refusal(*args: Any, ranks: int = 1, **options: Any) -> str:
     return str(caught.value)
 
 
-def test_a_function_without_a_module_is_refused_by_name() -> None:
-    def inner() -> None:
-        pass
-
-    assert refusal(inner) == (
-        "test_a_function_without_a_module_is_refused_by_name.<locals>.inner is defined inside "
-        "a function and cannot be sent to another process; define it at the top level of a "
-        "module, or use engine='threads'"
-    )
-    assert refusal(lambda: 1).startswith("a lambda has no name and cannot be sent")
-
-
 def test_an_argument_that_cannot_travel_is_named() -> None:
     assert refusal(give_back, threading.Lock()).startswith("argument 1 of give_back: ")
     text = refusal(give_back, thing=[threading.Lock()])
@@ -398,21 +386,6 @@ def test_a_script_that_starts_ranks_when_imported_is_told_what_to_do(tmp_path) -
     assert "UsageError: the module starts ranks as soon as it is imported" in done.stderr
     assert "put the call under: if __name__ == '__main__':" in done.stderr
     assert done.returncode == 1
-
-
-@pytest.mark.slow
-def test_a_function_typed_into_an_interactive_session_is_refused() -> None:
-    source = textwrap.dedent(
-        """
-        import phalanx
-        def program(): pass
-        phalanx.run(program, ranks=1, engine="processes")
-        """
-    )
-    done = subprocess.run(
-        [sys.executable, "-"], input=source, capture_output=True, text=True, timeout=50
-    )
-    assert "program was typed into an interactive session" in done.stderr
 
 
 def test_the_command_line_runs_a_script_on_processes(tmp_path) -> None:

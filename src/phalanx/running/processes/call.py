@@ -82,7 +82,7 @@ class CallInProgress:
         data = pickle.dumps(call, pickle.HIGHEST_PROTOCOL)
         for member in self._team.members:
             if member.status is None:
-                member.send_bytes(data)
+                member.send_bytes(data, call.parcel.memories)
             else:  # it returned from its last call and then died
                 self._take_in(member, None)
         try:

@@ -10,6 +10,7 @@ import signal
 from dataclasses import dataclass, field
 
 from phalanx.model import Site
+from phalanx.running.processes.memory import Memory
 
 DUMP_SIGNAL: int = signal.SIGRTMAX - 1 if hasattr(signal, "SIGRTMAX") else signal.SIGUSR2
 """Makes a rank write its stack to standard error, for one that does not answer `Where`."""
@@ -33,11 +34,14 @@ class Start:
 
 @dataclass(frozen=True)
 class Parcel:
-    """Something pickled, and the files of the modules that the pickle names."""
+    """Something pickled, the files of the modules that the pickle names, the memory that its
+    large tensors are in, and source text that is in no file (of a notebook's cells)."""
 
     data: bytes
     modules: dict[str, str | None] = field(default_factory=dict)
     main: dict[str, str] = field(default_factory=dict)
+    memories: tuple[Memory, ...] = ()
+    sources: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

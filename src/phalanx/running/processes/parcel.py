@@ -1,52 +1,138 @@
 """Make functions, arguments and results travel between the program and its ranks.
 
-Used by both ends of the processes engine. Functions and classes go by name, so a rank must
-find their modules: a parcel says in which files they are, because a test module or a script
-often has a name that no import finds. Must never run what it packs.
+Used by both ends of the processes engine. Functions and classes go by name where a rank can
+find them: a parcel says in which files their modules are, because a test module or a script
+often has a name that no import finds (`modules.py` loads them). Those without such a name
+(lambdas, nested functions, what was typed into a session or notebook) go by value, which
+cloudpickle does. Tensors are `memory.py`'s. Must never run what it packs.
 """
 
 from __future__ import annotations
 
-import importlib.util
+import copyreg
+import functools
 import io
-import multiprocessing
-import multiprocessing.spawn
+import linecache
 import os
 import pickle
 import sys
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from types import FunctionType, ModuleType
 from typing import Any
 
 from phalanx.errors import UsageError
+from phalanx.running.processes import modules
+from phalanx.running.processes.memory import Arrival, Hold
 from phalanx.running.processes.messages import Parcel
 
-WAY_OUT = "define it at the top level of a module, or use engine='threads'"
+WAY_OUT = (
+    "define it at the top level of a module, or use engine='threads', or install what sends "
+    "it as it is: pip install cloudpickle"
+)
+
+
+class _Nameless(UsageError):
+    """A function or class that no rank would find by its name."""
 
 
 class _Packer(pickle.Pickler):
-    """Notes the modules of the functions and classes it meets."""
+    """Notes the modules of the functions and classes it meets, and puts tensors into a hold."""
 
-    def __init__(self, file: io.BytesIO) -> None:
+    def __init__(self, file: io.BytesIO, hold: Hold) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
+        self.hold = hold
         self.modules: dict[str, str | None] = {}
+        self.sources: dict[str, str] = {}
 
     def reducer_override(self, thing: Any) -> Any:
         if isinstance(thing, (FunctionType, type)):
-            _check_name(thing)
-            name = thing.__module__
-            if name not in self.modules:
-                self.modules[name] = _file_of(name)
-        return NotImplemented
+            if not modules.is_found_by_name(thing):
+                return self.nameless(thing)
+            self.note(thing.__module__)
+            return NotImplemented
+        return self.hold.reduce(thing)
+
+    def note(self, module: str) -> None:
+        if module not in self.modules:
+            self.modules[module] = modules.file_of(module)
+
+    def nameless(self, thing: Any) -> Any:
+        raise _Nameless(_why_nameless(thing))
 
 
-def pack(thing: Any) -> Parcel:
+@functools.cache
+def _by_value() -> type[_Packer] | None:
+    """A packer that sends functions and classes without a name by value."""
+    try:
+        import cloudpickle  # type: ignore[import-untyped, unused-ignore]
+    except ImportError:
+        return None
+    original = cloudpickle.Pickler
+    # That of open files would send what is in them.
+    reducers = {k: v for k, v in original.dispatch_table.items() if k is not io.TextIOWrapper}
+    table = ChainMap(reducers, copyreg.dispatch_table)
+
+    class ByValue(_Packer, original):  # type: ignore[misc, valid-type, unused-ignore]
+        dispatch_table = table
+
+        def __init__(self, file: io.BytesIO, hold: Hold) -> None:
+            original.__init__(self, file, pickle.HIGHEST_PROTOCOL)
+            self.hold = hold
+            self.modules = {}
+            self.sources = {}
+
+        def reducer_override(self, thing: Any) -> Any:
+            if isinstance(thing, ModuleType):
+                self.note(thing.__name__)
+                return NotImplemented
+            if isinstance(thing, type) and thing.__module__ == "builtins":
+                return original.reducer_override(self, thing)
+            return super().reducer_override(thing)
+
+        def nameless(self, thing: Any) -> Any:
+            if isinstance(thing, FunctionType):
+                self._note_source(thing.__code__.co_filename)
+            module = sys.modules.get(thing.__module__)
+            if module is None or thing.__module__ == "__main__":
+                return original.reducer_override(self, thing)
+            # Or it would trust the name that we do not trust.
+            cloudpickle.register_pickle_by_value(module)
+            try:
+                return original.reducer_override(self, thing)
+            finally:
+                cloudpickle.unregister_pickle_by_value(module)
+
+        def _note_source(self, file: str) -> None:
+            """For reports: cells of a notebook have their lines in this process only."""
+            if file in linecache.cache and not os.path.exists(file):
+                self.sources[file] = "".join(linecache.getlines(file))
+
+    return ByValue
+
+
+def pack(thing: Any, *, inline: bool = False) -> Parcel:
     """Pickle it; the error of pickle, or a `UsageError`, if that cannot be done."""
+    try:
+        return _packed(thing, _Packer, Hold(inline=inline))
+    except Exception:
+        packer = _by_value()
+        if packer is None:
+            raise
+        return _packed(thing, packer, Hold(inline=inline))
+
+
+def _packed(thing: Any, kind: type[_Packer], hold: Hold) -> Parcel:
     file = io.BytesIO()
-    packer = _Packer(file)
+    packer = kind(file, hold)
     packer.dump(thing)
-    modules = packer.modules
-    return Parcel(file.getvalue(), modules, _main() if "__main__" in modules else {})
+    main = modules.main() if "__main__" in packer.modules else {}
+    return Parcel(file.getvalue(), packer.modules, main, tuple(hold.memories), packer.sources)
+
+
+def pickled(thing: Any) -> bytes:
+    """The same as plain bytes, for `pickle.loads`: for what needs no modules loaded."""
+    return pack(thing, inline=True).data
 
 
 def pack_call(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Parcel:
@@ -72,19 +158,18 @@ def unpack_call(parcel: Parcel) -> Any:
     """In a rank: what was packed; modules that are not there yet are loaded first."""
     _loading.append(parcel)
     try:
-        for name, file in parcel.modules.items():
-            if name == "__main__":
-                _load_main(parcel.main)
-            elif name not in sys.modules:
-                _provide(name, file)
-        return pickle.loads(parcel.data)
+        modules.provide(parcel.modules, parcel.main)
+        return unpack_value(parcel)
     finally:
         _loading.pop()
 
 
 def unpack_value(parcel: Parcel) -> Any:
     """In the program: what a rank returned."""
-    return pickle.loads(parcel.data)
+    for file, text in parcel.sources.items():
+        linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    with Arrival(parcel.memories):
+        return pickle.loads(parcel.data)
 
 
 _loading: list[Parcel] = []
@@ -100,17 +185,17 @@ def check_not_loading() -> None:
         )
 
 
-def _check_name(thing: Any) -> None:
+def _why_nameless(thing: Any) -> str:
     name = thing.__qualname__
-    if "<locals>" in name or name == "<lambda>":
-        what = "a lambda" if name.endswith("<lambda>") else f"{name} is"
-        inside = "has no name" if name.endswith("<lambda>") else "defined inside a function"
-        raise UsageError(f"{what} {inside} and cannot be sent to another process; {WAY_OUT}")
-    if thing.__module__ == "__main__" and not _main():
-        raise UsageError(
-            f"{name} was typed into an interactive session and cannot be sent to another "
-            f"process; put it into a module and import it, or use engine='threads'"
-        )
+    if name.endswith("<lambda>"):
+        what = "a lambda has no name"
+    elif "<locals>" in name:
+        what = f"{name} is defined inside a function"
+    elif thing.__module__ == "__main__":
+        what = f"{name} was typed into an interactive session"
+    else:
+        what = f"{thing.__module__}.{name} is not what that name stands for now"
+    return f"{what} and cannot be sent to another process; {WAY_OUT}"
 
 
 def _find_culprit(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
@@ -141,85 +226,3 @@ def _named(thing: Any) -> str:
 
 def _reason(error: BaseException) -> str:
     return str(error).strip().rstrip(".") or type(error).__name__
-
-
-def _file_of(name: str) -> str | None:
-    file = getattr(sys.modules.get(name), "__file__", None)
-    return os.path.abspath(file) if isinstance(file, str) else None
-
-
-def _main() -> dict[str, str]:
-    """How another process finds `__main__`: as multiprocessing's spawn finds it."""
-    main = sys.modules["__main__"]
-    name = getattr(getattr(main, "__spec__", None), "name", None)
-    if name is not None:
-        return {"init_main_from_name": name}
-    file = getattr(main, "__file__", None)
-    if file is None or not os.path.exists(file):  # typed in, or read from standard input
-        return {}
-    return {"init_main_from_path": os.path.abspath(file)}
-
-
-def _load_main(main: dict[str, str]) -> None:
-    if sys.modules["__main__"].__name__ == "__mp_main__":
-        return  # loaded before
-    multiprocessing.spawn.prepare(dict(main))
-
-
-def _provide(name: str, file: str | None) -> None:
-    """Import it by name if that finds the same file, else load the file under that name,
-    with the packages the name says it is in: without them no import of it succeeds."""
-    if file is None or _is_found(name, file):
-        return
-    package, _, _ = name.rpartition(".")
-    folder = os.path.dirname(file)
-    if os.path.basename(file) == "__init__.py":
-        _load(name, file, folder)
-        return
-    _provide_package(package, folder)
-    _load(name, file, None)
-
-
-def _provide_package(name: str, folder: str) -> None:
-    if not name or name in sys.modules:
-        return
-    outer, _, last = name.rpartition(".")
-    _provide_package(outer, os.path.dirname(folder))
-    is_there = last == os.path.basename(folder)
-    first = os.path.join(folder, "__init__.py")
-    if is_there and os.path.exists(first):
-        _load(name, first, folder)
-        return
-    package = ModuleType(name)
-    package.__path__ = [folder] if is_there else []
-    sys.modules[name] = package
-
-
-def _load(name: str, file: str, folder: str | None) -> None:
-    spec = importlib.util.spec_from_file_location(
-        name, file, submodule_search_locations=None if folder is None else [folder]
-    )
-    if spec is None or spec.loader is None:
-        return
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-
-
-def _is_found(name: str, file: str) -> bool:
-    try:
-        spec = importlib.util.find_spec(name)
-    except (ImportError, ValueError, AttributeError):
-        return False
-    return spec is not None and spec.origin is not None and _same(spec.origin, file)
-
-
-def _same(one: str, other: str) -> bool:
-    try:
-        return os.path.samefile(one, other)
-    except OSError:
-        return False

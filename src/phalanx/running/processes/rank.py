@@ -46,7 +46,8 @@ from phalanx.running.processes.messages import (
     Where,
 )
 from phalanx.running.processes.nursery import preloadable
-from phalanx.running.processes.parcel import pack_value, unpack_call
+from phalanx.running.processes.parcel import pack_value, pickled, unpack_call
+from phalanx.running.processes.wire import memories_of, receive, send
 
 LOOPBACK = "127.0.0.1"
 DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux
@@ -127,7 +128,7 @@ class _Rank:
     def _listen(self) -> None:
         with suppress(EOFError, OSError):
             while True:
-                order = pickle.loads(self._control.recv_bytes())
+                order = receive(self._control)
                 if isinstance(order, Where):
                     self._answer(self._position(order.number))
                 else:
@@ -145,7 +146,7 @@ class _Rank:
     def _answer(self, message: Returned | Unsendable | Raised | Position) -> None:
         data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
         with self._answering:
-            self._control.send_bytes(data)
+            send(self._control, data, memories_of(message))
 
     def _carry_out(self, call: Call) -> Returned | Unsendable | Raised:
         rank, loading = self._start.rank, True
@@ -281,7 +282,7 @@ def _text_of(error: BaseException) -> str:
 
 def _pickled(error: BaseException) -> bytes | None:
     try:
-        data = pickle.dumps(error, pickle.HIGHEST_PROTOCOL)
+        data = pickled(error)
         pickle.loads(data)
         return data
     except Exception:

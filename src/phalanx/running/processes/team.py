@@ -15,13 +15,15 @@ import sys
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, Literal
 
 from phalanx.errors import PhalanxError
+from phalanx.running.processes.memory import Memory
 from phalanx.running.processes.messages import End, Start
 from phalanx.running.processes.nursery import Nursery, nursery
+from phalanx.running.processes.wire import receive, send
 
 GOODBYE = 5.0
 """Seconds the ranks of a world that is closed have to leave by themselves."""
@@ -51,10 +53,10 @@ class Member:
     def send(self, message: Any) -> None:
         self.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
 
-    def send_bytes(self, data: bytes) -> None:
+    def send_bytes(self, data: bytes, memories: Sequence[Memory] = ()) -> None:
         """A rank that died meanwhile is noticed elsewhere."""
         with contextlib.suppress(OSError):
-            self.control.send_bytes(data)
+            send(self.control, data, memories)
 
     def close(self) -> None:
         self.control.close()
@@ -142,7 +144,7 @@ class Team:
 
     def _message(self, member: Member) -> Iterator[tuple[Member, Any]]:
         try:
-            yield member, pickle.loads(member.control.recv_bytes())
+            yield member, receive(member.control)
         except (EOFError, OSError):
             yield from self._last_words(member)
 
@@ -150,7 +152,7 @@ class Team:
         """What the rank had still said before it ended, then that it has."""
         with contextlib.suppress(EOFError, OSError):
             while member.control.poll():
-                yield member, pickle.loads(member.control.recv_bytes())
+                yield member, receive(member.control)
         self._end(member)
         yield member, None
 
