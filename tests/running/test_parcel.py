@@ -367,7 +367,8 @@ def test_an_interactive_session_at_a_terminal() -> None:
         shown, until = "", time.monotonic() + 50
         while shell.poll() is None and time.monotonic() < until:
             if select.select([ours], [], [], 0.2)[0]:
-                shown += os.read(ours, 4096).decode()
+                with suppress(OSError):  # it has just ended
+                    shown += os.read(ours, 4096).decode()
     finally:
         shell.kill()
         shell.wait()
