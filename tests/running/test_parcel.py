@@ -416,3 +416,10 @@ except phalanx.RankFailedError as error:
     )
     assert "<ipython-input-1>:2 in program" in done.stdout
     assert "raise ValueError('in a cell')" in done.stdout
+
+
+def test_torchs_launcher_is_for_scripts() -> None:
+    with pytest.raises(
+        phalanx.UsageError, match=r"phalanx run --engine torchrun -n 4 train\.py"
+    ):
+        phalanx.run(give_back, 1, ranks=2, engine="torchrun")

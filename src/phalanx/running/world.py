@@ -155,9 +155,12 @@ def run(
     with these names are for `run`; wrap `fn` if it needs them itself.
 
     With `engine="processes"` each rank is a process on this machine and `backend` may be any
-    that torch knows; `fn`, its arguments and results travel by pickle, so `fn` is a function
-    of a module. There is no seed and no virtual clock, the calls are not compared, and
-    `timeout` is how many seconds may pass without a rank returning.
+    that torch knows. `fn`, its arguments and results travel by pickle, and what no module
+    holds (lambdas, nested functions, a notebook's) by cloudpickle. Large tensors arrive
+    without a copy; what a rank writes into one is its own and nobody else sees it, unless
+    the program had put it into shared memory (`share_memory_`). There is no seed and no
+    virtual clock, the calls are not compared, and `timeout` is how many seconds may pass
+    without a rank returning.
 
     >>> import torch.distributed as dist
     >>> run(lambda: dist.get_rank() * 10, ranks=3)
@@ -203,6 +206,12 @@ def check_options(
         raise UsageError(
             f"ranks={ranks!r}: give the number of ranks as a whole number from 1 to "
             f"{MOST_RANKS}, e.g. ranks=4"
+        )
+    if engine == "torchrun":
+        raise UsageError(
+            f"engine={engine!r}: torch's launcher starts whole scripts, so it is for the "
+            "command line: phalanx run --engine torchrun -n 4 train.py; for a function, use "
+            "engine='processes'"
         )
     _check_choice("engine", engine, ENGINES)
     _check_choice("clock", clock, CLOCKS)
