@@ -48,6 +48,7 @@ RUN_OPTIONS = {
     "--seed",
     "--clock",
     "--checks",
+    "--strict",
     "--timeout",
     "-q, --quiet",
     "--rank",

@@ -75,6 +75,13 @@ SCRIPTS = {
         dist.init_process_group("gloo")
         threading.Event().wait()
         """,
+    "unheard.py": """
+        import torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        if dist.get_rank() == 0:
+            dist.isend(torch.ones(2), 1)
+        print("done")
+        """,
     "talkative.py": """
         import torch.distributed as dist
         dist.init_process_group("gloo")
@@ -262,6 +269,17 @@ def test_a_verdict_has_a_status_of_its_own(phalanx) -> None:
     assert answer.err.rstrip().endswith(
         "replay    phalanx run --ranks 3 --seed 4 mismatch.py --fast"
     )
+
+
+def test_a_finding_is_a_warning_and_under_strict_a_verdict(phalanx) -> None:
+    told = "send(dst=1, tag=0) of rank 0 was never received; the run ended without it\n"
+    answer = phalanx("run -n 2 unheard.py")
+    assert (answer.status, answer.out) == (0, "[0-1] done\n")
+    assert answer.err.startswith(f"PhalanxWarning: {told}")
+    answer = phalanx("run -n 2 --strict unheard.py")
+    assert (answer.status, answer.out) == (3, "[0-1] done\n")
+    assert answer.err.startswith(f"HazardError: {told}")
+    assert answer.err.rstrip().endswith("phalanx run --ranks 2 --strict unheard.py")
 
 
 def test_a_stall_is_a_verdict(phalanx) -> None:

@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from phalanx.cli.output import FoldingPrinter
 from phalanx.cli.streams import redirected
-from phalanx.errors import RankDied, RankFailedError, UsageError, VerdictError
+from phalanx.errors import HazardError, RankDied, RankFailedError, UsageError, VerdictError
+from phalanx.model import Verdict
+from phalanx.report.text import render
 
 if TYPE_CHECKING:
     from phalanx.running.script import Program
@@ -74,6 +76,9 @@ def add_parser(commands: Any) -> None:
     how.add_argument("--seed", default="0", metavar="S", help="order of ranks; 0: first come")
     how.add_argument("--clock", default="real", help="real, or virtual: sleeps take no time")
     how.add_argument("--checks", default="all", help="all, or none: do not compare calls")
+    how.add_argument(
+        "--strict", action="store_true", help="what is only a warning fails the run: exit 3"
+    )
     how.add_argument("--timeout", metavar="SEC", help="stop after SEC seconds of standstill")
     show = parser.add_argument_group("what is shown")
     show.add_argument("-q", "--quiet", action="store_true", help="no output of the ranks")
@@ -142,6 +147,7 @@ def _run(arguments: argparse.Namespace) -> int:
     )
     load = load_module if arguments.module else load_script
     program = load(arguments.script, program_args)
+    findings: list[Verdict] = []
     sinks = (None, None) if arguments.quiet else (sys.stdout, sys.stderr)
     with ExitStack() as stack:
         printers = [
@@ -154,6 +160,8 @@ def _run(arguments: argparse.Namespace) -> int:
             "seed": seed,
             "clock": arguments.clock,
             "checked": arguments.checks == "all",
+            "strict": arguments.strict,
+            "on_findings": findings.extend,
             "timeout": timeout,
             "init": False,
             "per_node": per_node,
@@ -163,6 +171,8 @@ def _run(arguments: argparse.Namespace) -> int:
         }
         run = _on_processes if arguments.engine == "processes" else _on_threads
         initialised, error = _outcome(lambda: run(program, options, printers))
+    for finding in findings:
+        print(f"PhalanxWarning: {render(finding)}", file=sys.stderr)
     return _tell(error, initialised or ranks == 1, arguments)
 
 
@@ -199,7 +209,7 @@ def _tick(printers: list[FoldingPrinter | None]) -> None:
 def _outcome(run: Callable[[], bool]) -> tuple[bool, BaseException | None]:
     try:
         return run(), None
-    except (RankFailedError, VerdictError, KeyboardInterrupt) as error:
+    except (RankFailedError, VerdictError, HazardError, KeyboardInterrupt) as error:
         return True, error
 
 
@@ -213,7 +223,7 @@ def _tell(error: BaseException | None, initialised: bool, arguments: argparse.Na
         )
     if isinstance(error, KeyboardInterrupt):
         return 130
-    if isinstance(error, VerdictError):
+    if isinstance(error, (VerdictError, HazardError)):
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 3
     assert isinstance(error, RankFailedError)
@@ -295,6 +305,8 @@ def _replay(arguments: argparse.Namespace, ranks: int) -> str:
         words += ["--clock", arguments.clock]
     if arguments.checks != "all":
         words += ["--checks", arguments.checks]
+    if arguments.strict:
+        words.append("--strict")
     if arguments.timeout is not None:
         words += ["--timeout", arguments.timeout]
     if arguments.module:

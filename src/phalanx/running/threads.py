@@ -66,6 +66,7 @@ class Settings:
     per_node: int | None = None
     replay: str | None = None
     on_tick: Callable[[], Any] | None = None
+    on_findings: Callable[[Sequence[Verdict]], Any] | None = None
     environ: Mapping[str, str] | None = None
 
 
@@ -131,7 +132,7 @@ class ThreadsEngine:
             values = run.execute()
             self._session = session
             self.findings += run.findings
-            check_findings(run.findings, self.settings.replay, strict=self.settings.strict)
+            tell_findings(run.findings, self.settings)
             return values
         finally:
             self._busy = False
@@ -352,6 +353,13 @@ class _Run:
         end_threads(threads, patience=0.5)
         for context in self.session.ranks:
             context.helpers.clear()
+
+
+def tell_findings(findings: Sequence[Verdict], settings: Settings) -> None:
+    """Whoever made the world is told; under `strict` it is an error. For every engine."""
+    check_findings(findings, settings.replay, strict=settings.strict)
+    if findings and settings.on_findings is not None:
+        settings.on_findings(findings)
 
 
 def _is_pool_worker(thread: threading.Thread) -> bool:
