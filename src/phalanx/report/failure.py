@@ -35,7 +35,7 @@ def render_failure(verdict: RankFailure, *, replay: str | None = None) -> str:
     return compose(
         headline_failure(verdict),
         lay_blocks(shorten(blocks)),
-        _consequences(verdict),
+        render_consequences(verdict),
         labelled("replay", replay, whole=True) if replay else (),
     )
 
@@ -73,7 +73,7 @@ def _block(ranks: tuple[int, ...], text: str, site: Site | None) -> Block:
     return Block(ranks, (first,), site, tuple(rest))
 
 
-def _consequences(verdict: RankFailure) -> list[str]:
+def render_consequences(verdict: RankFailure) -> list[str]:
     lines: list[str] = []
     if verdict.stopped:
         lines += labelled("stopped", "; ".join(map(_stopped_text, verdict.stopped)))
