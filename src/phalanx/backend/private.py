@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from functools import partial
 from importlib import import_module
 from logging import NullHandler
@@ -520,3 +521,79 @@ def default_group() -> Any:
 def fake_store() -> Any:
     """2.11-2.13: the store of the "fake" backend, which the module registers."""
     return import_module("torch.testing._internal.distributed.fake_pg").FakeStore()
+
+
+# 2.11-2.13: the operators of functional collectives.
+FUNCTIONAL = "_c10d_functional"
+
+
+def watch_operator(library: torch.library.Library, name: str, around: Any) -> None:
+    """2.11-2.13: have `around(arguments, proceed)` called for `c10d::name`, before the kernels
+    of all devices; `proceed` carries the call out. For groups of torch's own."""
+    operator: Any = getattr(torch.ops.c10d, name).default
+    names = [argument.name for argument in operator._schema.arguments]
+    select = torch._C.DispatchKey.BackendSelect
+
+    def kernel(keys: Any, *given: Any, **named: Any) -> Any:
+        def proceed() -> Any:
+            return operator.redispatch(keys.remove(select), *given, **named)
+
+        return around({**dict(zip(names, given, strict=False)), **named}, proceed)
+
+    register: Any = library.impl
+    register(name, kernel, "BackendSelect", with_keyset=True)
+
+
+def watch_wait_tensor(library: torch.library.Library, before: Any) -> None:
+    """2.11-2.13: have `before(tensor)` called when a functional collective is waited for."""
+    operator: Any = torch.ops._c10d_functional.wait_tensor.default
+    select = torch._C.DispatchKey.BackendSelect
+
+    def kernel(keys: Any, tensor: torch.Tensor) -> Any:
+        before(tensor)
+        return operator.redispatch(keys.remove(select), tensor)
+
+    register: Any = library.impl
+    register("wait_tensor", kernel, "BackendSelect", with_keyset=True)
+
+
+def work_in(result: Any) -> Any:
+    """2.11-2.13: the `Work` in what a c10d operator returns; None if there is none."""
+    boxed = result[-1] if isinstance(result, tuple) else result
+    unbox: Any = _c10d.Work.unbox
+    return None if boxed is None else unbox(boxed)
+
+
+def source_of(work: Any) -> int:
+    """2.11-2.13: whom a receive from any source received from."""
+    return int(work._source_rank())
+
+
+def store_of(group: Any) -> Any:
+    """2.11-2.13: the part of the store that the members of a group share."""
+    known = original_world().pg_map.get(group)
+    return known[1] if known is not None else group.get_group_store()
+
+
+def group_name(group: Any) -> str:
+    return str(group.group_name)
+
+
+def backend_config(group: Any) -> str:
+    """2.11-2.13: such as "cpu:gloo,cuda:nccl"."""
+    return str(original_world().pg_backend_config.get(group) or group.name())
+
+
+def backend_name(group: Any, device: torch.device) -> str:
+    """2.11-2.13: the backend of a group for tensors on this device."""
+    return str(group._get_backend(device).name()).lower()
+
+
+def group_timeout(group: Any) -> timedelta:
+    """2.11-2.13: the time that a group's operations have by default."""
+    found = [timedelta(minutes=30)]
+    for device in group._device_types:
+        options = getattr(group._get_backend(device), "options", None)
+        limit = getattr(options, "_timeout", None)
+        found += [limit] if limit is not None else []
+    return min(found)

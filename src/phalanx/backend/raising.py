@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import torch.distributed as dist
 
@@ -58,7 +59,12 @@ _CLASSES: dict[type[Verdict], type[errors.VerdictError]] = {
 
 
 def error_for(verdict: Verdict, replay: str | None) -> errors.VerdictError:
-    return _CLASSES[type(verdict)](render(verdict, replay=replay), verdict)
+    return error_of(verdict, render(verdict, replay=replay))
+
+
+def error_of(verdict: Verdict, text: str) -> errors.VerdictError:
+    """The error for a verdict that was rendered elsewhere."""
+    return _CLASSES[type(verdict)](text, verdict)
 
 
 def one_for_each(error: Exception, count: int) -> list[Exception]:
@@ -70,3 +76,26 @@ def one_for_each(error: Exception, count: int) -> list[Exception]:
         except Exception:
             copies.append(error)
     return [error, *copies]
+
+
+def _travel(error: BaseException) -> tuple[Any, ...]:
+    """By the name in this module: `phalanx`, which they call their own, has others there."""
+    return _arrive, (type(error).__name__, error.args, dict(vars(error)))
+
+
+def _arrive(name: str, args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:
+    error: BaseException = globals()[name](*args)
+    vars(error).update(state)
+    return error
+
+
+for _class in (
+    CollectiveMismatchError,
+    DeadlockError,
+    StallError,
+    InvalidCallError,
+    UnsupportedTypeError,
+    NotSupportedError,
+    OpTimeoutError,
+):
+    _class.__reduce__ = _travel  # type: ignore[assignment, method-assign]

@@ -1,0 +1,352 @@
+"""The desk: every rank announces here what it is about to do, and is told to go on or why not.
+
+A state machine without I/O, threads or torch: each event returns the answers that ranks are
+to get. The counter feeds it; the engines ask it what the ranks were doing. A rank whose last
+word was a question that is not answered yet is blocked, exactly; when all ranks are blocked,
+finished or failed, nobody can move any more. Must never use a clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from phalanx.analysis.matching import find_mismatch, find_pair_mismatch
+from phalanx.analysis.waitgraph import find_deadlock
+from phalanx.core.forms import Form, GroupForm, signature_of
+from phalanx.core.meeting import Slot
+from phalanx.model import RankView, Snapshot, Status, Verdict
+from phalanx.running.controller.places import DeskCall, Place
+
+Answer = Literal["met", "go", "verdict", "stop", "withdrawn", "lost"]
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a rank is told about one of its calls.
+
+    met        go on; everyone who belongs to it has announced it
+    go         go on; not everyone has, so ask before you wait for it
+    verdict    raise this
+    stop       unwind: another rank failed
+    withdrawn  you gave up waiting, and nobody will meet the call any more
+    lost       another member gave up waiting in this call; `text` says who
+    """
+
+    rank: int
+    ticket: int
+    answer: Answer
+    verdict: Verdict | None = None
+    text: str = ""
+
+
+class _Rank:
+    """What the desk knows of one rank. `calls` holds its calls that are not met, or failed."""
+
+    def __init__(self) -> None:
+        self.groups: dict[int, tuple[Place, int] | None] = {}
+        self.forms: dict[int, tuple[Form, Hashable | None]] = {}
+        self.calls: dict[int, DeskCall] = {}
+        self.asking: dict[int, DeskCall] = {}
+        self.threads = 1
+        self.last: DeskCall | None = None
+        self.gone: Status | None = None
+        self.error: str | None = None
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it may act without any other rank."""
+        if self.gone is not None:
+            return False
+        asking = self.asking
+        return len(asking) < self.threads or any(call.timed for call in asking.values())
+
+
+class Desk:
+    """All ranks of one world, from call to call."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything: groups, calls, ranks."""
+        self._ranks = [_Rank() for _ in range(self.size)]
+        self._places: dict[str, Place] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        """A new call of the program on all ranks; groups stay."""
+        self._free = set(range(self.size))
+        self.stopping = False
+        self.verdict: Verdict | None = None
+        """The first that was found."""
+        self.stopped: dict[int, RankView] = {}
+        """Where each rank was that was told to stop, or had ended, when another failed."""
+        for rank in self._ranks:
+            rank.asking.clear()
+            rank.calls = {t: c for t, c in rank.calls.items() if c.verdict is None}
+            rank.last = rank.gone = rank.error = None
+            rank.threads = 1
+
+    # -- what ranks say ---------------------------------------------------------------------
+
+    def define_group(self, rank: int, number: int, form: GroupForm) -> None:
+        place = self._places.get(form.key)
+        if place is None:
+            place = self._places[form.key] = Place(form, self.size)
+        taken = place.size != len(form.ranks) or place.claim(form.member, rank) is not None
+        # Two groups that cannot be told apart: neither is judged.
+        self._ranks[rank].groups[number] = None if taken else (place, form.member)
+
+    def define_form(self, rank: int, number: int, form: Form) -> None:
+        self._ranks[rank].forms[number] = form, signature_of(form)
+
+    def forget(self, rank: int) -> None:
+        """The rank numbers its forms anew."""
+        self._ranks[rank].forms.clear()
+
+    def announce(
+        self,
+        rank: int,
+        ticket: int,
+        form: int,
+        *,
+        blocking: bool,
+        timed: bool = False,
+        threads: int = 1,
+    ) -> list[Reply]:
+        """A rank is about to call this. Unless `blocking`, it only needs to know whether
+        something is wrong already."""
+        here = self._ranks[rank]
+        what, signature = here.forms[form]
+        at = here.groups[what.group]
+        if at is None:
+            return [Reply(rank, ticket, "met")]
+        place, member = at
+        call = DeskCall(place, rank, ticket, what, member)
+        call.signature = call if signature is None else signature
+        call.entered = not blocking
+        here.last = call
+        if self.stopping:
+            return [self._stop(call)] if blocking else [Reply(rank, ticket, "go")]
+        here.calls[ticket] = call
+        self._ask(call, timed=timed, threads=threads)
+        if what.is_message:
+            return self._exchange(call)
+        slot = place.meet(call)
+        if slot is not None:
+            return self._complete(place, slot)
+        if not blocking and not self._is_clashing(place, call):
+            return [self._answer(call, "go")]
+        return self._prove()
+
+    def wait(
+        self, rank: int, ticket: int, *, timed: bool = False, threads: int = 1
+    ) -> list[Reply]:
+        """A rank is about to wait for what it announced before."""
+        call = self._ranks[rank].calls.get(ticket)
+        if call is None:
+            return [Reply(rank, ticket, "met")]
+        if call.verdict is not None:
+            return [Reply(rank, ticket, "verdict", call.verdict)]
+        if call.place.is_undecided(call) or call in call.place.deciding:
+            return [Reply(rank, ticket, "go")]
+        if self.stopping:
+            return [self._stop(call)]
+        self._ask(call, timed=timed, threads=threads)
+        return self._prove()
+
+    def give_up(self, rank: int, ticket: int) -> list[Reply]:
+        """A rank's time ran out. If it has been answered meanwhile, that counts."""
+        call = self._ranks[rank].asking.get(ticket)
+        if call is None:
+            return []
+        if call.place.withdraw(call) or not call.entered:
+            del self._ranks[rank].calls[ticket]
+        call.gave_up = not call.entered and call.number is not None
+        return [self._answer(call, "withdrawn")]
+
+    def received(self, rank: int, ticket: int, source: int) -> list[Reply]:
+        """What a receive from any source took."""
+        receive = self._ranks[rank].calls.pop(ticket, None)
+        send = receive.place.take_message(receive, source) if receive is not None else None
+        return list(self._settle([send])) if send is not None else []
+
+    def finished(self, rank: int) -> list[Reply]:
+        return self._leave(rank, "finished")
+
+    def failed(self, rank: int, error: str) -> list[Reply]:
+        """A rank's program raised, or its process died. The first failure stops the others."""
+        self._ranks[rank].error = error.partition("\n")[0]
+        replies = self._leave(rank, "failed")
+        if self.stopping:
+            return replies
+        self.stopping = True
+        self.stopped = {
+            view.rank: view
+            for view in self.snapshot().ranks
+            if view.status in ("waiting", "finished")
+        }
+        waiting = [call for each in self._ranks for call in each.asking.values()]
+        return replies + [self._answer(call, "stop") for call in waiting]
+
+    def snapshot(self) -> Snapshot:
+        in_flight = sum(place.in_flight() for place in self._places.values())
+        return Snapshot(tuple(map(self._view, range(self.size))), in_flight=in_flight)
+
+    # -- meeting ----------------------------------------------------------------------------
+
+    def _complete(self, place: Place, slot: Slot) -> list[Reply]:
+        calls = [call for call in slot.calls if isinstance(call, DeskCall)]
+        late = [call.rank for call in calls if call.gave_up]
+        if late:
+            return list(self._lose(calls, late))
+        verdict = find_mismatch(place.meeting(slot)) if slot.clash else None
+        return list(self._settle(calls, verdict))
+
+    def _exchange(self, call: DeskCall) -> list[Reply]:
+        place = call.place
+        if call.is_any_source and place.size == 2:
+            call.peer = 1 - call.member
+        if call.is_any_source and place.messages_for(call):
+            return self._decide([call])
+        if call.name == "send" and (open_ones := place.open_receives_from_any(call)):
+            for receive in open_ones:
+                place.withdraw(receive)
+            place.sends.setdefault(call.peer or 0, []).append(call)
+            return [self._answer(call, "go"), *self._decide(open_ones)]
+        sending = call.name == "send"
+        other = place.post_send(call) if sending else place.post_receive(call)
+        if not isinstance(other, DeskCall):
+            return [self._answer(call, "go")]
+        send, receive = (call, other) if sending else (other, call)
+        return list(
+            self._settle([call, other], find_pair_mismatch(send.as_op(), receive.as_op()))
+        )
+
+    def _decide(self, receives: list[DeskCall]) -> list[Reply]:
+        """There is a message for these receives from any source. Which, the backend decides,
+        so whoever may be concerned goes on and waits there."""
+        replies = []
+        for receive in receives:
+            receive.place.deciding.append(receive)
+            replies += [self._answer(receive, "go")] if receive.asked else []
+        place = receives[0].place
+        waiting = [call for each in self._ranks for call in each.asking.values()]
+        for call in waiting:
+            if call.place is place and call.form.is_message and place.is_undecided(call):
+                replies.append(self._answer(call, "go"))
+        return replies
+
+    def _is_clashing(self, place: Place, call: DeskCall) -> bool:
+        """Whether the backend must not get a call that need not wait: members that have it
+        already gave it other arguments, which some backends do not survive."""
+        slot = place.slots[call.number or 0]
+        return slot.clash and find_mismatch(place.meeting(slot)) is not None
+
+    def _settle(
+        self, calls: Iterable[DeskCall], verdict: Verdict | None = None
+    ) -> Iterator[Reply]:
+        """These calls are met, or disagree."""
+        self.verdict = self.verdict or verdict
+        for call in calls:
+            call.done, call.verdict = True, verdict
+            if verdict is None:
+                self._ranks[call.rank].calls.pop(call.ticket, None)
+            if call.asked:
+                yield self._answer(call, "met" if verdict is None else "verdict")
+
+    def _lose(self, calls: Iterable[DeskCall], late: list[int]) -> Iterator[Reply]:
+        text = f"rank {late[0]} gave up waiting in this call, which it does not take part in"
+        for call in calls:
+            self._ranks[call.rank].calls.pop(call.ticket, None)
+            if call.asked:
+                yield replace(self._answer(call, "lost"), text=f"{call.name}: {text}")
+
+    # -- asking and answering ---------------------------------------------------------------
+
+    def _ask(self, call: DeskCall, *, timed: bool, threads: int) -> None:
+        here = self._ranks[call.rank]
+        call.asked, call.timed = True, timed
+        here.asking[call.ticket] = call
+        here.threads = threads
+        self._update(call.rank)
+
+    def _answer(self, call: DeskCall, answer: Answer) -> Reply:
+        call.asked = call.timed = False
+        self._ranks[call.rank].asking.pop(call.ticket, None)
+        self._update(call.rank)
+        return Reply(call.rank, call.ticket, answer, call.verdict)
+
+    def _update(self, rank: int) -> None:
+        if self._ranks[rank].is_free:
+            self._free.add(rank)
+        else:
+            self._free.discard(rank)
+
+    def _stop(self, call: DeskCall) -> Reply:
+        """A rank that would wait although another has failed."""
+        wait = call.place.wait_of(call)
+        view = RankView(call.rank, "waiting", wait, call.as_op(), wait.op.site)
+        self.stopped.setdefault(call.rank, view)
+        return Reply(call.rank, call.ticket, "stop")
+
+    def _leave(self, rank: int, how: Literal["finished", "failed"]) -> list[Reply]:
+        here = self._ranks[rank]
+        if here.gone is not None:
+            return []
+        here.gone = how
+        here.asking.clear()
+        self._update(rank)
+        if self.stopping:
+            self.stopped.setdefault(rank, self._view(rank))
+        return self._prove() if how == "finished" else []
+
+    # -- the proof --------------------------------------------------------------------------
+
+    def _prove(self) -> list[Reply]:
+        """If nobody can move any more, find out why and tell everyone who waits."""
+        if self._free or self.stopping:
+            return []
+        waiting = [call for each in self._ranks for call in each.asking.values()]
+        verdict = self._find_verdict() if waiting else None
+        if verdict is None:
+            return []
+        self._abandon(verdict)
+        return list(self._settle(waiting, verdict))
+
+    def _find_verdict(self) -> Verdict | None:
+        """Calls that disagree explain a deadlock better than who waits for whom."""
+        for place in self._places.values():
+            for slot in place.slots.values():
+                verdict = find_mismatch(place.meeting(slot)) if slot.clash else None
+                if verdict is not None:
+                    return verdict
+        if any(len(each.asking) > 1 for each in self._ranks):
+            return None  # several threads of one rank: a view tells of one wait only
+        return find_deadlock(self.snapshot())
+
+    def _abandon(self, verdict: Verdict) -> None:
+        """What is open will never be met; all members go on with the same number."""
+        for place in self._places.values():
+            place.abandon(_ABANDONED)
+            place.deciding.clear()
+        for each in self._ranks:
+            for call in each.calls.values():
+                call.verdict = call.verdict or verdict
+
+    def _view(self, rank: int) -> RankView:
+        here = self._ranks[rank]
+        last = here.last.as_op(bare=not here.last.entered) if here.last is not None else None
+        if here.gone is not None:
+            return RankView(rank, here.gone, last=last, error=here.error)
+        if here.is_free:
+            return RankView(rank, "computing", last=last)
+        call = next(iter(here.asking.values()))
+        wait = call.place.wait_of(call)
+        return RankView(rank, "waiting", wait, call.as_op(), wait.op.site)
+
+
+_ABANDONED = RuntimeError("abandoned")

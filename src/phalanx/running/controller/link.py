@@ -1,0 +1,245 @@
+"""A rank's end of the line to the desk: announce, wait for the answer, raise what it says.
+
+Used by ranks that are processes, over the socket that the program gave them, and by ranks
+that torchrun started, over TCP. Several threads of a rank may ask at once: one of them reads
+for all. When the desk is gone the program goes on unchecked. Must never hook anything itself:
+`backend/watch.py` does.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import select
+import socket
+import threading
+import time
+from itertools import count
+
+from phalanx.backend.raising import OpTimeoutError, error_of
+from phalanx.backend.watch import Limit, Watcher
+from phalanx.core.forms import Form, GroupForm
+from phalanx.errors import PhalanxError, RankStopped
+from phalanx.running.calls import SERVICES
+from phalanx.running.controller import wire
+from phalanx.running.controller.wire import Decoder, Frame, encode
+
+READ_SIZE = 1 << 16
+
+OWN_THREADS = "phalanx-"
+"""How the names of our own threads begin."""
+
+CONNECT = 60.0
+"""Seconds that the desk of a cluster has to accept."""
+
+
+class Link:
+    """The connection of one rank. Everything is allowed from any thread."""
+
+    def __init__(self, connection: socket.socket, rank: int) -> None:
+        self.rank = rank
+        self._socket = connection
+        self._poll = select.poll()
+        self._poll.register(connection, select.POLLIN)
+        self._sending = threading.Lock()
+        self._changed = threading.Condition()
+        self._replies: dict[int, Frame] = {}
+        self._reading = False
+        self._decoder = Decoder()
+        self._tickets = count(1)
+        self._groups = count()
+        self._forms = count()
+        self._off = False
+        self._watcher = Watcher(self, rank)
+
+    # -- life -------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Announce what this process does from now on."""
+        self._watcher.start()
+        os.register_at_fork(after_in_child=self._forget)
+
+    def reset(self) -> None:
+        """Forget all groups and calls, as the desk has."""
+        self._watcher.reset()
+        self._groups, self._forms = count(), count()
+
+    def finished(self) -> None:
+        """The program of this rank has ended well."""
+        self._send(encode(wire.FINISHED))
+
+    def failed(self, error: BaseException) -> None:
+        """The program of this rank has raised."""
+        text = f"{type(error).__name__}: {error}"
+        self._send(encode(wire.FAILED, body=text.encode("utf-8", errors="replace")))
+
+    def detach(self) -> None:
+        """Watch no longer."""
+        self._off = True
+        self._watcher.stop()
+        self._socket.close()
+
+    def _forget(self) -> None:
+        """In a forked child: it is no rank."""
+        self._off = True
+        self._socket.close()
+
+    # -- what the watcher needs -------------------------------------------------------------
+
+    def define_group(self, form: GroupForm) -> int:
+        return self._define(wire.GROUP, next(self._groups), form)
+
+    def define(self, form: Form) -> int:
+        return self._define(wire.FORM, next(self._forms), form)
+
+    def _define(self, kind: int, number: int, form: object) -> int:
+        self._send(encode(kind, number=number, body=pickle.dumps(form)))
+        return number
+
+    def forget_forms(self) -> None:
+        self._send(encode(wire.FORGET))
+
+    def next_ticket(self) -> int:
+        return next(self._tickets)
+
+    def announce(
+        self, ticket: int, form: int, *, name: str, blocking: bool, limit: Limit
+    ) -> bool:
+        flags = wire.BLOCKING if blocking else 0
+        return self._ask(wire.ANNOUNCE, ticket, form, flags, name=name, limit=limit)
+
+    def wait(self, ticket: int, *, name: str, limit: Limit) -> bool:
+        return self._ask(wire.WAIT, ticket, 0, 0, name=name, limit=limit)
+
+    def received(self, ticket: int, source: int) -> None:
+        self._send(encode(wire.RECEIVED, ticket, source))
+
+    # -- asking -----------------------------------------------------------------------------
+
+    def _ask(
+        self, kind: int, ticket: int, number: int, flags: int, *, name: str, limit: Limit
+    ) -> bool:
+        """Whether the call is met; raises if it is not to go on."""
+        if self._off:
+            return True
+        flags |= (wire.TIMED if limit.explicit else 0) | _thread_count()
+        self._send(encode(kind, ticket, number, flags))
+        seconds = limit.seconds()
+        reply = self._await(ticket, seconds)
+        if reply is None and not self._off:
+            self._send(encode(wire.GIVE_UP, ticket))
+            reply = self._await(ticket, None)
+        if reply is None or reply.kind == wire.MET:
+            return True
+        if reply.kind != wire.GO:
+            _refuse(reply, name, seconds)
+        return False
+
+    def _send(self, data: bytes) -> None:
+        if self._off:
+            return
+        try:
+            with self._sending:
+                self._socket.sendall(data)
+        except OSError:
+            self._lose()
+
+    def _await(self, ticket: int, seconds: float | None) -> Frame | None:
+        """The answer about a call, or None if the time ran out or the desk is gone."""
+        deadline = None if seconds is None else time.monotonic() + seconds
+        with self._changed:
+            while self._reading and ticket not in self._replies and not self._off:
+                if not self._changed.wait(_left(deadline)):
+                    return None
+            if ticket in self._replies:
+                return self._replies.pop(ticket)
+            if self._off:
+                return None
+            self._reading = True
+        try:
+            return self._read_until(ticket, deadline)
+        finally:
+            with self._changed:
+                self._reading = False
+                self._changed.notify_all()
+
+    def _read_until(self, ticket: int, deadline: float | None) -> Frame | None:
+        """Read for all threads, until this one's answer is there."""
+        while not self._off:
+            left = _left(deadline)
+            if not self._poll.poll(None if left is None else left * 1000 + 1):
+                if deadline is not None and time.monotonic() >= deadline:
+                    return None
+                continue
+            self._read()
+            found = self._replies.pop(ticket, None)
+            if found is not None:
+                return found
+        return None
+
+    def _read(self) -> None:
+        try:
+            data = self._socket.recv(READ_SIZE)
+        except OSError:
+            data = b""
+        if not data:
+            self._lose()
+            return
+        with self._changed:
+            for frame in self._decoder.feed(data):
+                self._replies[frame.ticket] = frame
+            self._changed.notify_all()
+
+    def _lose(self) -> None:
+        self._off = True
+        with self._changed:
+            self._changed.notify_all()
+
+
+def attach(connection: socket.socket, *, rank: int) -> Link:
+    """Announce what this process does to the desk at the other end."""
+    connection.setblocking(True)
+    link = Link(connection, rank)
+    link.start()
+    return link
+
+
+def attach_tcp(host: str, port: int, *, token: str, rank: int, generation: int = 0) -> Link:
+    """The same over a network. `generation` counts restarts of all ranks."""
+    connection = socket.create_connection((host, port), timeout=CONNECT)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    hello = encode(wire.HELLO, rank, generation, body=token.encode())
+    connection.sendall(hello)
+    return attach(connection, rank=rank)
+
+
+def _left(deadline: float | None) -> float | None:
+    return None if deadline is None else max(0.0, deadline - time.monotonic())
+
+
+def _thread_count() -> int:
+    """How many threads of this rank may communicate."""
+    if threading.active_count() == 1:
+        return 1
+    threads = sum(map(_may_communicate, threading.enumerate()))
+    return max(1, min(threads, wire.MOST_THREADS))
+
+
+def _may_communicate(thread: threading.Thread) -> bool:
+    return not thread.name.startswith(OWN_THREADS) and type(thread).__module__ not in SERVICES
+
+
+def _refuse(reply: Frame, name: str, seconds: float) -> None:
+    """Raise what the desk answered."""
+    if reply.kind == wire.STOP:
+        raise RankStopped
+    if reply.kind == wire.VERDICT:
+        text, verdict = pickle.loads(reply.body)
+        raise error_of(verdict, text)
+    if reply.kind == wire.LOST:
+        raise OpTimeoutError(reply.body.decode())
+    if reply.kind == wire.WITHDRAWN:
+        raise OpTimeoutError(
+            f"{name}: Timed out waiting {seconds * 1000:.0f}ms for the other ranks"
+        )
+    raise PhalanxError(f"the desk answered with {reply!r}")

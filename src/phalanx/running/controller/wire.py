@@ -1,0 +1,71 @@
+"""The frames that travel between a rank and the desk.
+
+Used by both ends. A frame is a header of fixed size and perhaps a pickle: calls that repeat
+need the header only. Must never know what a frame leads to.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+_HEADER = struct.Struct("!IBIIB")
+
+# From a rank.
+HELLO, GROUP, FORM, FORGET, ANNOUNCE, WAIT, GIVE_UP, RECEIVED, FINISHED, FAILED = range(10)
+# From the desk.
+MET, GO, VERDICT, STOP, WITHDRAWN, LOST = range(10, 16)
+
+ANSWERS = {
+    "met": MET,
+    "go": GO,
+    "verdict": VERDICT,
+    "stop": STOP,
+    "withdrawn": WITHDRAWN,
+    "lost": LOST,
+}
+
+# What `flags` of a frame says: the number of threads of the rank, and two bits.
+BLOCKING = 0x80
+TIMED = 0x40
+MOST_THREADS = 0x3F
+"""So many, or more."""
+
+
+class Frame(NamedTuple):
+    """`ticket` names a call of the rank; what `number` is depends on the kind."""
+
+    kind: int
+    ticket: int = 0
+    number: int = 0
+    flags: int = 0
+    body: bytes = b""
+
+
+def encode(
+    kind: int, ticket: int = 0, number: int = 0, flags: int = 0, body: bytes = b""
+) -> bytes:
+    return _HEADER.pack(len(body), kind, ticket, number, flags) + body
+
+
+class Decoder:
+    """Frames out of bytes as they come."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> Iterator[Frame]:
+        data = self._rest + data if self._rest else data
+        start, size = 0, _HEADER.size
+        try:
+            while len(data) - start >= size:
+                length, kind, ticket, number, flags = _HEADER.unpack_from(data, start)
+                end = start + size + length
+                if len(data) < end:
+                    return
+                body = data[start + size : end]
+                start = end
+                yield Frame(kind, ticket, number, flags, body)
+        finally:
+            self._rest = data[start:]
