@@ -1,0 +1,216 @@
+"""Let the ranks of a group compare what each of them has. Used by the assertions between ranks.
+
+Three steps, and usually only the first: all ranks exchange one digest of everything. If these
+differ they exchange a description and a digest of each leaf, so that different shapes and
+structures are found without a collective that would mix them up. Only leaves that look alike
+and have different contents travel: one rank sends its own, the others compare in place and
+tell how they differ.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from phalanx.errors import UsageError
+from phalanx.report.layout import rank_list
+from phalanx.testing.agreement.differences import Difference, Side
+from phalanx.testing.agreement.elements import compare_elements
+from phalanx.testing.agreement.leaves import MISSING, Leaf, bytes_of, short_repr
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """How far numbers may be apart: `atol + rtol * |the other|`, as in torch."""
+
+    rtol: float = 0.0
+    atol: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (self.rtol >= 0 and self.atol >= 0):
+            raise UsageError(
+                f"rtol={self.rtol!r}, atol={self.atol!r}: tolerances are numbers from 0 on"
+            )
+
+    def covers(self, one: Any, other: Any) -> bool:
+        """Whether two values that are no tensors count as the same."""
+        if isinstance(one, float) and one != one:
+            return isinstance(other, float) and other != other
+        if isinstance(one, (float, complex)) and isinstance(other, (float, complex)):
+            return one == other or abs(one - other) <= self.atol + self.rtol * abs(other)
+        try:
+            return bool(one == other)
+        except Exception:
+            return False
+
+
+class Members:
+    """The ranks that take part, and how they exchange things. Made anew for each assertion."""
+
+    def __init__(self, check: str, group: Any = None) -> None:
+        if not dist.is_initialized():
+            raise UsageError(
+                f"{check} compares ranks, and there is no process group here: call it in a "
+                "test with @pytest.mark.ranks, in phalanx.run, or after init_process_group"
+            )
+        if callable(getattr(group, "get_group", None)):  # a DeviceMesh of one dimension
+            group = group.get_group()
+        self.check = check
+        self.group = group
+        self.taking_part = dist.get_rank(group) >= 0
+        self.ranks = dist.get_process_group_ranks(group) if self.taking_part else []
+
+    def gather(self, value: Any) -> dict[int, Any]:
+        """Everybody's value by global rank."""
+        gathered: list[Any] = [None] * len(self.ranks)
+        dist.all_gather_object(gathered, value, group=self.group)
+        return dict(zip(self.ranks, gathered, strict=True))
+
+    def gather_from(self, make: Callable[[], Any]) -> dict[int, Any]:
+        """Like `gather`. An error while a rank makes its value is raised on all of them, and
+        so is a call of another assertion than the others'."""
+        error: Exception | None = None
+        value = None
+        try:
+            value = make()
+        except Exception as raised:
+            error = raised
+        found = self.gather((self.check, value, error and f"{type(error).__name__}: {error}"))
+        called = {rank: check for rank, (check, _, _) in found.items()}
+        if len(set(called.values())) > 1:
+            said = ", ".join(f"{rank_list(ranks)} {check}" for check, ranks in alike(called))
+            raise UsageError(f"the ranks called different assertions: {said}")
+        failed = alike({rank: text for rank, (_, _, text) in found.items() if text})
+        if failed:
+            text, ranks = failed[0]
+            raise UsageError(f"{self.check} failed on {rank_list(ranks)}: {text}") from error
+        return {rank: value for rank, (_, value, _) in found.items()}
+
+    def broadcast(self, tensor: Tensor, source: int) -> Tensor:
+        """The source's tensor, on all ranks; theirs have its shape and type. It travels as
+        bytes, because no backend takes every dtype."""
+        place = self._device_for(tensor)
+        sent = bytes_of(tensor).to(place, copy=True)  # theirs are written over
+        if sent.numel():
+            dist.broadcast(sent, src=source, group=self.group)
+        return sent.to(tensor.device).view(tensor.dtype).reshape(tensor.shape)
+
+    def _device_for(self, tensor: Tensor) -> torch.device:
+        """The tensor's own device if the group's backend has it, else one that it has."""
+        config = dist.get_backend_config(self.group)
+        kinds = [part.partition(":")[0] for part in config.split(",")]
+        if tensor.device.type in kinds:
+            return tensor.device
+        return torch.device("cpu" if "cpu" in kinds else kinds[0])
+
+
+def find_differences(
+    members: Members, leaves: Callable[[], Iterable[Leaf]], tolerance: Tolerance
+) -> tuple[list[Difference], int]:
+    """Where the ranks disagree, the same on all of them, and in how many places they looked."""
+    own: dict[str, Leaf] = {}
+
+    def digest_all() -> str:
+        own.update((leaf.path, leaf) for leaf in leaves())
+        text = "\n".join(f"{leaf.path}\0{leaf.what}\0{leaf.digest}" for leaf in own.values())
+        return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+
+    if len(set(members.gather_from(digest_all).values())) == 1:
+        return [], len(own)
+    told = members.gather([(leaf.path, leaf.what, leaf.digest) for leaf in own.values()])
+    tables = {
+        rank: {path: (what, digest) for path, what, digest in table}
+        for rank, table in told.items()
+    }
+    paths = list(dict.fromkeys(path for table in tables.values() for path in table))
+    differences: list[Difference] = []
+    for path in paths:
+        if any(_is_inside(path, found.path) for found in differences if _is_structure(found)):
+            continue  # the container differs, which says it all
+        row = {rank: table.get(path, (MISSING, "")) for rank, table in tables.items()}
+        found = _compare_leaf(members, path, row, own.get(path), tolerance)
+        if found is not None:
+            differences.append(found)
+    return differences, len(paths)
+
+
+def _is_inside(path: str, container: str) -> bool:
+    return path.startswith(container) and path[len(container) :][:1] in (".", "[")
+
+
+def _is_structure(difference: Difference) -> bool:
+    return not difference.what
+
+
+def _compare_leaf(
+    members: Members,
+    path: str,
+    row: Mapping[int, tuple[str, str]],
+    own: Leaf | None,
+    tolerance: Tolerance,
+) -> Difference | None:
+    kinds = alike({rank: what for rank, (what, _) in row.items()})
+    if len(kinds) > 1:
+        return Difference(path, "", tuple(Side(ranks, what) for what, ranks in kinds))
+    digests = alike({rank: digest for rank, (_, digest) in row.items()})
+    if len(digests) == 1:
+        return None
+    assert own is not None  # all ranks have the same kind of thing there
+    usual = digests[0][1][0]
+    if own.tensor is None:
+        return _compare_values(members, own, tolerance, usual)
+    return _compare_tensors(members, own, tolerance, usual)
+
+
+def _compare_values(
+    members: Members, leaf: Leaf, tolerance: Tolerance, usual: int
+) -> Difference | None:
+    values = members.gather(leaf.value)
+    same = {
+        rank: rank == usual or tolerance.covers(value, values[usual])
+        for rank, value in values.items()
+    }
+    if all(same.values()):
+        return None
+    agreeing = tuple(rank for rank, is_same in same.items() if is_same)
+    odd = alike({rank: short_repr(values[rank]) for rank in values if not same[rank]})
+    sides = [Side(agreeing, short_repr(values[usual]))]
+    sides += [Side(ranks, text) for text, ranks in odd]
+    return Difference(leaf.path, leaf.what, tuple(sides), note=leaf.note)
+
+
+def _compare_tensors(
+    members: Members, leaf: Leaf, tolerance: Tolerance, usual: int
+) -> Difference | None:
+    assert leaf.tensor is not None
+    reference = members.broadcast(leaf.tensor, usual)
+    told = members.gather(
+        compare_elements(leaf.tensor, reference, rtol=tolerance.rtol, atol=tolerance.atol)
+    )
+    agreeing = tuple(rank for rank, found in told.items() if found is None)
+    if len(agreeing) == len(told):
+        return None
+    odd = alike({rank: found for rank, found in told.items() if found is not None})
+    sides = [Side(agreeing, "what most ranks have")]
+    sides += [Side(ranks, found.text, found.notes) for found, ranks in odd]
+    return Difference(leaf.path, leaf.what, tuple(sides), by_elements=True, note=leaf.note)
+
+
+def alike(by_rank: Mapping[int, Any]) -> list[tuple[Any, tuple[int, ...]]]:
+    """Each value with its ranks: the most ranks first, among equals the lowest rank.
+
+    >>> alike({0: "a", 1: "b", 2: "b"})
+    [('b', (1, 2)), ('a', (0,))]
+    """
+    ranks: defaultdict[Any, list[int]] = defaultdict(list)
+    for rank, value in sorted(by_rank.items()):
+        ranks[value].append(rank)
+    ordered = sorted(ranks.items(), key=lambda pair: (-len(pair[1]), pair[1][0]))
+    return [(value, tuple(found)) for value, found in ordered]
