@@ -1,0 +1,301 @@
+"""`MultiProcessTestCase` and `DistributedTestBase`: every test runs on processes of its own.
+
+The processes are forked from the preloaded parent of the processes engine, so torch is not
+imported again for each test, and nothing that one test leaves behind reaches the next. Names
+and hooks are torch's; the exit code of every rank counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from phalanx.backend import private
+from phalanx.errors import RankDied, RankFailedError
+from phalanx.report.layout import rank_list
+from phalanx.running.processes.engine import ProcessesEngine, ProcessSettings
+from phalanx.testing.cases import (
+    DEFAULT_WORLD_SIZE,
+    MAIN_RANK,
+    RanksTestCase,
+    check_spawned,
+    get_timeout,
+    leave_out_torchrun,
+    replay_of,
+    run_cleanups,
+    test_name_of,
+)
+from phalanx.testing.equality import seed_everything
+from phalanx.testing.judging import Ended, end_of, run_all, settle
+
+__unittest = True
+
+ERROR_CODE = 10
+"""The exit code by which a rank says, in torch's harness, that its test raised."""
+
+
+@dataclass(frozen=True)
+class EndedProcess:
+    """What is left of a rank: its exit code, negative for a signal."""
+
+    rank: int
+    exitcode: int | None
+
+    def terminate(self) -> None:
+        """It has ended already; suites call this in tearDown."""
+
+    def is_alive(self) -> bool:
+        return False
+
+
+class MultiProcessTestCase(RanksTestCase):
+    """Each test runs on `world_size` new processes. `setUp` and `tearDown` run in the main
+    process, and `setUp` calls `self._spawn_processes()`; the test makes its own group, e.g.
+    with a `FileStore(self.file_name, self.world_size)`.
+
+    A test whose ranks end with other exit codes than 0 says so in `setUp`:
+    `self.special_return_code_checks[self.test_x.__wrapped__] = -6`, or, for any code at all,
+    `self.skip_return_code_checks.append(self.test_x.__wrapped__)`.
+    """
+
+    MAIN_PROCESS_RANK = MAIN_RANK
+    TEST_ERROR_EXIT_CODE = ERROR_CODE
+
+    def _should_stop_test_suite(self) -> bool:
+        """torch's runner asks: the next test has new processes, whatever this one did."""
+        return False
+
+    @property
+    def destroy_pg_upon_exit(self) -> bool:
+        """Whether the group that a test leaves behind is destroyed before its rank ends."""
+        return True
+
+    @property
+    def world_size(self) -> int:
+        return DEFAULT_WORLD_SIZE
+
+    @property
+    def is_master(self) -> bool:
+        return self.rank == 0
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.special_return_code_checks: dict[Any, int] = {}
+        self.skip_return_code_checks: list[Any] = []
+        self.processes: list[EndedProcess] = []
+        self.pid_to_pipe: dict[int, Any] = {}
+        self.rank = self.MAIN_PROCESS_RANK
+        self._environ: dict[str, str] | None = None
+        with tempfile.NamedTemporaryFile(delete=False) as file:
+            self.file_name = file.name
+        self.addCleanup(_remove, self.file_name)
+
+    def tearDown(self) -> None:
+        super().tearDown()
+        self.processes = []
+
+    def _current_test_name(self) -> str:
+        return test_name_of(self)
+
+    def _spawn_processes(self) -> None:
+        """Have this test run on ranks, with the environment of now."""
+        self._start_processes()
+
+    def _start_processes(self, proc: Any = None) -> None:
+        self._environ = dict(os.environ)
+
+    def _join(self, fn: Callable[..., Any]) -> None:
+        __tracebackhide__ = True
+        self._join_processes(fn)
+
+    def _join_processes(self, fn: Callable[..., Any]) -> None:
+        """Run the test on all ranks and judge how they ended."""
+        __tracebackhide__ = True
+        check_spawned(self._environ is not None, "_spawn_processes")
+        began = time.monotonic()
+        self._ends = settle(lambda: self._run_ranks(fn), fn)
+        self.processes = [EndedProcess(rank, end.code) for rank, end in enumerate(self._ends)]
+        self._check_return_codes(fn, time.monotonic() - began)
+
+    def _run_ranks(self, fn: Callable[..., Any]) -> Sequence[Ended]:
+        assert self._environ is not None
+        expects_code = self._expects_code(fn)
+        settings = ProcessSettings(
+            ranks=int(self.world_size),
+            init=False,
+            environ=self._environ,
+            replay=replay_of(self),
+        )
+        engine = ProcessesEngine(settings)
+        what = type(self), self._current_test_name(), self.file_name, self._environ
+        try:
+            return engine.call(
+                live_as_rank,
+                (*what, expects_code, getattr(self, "fake_pg", False)),
+                timeout=get_timeout(self.id()),
+            )
+        except RankFailedError as error:
+            if not expects_code:
+                raise
+            return _expected_ends(error, settings.ranks)
+        finally:
+            engine.close()
+
+    def _expects_code(self, fn: Callable[..., Any]) -> bool:
+        return fn in self.special_return_code_checks or fn in self.skip_return_code_checks
+
+    def _check_return_codes(self, fn: Callable[..., Any], elapsed_time: float) -> None:
+        """Every rank's exit code must be the one expected: 0, or what the test has announced.
+        Of those announced, rank 0 must have it, and the others may."""
+        __tracebackhide__ = True
+        if fn in self.skip_return_code_checks:
+            return
+        expected = self.special_return_code_checks.get(fn, 0)
+        wrong: dict[int | None, list[int]] = {}
+        for process in self.processes:
+            allowed = {expected} if process.rank == 0 else {0, expected}
+            if process.exitcode not in allowed:
+                wrong.setdefault(process.exitcode, []).append(process.rank)
+        if wrong:
+            told = "; ".join(
+                f"{rank_list(who)} ended with {code}" for code, who in wrong.items()
+            )
+            raise self.failureException(
+                f"{told}, but exit code {expected} was expected (rank 0 must end with it)"
+            )
+
+    @classmethod
+    def _run(
+        cls, rank: int, test_name: str, file_name: str, parent_pipe: Any, **kwargs: Any
+    ) -> None:
+        """A rank's part, on an instance of its own. Suites override it to make the group."""
+        self = cls(test_name)
+        self.rank = rank
+        self.file_name = file_name
+        self.run_test(test_name, parent_pipe)
+
+    def run_test(self, test_name: str, parent_pipe: Any) -> None:
+        """Run the test in this rank, then clean up."""
+        seed_everything()
+        run_all(
+            getattr(self, test_name),
+            lambda: run_cleanups(self),
+            lambda: leave_group() if self.destroy_pg_upon_exit else None,
+        )
+
+
+class DistributedTestBase(MultiProcessTestCase):
+    """A `MultiProcessTestCase` that starts its ranks by itself and makes groups for a kind of
+    device: `self.create_pg("cpu")`."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        os.environ["WORLD_SIZE"] = str(self.world_size)
+        self._spawn_processes()
+
+    def tearDown(self) -> None:
+        super().tearDown()
+        leave_group()
+        _remove(self.file_name)
+
+    def backend(self, device: str) -> str:
+        """The backend for a kind of device, e.g. "cuda" or "cuda:0"."""
+        for kind, name in (("cuda", "nccl"), ("hpu", "hccl"), ("xpu", "xccl")):
+            if kind in device:
+                return name
+        return "gloo"
+
+    def create_pg(self, device: str, world_size: int | None = None) -> Any:
+        """Initialise the default group for this kind of device and return it."""
+        ranks = self.world_size if world_size is None else world_size
+        name = self.backend(device)
+        dist.init_process_group(
+            name,
+            world_size=ranks,
+            rank=self.rank,
+            store=dist.FileStore(self.file_name, ranks),  # type: ignore[attr-defined]
+        )
+        if name in ("nccl", "xccl"):
+            self._use_accelerator(name)
+        return private.default_group()
+
+    def _use_accelerator(self, backend: str) -> None:
+        accelerator = torch.accelerator.current_accelerator()
+        if accelerator is None:
+            raise RuntimeError(f"the backend {backend} needs an accelerator, and there is none")
+        own = torch.device(accelerator.type, self.rank)
+        torch.set_default_device(own)
+        torch.accelerator.set_device_index(own)
+
+    def rank_to_device(self, device: str) -> dict[int, list[int]]:
+        """For each rank the number of the device that it uses; ranks share if they must."""
+        count = torch.get_device_module(device).device_count()
+        return {rank: [rank % count] for rank in range(self.world_size)}
+
+
+# -- in a rank ------------------------------------------------------------------------------
+
+
+class RankPipe:
+    """What a suite's own `_run` passes on to `run_test`. torch's ranks send a traceback through
+    it before they leave with `ERROR_CODE`."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+        self.closed = False
+
+    def send(self, message: Any) -> None:
+        self.sent.append(message)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def live_as_rank(
+    cls: type[MultiProcessTestCase],
+    test_name: str,
+    file_name: str,
+    environ: dict[str, str],
+    keeps_code: bool,
+    fake_pg: bool,
+) -> Ended:
+    """What a rank's process is called with."""
+    rank, pipe = int(os.environ["RANK"]), RankPipe()
+    leave_out_torchrun(os.environ, environ)
+    end = end_of(
+        lambda: cls._run(rank, test_name, file_name, pipe, fake_pg=fake_pg),
+        keeps_code=keeps_code,
+    )
+    if end.code == ERROR_CODE and pipe.sent:
+        raise RuntimeError(str(pipe.sent[-1]))
+    return end
+
+
+def leave_group() -> None:
+    """Destroy the groups that are left. Tests may have done so themselves."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _expected_ends(error: RankFailedError, ranks: int) -> Sequence[Ended]:
+    """How ranks ended of which the test expects that they die; other failures stay such."""
+    if not all(isinstance(each, RankDied) for each in error.failures.values()):
+        raise error
+    codes = {rank: end.code for rank, end in getattr(error, "returned", {}).items()}
+    for rank, death in error.failures.items():
+        assert isinstance(death, RankDied)
+        codes[rank] = death.code
+    return [Ended(codes.get(rank, 0)) for rank in range(ranks)]
+
+
+def _remove(file: str) -> None:
+    with contextlib.suppress(OSError):
+        os.remove(file)

@@ -1,0 +1,203 @@
+"""`MultiThreadedTestCase`: every test runs on ranks that are threads with the baton.
+
+Also `spawn_threads_and_init_comms` for a single test method. Both are torch's names; what
+torch's threaded group lacks (point to point, checks, time limits) is there because the
+threads engine has it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from functools import partial, wraps
+from typing import Any, ClassVar
+
+import torch.distributed as dist
+
+from phalanx.backend.session import RankContext
+from phalanx.errors import PhalanxError
+from phalanx.running.threads import Settings, ThreadsEngine
+from phalanx.testing.cases import (
+    DEFAULT_WORLD_SIZE,
+    MAIN_RANK,
+    TIMEOUT_DEFAULT,
+    RanksTestCase,
+    TestCase,
+    check_spawned,
+    get_timeout,
+    leave_out_torchrun,
+    replay_of,
+    run_cleanups,
+    test_name_of,
+)
+from phalanx.testing.judging import Ended, end_of, run_all, settle
+
+__unittest = True
+
+
+class MultiThreadedTestCase(RanksTestCase):
+    """Each test runs on `world_size` ranks, with a group of its own. `setUp` and `tearDown`
+    run in the main thread, and `setUp` ends with `self._spawn_threads()`; `perThreadSetUp` and
+    `perThreadTearDown` run in each rank, on the instance that runs the test there."""
+
+    MAIN_THREAD_RANK = MAIN_RANK
+    global_store: ClassVar[Any]
+    _keeper: ClassVar[ThreadsEngine | None] = None
+
+    def setUp(self) -> None:
+        """In the main thread."""
+        super().setUp()
+        self.rank = self.MAIN_THREAD_RANK
+        self.threads: list[Any] = []
+        self._spawned = False
+
+    def tearDown(self) -> None:
+        """In the main thread."""
+        super().tearDown()
+        self.threads = []
+
+    def perThreadSetUp(self) -> None:  # noqa: N802
+        """In each rank, when its group is there."""
+
+    def perThreadTearDown(self) -> None:  # noqa: N802
+        """In each rank, when its group has been destroyed."""
+
+    @property
+    def world_size(self) -> int:
+        return DEFAULT_WORLD_SIZE
+
+    @property
+    def _current_test_name(self) -> str:
+        return test_name_of(self)
+
+    def _spawn_threads(self) -> None:
+        """Have this test run on ranks. They start when the test method is called."""
+        cls = type(self)
+        cls.global_store = dist.HashStore()  # type: ignore[attr-defined]
+        if cls.__dict__.get("_keeper") is None:
+            cls._keeper = _keep_patches(cls)
+        self._spawned = True
+
+    def _join(self, fn: Callable[..., Any]) -> None:
+        __tracebackhide__ = True
+        check_spawned(self._spawned, "_spawn_threads")
+        name, ranks = self._current_test_name, int(self.world_size)
+        run_on_threads(
+            lambda rank: type(self)._run(name, rank, ranks),
+            ranks=ranks,
+            limit=get_timeout(self.id()),
+            replay=replay_of(self),
+            test=fn,
+        )
+
+    @classmethod
+    def _run(cls, test_name: str, rank: int, world_size: int, **kwargs: Any) -> None:
+        """A rank's part, on an instance of its own."""
+        self = cls(test_name)
+        self.rank = rank
+        if hasattr(self, "_tls"):  # tests made for each device type keep tolerances by thread
+            self._tls = threading.local()
+            self._tls.precision = getattr(TestCase, "_precision", 0)
+            self._tls.rel_tol = getattr(TestCase, "_rel_tol", 0)
+        self.run_test_with_threaded_pg(test_name, rank, world_size)
+
+    def run_test_with_threaded_pg(self, test_name: str, rank: int, world_size: int) -> None:
+        """Make the group, run the test, destroy the group, clean up."""
+        join_group(rank, world_size, self.global_store)
+        self.perThreadSetUp()
+        run_all(
+            getattr(self, test_name),
+            leave_group,
+            self.perThreadTearDown,
+            lambda: run_cleanups(self),
+        )
+
+    def assertEqualOnRank(self, x: Any, y: Any, msg: Any = None, *, rank: int = 0) -> None:  # noqa: N802
+        """Compare on one rank only."""
+        __tracebackhide__ = True
+        if self.rank == rank:
+            self.assertEqual(x, y, msg)
+
+    def assertNotEqualOnRank(self, x: Any, y: Any, msg: Any = None, *, rank: int = 0) -> None:  # noqa: N802
+        __tracebackhide__ = True
+        if self.rank == rank:
+            self.assertNotEqual(x, y, msg)
+
+
+def spawn_threads_and_init_comms(
+    func: Callable[..., Any] | None = None,
+    timeout: float = TIMEOUT_DEFAULT,
+    world_size: int = DEFAULT_WORLD_SIZE,
+) -> Any:
+    """Run one test method on ranks, with a group of their own. All ranks are given the same
+    `self`. Goes on a method as it is, or with arguments."""
+    if func is None:
+        return partial(spawn_threads_and_init_comms, timeout=timeout, world_size=world_size)
+
+    @wraps(func)
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> None:
+        __tracebackhide__ = True
+        store = dist.HashStore()  # type: ignore[attr-defined]
+
+        def live(rank: int) -> None:
+            join_group(rank, world_size, store)
+            run_all(lambda: func(self, *args, **kwargs), leave_group)
+
+        replay = replay_of(self) if isinstance(self, TestCase) else None
+        run_on_threads(live, ranks=world_size, limit=timeout, replay=replay, test=func)
+
+    return wrapper
+
+
+def join_group(rank: int, world_size: int, store: Any) -> None:
+    dist.init_process_group(rank=rank, world_size=world_size, store=store)
+
+
+def leave_group() -> None:
+    """Tests may have done so themselves."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def run_on_threads(
+    live: Callable[[int], Any],
+    *,
+    ranks: int,
+    limit: float,
+    replay: str | None,
+    test: Callable[..., Any],
+) -> None:
+    """Call `live(rank)` on every rank and tell unittest how it went."""
+    __tracebackhide__ = True
+    before = dict(os.environ)
+    ends: dict[int, Ended] = {}
+
+    def main(context: RankContext) -> Ended:
+        leave_out_torchrun(os.environ, before)
+        ends[context.rank] = end = end_of(lambda: live(context.rank))
+        return end
+
+    def run() -> list[Ended]:
+        engine = ThreadsEngine(Settings(ranks=ranks, limit=limit, init=False, replay=replay))
+        try:
+            return engine.run(main)
+        except PhalanxError as error:
+            error.returned = ends  # type: ignore[attr-defined]
+            raise
+        finally:
+            engine.close()
+
+    settle(run, test)
+
+
+def _keep_patches(cls: type[MultiThreadedTestCase]) -> ThreadsEngine:
+    """An engine that is open while the class runs: so torch is not patched for every test."""
+    keeper = ThreadsEngine(Settings(ranks=1, init=False))
+
+    def close() -> None:
+        cls._keeper = None
+        keeper.close()
+
+    cls.addClassCleanup(close)
+    return keeper
