@@ -13,7 +13,7 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -93,22 +93,36 @@ class Members:
             raise UsageError(f"{self.check} failed on {rank_list(ranks)}: {text}") from error
         return {rank: value for rank, (_, value, _) in found.items()}
 
-    def broadcast(self, tensor: Tensor, source: int) -> Tensor:
-        """The source's tensor, on all ranks; theirs have its shape and type. It travels as
-        bytes, because no backend takes every dtype."""
-        place = self._device_for(tensor)
+    def broadcast(self, tensor: Tensor, *, source: int, devices: set[str]) -> Tensor:
+        """The source's tensor, on all ranks; theirs have its shape and type, and are on one of
+        `devices`. It travels as bytes, because no backend takes every dtype."""
+        place = self._device_for(tensor, devices)
         sent = bytes_of(tensor).to(place, copy=True)  # theirs are written over
         if sent.numel():
             dist.broadcast(sent, src=source, group=self.group)
         return sent.to(tensor.device).view(tensor.dtype).reshape(tensor.shape)
 
-    def _device_for(self, tensor: Tensor) -> torch.device:
-        """The tensor's own device if the group's backend has it, else one that it has."""
+    def _device_for(self, tensor: Tensor, devices: set[str]) -> torch.device:
+        """The same kind on all ranks, and one that the group's backend has: the tensors' own
+        if it can be."""
         config = dist.get_backend_config(self.group)
         kinds = [part.partition(":")[0] for part in config.split(",")]
-        if tensor.device.type in kinds:
+        if devices == {tensor.device.type} and tensor.device.type in kinds:
             return tensor.device
         return torch.device("cpu" if "cpu" in kinds else kinds[0])
+
+
+class _Row(NamedTuple):
+    """What a rank tells of a leaf."""
+
+    what: str
+    digest: str = ""
+    device: str = ""
+
+
+def _row(leaf: Leaf) -> _Row:
+    device = leaf.tensor.device.type if leaf.tensor is not None else ""
+    return _Row(leaf.what, leaf.digest, device)
 
 
 def find_differences(
@@ -124,17 +138,13 @@ def find_differences(
 
     if len(set(members.gather_from(digest_all).values())) == 1:
         return [], len(own)
-    told = members.gather([(leaf.path, leaf.what, leaf.digest) for leaf in own.values()])
-    tables = {
-        rank: {path: (what, digest) for path, what, digest in table}
-        for rank, table in told.items()
-    }
+    tables = members.gather({leaf.path: _row(leaf) for leaf in own.values()})
     paths = list(dict.fromkeys(path for table in tables.values() for path in table))
     differences: list[Difference] = []
     for path in paths:
         if any(_is_inside(path, found.path) for found in differences if _is_structure(found)):
             continue  # the container differs, which says it all
-        row = {rank: table.get(path, (MISSING, "")) for rank, table in tables.items()}
+        row = {rank: table.get(path, _Row(MISSING)) for rank, table in tables.items()}
         found = _compare_leaf(members, path, row, own.get(path), tolerance)
         if found is not None:
             differences.append(found)
@@ -152,21 +162,23 @@ def _is_structure(difference: Difference) -> bool:
 def _compare_leaf(
     members: Members,
     path: str,
-    row: Mapping[int, tuple[str, str]],
+    row: Mapping[int, _Row],
     own: Leaf | None,
     tolerance: Tolerance,
 ) -> Difference | None:
-    kinds = alike({rank: what for rank, (what, _) in row.items()})
+    kinds = alike({rank: told.what for rank, told in row.items()})
     if len(kinds) > 1:
         return Difference(path, "", tuple(Side(ranks, what) for what, ranks in kinds))
-    digests = alike({rank: digest for rank, (_, digest) in row.items()})
+    digests = alike({rank: told.digest for rank, told in row.items()})
     if len(digests) == 1:
         return None
     assert own is not None  # all ranks have the same kind of thing there
     usual = digests[0][1][0]
     if own.tensor is None:
         return _compare_values(members, own, tolerance, usual)
-    return _compare_tensors(members, own, tolerance, usual)
+    devices = {told.device for told in row.values()}
+    reference = members.broadcast(own.tensor, source=usual, devices=devices)
+    return _compare_tensors(members, own, tolerance, reference)
 
 
 def _compare_values(
@@ -187,10 +199,9 @@ def _compare_values(
 
 
 def _compare_tensors(
-    members: Members, leaf: Leaf, tolerance: Tolerance, usual: int
+    members: Members, leaf: Leaf, tolerance: Tolerance, reference: Tensor
 ) -> Difference | None:
     assert leaf.tensor is not None
-    reference = members.broadcast(leaf.tensor, usual)
     told = members.gather(
         compare_elements(leaf.tensor, reference, rtol=tolerance.rtol, atol=tolerance.atol)
     )
