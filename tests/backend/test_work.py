@@ -111,7 +111,8 @@ def test_never_waiting_for_a_member_that_never_comes() -> None:
             reduce_later()
         return "ended"
 
-    assert phalanx.run(program, ranks=2) == ["ended", "ended"]
+    with pytest.warns(phalanx.PhalanxWarning, match="rank 1 never did"):
+        assert phalanx.run(program, ranks=2) == ["ended", "ended"]
 
 
 @pytest.mark.parametrize("poll", ["work", "future"])
@@ -355,7 +356,8 @@ def test_waiting_for_a_member_that_has_ended_is_a_deadlock() -> None:
 
 def test_a_thread_of_nobody_may_not_wait() -> None:
     works: list[Any] = []
-    phalanx.run(lambda: works.append(issue_for_later()), ranks=2)
+    with pytest.warns(phalanx.PhalanxWarning, match="a receive that no send answered"):
+        phalanx.run(lambda: works.append(issue_for_later()), ranks=2)
     with pytest.raises(RuntimeError, match="belongs to no rank"):
         works[0].wait()
 
