@@ -597,3 +597,24 @@ def group_timeout(group: Any) -> timedelta:
         limit = getattr(options, "_timeout", None)
         found += [limit] if limit is not None else []
     return min(found)
+
+
+def put_groups_away() -> list[Any]:
+    """2.11-2.13: leave all groups as `destroy_process_group` does, but do not end them: they
+    live as long as whoever gets them here keeps them."""
+    world = original_world()
+    groups = list(world.pg_map)
+    _module._update_default_pg(None)
+    for name in (
+        "pg_map",
+        "pg_names",
+        "pg_group_ranks",
+        "pg_backend_config",
+        "pg_to_tag",
+        "tags_to_pg",
+        "pg_coalesce_state",
+    ):
+        getattr(world, name).clear()
+    world.group_count = 0
+    unregister_groups()
+    return groups

@@ -30,7 +30,7 @@ def render_stall(verdict: Stall, *, replay: str | None = None) -> str:
 
 
 def headline_stall(verdict: Stall) -> str:
-    if verdict.blocks and not any(block.view.traced for block in verdict.blocks):
+    if not all(block.view.traced for block in verdict.blocks):
         return _headline_of_processes(verdict)
     start = _start(verdict)
     for status, one, several in (

@@ -53,7 +53,7 @@ class Outcomes:
         if isinstance(error, RankStopped):
             outcome.stopped = True
             return False
-        if stopping and _was_stopped(error):
+        if stopping and was_stopped(error):
             outcome.late = error
             return False
         outcome.error = error
@@ -129,7 +129,7 @@ def _is_wrapper(filename: str) -> bool:
     )
 
 
-def _was_stopped(error: BaseException) -> bool:
+def was_stopped(error: BaseException) -> bool:
     """Whether the error came up while `RankStopped` was unwinding the rank."""
     seen: BaseException | None = error
     while seen is not None:

@@ -82,12 +82,11 @@ class Desk:
         self.stopping = False
         self.verdict: Verdict | None = None
         """The first that was found."""
-        self.stopped: dict[int, RankView] = {}
-        """Where each rank was that was told to stop, or had ended, when another failed."""
+        self._halted: dict[int, DeskCall] = {}
         for rank in self._ranks:
             rank.asking.clear()
             rank.calls = {t: c for t, c in rank.calls.items() if c.verdict is None}
-            rank.last = rank.gone = rank.error = None
+            rank.gone = rank.error = None
             rank.threads = 1
 
     # -- what ranks say ---------------------------------------------------------------------
@@ -130,7 +129,10 @@ class Desk:
         call.entered = not blocking
         here.last = call
         if self.stopping:
-            return [self._stop(call)] if blocking else [Reply(rank, ticket, "go")]
+            if not blocking:
+                return [Reply(rank, ticket, "go")]
+            place.meet(call)
+            return [self._stop(call)]
         here.calls[ticket] = call
         self._ask(call, timed=timed, threads=threads)
         if what.is_message:
@@ -179,18 +181,33 @@ class Desk:
 
     def failed(self, rank: int, error: str) -> list[Reply]:
         """A rank's program raised, or its process died. The first failure stops the others."""
-        self._ranks[rank].error = error.partition("\n")[0]
+        self._ranks[rank].error = self._ranks[rank].error or error.partition("\n")[0]
         replies = self._leave(rank, "failed")
         if self.stopping:
             return replies
         self.stopping = True
-        self.stopped = {
-            view.rank: view
-            for view in self.snapshot().ranks
-            if view.status in ("waiting", "finished")
-        }
         waiting = [call for each in self._ranks for call in each.asking.values()]
-        return replies + [self._answer(call, "stop") for call in waiting]
+        for call in waiting:
+            self._answer(call, "stop")
+        return replies + [self._stop(call) for call in waiting]
+
+    @property
+    def stopped(self) -> dict[int, RankView]:
+        """Where each rank was that was told to stop, or that had returned."""
+        found = {}
+        for rank, here in enumerate(self._ranks):
+            if rank in self._halted:
+                found[rank] = self._waiting(self._halted[rank])
+            elif here.gone == "finished":
+                found[rank] = self._view(rank)
+        return found
+
+    def status_of(self, rank: int) -> Status | None:
+        """`finished` or `failed`, if the rank said so."""
+        return self._ranks[rank].gone
+
+    def error_of(self, rank: int) -> str | None:
+        return self._ranks[rank].error
 
     def snapshot(self) -> Snapshot:
         in_flight = sum(place.in_flight() for place in self._places.values())
@@ -287,10 +304,8 @@ class Desk:
             self._free.discard(rank)
 
     def _stop(self, call: DeskCall) -> Reply:
-        """A rank that would wait although another has failed."""
-        wait = call.place.wait_of(call)
-        view = RankView(call.rank, "waiting", wait, call.as_op(), wait.op.site)
-        self.stopped.setdefault(call.rank, view)
+        """A rank that waits, or would, although another has failed."""
+        self._halted.setdefault(call.rank, call)
         return Reply(call.rank, call.ticket, "stop")
 
     def _leave(self, rank: int, how: Literal["finished", "failed"]) -> list[Reply]:
@@ -300,8 +315,6 @@ class Desk:
         here.gone = how
         here.asking.clear()
         self._update(rank)
-        if self.stopping:
-            self.stopped.setdefault(rank, self._view(rank))
         return self._prove() if how == "finished" else []
 
     # -- the proof --------------------------------------------------------------------------
@@ -344,9 +357,11 @@ class Desk:
             return RankView(rank, here.gone, last=last, error=here.error)
         if here.is_free:
             return RankView(rank, "computing", last=last)
-        call = next(iter(here.asking.values()))
+        return self._waiting(next(iter(here.asking.values())))
+
+    def _waiting(self, call: DeskCall) -> RankView:
         wait = call.place.wait_of(call)
-        return RankView(rank, "waiting", wait, call.as_op(), wait.op.site)
+        return RankView(call.rank, "waiting", wait, call.as_op(), wait.op.site)
 
 
 _ABANDONED = RuntimeError("abandoned")

@@ -49,11 +49,20 @@ def encode(
     return _HEADER.pack(len(body), kind, ticket, number, flags) + body
 
 
+def encoded(frame: Frame) -> bytes:
+    return encode(*frame)
+
+
 class Decoder:
     """Frames out of bytes as they come."""
 
     def __init__(self) -> None:
         self._rest = b""
+
+    @property
+    def rest(self) -> bytes:
+        """The beginning of a frame that has not come whole."""
+        return self._rest
 
     def feed(self, data: bytes) -> Iterator[Frame]:
         data = self._rest + data if self._rest else data

@@ -17,13 +17,14 @@ from dataclasses import replace
 from typing import Any
 
 from phalanx.backend.raising import error_for
-from phalanx.errors import UsageError
+from phalanx.errors import RankStopped, UsageError
 from phalanx.model import Group, Op, RankView, Site, Stall, Wait
 from phalanx.report.positions import render_positions
 from phalanx.running.outcome import Outcome, Outcomes, find_error
 from phalanx.running.processes.evidence import (
     Failure,
     death,
+    is_consequence,
     is_lost_peer,
     precedence,
     restored,
@@ -58,27 +59,35 @@ class CallInProgress:
     def __init__(
         self,
         team: Team,
-        timeout: float | None,
         *,
+        timeout: float | None,
+        limit: float | None,
         replay: str | None,
         on_tick: Callable[[], Any] | None,
     ) -> None:
         self._team = team
+        self._counter = team.counter
         self._timeout = timeout
+        self._limit = limit
         self._replay = replay
         self._on_tick = on_tick
         self._pending = {member.rank: member for member in team.members}
         self._values: dict[int, Any] = {}
         self._refused: dict[int, str] = {}
         self._failed: list[tuple[float, int, Failure]] = []
+        self._stopped: dict[int, Raised] = {}
         self._positions: dict[int, Position] = {}
         self._number = 0
         self.is_whole = False
         """Whether every rank came to the end of its call and can take another."""
+        self.is_worn = False
+        """Whether the ranks should be replaced all the same."""
 
-    def carry_out(self, call: Call) -> list[Any]:
+    def carry_out(self, call: Call, *, whole_lines: bool = True) -> list[Any]:
         __tracebackhide__ = True
         self._number = call.number
+        if self._counter is not None:
+            self._counter.begin(fresh=call.fresh)
         data = pickle.dumps(call, pickle.HIGHEST_PROTOCOL)
         for member in self._team.members:
             if member.status is None:
@@ -90,7 +99,7 @@ class CallInProgress:
         except KeyboardInterrupt:
             self._tell_positions()
             raise
-        self._team.drain()
+        self._team.drain(whole=not whole_lines)
         if self._failed:
             raise self._failure()
         self.is_whole = True
@@ -107,19 +116,24 @@ class CallInProgress:
         """Until every rank has answered, one has failed and the rest had their grace, or
         nothing has moved for too long."""
         life = _SignsOfLife(self._pending, self._timeout)
+        started = time.monotonic()
         while self._pending:
             if self._failed:
                 self._listen(GRACE / 2, lambda: bool(self._pending))
                 self._ask_positions()
                 self._listen(GRACE / 2, lambda: bool(self._pending))
                 return
-            if self._hear(min(life.left(), TICK if self._on_tick else 1.0)):
+            left = life.left()
+            if self._limit is not None:
+                left = min(left, self._limit - (time.monotonic() - started))
+            if self._hear(min(left, TICK if self._on_tick else 1.0)):
                 life.renew()
-            elif life.left() <= 0:
-                seconds = life.idle()
+            over_limit = self._limit is not None and time.monotonic() - started > self._limit
+            if over_limit or life.left() <= 0:
+                seconds = time.monotonic() - started if over_limit else life.idle()
                 self._await_positions()
                 if self._pending and not self._failed:
-                    raise self._stall(seconds)
+                    raise self._stall(seconds, over_limit=over_limit)
 
     def _listen(self, seconds: float, goes_on: Callable[[], bool]) -> None:
         deadline = time.monotonic() + seconds
@@ -141,20 +155,39 @@ class CallInProgress:
             if message.number == self._number:
                 self._positions[rank] = message
             return
+        if rank in self._pending:
+            self._tell_desk(member, message)
         if message is None:
             if rank in self._pending:
                 self._failed.append(
                     (time.monotonic(), rank, death(member.status or 0, member.stderr))
                 )
         elif isinstance(message, Raised):
-            self._failed.append((message.when, rank, message))
+            if message.stopped:
+                self._stopped[rank] = message
+            else:
+                self._failed.append((message.when, rank, message))
         elif isinstance(message, Unsendable):
             self._refused[rank] = message.text
         elif isinstance(message, Returned):
             self._take_value(rank, message)
         self._pending.pop(rank, None)
 
+    def _tell_desk(self, member: Member, message: Any) -> None:
+        """A rank has ended its call. What it announced before comes first."""
+        if self._counter is None:
+            return
+        self._team.attend(member)
+        if message is None:
+            replies = self._counter.failed(member.rank, "died")
+        elif isinstance(message, Raised):
+            replies = self._counter.failed(member.rank, f"{message.kind}: {message.message}")
+        else:
+            replies = self._counter.finished(member.rank)
+        self._team.answer(replies)
+
     def _take_value(self, rank: int, message: Returned) -> None:
+        self.is_worn = self.is_worn or message.worn
         self._team.nursery.preload(message.loaded)
         try:
             self._values[rank] = unpack_value(message.parcel)
@@ -191,8 +224,11 @@ class CallInProgress:
         """The first failure is the cause, and a death comes before what others raised at
         that moment: they notice it before we do. A rank that only lost its connection to
         another one, which failed for a reason of its own, is a consequence."""
-        ranked = sorted(self._failed, key=precedence)
+        found = self._counter.error if self._counter is not None else None
+        ranked = sorted(self._failed, key=lambda each: precedence(each, found))
         first = ranked[0][2]
+        if found is not None and is_consequence(first):
+            return found
         if isinstance(first, Raised) and first.loading and first.kind == UsageError.__name__:
             return UsageError(first.message)
         outcomes = Outcomes([Outcome(rank) for rank in range(len(self._team.members))])
@@ -202,14 +238,23 @@ class CallInProgress:
             error, site = restored(failure)
             outcomes.ranks[rank].site = site
             outcomes.record(rank, error, stopping=False)
+        for rank, stopped in self._stopped.items():
+            error, _ = restored(stopped)
+            error.__context__ = RankStopped()
+            outcomes.record(rank, error, stopping=True)
         others = [m.rank for m in self._team.members if m.rank not in outcomes.order]
         outcomes.stopped_at = group_views([self._view(rank) for rank in others])
-        found = find_error(outcomes, self._replay)
-        assert found is not None
-        return found
+        error_found = find_error(outcomes, self._replay)
+        assert error_found is not None
+        return error_found
 
     def _view(self, rank: int) -> RankView:
-        """Where the rank was: as it said, or where it lost the connection to a failed one."""
+        """Where the rank was: as the desk knows, as it said, or where it lost the connection
+        to a failed one."""
+        at_desk = None if self._counter is None else self._counter.desk.stopped.get(rank)
+        return at_desk or self._view_from_outside(rank)
+
+    def _view_from_outside(self, rank: int) -> RankView:
         stack, call = self._place(rank)
         if rank not in self._pending and rank not in {each for _, each, _ in self._failed}:
             return RankView(rank, "finished", traced=False)
@@ -229,20 +274,26 @@ class CallInProgress:
         position = self._positions.get(rank)
         return ((), None) if position is None else (position.stack, position.call)
 
-    def _stall(self, seconds: float) -> BaseException:
+    def _stall(self, seconds: float, *, over_limit: bool) -> BaseException:
+        views = [self._stalled(member.rank) for member in self._team.members]
         verdict = Stall(
             kind="stall",
             severity="error",
-            ranks=tuple(self._pending),
+            ranks=tuple(view.rank for view in views if view.status == "outside"),
             seconds=round(seconds, 1),
-            blocks=group_views([self._stalled(member.rank) for member in self._team.members]),
+            blocks=group_views(views),
             stacks={rank: each.stack for rank, each in self._positions.items() if each.stack},
+            over_limit=over_limit,
         )
         return error_for(verdict, self._replay)
 
     def _stalled(self, rank: int) -> RankView:
-        """Nobody is said to wait for another: that is not proved here."""
-        view = self._view(rank)
+        """Who waits is known from the desk only; the others are somewhere."""
+        if self._counter is not None:
+            view = self._counter.desk.snapshot().ranks[rank]
+            if view.status == "waiting":
+                return view
+        view = self._view_from_outside(rank)
         return view if view.status == "finished" else replace(view, status="outside")
 
     def _tell_positions(self) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from phalanx.errors import UsageError
 from phalanx.model import Verdict
+from phalanx.running.controller.counter import Counter
 from phalanx.running.processes.call import CallInProgress
 from phalanx.running.processes.messages import Call, Parcel, Start
 from phalanx.running.processes.nursery import nursery
@@ -23,7 +24,7 @@ from phalanx.running.processes.team import OnOutput, Team, print_line
 from phalanx.running.threads import Settings, rank_environ
 
 MOST_PROCESSES = 128
-"""Each rank costs four file descriptors here, of which systems often allow 1,024."""
+"""Each rank costs five file descriptors here, of which systems often allow 1,024."""
 
 LOOPBACK = "127.0.0.1"
 
@@ -59,33 +60,65 @@ class ProcessesEngine:
         kwargs: Mapping[str, Any] | None = None,
         *,
         timeout: float | None = None,
+        fresh: bool = False,
+        limit: float | None = None,
+        on_output: OnOutput | None = None,
     ) -> list[Any]:
-        """Call `fn` once per rank and return the values in rank order. `timeout` stands in
-        for that of the world, for this call."""
+        """Call `fn` once per rank and return the values in rank order.
+
+        `timeout` (seconds without a rank that returns), `limit` (seconds in all) and
+        `on_output` stand in for those of the world, for this call. With `fresh` the ranks
+        begin as if they had just been started: no groups of before, a new default group,
+        environment, folder, arguments and random numbers as at first.
+        """
         __tracebackhide__ = True
         if self._busy:
             raise UsageError("this World is running already; use another one")
         parcel = pack_call(fn, args, kwargs or {})
         self._busy = True
         try:
-            return self._call(parcel, self.settings.timeout if timeout is None else timeout)
+            return self._call(
+                parcel,
+                timeout=self.settings.timeout if timeout is None else timeout,
+                fresh=fresh,
+                limit=self.settings.limit if limit is None else limit,
+                on_output=on_output,
+            )
         finally:
             self._busy = False
 
-    def _call(self, parcel: Parcel, timeout: float | None) -> list[Any]:
+    def _call(
+        self,
+        parcel: Parcel,
+        *,
+        timeout: float | None,
+        fresh: bool,
+        limit: float | None,
+        on_output: OnOutput | None,
+    ) -> list[Any]:
         __tracebackhide__ = True
         team = self._take_team()
+        team.show = on_output or self.settings.on_output
         self._calls += 1
         call = CallInProgress(
-            team, timeout, replay=self.settings.replay, on_tick=self.settings.on_tick
+            team,
+            timeout=timeout,
+            limit=limit,
+            replay=self.settings.replay,
+            on_tick=self.settings.on_tick,
         )
         try:
-            return call.carry_out(Call(self._calls, parcel))
+            return call.carry_out(
+                Call(self._calls, parcel, fresh), whole_lines=on_output is None
+            )
         finally:
-            if call.is_whole:
-                self._team = team
-            else:
+            if not call.is_whole:
                 team.kill()
+            elif call.is_worn:
+                team.close()
+            else:
+                team.show = self.settings.on_output
+                self._team = team
 
     def close(self) -> None:
         """Let the ranks leave their groups and end."""
@@ -126,10 +159,12 @@ class ProcessesEngine:
                     init=settings.init,
                     imports=tuple(settings.imports),
                     store_port=listener.getsockname()[1],
+                    checked=settings.checked,
                 )
                 for rank in range(settings.ranks)
             ]
-            return Team(starts, listener, settings.on_output)
+            counter = Counter(settings.ranks, settings.replay) if settings.checked else None
+            return Team(starts, listener, show=settings.on_output, counter=counter)
 
 
 def _free_port() -> int:

@@ -13,7 +13,7 @@ import signal
 from collections.abc import Iterable, Sequence
 
 from phalanx import callsite
-from phalanx.errors import PhalanxError, RankDied
+from phalanx.errors import PhalanxError, RankDied, VerdictError
 from phalanx.model import Site
 from phalanx.running.processes.messages import Raised
 
@@ -40,9 +40,21 @@ class RemoteTraceback(Exception):
         return f"\n{self.text}"
 
 
-def precedence(failed: tuple[float, int, Failure]) -> tuple[bool, bool, float]:
+def precedence(
+    failed: tuple[float, int, Failure], found: VerdictError | None = None
+) -> tuple[bool, bool, float]:
+    """What comes first is the cause. `found` is a verdict of the desk, which goes before what
+    it causes."""
     when, _, failure = failed
-    return is_lost_peer(failure), isinstance(failure, Raised), when
+    follows = is_lost_peer(failure) or (found is not None and is_consequence(failure))
+    return follows, isinstance(failure, Raised), when
+
+
+def is_consequence(failure: Failure) -> bool:
+    """Whether calls that do not fit together may have led to this."""
+    if isinstance(failure, RankDied):
+        return failure.signal == "SIGABRT"  # what Gloo does about it
+    return is_lost_peer(failure)
 
 
 def is_lost_peer(failure: Failure) -> bool:

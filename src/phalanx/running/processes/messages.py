@@ -30,6 +30,7 @@ class Start:
     init: bool
     imports: tuple[str, ...]
     store_port: int
+    checked: bool = True
 
 
 @dataclass(frozen=True)
@@ -46,10 +47,12 @@ class Parcel:
 
 @dataclass(frozen=True)
 class Call:
-    """Call a function: the parcel holds (function, arguments, keyword arguments)."""
+    """Call a function: the parcel holds (function, arguments, keyword arguments). `fresh`:
+    begin as a rank that has just been started."""
 
     number: int
     parcel: Parcel
+    fresh: bool = False
 
 
 @dataclass(frozen=True)
@@ -66,11 +69,13 @@ class End:
 
 @dataclass(frozen=True)
 class Returned:
-    """The call's value; `loaded` names modules worth loading before ranks are forked."""
+    """The call's value; `loaded` names modules worth loading before ranks are forked. A rank
+    that is `worn` should be replaced: too much of earlier calls lies about in it."""
 
     rank: int
     parcel: Parcel
     loaded: tuple[str, ...] = ()
+    worn: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,8 @@ class Unsendable:
 @dataclass(frozen=True)
 class Raised:
     """The call raised. `error` is its pickle where it has one; `when` is monotonic time;
-    `call` is torch's call it came out of."""
+    `call` is torch's call it came out of; `stopped` says that it came up while the rank was
+    being stopped, or is that stopping itself."""
 
     rank: int
     kind: str
@@ -95,6 +101,7 @@ class Raised:
     site: Site | None = None
     call: str | None = None
     loading: bool = False
+    stopped: bool = False
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ def main(fd: int, preload: Sequence[str]) -> None:
                     if answer == 0:
                         program.close()
                         _become_rank(fds)
-                        live(fds[0], fds[3] if len(fds) > 3 else None)
+                        live(fds[0], fds[3:])
                     ranks.update([answer] if answer > 0 else [])
                     for each in fds:
                         os.close(each)

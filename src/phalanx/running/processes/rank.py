@@ -14,11 +14,12 @@ import importlib
 import os
 import pickle
 import signal
+import socket
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from multiprocessing.connection import Connection
@@ -33,7 +34,9 @@ from torch.distributed import distributed_c10d as c10d
 
 from phalanx import callsite
 from phalanx.errors import UsageError
-from phalanx.running.outcome import trim_traceback
+from phalanx.running.controller.link import Link, attach
+from phalanx.running.outcome import trim_traceback, was_stopped
+from phalanx.running.processes.beginning import Beginning, settle_in
 from phalanx.running.processes.messages import (
     DUMP_SIGNAL,
     Call,
@@ -54,14 +57,15 @@ DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux
 _libc = ctypes.CDLL(None)
 
 
-def live(control: int, listener: int | None) -> None:
-    """Be a rank until told to end. Never returns."""
+def live(control: int, more: Sequence[int]) -> None:
+    """Be a rank until told to end. Never returns. `more` are sockets that the first message
+    explains: the line to the desk, and that on which rank 0 serves the store."""
     code = 1
     try:
         _die_with_parent()
         _fresh_streams()
         with suppress(EOFError, OSError):
-            _Rank(Connection(control), listener).serve()
+            _Rank(Connection(control), more).serve()
         code = 0
     except BaseException:
         traceback.print_exc()
@@ -102,14 +106,16 @@ def _flush() -> None:
 class _Rank:
     """The two threads of a rank and what they share."""
 
-    def __init__(self, control: Connection, listener: int | None) -> None:
+    def __init__(self, control: Connection, more: Sequence[int]) -> None:
         self._control = control
-        self._listener = listener
         self._answering = threading.Lock()
         self._inbox: SimpleQueue[Call | End] = SimpleQueue()
         self._main_thread = threading.get_ident()
         self._start: Start = pickle.loads(control.recv_bytes())
-        self._prepared = False
+        self._desk = more[0] if self._start.checked else None
+        self._listener = more[-1] if self._start.rank == 0 else None
+        self._link: Link | None = None
+        self._beginning: Beginning | None = None
         self._stores: list[c10d.Store] = []
         self._inits = 0
         os.register_at_fork(after_in_child=control.close)
@@ -151,7 +157,7 @@ class _Rank:
     def _carry_out(self, call: Call) -> Returned | Unsendable | Raised:
         rank, loading = self._start.rank, True
         try:
-            self._prepare()
+            self._prepare(fresh=call.fresh)
             fn, args, kwargs = unpack_call(call.parcel)
             loading = False
             self._init()
@@ -161,19 +167,20 @@ class _Rank:
         finally:
             _flush()
         try:
-            return Returned(rank, pack_value(value), preloadable())
+            worn = self._beginning is not None and self._beginning.is_worn
+            return Returned(rank, pack_value(value), preloadable(), worn)
         except UsageError as error:
             return Unsendable(rank, str(error))
 
-    def _prepare(self) -> None:
-        if self._prepared:
+    def _prepare(self, *, fresh: bool) -> None:
+        if self._beginning is not None:
+            if fresh:
+                self._beginning.come_back()
+                if self._link is not None:
+                    self._link.reset()
             return
         start = self._start
-        os.environ.clear()
-        os.environ.update(start.environ)
-        sys.path[:] = start.search_path
-        sys.argv[:] = start.argv
-        os.chdir(start.folder)
+        settle_in(start)
         # Read by torch when it was loaded, which was before this rank had its environment.
         threads = start.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
         if threads.isdigit() and int(threads) > 0:
@@ -183,7 +190,9 @@ class _Rank:
             sys.modules["numpy"].random.seed()  # or all ranks would draw the same
         for name in start.imports:
             importlib.import_module(name)
-        self._prepared = True
+        if self._desk is not None:
+            self._link = attach(socket.socket(fileno=self._desk), rank=start.rank)
+        self._beginning = Beginning(start)
 
     def _init(self) -> None:
         start = self._start
@@ -231,11 +240,14 @@ class _Rank:
             site=site,
             call=call,
             loading=loading,
+            stopped=was_stopped(error),
         )
 
     def _leave(self) -> None:
         """As at the end of a program: groups, then what modules asked for at exit. Gloo has
         nothing that outlives the process, and takes 30 ms to put its threads away."""
+        if self._link is not None:
+            self._link.detach()
         with suppress(Exception):
             if dist.is_initialized() and dist.get_backend() != dist.Backend.GLOO:
                 dist.destroy_process_group()

@@ -20,6 +20,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Literal
 
 from phalanx.errors import PhalanxError
+from phalanx.running.controller.counter import Counter, Outgoing
 from phalanx.running.processes.memory import Memory
 from phalanx.running.processes.messages import End, Start
 from phalanx.running.processes.nursery import Nursery, nursery
@@ -38,12 +39,22 @@ OnOutput = Callable[[int, Stream, str], Any]
 
 
 class Member:
-    """One rank as the program sees it: its process, its socket, its two output pipes."""
+    """One rank as the program sees it: its process, its socket, its two output pipes, and the
+    line on which it announces its calls, if that is wanted."""
 
-    def __init__(self, rank: int, pid: int, control: Connection, out: int, err: int) -> None:
+    def __init__(
+        self,
+        rank: int,
+        pid: int,
+        control: Connection,
+        out: int,
+        err: int,
+        desk: socket.socket | None,
+    ) -> None:
         self.rank = rank
         self.pid = pid
         self.control = control
+        self.desk = desk
         self.pipes: dict[int, Stream] = {out: "out", err: "err"}
         self.rests = {out: b"", err: b""}
         self.stderr: deque[str] = deque(maxlen=STDERR_KEPT)
@@ -62,7 +73,15 @@ class Member:
         self.control.close()
         for fd in (*self.pipes, *([] if self.exit_watch is None else [self.exit_watch])):
             os.close(fd)
-        self.pipes, self.exit_watch = {}, None
+        if self.desk is not None:
+            self.desk.close()
+        self.pipes, self.exit_watch, self.desk = {}, None, None
+
+
+def _descriptors(member: Member) -> list[int]:
+    desk = None if member.desk is None else member.desk.fileno()
+    found = (member.control.fileno(), member.exit_watch, desk, *member.pipes)
+    return [fd for fd in found if fd is not None]
 
 
 def _watch(pid: int) -> int | None:
@@ -75,11 +94,20 @@ def _watch(pid: int) -> int | None:
 
 
 class Team:
-    """All ranks of one world. `hear` yields what they say and who has ended."""
+    """All ranks of one world. `hear` yields what they say and who has ended; what they
+    announce goes to the counter, and its answers back. `show` gets their output."""
 
-    def __init__(self, starts: list[Start], listener: socket.socket, show: OnOutput) -> None:
+    def __init__(
+        self,
+        starts: list[Start],
+        listener: socket.socket,
+        *,
+        show: OnOutput,
+        counter: Counter | None,
+    ) -> None:
         self.nursery = nursery()
-        self._show = show
+        self.show = show
+        self.counter = counter
         self.members: list[Member] = []
         self._selector = selectors.DefaultSelector()
         self._finalizer = weakref.finalize(
@@ -103,30 +131,33 @@ class Team:
 
     def _start(self, start: Start, listener: socket.socket | None) -> Member:
         ours, theirs = socket.socketpair()
+        desk, desk_end = socket.socketpair() if start.checked else (None, None)
         out, out_end = os.pipe()
         err, err_end = os.pipe()
         given = [theirs.fileno(), out_end, err_end]
-        if listener is not None:
-            given.append(listener.fileno())
+        given += [each.fileno() for each in (desk_end, listener) if each is not None]
         try:
             pid = self.nursery.fork(given)
         except BaseException:
             ours.close()
+            if desk is not None:
+                desk.close()
             os.close(out)
             os.close(err)
             raise
         finally:
             theirs.close()
+            if desk_end is not None:
+                desk_end.close()
             os.close(out_end)
             os.close(err_end)
         os.set_blocking(out, False)
         os.set_blocking(err, False)
-        return Member(start.rank, pid, Connection(ours.detach()), out, err)
+        return Member(start.rank, pid, Connection(ours.detach()), out, err, desk)
 
     def _register(self, member: Member) -> None:
-        for fd in (member.control.fileno(), member.exit_watch, *member.pipes):
-            if fd is not None:
-                self._selector.register(fd, selectors.EVENT_READ, member)
+        for fd in _descriptors(member):
+            self._selector.register(fd, selectors.EVENT_READ, member)
 
     def hear(self, timeout: float | None) -> Iterator[tuple[Member, Any]]:
         """Wait at most so long; each message with who sent it, and None for who has ended.
@@ -135,7 +166,9 @@ class Team:
             member: Member = key.data
             if member.status is not None:
                 continue
-            if key.fd in member.pipes:
+            if member.desk is not None and key.fd == member.desk.fileno():
+                self.attend(member)
+            elif key.fd in member.pipes:
                 self._pass_on(member, key.fd)
             elif key.fd == member.exit_watch:
                 yield from self._last_words(member)
@@ -165,29 +198,58 @@ class Team:
         except PhalanxError:
             member.status = 9  # the nursery is gone, and its ranks with it
         try:
-            self._drain(member)
+            self._drain(member, at_end=True)
         finally:
-            for fd in (member.control.fileno(), member.exit_watch, *member.pipes):
+            for fd in _descriptors(member):
                 self._unregister(fd)
             member.close()
 
-    def _unregister(self, fd: int | None) -> None:
-        if fd is not None and fd in self._selector.get_map():
+    def _unregister(self, fd: int) -> None:
+        if fd in self._selector.get_map():
             self._selector.unregister(fd)
+
+    # -- the desk ---------------------------------------------------------------------------
+
+    def attend(self, member: Member) -> None:
+        """Take in what the rank has announced until now, and answer."""
+        while self.counter is not None and member.desk is not None:
+            try:
+                data = member.desk.recv(READ_SIZE, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:  # the rank is gone, or does not want to be watched any more
+                self._unregister(member.desk.fileno())
+                return
+            self.answer(self.counter.feed(member.rank, data))
+            if len(data) < READ_SIZE:
+                return
+
+    def answer(self, replies: Outgoing) -> None:
+        for rank, data in replies:
+            desk = self.members[rank].desk
+            if desk is not None:
+                with contextlib.suppress(OSError):  # it died, which is noticed elsewhere
+                    desk.sendall(data)
 
     # -- output -----------------------------------------------------------------------------
 
-    def drain(self) -> None:
-        """Show what is in the pipes now."""
+    def drain(self, *, whole: bool = False) -> None:
+        """Show what is in the pipes now; if `whole`, also lines that have not ended yet."""
         for member in self.members:
             if member.status is None:
-                self._drain(member, partly=True)
+                self._drain(member)
+                for fd, stream in member.pipes.items() if whole else ():
+                    rest, member.rests[fd] = member.rests[fd], b""
+                    if rest:
+                        self._tell(member, stream, rest)
 
-    def _drain(self, member: Member, *, partly: bool = False) -> None:
+    def _drain(self, member: Member, *, at_end: bool = False) -> None:
         for fd, stream in member.pipes.items():
             while self._pass_on(member, fd):
                 pass
-            if member.rests[fd] and not partly:
+            if member.rests[fd] and at_end:
                 self._tell(member, stream, member.rests[fd] + b"\n")
 
     def _pass_on(self, member: Member, fd: int) -> bool:
@@ -209,7 +271,7 @@ class Team:
         text = data.decode("utf-8", errors="replace")
         if stream == "err":
             member.stderr.extend(text.splitlines())
-        self._show(member.rank, stream, text)
+        self.show(member.rank, stream, text)
 
     # -- the end ----------------------------------------------------------------------------
 
