@@ -126,7 +126,11 @@ def private_torch_names(
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and is_private(node.attr):
             owner, attribute = node.value, node.attr
-        elif isinstance(node, ast.Call) and called(node) in {"getattr", "setattr", "hasattr"}:
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id in {"getattr", "setattr", "hasattr"}
+        ):
             owner, attribute = node.args[0], getattr(node.args[1], "value", "")
         else:
             continue

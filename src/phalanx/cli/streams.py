@@ -1,6 +1,7 @@
 """`sys.stdout` and `sys.stderr` during a run: what a rank writes goes to its printer.
 
-Used by `phalanx run`. Threads that are nobody's write to the original stream.
+Used by `phalanx run` and by the pytest plugin. Threads that are nobody's write to the original
+stream.
 """
 
 from __future__ import annotations
@@ -9,16 +10,26 @@ import io
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TextIO
+from typing import Any, Protocol, TextIO
 
-from phalanx.cli.output import FoldingPrinter
 from phalanx.core.baton import here
+
+
+class Printer(Protocol):
+    """Where the ranks' text goes, such as `FoldingPrinter`."""
+
+    def write(self, rank: int, text: str) -> Any: ...
+
+    def prompt(self, rank: int) -> Any:
+        """The rank wants to see what it has written now."""
+
+    def close(self) -> Any: ...
 
 
 class RankStream(io.TextIOBase):
     """Looks the writing rank up; without a printer, what ranks write is dropped."""
 
-    def __init__(self, original: TextIO, printer: FoldingPrinter | None) -> None:
+    def __init__(self, original: TextIO, printer: Printer | None) -> None:
         self._original = original
         self._printer = printer
         self.buffer = _Bytes(self)
@@ -73,7 +84,7 @@ class _Bytes:
 
 
 @contextmanager
-def redirected(out: FoldingPrinter | None, err: FoldingPrinter | None) -> Iterator[None]:
+def redirected(out: Printer | None, err: Printer | None) -> Iterator[None]:
     """Send the ranks' output to the printers; close these and put the streams back."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = RankStream(before[0], out), RankStream(before[1], err)

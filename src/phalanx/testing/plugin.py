@@ -1,3 +1,319 @@
-"""The pytest plugin: `@pytest.mark.ranks(4)` runs a test on ranks."""
+"""The pytest plugin: `@pytest.mark.ranks(4)` runs a test on ranks.
+
+Found by its entry point, so pytest loads this module in every project that has Phalanx
+installed: it imports nothing heavy until a test with the marker is collected. Hooks and options
+only; what they do is in the modules beside it, from `items.py` on.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+from phalanx.errors import UsageError
+from phalanx.testing.marked.marker import (
+    MARKER_HELP,
+    REPORTS,
+    WORLD_SIZE_HELP,
+    Given,
+    Plan,
+    Ranks,
+    check_engines,
+    check_sizes,
+    find_plan,
+    is_ranks_marker,
+)
+
+PARAMETER = "_phalanx_ranks"
+_given = pytest.StashKey[Given]()
+
+# -- options ----------------------------------------------------------------------------------
+
+OPTIONS = (
+    ("ranks", "N[,M]", "run tests marked with ranks on so many ranks, whatever they ask for"),
+    ("ranks-engine", "NAMES", "threads, processes, or both with a comma between them"),
+    ("ranks-backend", "NAME", "the backend of the default group, e.g. gloo"),
+    ("ranks-seed", "S", "order in which threads run; 0: in order, others: a schedule each"),
+    ("ranks-timeout", "SEC", "seconds for a whole test on ranks, 0: no limit (default 300)"),
+    ("ranks-report", "HOW", "all (default): every different failure; first; concise"),
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("phalanx", "tests on ranks (Phalanx)")
+    for name, metavar, text in OPTIONS:
+        dest = name.replace("-", "_")
+        group.addoption(f"--{name}", metavar=metavar, dest=dest, default=None, help=text)
+        parser.addini(dest, f"default of --{name}: {text}", default="")
+    text = "what is only a warning of Phalanx's checks fails the test"
+    group.addoption("--ranks-strict", action="store_true", dest="ranks_strict", help=text)
+    parser.addini("ranks_strict", f"default of --ranks-strict: {text}", "bool", default=False)
+    for name, text in (
+        ("per_rank", "fixtures that every rank makes for itself, whatever their scope"),
+        ("shared", "fixtures that are made once per test, whatever their scope"),
+    ):
+        parser.addini(f"ranks_{name}", text, "args", default=[])
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", MARKER_HELP)
+    config.addinivalue_line("markers", WORLD_SIZE_HELP)
+    try:
+        config.stash[_given] = _read_options(config)
+    except UsageError as error:
+        raise pytest.UsageError(str(error)) from None
+
+
+def _read_options(config: pytest.Config) -> Given:
+    sizes, engines, options = _parse(config.getoption, "--ranks", "-")
+    default_sizes, default_engines, defaults = _parse(config.getini, "ranks", "_")
+    if config.getoption("ranks_strict"):
+        options["strict"] = True
+    defaults["strict"] = bool(config.getini("ranks_strict"))
+    for name in ("per_rank", "shared"):
+        defaults[name] = tuple(config.getini(f"ranks_{name}"))
+    return Given(sizes, engines, options, default_sizes, default_engines, defaults)
+
+
+def _parse(
+    read: Any, prefix: str, joint: str
+) -> tuple[tuple[int, ...], tuple[str, ...], dict[str, Any]]:
+    """Options and ini settings have the same names but for the joint, and the same values."""
+    sizes: tuple[int, ...] = ()
+    engines: tuple[str, ...] = ()
+    values: dict[str, Any] = {}
+    if text := read("ranks"):
+        where = f"{prefix} {text}"
+        sizes = check_sizes([_number(each, where) for each in text.split(",")], where)
+    if text := read("ranks_engine"):
+        engines = check_engines(text.split(","), f"{text} ({prefix}{joint}engine)")
+    if text := read("ranks_backend"):
+        values["backend"] = text
+    if text := read("ranks_seed"):
+        values["seed"] = _number(text, f"{prefix}{joint}seed {text}")
+    if text := read("ranks_timeout"):
+        values["timeout"] = _seconds(text, f"{prefix}{joint}timeout {text}")
+    report = read("ranks_report")
+    if report and report not in REPORTS:
+        raise UsageError(f"{prefix}{joint}report {report}: choose {', '.join(REPORTS)}")
+    return sizes, engines, values
+
+
+def _number(text: str, where: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise UsageError(f"{where}: whole numbers are needed, e.g. --ranks 2,4") from None
+
+
+def _seconds(text: str, where: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise UsageError(f"{where}: seconds are needed, e.g. 30") from None
+
+
+# -- collection -------------------------------------------------------------------------------
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    plan = _plan(metafunc)
+    if plan is None:
+        return
+    metafunc.fixturenames.append(PARAMETER)
+    metafunc.parametrize(PARAMETER, plan.ways, ids=plan.ids, indirect=True)
+
+
+def _plan(metafunc: pytest.Metafunc) -> Plan | None:
+    definition = metafunc.definition
+    try:
+        plan = find_plan(list(definition.iter_markers()), metafunc.config.stash[_given])
+        if plan is not None:
+            _check(plan)
+    except UsageError as error:
+        pytest.fail(f"{definition.nodeid}: {error}", pytrace=False)
+    return plan
+
+
+def _check(plan: Plan) -> None:
+    """By the rules of `phalanx.run`, which need torch; a test on ranks needs it as well."""
+    from phalanx.running.world import check_options
+
+    for way in plan.ways:
+        check_options(
+            ranks=way.size,
+            engine=way.engine,
+            backend=way.backend,
+            clock=way.clock,
+            checks=way.checks,
+            seed=way.seed,
+            timeout=way.limit,
+        )
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """`-k` takes no "=": let it choose by `ranks4`, and by engine whatever the id says."""
+    way = _way(item)
+    if way is not None:
+        item.extra_keyword_matches.update((f"ranks{way.size}", way.engine))
+
+
+def _way(item: Any) -> Ranks | None:
+    callspec = getattr(item, "callspec", None)
+    way = None if callspec is None else callspec.params.get(PARAMETER)
+    return way if isinstance(way, Ranks) else None
+
+
+# -- running ----------------------------------------------------------------------------------
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
+    way = _way(item)
+    if way is None:
+        _refuse_lost_marker(item)
+        return (yield)
+    from phalanx.testing.marked import items
+
+    _refuse_async(item)
+    items.prepare(item, way)
+    result = yield
+    items.take_shared(item, way)
+    return result
+
+
+def _refuse_async(item: Any) -> None:
+    import inspect
+
+    if inspect.iscoroutinefunction(item.obj) or inspect.isasyncgenfunction(item.obj):
+        pytest.fail(
+            "an async test cannot run on ranks: torch.distributed blocks, and would block the "
+            "event loop; write an ordinary function, with asyncio.run(...) inside if need be",
+            pytrace=False,
+        )
+
+
+def _refuse_lost_marker(item: Any) -> None:
+    """pytest does not parametrise tests of unittest's classes, so the marker would be lost."""
+    mark = next((each for each in item.iter_markers() if is_ranks_marker(each.name)), None)
+    if mark is None or isinstance(item, pytest.DoctestItem):
+        return
+    own = getattr(item, "cls", None)
+    if any(
+        base.__module__.startswith("phalanx.testing") for base in getattr(own, "__mro__", ())
+    ):
+        return  # one of our classes, which has its own way to say it
+    pytest.fail(
+        f"@pytest.mark.{mark.name} has no effect on {item.nodeid}: pytest cannot run this kind "
+        "of test on ranks. Write a function or a plain class, or derive from "
+        "phalanx.testing.MultiThreadedTestCase",
+        pytrace=False,
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    __tracebackhide__ = True
+    way = _way(pyfuncitem)
+    if way is None:
+        return None
+    from phalanx.testing.marked import items
+
+    items.call(pyfuncitem, way)
+    return True
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if _way(item) is not None and call.when == "call":
+        from phalanx.testing.marked import items
+
+        items.set_representation(item, call, report)
+    return report
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    way = _way(item)
+    following = None if nextitem is None else _way(nextitem)
+    if way is not None and (following is None or following.engine != "threads"):
+        from phalanx.testing.marked.on_threads import release_patches
+
+        release_patches()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish() -> None:
+    import sys
+
+    processes = sys.modules.get("phalanx.testing.marked.on_processes")
+    if processes is not None:
+        processes.close_engines()
+
+
+def pytest_leave_pdb() -> None:
+    import sys
+
+    threads = sys.modules.get("phalanx.testing.marked.on_threads")
+    if threads is not None:
+        threads.reinstall_streams()
+
+
+# -- fixtures ---------------------------------------------------------------------------------
+
+
+def _only_on_ranks(name: str) -> Any:
+    pytest.fail(
+        f"the fixture {name!r} is a rank's own: it is there in tests marked with "
+        "@pytest.mark.ranks(N), and in fixtures that each rank makes (function scope, or "
+        "@phalanx.testing.once_per_rank)",
+        pytrace=False,
+    )
+
+
+# Made by `standins.py` in the rank. Session scope, so that fixtures of any scope that ask for
+# them get to the text above instead of an error about scopes.
+
+
+@pytest.fixture(scope="session")
+def rank() -> int:
+    """The number of the rank that runs this part of the test."""
+    return int(_only_on_ranks("rank"))
+
+
+@pytest.fixture(scope="session")
+def world_size() -> int:
+    """How many ranks the test runs on."""
+    return int(_only_on_ranks("world_size"))
+
+
+@pytest.fixture(scope="session")
+def device() -> Any:
+    """The `torch.device` for this rank's tensors."""
+    return _only_on_ranks("device")
+
+
+@pytest.fixture(scope="session")
+def world() -> Any:
+    """The rank's world: `rank`, `size`, `engine`, `backend`, `seed`, `device`, `barrier()`,
+    `gather(value)`."""
+    return _only_on_ranks("world")
+
+
+@pytest.fixture(scope="session")
+def rank_tmp_path() -> Any:
+    """A folder of this rank's own, inside `tmp_path`, which all ranks of the test share."""
+    return _only_on_ranks("rank_tmp_path")
+
+
+@pytest.fixture
+def _phalanx_ranks(request: pytest.FixtureRequest) -> Ranks:
+    """How the item runs; read from its parameters."""
+    way: Ranks = request.param
+    return way

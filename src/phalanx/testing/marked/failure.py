@@ -1,0 +1,174 @@
+"""How a test that failed on ranks is shown: the cause first, ranks that failed alike once.
+
+Used by `items.py`. Made of pytest's own pieces, so that xdist, junit and `--tb` carry it. Must
+never show a consequence as a cause.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from phalanx.errors import RankExited, RankFailedError
+from phalanx.report.failure import render_consequences
+from phalanx.report.layout import cut, labelled, rank_list
+from phalanx.testing import pytest_private as private
+from phalanx.testing.marked.record import Failure
+from phalanx.testing.marked.run import RanksRun
+
+MOST_LINES = 16
+"""Ranks that failed at the same place with other values get a line each, up to so many."""
+
+LINE_WIDTH = 160
+
+Group = list[Failure]
+
+
+def show_failure(run: RanksRun, *, report: str, replay: str) -> Any:
+    """The representation of the whole failure, in pytest's terms."""
+    assert run.cause is not None
+    groups = group_alike([run.cause, *run.others])
+    whole = len(run.records)
+    if report == "concise":
+        body = [private.native_text(_concise(groups))]
+    else:
+        shown = groups[:1] if report == "first" else groups
+        body = [part for group in shown for part in _show_group(group, whole)]
+        if len(shown) < len(groups):
+            body.append(private.native_text(_rest(groups[len(shown) :])))
+    tail = _tail(run, groups, replay)
+    parts = [(part, None, None) for part in body]
+    parts.append(
+        (private.native_text("\n" + tail if tail else ""), _crash(groups, whole), None)
+    )
+    return private.ChainRepr(parts)
+
+
+def show_alike(failures: Sequence[Failure], ranks: int) -> Any:
+    """Failures of one subtest."""
+    groups = group_alike(failures)
+    parts = [(part, None, None) for group in groups for part in _show_group(group, ranks)]
+    last, _, _ = parts.pop()
+    return private.ChainRepr([*parts, (last, _crash(groups, ranks), None)])
+
+
+def group_alike(failures: Sequence[Failure]) -> list[Group]:
+    """By place and kind of error; the first failure's group first, and in it itself first.
+    Reports of our own are about all ranks: one is enough."""
+    groups: dict[Any, Group] = {}
+    for failure in failures:
+        key: Any = "verdict" if failure.verdict else failure.place
+        if failure.crash is None and not failure.verdict:
+            key = (failure.kind, failure.message)
+        groups.setdefault(key, []).append(failure)
+    return list(groups.values())
+
+
+def _show_group(group: Group, ranks: int) -> list[Any]:
+    first = group[0]
+    if first.verdict:
+        return [private.native_text(f"{first.kind}: {first.message}")]
+    alike = [each for each in group if each.whole == first.whole]
+    others = [each for each in group if each not in alike]
+    parts = [private.native_text(_heading(alike, ranks))]
+    parts += [part for part, _, _ in private.parts_of(first.shown)]
+    notes = _late_notes(first)
+    if notes:
+        parts.append(private.native_text(notes))
+    if others:
+        parts.append(private.native_text("\n" + _same_place(others)))
+    return parts
+
+
+def _heading(alike: Group, ranks: int) -> str:
+    who = _who(alike, ranks)
+    where = {"setup": ", making its fixtures", "teardown": ", in the teardown", "call": ""}
+    first = alike[0]
+    same = all(str(each.shown) == str(first.shown) for each in alike)
+    values = "" if same else f" (with the values of rank {first.rank})"
+    return f"{who}{where[first.phase]}{values}:"
+
+
+def _who(group: Group, ranks: int) -> str:
+    failed = sorted({each.rank for each in group})
+    if len(failed) == ranks and ranks > 1:
+        return f"all {ranks} ranks"
+    return rank_list(failed)
+
+
+def _late_notes(failure: Failure) -> str:
+    """What was added to the error after its rank had shown it, as Hypothesis does."""
+    notes = getattr(failure.error, "__notes__", ())
+    text = str(failure.shown)
+    return "\n".join(
+        f"E   {line}" for note in notes for line in note.splitlines() if line not in text
+    )
+
+
+def _same_place(others: Group) -> str:
+    lines: dict[str, list[int]] = {}
+    for each in others:
+        lines.setdefault(each.line, []).append(each.rank)
+    told = [
+        f"{rank_list(ranks)}, same line: {cut(text, LINE_WIDTH)}"
+        for text, ranks in lines.items()
+    ]
+    if len(told) > MOST_LINES:
+        told = [*told[:MOST_LINES], f"... and {len(told) - MOST_LINES} more"]
+    return "\n".join(told)
+
+
+def _concise(groups: Sequence[Group]) -> str:
+    lines = []
+    for group in groups:
+        for text, ranks in _by_line(group).items():
+            place = group[0].crash
+            where = f"{place.path}:{place.lineno}: " if place is not None else ""
+            who = "" if group[0].verdict else f"{rank_list(ranks)}: "
+            lines.append(f"{who}{where}{text}")
+    return "\n".join(lines)
+
+
+def _by_line(group: Group) -> dict[str, list[int]]:
+    lines: dict[str, list[int]] = {}
+    for each in group[:1] if group[0].verdict else group:
+        lines.setdefault(cut(each.line, LINE_WIDTH), []).append(each.rank)
+    return lines
+
+
+def _rest(groups: Sequence[Group]) -> str:
+    ranks = sorted({each.rank for group in groups for each in group})
+    return f"\n{rank_list(ranks)} failed otherwise; --ranks-report all shows how"
+
+
+def _tail(run: RanksRun, groups: Sequence[Group], replay: str) -> str:
+    """What the failure led to, and how to run it again. Our own reports have said both."""
+    if groups[0][0].verdict:
+        return ""
+    lines: list[str] = []
+    if isinstance(run.error, RankFailedError) and run.error.verdict is not None:
+        lines += render_consequences(run.error.verdict)
+    if run.skipped:
+        lines += labelled("skipped", run.skip_reason())
+    lines += labelled("replay", replay, whole=True)
+    return "\n".join(lines)
+
+
+def _crash(groups: Sequence[Group], ranks: int) -> Any:
+    """What the short summary shows: whole on its own."""
+    first = groups[0][0]
+    text = first.line
+    if first.verdict:
+        text = f"{first.kind}: {(first.message.splitlines() or [''])[0]}"
+    else:
+        alike = [each for each in groups[0] if each.whole == first.whole]
+        did = "called " if isinstance(first.error, RankExited) else ""
+        text = f"{_who(alike, ranks)}: {did}{text}"
+        failed = {each.rank for group in groups for each in group}
+        rest = len(failed - {each.rank for each in alike})
+        if rest:
+            text += f" ({rest} more {'ranks' if rest > 1 else 'rank'} failed)"
+    place = first.crash
+    if place is None:
+        return private.FileLocation("", 0, text)
+    return private.FileLocation(place.path, place.lineno, text)

@@ -1,0 +1,219 @@
+"""The fixtures of one rank: made in the rank, in pytest's order, and torn down there.
+
+Used by `part.py`, in ranks that are threads and in those that are processes. Which fixtures are
+made here and which come from pytest's own process is decided by `is_per_rank`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from phalanx.testing import pytest_private as private
+from phalanx.testing.declared import declared
+from phalanx.testing.marked.marker import Ranks
+
+OWN_MODULE = "phalanx.testing.plugin"
+PARAMETER = "_phalanx_ranks"
+"""The name under which an item's `Ranks` are among its parameters."""
+
+SHARED = frozenset({"tmp_path", "tmpdir", "pytester", "testdir", "_pytest", "linecomp"})
+"""Fixtures of pytest's own that have function scope and yet are made once per test: a folder
+that all ranks see, and what drives a pytest of its own."""
+
+Maker = Callable[["RankRequest"], Any]
+
+
+def is_per_rank(definition: Any, way: Ranks) -> bool:
+    """Whether a fixture is made in every rank rather than once for the test.
+
+    By default one of function scope is: a model or a tensor that ranks shared would be changed
+    by all of them. One of wider scope is not: it outlives the ranks, and is often a thing that
+    must exist once, such as a server or a download.
+    """
+    name = definition.argname
+    if name in way.shared or name in way.per_rank:
+        return name in way.per_rank
+    if (how := declared(definition.func)) is not None:
+        return how == "rank"
+    if private.is_direct_parameter(definition):
+        return False
+    module = getattr(definition.func, "__module__", "") or ""
+    if module == OWN_MODULE:
+        return True
+    if module.startswith("_pytest.") and name in SHARED:
+        return False
+    return bool(definition.scope == "function")
+
+
+def per_rank_names(item: Any, way: Ranks) -> set[str]:
+    """The fixtures of a test that pytest itself must not make."""
+    found = {PARAMETER}
+    for name in item.fixturenames:
+        definitions = private.fixture_definitions(item, name)
+        if definitions and is_per_rank(definitions[-1], way):
+            found.add(name)
+    return found
+
+
+def shared_values(item: Any, own: set[str], way: Ranks) -> dict[tuple[str, int], Any]:
+    """What pytest has made for all ranks, by name and place in the line of those that override
+    each other (-1: the closest). Called after pytest's own setup of the item."""
+    made = {name for name in item.funcargs if name not in own and name != "request"}
+    values = {(name, -1): item.funcargs[name] for name in made}
+    for name in own:
+        definitions = private.fixture_definitions(item, name)
+        for index in range(-1, -len(definitions), -1):
+            if name not in definitions[index].argnames:
+                break
+            if not is_per_rank(definitions[index - 1], way):
+                value = private.make_overridden(item, definitions[index - 1])
+                values[name, index - 1] = value
+                break
+    return values
+
+
+class RankRequest(private.RequestBase):
+    """`request` in a rank."""
+
+    def __init__(
+        self,
+        owner: RankFixtures,
+        name: str | None = None,
+        *,
+        stack: tuple[Any, ...] = (),
+        depths: Mapping[str, int] | None = None,
+    ) -> None:
+        super().__init__(owner.node, name, stack)
+        self.owner = owner
+        self.depths = dict(depths or {})
+        self.finalizers: list[Callable[[], object]] = []
+
+    @property
+    def fixturenames(self) -> list[str]:
+        return [name for name in self.owner.item.fixturenames if name != PARAMETER]
+
+    def addfinalizer(self, finalizer: Callable[[], object]) -> None:
+        self.finalizers.append(finalizer)
+
+    def getfixturevalue(self, argname: str) -> Any:
+        return self.owner.value(argname, self)
+
+    def __repr__(self) -> str:
+        what = f" of fixture {self.fixturename!r}" if self.fixturename else ""
+        return f"<request{what} in {self.owner.who} for {self.owner.item!r}>"
+
+
+class RankFixtures:
+    """Makes a test's fixtures in one rank.
+
+    `makers` stand in for fixtures by name. `ask` gives the value of a shared fixture that only
+    `getfixturevalue` names.
+    """
+
+    def __init__(
+        self,
+        item: Any,
+        way: Ranks,
+        *,
+        who: str,
+        shared: Mapping[tuple[str, int], Any],
+        makers: Mapping[str, Maker],
+        ask: Callable[[str], Any],
+    ) -> None:
+        self.item = item
+        self.way = way
+        self.who = who
+        self.requests: list[RankRequest] = []
+        self._shared = shared
+        self._makers = makers
+        self._ask = ask
+        self._made: dict[tuple[str, int], Any] = {}
+        self.node = private.rank_node(item, lambda each: self.top.addfinalizer(each))
+        self.top = RankRequest(self)
+
+    def make_all(self) -> dict[str, Any]:
+        """All that the test needs, the automatic ones too; the function's arguments."""
+        for name in self.item.fixturenames:
+            if name != PARAMETER and self._is_wanted(name):
+                self.node.funcargs[name] = self.value(name, self.top)
+        self.requests.append(self.top)
+        return {name: self.value(name, self.top) for name in private.argument_names(self.item)}
+
+    def _is_wanted(self, name: str) -> bool:
+        """Shared ones that nobody asks for do not come to ranks that are processes."""
+        if name == "request" or (name, -1) in self._shared:
+            return True
+        definitions = private.fixture_definitions(self.item, name)
+        return not definitions or is_per_rank(definitions[-1], self.way)
+
+    def value(self, name: str, request: RankRequest) -> Any:
+        if name == "request":
+            return request
+        index = request.depths.get(name, -1)
+        for store in (self._made, self._shared):
+            if (name, index) in store:
+                return store[name, index]
+        definitions = private.fixture_definitions(self.item, name)
+        if not definitions or -index > len(definitions):
+            raise private.lookup_error(name, request)
+        definition = definitions[index]
+        if is_per_rank(definition, self.way):
+            value = self._make(name, index, definition, request)
+        else:
+            value = self._ask(name)
+        self._made[name, index] = value
+        return value
+
+    def _make(self, name: str, index: int, definition: Any, request: RankRequest) -> Any:
+        inner = RankRequest(
+            self,
+            name,
+            stack=(*request.stack, definition),
+            depths={**request.depths, name: index - 1},
+        )
+        self._give_parameter(inner, definition)
+        maker = self._makers.get(name) if _is_known(definition) else None
+        if maker is not None:
+            self.requests.append(inner)
+            return maker(inner)
+        arguments = {each: self.value(each, inner) for each in definition.argnames}
+        self.requests.append(inner)  # after those it needs: they are torn down after it
+        return private.call_fixture(definition, inner, arguments)
+
+    def _give_parameter(self, request: RankRequest, definition: Any) -> None:
+        callspec = getattr(self.item, "callspec", None)
+        name = definition.argname
+        if callspec is not None and name in callspec.params:
+            request.param = callspec.params[name]
+            request.param_index = callspec.indices[name]  # type: ignore[attr-defined]
+        elif definition.params is not None:
+            pytest.fail(
+                f"the fixture {name!r} has parameters, and {self.item.nodeid} asks for it by "
+                "getfixturevalue, too late to choose one; name it among the test's arguments",
+                pytrace=False,
+            )
+
+    def tear_down(self) -> list[BaseException]:
+        """Run all finalizers, the last one first; what they raised."""
+        errors: list[BaseException] = []
+        while self.requests:
+            request = self.requests[-1]
+            if not request.finalizers:
+                self.requests.pop()
+                continue
+            finalizer = request.finalizers.pop()
+            try:
+                finalizer()
+            except BaseException as error:
+                errors.append(error)
+        return errors
+
+
+def _is_known(definition: Any) -> bool:
+    """Stand-ins are for pytest's own fixtures and ours, not for what a project has under the
+    same name."""
+    module = getattr(definition.func, "__module__", "") or ""
+    return module == OWN_MODULE or module.startswith("_pytest.")

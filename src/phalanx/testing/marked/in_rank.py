@@ -1,0 +1,156 @@
+"""A test's part in a rank that is a process: finds the item there and runs it.
+
+`run_errand` is what `on_processes.py` calls in every rank. The process keeps a session of
+pytest between tests, so a file is imported and collected once. Never used in pytest's process.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from phalanx.errors import RankStopped, VerdictError
+from phalanx.running.controller import link
+from phalanx.testing import pytest_private as private
+from phalanx.testing.marked.fixtures import Maker, RankRequest
+from phalanx.testing.marked.part import Part
+from phalanx.testing.marked.record import Record
+from phalanx.testing.marked.travel import Errand, PartFailed, pack_record
+from phalanx.testing.marked.worlds import RankWorld
+
+_sessions: dict[tuple[str, ...], RankProcess] = {}
+
+
+def get_ready(errand: Errand) -> None:
+    """Collect the file of a test, so that all ranks begin the test together."""
+    _settle(errand).find(errand)
+
+
+def run_errand(errand: Errand) -> Record:
+    """The rank's record; raises it, as `PartFailed`, if the part failed."""
+    __tracebackhide__ = True
+    return _settle(errand).run(errand)
+
+
+def _settle(errand: Errand) -> RankProcess:
+    for name, value in errand.environ.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    os.environ["PYTEST_CURRENT_TEST"] = f"{errand.nodeid} (call)"
+    if errand.args not in _sessions:
+        _sessions[errand.args] = RankProcess(errand)
+    return _sessions[errand.args]
+
+
+class RankProcess:
+    """The session of pytest in this process, and what it has made for classes and modules."""
+
+    def __init__(self, errand: Errand) -> None:
+        self._pytest = private.RankSession(errand.args, errand.worker)
+        self._wide: dict[Any, Iterator[None]] = {}
+
+    def find(self, errand: Errand) -> Any:
+        item = self._pytest.item(errand.file, errand.nodeid)
+        if item is None:
+            problems = "\n".join(self._pytest.problems) or "it collects other tests there"
+            pytest.fail(f"a rank did not find {errand.nodeid}:\n{problems}", pytrace=False)
+        return item
+
+    def run(self, errand: Errand) -> Record:
+        __tracebackhide__ = True
+        item = self.find(errand)
+        if errand.folder is not None:
+            private.share_base_folder(item.config, errand.folder)
+        way = errand.way
+        world = RankWorld(dist.get_rank(), way.size, way.engine, way.backend, way.seed)
+        part = Part(
+            item,
+            way,
+            world,
+            shared=errand.shared,
+            extra=errand.extra,
+            makers=PROCESS_MAKERS,
+            ask=_refuse_late,
+            tell=_tell_desk,
+        )
+        self._run(part, item)
+        return pack_record(part.record)
+
+    def _run(self, part: Part, item: Any) -> None:
+        __tracebackhide__ = True
+        record = part.record
+        try:
+            with (
+                self._pytest.around(item) as warned,
+                private.logs_caught(item.config, part.node) as text,
+            ):
+                try:
+                    self._enter_wide(item, part)
+                    part.run()
+                finally:
+                    record.log = text()
+        except (RankStopped, VerdictError):
+            raise
+        except BaseException as error:
+            if record.end != "failed":
+                part.note(error)
+            record.warnings = [_sendable(each) for each in self._pytest.warnings]
+            raise PartFailed(str(error), pack_record(record)) from None
+        record.warnings = [_sendable(each) for each in warned]
+
+    def _enter_wide(self, item: Any, part: Part) -> None:
+        """`setup_module` and `setup_class` work on this process's module and class as well:
+        pytest has called them on its own, which a rank does not see."""
+        wanted = {
+            definitions[-1]: None
+            for name in item.fixturenames
+            if name.startswith("_xunit_setup_")
+            and (definitions := private.fixture_definitions(item, name))
+            and definitions[-1].scope != "function"
+        }
+        for definition in [each for each in reversed(self._wide) if each not in wanted]:
+            next(self._wide.pop(definition), None)
+        for definition in wanted:
+            if definition not in self._wide:
+                made = definition.func(part.request)
+                next(made)
+                self._wide[definition] = made
+
+
+def _refuse_late(name: str) -> Any:
+    pytest.fail(
+        f"the fixture {name!r} is made once, in pytest's process, and a rank that is a process "
+        "asks for it by getfixturevalue, too late for it to be sent; name it among the "
+        "arguments of the test",
+        pytrace=False,
+    )
+
+
+def _tell_desk(error: BaseException) -> None:
+    """Let the others know before the teardown, which may communicate."""
+    current: Callable[[], Any] | None = getattr(link, "current", None)
+    here = None if current is None else current()
+    if here is not None:
+        here.failed(error)
+
+
+def _sendable(warning: Any) -> tuple[str, Any, str, int]:
+    return (str(warning.message), warning.category, warning.filename, warning.lineno)
+
+
+def _config(request: RankRequest) -> Any:
+    return request.config
+
+
+PROCESS_MAKERS: dict[str, Maker] = {
+    "pytestconfig": _config,
+    "cache": lambda request: request.config.cache,
+    "tmp_path_factory": lambda request: private.folder_factory(request.config),
+}
+"""What pytest keeps for a whole session and cannot be sent: a rank has its own."""

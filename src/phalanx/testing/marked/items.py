@@ -1,0 +1,228 @@
+"""A test item on ranks, from pytest's setup to its report.
+
+Used by the hooks in `plugin.py`, which import this module when the first such item runs,
+because it needs torch.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import pytest
+
+from phalanx.errors import UsageError
+from phalanx.report.layout import rank_list
+from phalanx.running.outcome import warn_of
+from phalanx.testing import pytest_private as private
+from phalanx.testing.marked.failure import show_alike, show_failure
+from phalanx.testing.marked.fixtures import PARAMETER, per_rank_names, shared_values
+from phalanx.testing.marked.marker import Ranks
+from phalanx.testing.marked.on_processes import run_on_processes
+from phalanx.testing.marked.on_threads import run_on_threads
+from phalanx.testing.marked.record import Record, Subtest
+from phalanx.testing.marked.run import RanksRun
+
+_ready = pytest.StashKey[tuple[set[str], dict[tuple[str, int], Any]]]()
+_last_run = pytest.StashKey[RanksRun]()
+
+
+def ways_of(item: Any) -> Ranks | None:
+    callspec = getattr(item, "callspec", None)
+    way = None if callspec is None else callspec.params.get(PARAMETER)
+    return way if isinstance(way, Ranks) else None
+
+
+# -- setup ----------------------------------------------------------------------------------
+
+
+def prepare(item: Any, way: Ranks) -> None:
+    """Before pytest's setup of the item: fixtures that ranks make are not for pytest."""
+    _check_names(item, way)
+    own = per_rank_names(item, way)
+    item.stash[_ready] = (own, {})
+    for name in own:
+        item.funcargs[name] = None
+
+
+def _check_names(item: Any, way: Ranks) -> None:
+    for keyword, names in (("per_rank", way.per_rank), ("shared", way.shared)):
+        for name in sorted(names):
+            if not private.fixture_definitions(item, name):
+                pytest.fail(f"{keyword}={name!r}: there is no such fixture here", pytrace=False)
+
+
+def take_shared(item: Any, way: Ranks) -> None:
+    """After pytest's setup: what the ranks get from it."""
+    own, _ = item.stash[_ready]
+    item.stash[_ready] = (own, shared_values(item, own, way))
+
+
+# -- the call -------------------------------------------------------------------------------
+
+
+def call(item: Any, way: Ranks) -> None:
+    """Run the test on its ranks and raise what it came to."""
+    __tracebackhide__ = True
+    drawn = private.hypothesis_of(item.obj)
+    if drawn is None:
+        _call_once(item, way, {})
+    else:
+        _call_for_examples(item, way, drawn)
+
+
+def _call_for_examples(item: Any, way: Ranks, drawn: Any) -> None:
+    """Hypothesis draws in pytest's thread; each example is one run, the same on all ranks."""
+    __tracebackhide__ = True
+    inner = drawn.inner_test
+    named = private.argument_names(item)
+
+    def on_ranks(*args: Any, **kwargs: Any) -> None:
+        __tracebackhide__ = True
+        _call_once(item, way, {k: v for k, v in kwargs.items() if k not in named})
+
+    on_ranks.__phalanx_inner__ = inner  # type: ignore[attr-defined]
+    drawn.inner_test = on_ranks
+    try:
+        item.obj(**{name: item.funcargs[name] for name in named})
+    finally:
+        drawn.inner_test = inner
+
+
+def _call_once(item: Any, way: Ranks, extra: Mapping[str, Any]) -> None:
+    __tracebackhide__ = True
+    _, shared = item.stash[_ready]
+    on_ranks = run_on_threads if way.engine == "threads" else run_on_processes
+    run = on_ranks(item, way, shared=shared, extra=extra, replay=replay(item))
+    item.stash[_last_run] = run
+    _add_sections(item, run)
+    _add_properties(item, run)
+    _tell_subtests(item, run)
+    _raise(item, run)
+
+
+def _raise(item: Any, run: RanksRun) -> None:
+    __tracebackhide__ = True
+    interrupt = run.interrupt
+    if isinstance(interrupt, UsageError):
+        _refuse(str(interrupt))
+    if interrupt is not None:
+        raise interrupt
+    if run.raised is not None:
+        raise run.raised
+    if run.error is not None:
+        raise run.error
+    if len(run.skipped) == len(run.records):
+        raise pytest.skip.Exception(run.skip_reason(), _use_item_location=True)
+    warn_of(run.findings, stacklevel=1)
+    returned = next((each.returned for each in run.records if each.returned), None)
+    if returned is not None:
+        text = f"{item.nodeid} returned {returned} on a rank; use `assert`, not `return`"
+        warnings.warn(pytest.PytestWarning(text), stacklevel=1)
+
+
+def _refuse(text: str) -> None:
+    """pytest needs a frame that is not hidden to show nothing but the text."""
+    pytest.fail(text, pytrace=False)
+
+
+def replay(item: Any) -> str:
+    """The command that runs this item again, with what was said about ranks."""
+    given = [
+        f"--ranks-{name}" if value is True else f"--ranks-{name} {value}"
+        for name in ("engine", "backend", "seed", "strict", "timeout")
+        if (value := item.config.getoption(f"ranks_{name}", None))
+    ]
+    sizes = item.config.getoption("ranks", None)
+    words = [*([f"--ranks {sizes}"] if sizes else []), *given]
+    node = private.shorter_id(item.config, item.nodeid).replace('"', r"\"")
+    return " ".join([f'pytest "{node}"', *words])
+
+
+# -- what else pytest is told -----------------------------------------------------------------
+
+
+def _add_sections(item: Any, run: RanksRun) -> None:
+    for key in ("stdout", "stderr", "log"):
+        texts: dict[str, list[int]] = {}
+        for record in run.records:
+            if text := _text(record, key):
+                texts.setdefault(text, []).append(record.rank)
+        for text, ranks in texts.items():
+            item.add_report_section(f"call, {rank_list(ranks)}", key, text)
+    if run.skipped and len(run.skipped) < len(run.records):
+        item.add_report_section("call", "skips", run.skip_reason())
+
+
+def _text(record: Record, key: str) -> str:
+    return {"stdout": record.out, "stderr": record.err, "log": record.log.strip()}[key]
+
+
+def _add_properties(item: Any, run: RanksRun) -> None:
+    """Once where all ranks have recorded the same, else with the rank in the name."""
+    kept: dict[tuple[str, str], tuple[Any, list[int]]] = {}
+    for record in run.records:
+        for name, value in record.properties:
+            kept.setdefault((name, repr(value)), (value, []))[1].append(record.rank)
+    for (name, _), (value, ranks) in kept.items():
+        alike = len(set(ranks)) == len(run.records)
+        item.user_properties.append((name if alike else f"{name}[{rank_list(ranks)}]", value))
+
+
+def _tell_subtests(item: Any, run: RanksRun) -> None:
+    blocks: dict[tuple[Any, ...], list[Subtest]] = {}
+    for record in run.records:
+        for each in record.subtests:
+            key = (each.message, tuple(each.values.items()))
+            blocks.setdefault(key, []).append(each)
+    for alike in blocks.values():
+        _tell_subtest(item, run, alike)
+
+
+def _tell_subtest(item: Any, run: RanksRun, alike: list[Subtest]) -> None:
+    failed = [each.failure for each in alike if each.failure is not None]
+    error = failed[0].error if failed else None
+    if error is None and all(each.end == "skipped" for each in alike):
+        error = pytest.skip.Exception(alike[0].reason, _use_item_location=True)
+    with _as_raised(error):
+        report = item.ihook.pytest_runtest_makereport(
+            item=item, call=private.call_info("call", error)
+        )
+    if failed:
+        report.longrepr = show_alike(failed, len(run.records))
+    made = private.subtest_report(report, alike[0].message, alike[0].values)
+    if made is None:
+        return
+    if failed:
+        private.count_failed_subtest(item)
+    capman = item.config.pluginmanager.get_plugin("capturemanager")
+    with capman.global_and_fixture_disabled() if capman is not None else nullcontext():
+        item.ihook.pytest_runtest_logreport(report=made)
+
+
+@contextmanager
+def _as_raised(error: BaseException | None) -> Iterator[None]:
+    """An error needs a traceback for pytest to make a report of it."""
+    if error is not None and error.__traceback__ is None:
+        try:
+            raise error
+        except BaseException:
+            pass
+    yield
+
+
+def set_representation(item: Any, call: Any, report: Any) -> None:
+    """Put our representation where pytest has made one of the error that we raised."""
+    run = item.stash.get(_last_run, None)
+    if run is None or call.when != "call" or call.excinfo is None:
+        return
+    error = call.excinfo.value
+    if run.cause is not None and error is run.raised:
+        mode = item.config.getoption("ranks_report") or item.config.getini("ranks_report")
+        report.longrepr = show_failure(run, report=mode, replay=replay(item))
+    elif report.skipped and len(run.skipped) == len(run.records) and run.records:
+        place = run.records[0].skipped_at
+        if place is not None and isinstance(report.longrepr, tuple):
+            report.longrepr = (*place, report.longrepr[2])

@@ -1,0 +1,200 @@
+"""Run a test on ranks that are processes. Used by `items.py`.
+
+The processes are kept for the tests that follow with as many ranks, with a fresh group for
+each; after a failure the next test gets new ones.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from phalanx.errors import RankFailedError, UsageError
+from phalanx.running.processes.engine import ProcessesEngine, ProcessSettings
+from phalanx.running.processes.parcel import pack_value
+from phalanx.testing import pytest_private as private
+from phalanx.testing.marked.fixtures import is_per_rank
+from phalanx.testing.marked.in_rank import PROCESS_MAKERS, get_ready, run_errand
+from phalanx.testing.marked.marker import Ranks
+from phalanx.testing.marked.output import Collected
+from phalanx.testing.marked.record import Record
+from phalanx.testing.marked.run import RanksRun
+from phalanx.testing.marked.travel import Errand, PartFailed, unpack_record
+
+MOST_KEPT = 2
+"""How many sizes of worlds are kept warm: each rank is a process with torch in it."""
+
+_engines: dict[tuple[Any, ...], _Kept] = {}
+
+
+class _Kept:
+    """An engine, and the environment its ranks began with."""
+
+    def __init__(self, engine: ProcessesEngine) -> None:
+        self.engine = engine
+        self.environ = dict(os.environ)
+        self.files: set[str] = set()
+        """Those that its present processes have collected."""
+
+    def changes(self) -> dict[str, str | None]:
+        now = dict(os.environ)
+        changed: dict[str, str | None] = {
+            name: value for name, value in now.items() if self.environ.get(name) != value
+        }
+        changed.update((name, None) for name in self.environ if name not in now)
+        return changed
+
+
+def close_engines() -> None:
+    while _engines:
+        _engines.popitem()[1].engine.close()
+
+
+def run_on_processes(
+    item: Any,
+    way: Ranks,
+    *,
+    shared: Mapping[tuple[str, int], Any],
+    extra: Mapping[str, Any],
+    replay: str,
+) -> RanksRun:
+    """Run the test once on all ranks; what each came to, and the error of the run."""
+    kept = _kept_engine(way)
+    engine = kept.engine
+    engine.settings = replace(engine.settings, replay=replay)
+    out, err = Collected(way.size), Collected(way.size)
+    streams = {"out": out, "err": err}
+    known = len(engine.findings)
+    values: list[Any] = []
+    error: BaseException | None = None
+    try:
+        errand = _errand(item, way, shared, extra, kept.changes())
+        if errand.file not in kept.files:
+            engine.call(get_ready, (replace(errand, shared={}, extra={}),))
+            kept.files.add(errand.file)
+        values = engine.call(
+            run_errand,
+            (errand,),
+            fresh=True,
+            limit=way.limit,
+            on_output=lambda rank, stream, text: streams[stream].write(rank, text),
+        )
+    except BaseException as problem:
+        error = problem
+        kept.files.clear()
+    records = _records(way, values, error)
+    for record in records:
+        record.out, record.err = out.text(record.rank), err.text(record.rank)
+        _warn_again(record)
+    return RanksRun(records, error, engine.findings[known:])
+
+
+def _kept_engine(way: Ranks) -> _Kept:
+    key = (way.size, way.backend, way.checks, way.strict)
+    kept = _engines.pop(key, None)
+    while kept is None and len(_engines) >= MOST_KEPT:
+        _engines.pop(next(iter(_engines))).engine.close()
+    if kept is None:
+        kept = _Kept(
+            ProcessesEngine(
+                ProcessSettings(
+                    ranks=way.size,
+                    backend=way.backend,
+                    checked=way.checks == "all",
+                    strict=way.strict,
+                )
+            )
+        )
+    _engines[key] = kept  # the last one used last
+    return kept
+
+
+def _errand(
+    item: Any,
+    way: Ranks,
+    shared: Mapping[tuple[str, int], Any],
+    extra: Mapping[str, Any],
+    environ: Mapping[str, str | None],
+) -> Errand:
+    needed = _needed(item, way)
+    sent = {key: value for key, value in shared.items() if key[0] in needed}
+    for (name, _), value in sent.items():
+        _check_travels(name, value)
+    return Errand(
+        nodeid=item.nodeid,
+        file=str(item.path),
+        args=tuple(map(str, item.config.invocation_params.args)),
+        way=way,
+        shared=sent,
+        extra=extra,
+        folder=private.base_folder(item.config),
+        environ=environ,
+        worker=getattr(item.config, "workerinput", None),
+    )
+
+
+def _needed(item: Any, way: Ranks) -> set[str]:
+    """The shared fixtures that the test, or a fixture made in ranks, asks for."""
+    needed = set(private.argument_names(item))
+    for name in item.fixturenames:
+        for definition in private.fixture_definitions(item, name):
+            if is_per_rank(definition, way):
+                needed.update(definition.argnames)
+    return needed - set(PROCESS_MAKERS)
+
+
+def _check_travels(name: str, value: Any) -> None:
+    if value is None or isinstance(value, (bool, int, float, str, bytes, os.PathLike)):
+        return
+    try:
+        pack_value(value)
+    except UsageError as error:
+        raise UsageError(
+            f"the fixture {name!r} is made once, in pytest's process, and its value cannot be "
+            f"sent to ranks that are processes ({error}). Put "
+            "@phalanx.testing.once_per_rank on the fixture, so that each rank makes its own, "
+            "or run the test on threads"
+        ) from None
+
+
+def _records(way: Ranks, values: list[Any], error: BaseException | None) -> list[Record]:
+    """Those that came back, by value or by failure; empty ones for ranks that did not get to
+    that."""
+    records = [
+        Record(rank, "stopped" if error is not None else "unfinished")
+        for rank in range(way.size)
+    ]
+    returned = getattr(error, "returned", {})
+    for rank, value in {**dict(enumerate(values)), **returned}.items():
+        if isinstance(value, Record):
+            records[rank] = unpack_record(value)
+    if isinstance(error, RankFailedError):
+        for rank, failure in error.failures.items():
+            if isinstance(failure, PartFailed):
+                records[rank] = unpack_record(failure.record)
+                _put_in_place(error, rank, failure, records[rank])
+    return records
+
+
+def _put_in_place(
+    error: RankFailedError, rank: int, failure: PartFailed, record: Record
+) -> None:
+    """The rank's own error where its record was the error."""
+    own = record.failures[0].error if record.failures else None
+    if own is None:
+        return
+    if error.__cause__ is failure:
+        error.__cause__ = own
+    error.failures[rank] = own
+
+
+def _warn_again(record: Record) -> None:
+    """Warnings of a rank reach pytest's summary as those of a test in this process do."""
+    for text, category, file, line in record.warnings:
+        if isinstance(category, type) and issubclass(category, Warning):
+            with warnings.catch_warnings():
+                warnings.simplefilter("always")  # the rank has applied the filters
+                warnings.warn_explicit(text, category, file, line)

@@ -1,0 +1,186 @@
+"""Run a test on ranks that are threads of pytest's process.
+
+Used by `items.py`. Patches that runs need stay in place from one such test to the next, because
+installing them takes longer than a small test.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from phalanx.backend.install import leave_groups
+from phalanx.backend.session import RankContext
+from phalanx.core.baton import here
+from phalanx.running.patches import patched
+from phalanx.running.threads import Settings, ThreadsEngine
+from phalanx.testing import pytest_private as private
+from phalanx.testing.marked.marker import Ranks
+from phalanx.testing.marked.output import RankLogs, Streams
+from phalanx.testing.marked.part import Part
+from phalanx.testing.marked.record import Record
+from phalanx.testing.marked.run import RanksRun
+from phalanx.testing.marked.standins import SharedPatches, thread_makers
+from phalanx.testing.marked.worlds import RankWorld
+
+_between_tests = ExitStack()
+_held: list[Any] = []
+
+
+def hold_patches() -> None:
+    if not _held:
+        _held.append(_between_tests.enter_context(patched()))
+
+
+def release_patches() -> None:
+    _held.clear()
+    _between_tests.close()
+
+
+def run_on_threads(
+    item: Any,
+    way: Ranks,
+    *,
+    shared: Mapping[tuple[str, int], Any],
+    extra: Mapping[str, Any],
+    replay: str,
+) -> RanksRun:
+    """Run the test once on all ranks; what each came to, and the error of the run."""
+    hold_patches()
+    return _Threads(item, way, shared, extra).run(replay)
+
+
+class _Threads:
+    """One run of one test."""
+
+    def __init__(
+        self,
+        item: Any,
+        way: Ranks,
+        shared: Mapping[tuple[str, int], Any],
+        extra: Mapping[str, Any],
+    ) -> None:
+        self._item = item
+        self._way = way
+        self._shared = shared
+        self._extra = extra
+        self._records = [Record(rank) for rank in range(way.size)]
+        self._streams = Streams(way.size, shown=item.config.getoption("capture") == "no")
+        self._logs = RankLogs(item.config, way.size)
+        self._patches = SharedPatches()
+        self._errands = Errands(item)
+
+    def run(self, replay: str) -> RanksRun:
+        way = self._way
+        engine = ThreadsEngine(
+            Settings(
+                ranks=way.size,
+                backend=way.backend,
+                seed=way.seed,
+                clock=way.clock,
+                checked=way.checks == "all",
+                strict=way.strict,
+                limit=way.limit,
+                replay=replay,
+                on_tick=self._tick,
+            )
+        )
+        error: BaseException | None = None
+        search_path = list(sys.path)
+        _running.append(self._streams)
+        try:
+            with self._streams.redirected(), self._logs.installed():
+                engine.run(self._body)
+        except BaseException as problem:
+            error = problem
+        finally:
+            _running.pop()
+            engine.close()
+            self._patches.undo_rest()
+            if sys.path != search_path:
+                sys.path[:] = search_path
+        self._collect_output()
+        return RanksRun(self._records, error, engine.findings)
+
+    def _body(self, context: RankContext) -> None:
+        __tracebackhide__ = True
+        way, rank = self._way, context.rank
+        world = RankWorld(rank, way.size, way.engine, way.backend, way.seed)
+        part = Part(
+            self._item,
+            way,
+            world,
+            shared=self._shared,
+            extra=self._extra,
+            makers=thread_makers(
+                world, self._streams, self._logs, self._patches, self._item.config
+            ),
+            ask=self._errands.ask,
+            tell=getattr(context, "tell_failure", None) or _tell_nobody,
+        )
+        self._records[rank] = part.record
+        if self._logs.handlers:
+            private.provide_log_handler(part.node, self._logs.handlers[rank][0])
+        part.run()
+        leave_groups(context)
+
+    def _tick(self) -> None:
+        self._streams.tick()
+        self._errands.run_waiting()
+
+    def _collect_output(self) -> None:
+        out, err = self._streams.collected
+        for record in self._records:
+            record.out = out.text(record.rank)
+            record.err = err.text(record.rank)
+            record.log = self._logs.text(record.rank)
+
+
+def _tell_nobody(error: BaseException) -> None:
+    """The engine hears of it when the part ends."""
+
+
+_running: list[Streams] = []
+
+
+def reinstall_streams() -> None:
+    """After a debugger has given pytest its streams back: those of the ranks again."""
+    if _running and here.strand is not None:
+        _running[-1].install()
+
+
+class Errands:
+    """Shared fixtures that a rank asks for by name while it runs: pytest makes them in the
+    thread it runs in, which has the time."""
+
+    def __init__(self, item: Any) -> None:
+        self._item = item
+        self._waiting: SimpleQueue[tuple[Callable[[], Any], list[Any], threading.Event]] = (
+            SimpleQueue()
+        )
+
+    def ask(self, name: str) -> Any:
+        answer: list[Any] = []
+        done = threading.Event()
+        self._waiting.put((lambda: private.make_in_main(self._item, name), answer, done))
+        done.wait()
+        value, error = answer
+        if error is not None:
+            raise error
+        return value
+
+    def run_waiting(self) -> None:
+        while True:
+            try:
+                make, answer, done = self._waiting.get_nowait()
+            except Empty:
+                return
+            try:
+                answer += [make(), None]
+            except BaseException as error:
+                answer += [None, error]
+            done.set()

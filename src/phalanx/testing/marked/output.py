@@ -1,0 +1,178 @@
+"""What the ranks of a test print and log, kept apart by rank.
+
+Used by the pytest plugin. `Collected` is where `sys.stdout` and `sys.stderr` of ranks that are
+threads lead, and what comes out of the pipes of those that are processes.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from phalanx.cli.output import FoldingPrinter
+from phalanx.cli.streams import RankStream
+from phalanx.core.baton import here
+from phalanx.testing import pytest_private as private
+
+
+class Collected:
+    """A printer that keeps each rank's text, or passes it on to one that shows it. A rank can
+    take its own text for a while (`capsys`)."""
+
+    def __init__(self, size: int) -> None:
+        self.texts = [io.StringIO() for _ in range(size)]
+        self.takers: list[list[io.StringIO]] = [[] for _ in range(size)]
+        self.shown: FoldingPrinter | None = None
+
+    def write(self, rank: int, text: str) -> None:
+        if self.takers[rank]:
+            self.takers[rank][-1].write(text)
+        elif self.shown is not None:
+            self.shown.write(rank, text)
+        else:
+            self.texts[rank].write(text)
+
+    def prompt(self, rank: int) -> None:
+        if self.shown is not None:
+            self.shown.prompt(rank)
+
+    def close(self) -> None:
+        if self.shown is not None:
+            self.shown.close()
+
+    def text(self, rank: int) -> str:
+        return self.texts[rank].getvalue()
+
+
+class Streams:
+    """`sys.stdout` and `sys.stderr` while ranks run as threads: collected, or, with `-s`,
+    printed with the ranks before each line."""
+
+    def __init__(self, size: int, *, shown: bool) -> None:
+        self.collected = (Collected(size), Collected(size))
+        self._size = size
+        self._shown = shown
+        self._installed: tuple[RankStream, RankStream] | None = None
+
+    @contextmanager
+    def redirected(self) -> Iterator[None]:
+        before = (sys.stdout, sys.stderr)
+        out, err = self.collected
+        if self._shown:
+            out.shown, err.shown = (FoldingPrinter(self._size, sink=sink) for sink in before)
+        self._installed = (RankStream(before[0], out), RankStream(before[1], err))
+        self.install()
+        try:
+            yield
+        finally:
+            sys.stdout, sys.stderr = before
+            out.close()
+            err.close()
+
+    def tick(self) -> None:
+        """Show what has waited long enough for other ranks to print the same."""
+        for collected in self.collected:
+            if collected.shown is not None:
+                collected.shown.tick()
+
+    def install(self) -> None:
+        """Also after somebody (a debugger) has put pytest's own streams there."""
+        assert self._installed is not None
+        sys.stdout, sys.stderr = self._installed
+
+
+class CaptureResult(NamedTuple):
+    """What `capsys.readouterr()` returns."""
+
+    out: Any
+    err: Any
+
+
+class RankCapture:
+    """`capsys` of a rank that is a thread."""
+
+    def __init__(
+        self, rank: int, streams: Streams, disabled: Callable[[], Any], *, binary: bool = False
+    ) -> None:
+        self._rank = rank
+        self._streams = streams
+        self._disabled = disabled
+        self._binary = binary
+        self._own = (io.StringIO(), io.StringIO())
+        for collected, own in zip(streams.collected, self._own, strict=True):
+            collected.takers[rank].append(own)
+
+    def readouterr(self) -> CaptureResult:
+        texts: list[Any] = []
+        for own in self._own:
+            text = own.getvalue()
+            own.seek(0)
+            own.truncate()
+            texts.append(text.encode() if self._binary else text)
+        return CaptureResult(*texts)
+
+    @contextmanager
+    def disabled(self) -> Iterator[None]:
+        """What is printed inside is shown at once."""
+        try:
+            with self._disabled():
+                yield
+        finally:
+            self._streams.install()
+
+    def close(self) -> None:
+        """What nobody has read is shown if the test fails."""
+        for collected, own in zip(self._streams.collected, self._own, strict=True):
+            collected.takers[self._rank].remove(own)
+            collected.write(self._rank, own.getvalue())
+
+
+class RankLogs(logging.Handler):
+    """Gives each record to the rank that logged it, while pytest's own handlers look away."""
+
+    def __init__(self, config: Any, size: int) -> None:
+        super().__init__()
+        made = [private.new_log_handlers(config) for _ in range(size)]
+        self.handlers = [pair for pair in made if pair is not None]
+        self.levels: dict[Any, int] = {}
+        self._others = private.log_handlers(config)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        strand = here.strand
+        if strand is None:
+            return
+        for handler in self.handlers[strand.rank]:
+            if record.levelno >= handler.level:
+                handler.handle(record)
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        if not self.handlers:  # pytest runs without its logging plugin
+            yield
+            return
+        root = logging.getLogger()
+        for other in self._others:
+            other.addFilter(_outside_of_ranks)
+        root.addHandler(self)
+        try:
+            yield
+        finally:
+            root.removeHandler(self)
+            for other in self._others:
+                other.removeFilter(_outside_of_ranks)
+            for logger, level in self.levels.items():
+                logger.setLevel(level)
+
+    def text(self, rank: int) -> str:
+        if not self.handlers:
+            return ""
+        text: str = self.handlers[rank][1].stream.getvalue()
+        return text
+
+
+def _outside_of_ranks(record: logging.LogRecord) -> bool:
+    return here.strand is None

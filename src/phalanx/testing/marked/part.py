@@ -1,0 +1,152 @@
+"""One rank's part of a test: its fixtures, the test function, the teardown, what came of it.
+
+Runs in the rank, a thread or a process; used by `on_threads.py` and `on_processes.py`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from phalanx.errors import RankStopped, VerdictError
+from phalanx.running.outcome import trim_traceback
+from phalanx.testing import pytest_private as private
+from phalanx.testing.marked.fixtures import Maker, RankFixtures
+from phalanx.testing.marked.marker import Ranks
+from phalanx.testing.marked.record import Failure, Phase, Record
+from phalanx.testing.marked.standins import common_makers
+from phalanx.testing.marked.worlds import RankWorld
+
+OnFailure = Callable[[BaseException], Any]
+
+
+class Part:
+    """What one rank does for a test. `tell` is called at the first error, before the teardown,
+    so that the other ranks do not wait for this one any longer."""
+
+    def __init__(
+        self,
+        item: Any,
+        way: Ranks,
+        world: RankWorld,
+        *,
+        shared: Mapping[tuple[str, int], Any],
+        extra: Mapping[str, Any],
+        makers: Mapping[str, Maker],
+        ask: Callable[[str], Any],
+        tell: OnFailure,
+    ) -> None:
+        self.record = Record(world.rank)
+        self._extra = extra
+        self._tell = tell
+        self._phase: Phase = "setup"
+        self._fixtures = RankFixtures(
+            item,
+            way,
+            who=f"rank {world.rank}",
+            shared=shared,
+            makers={**common_makers(world, self.record, self._represent), **makers},
+            ask=ask,
+        )
+        self.node = self._fixtures.node
+        self.request = self._fixtures.top
+
+    def run(self) -> None:
+        """Fill the record. Raises the first error of the rank, or what stopped it."""
+        __tracebackhide__ = True
+        first = self._run_function()
+        self._phase = "teardown"
+        for error in self._fixtures.tear_down():
+            self.note(error)
+            first = first or error
+        if first is not None:
+            raise first
+        if self.record.end == "unfinished":
+            self.record.end = "passed"
+
+    def _run_function(self) -> BaseException | None:
+        __tracebackhide__ = True
+        try:
+            arguments = self._fixtures.make_all()
+            self._phase = "call"
+            result = function_of(self.node)(**{**arguments, **self._extra})
+        except pytest.skip.Exception as skipped:
+            self._skip(skipped)
+        except BaseException as error:
+            if is_unittest_skip(error):
+                self._skip(error)
+                return None
+            self.note(error)
+            return error
+        else:
+            self.record.returned = None if result is None else repr(type(result))
+        return None
+
+    def _skip(self, error: BaseException) -> None:
+        self.record.end = "skipped"
+        self.record.reason = str(getattr(error, "msg", None) or error)
+        crash = pytest.ExceptionInfo.from_exception(error)
+        place = private.crash_of(crash.getrepr(style="short"))
+        self.record.skipped_at = None if place is None else (place.path, place.lineno)
+
+    def note(self, error: BaseException) -> None:
+        record = self.record
+        if isinstance(error, RankStopped):
+            if record.end not in ("failed", "skipped"):
+                record.end = "stopped"
+            return
+        record.failures.append(self._represent(error))
+        if record.end != "failed":
+            record.end = "failed"
+            self._tell(error)
+
+    def _represent(self, error: BaseException) -> Failure:
+        when = time.monotonic()
+        verdict = isinstance(error, VerdictError)
+        trim_traceback(error)
+        shown = self._shown(error)
+        return Failure(
+            rank=self.record.rank,
+            phase=self._phase,
+            when=when,
+            kind=type(error).__name__,
+            message=str(error),
+            shown=shown,
+            crash=private.crash_of(shown),
+            verdict=verdict,
+            error=error,
+        )
+
+    def _shown(self, error: BaseException) -> Any:
+        """pytest's own representation, with the explained assertion and, if asked for, the
+        local variables; made now, before the teardown changes them."""
+        if isinstance(error, pytest.fail.Exception) and not error.pytrace:
+            return str(error)
+        if error.__traceback__ is None:
+            return private.shown_without_traceback(error)
+        try:
+            return self.node.repr_failure(pytest.ExceptionInfo.from_exception(error))
+        except Exception as problem:  # a broken __repr__, say
+            return f"{type(error).__name__}: {error}\n(no traceback: {problem!r})"
+
+
+def function_of(node: Any) -> Callable[..., Any]:
+    """The test function, and for Hypothesis, which has drawn the values already, the inner
+    one."""
+    function: Callable[..., Any] = node.obj
+    drawn = private.hypothesis_of(function)
+    if drawn is None:
+        return function
+    instance = getattr(node, "instance", None)
+    inner: Callable[..., Any] = drawn.inner_test
+    original = getattr(inner, "__phalanx_inner__", inner)
+    return original if instance is None else original.__get__(instance)
+
+
+def is_unittest_skip(error: BaseException) -> bool:
+    import unittest
+
+    return isinstance(error, unittest.SkipTest)

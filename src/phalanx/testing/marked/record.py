@@ -1,0 +1,79 @@
+"""What a rank's part of a test came to, as values that can travel from a rank's process.
+
+Made by `part.py` in a rank, judged by `run.py` and shown by `failure.py` in pytest's process.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Phase = Literal["setup", "call", "teardown"]
+End = Literal["unfinished", "passed", "skipped", "failed", "stopped"]
+
+
+@dataclass
+class Failure:
+    """One error of one rank: pytest's representation of it, made where its frames are."""
+
+    rank: int
+    phase: Phase
+    when: float
+    """Seconds of the system's monotonic clock, which all processes of a machine share."""
+    kind: str
+    message: str
+    shown: Any
+    crash: Any = None
+    verdict: bool = False
+    """Whether it is one of our own reports (a deadlock, ...), shown without a traceback."""
+    error: BaseException | None = None
+
+    @property
+    def place(self) -> tuple[Any, ...]:
+        """Ranks that fail at the same place with the same kind of error fail alike, though
+        perhaps with other values."""
+        where = (self.crash.path, self.crash.lineno) if self.crash is not None else None
+        return (self.phase, self.kind, where)
+
+    @property
+    def whole(self) -> str:
+        """What is wrong, with the explanation of an assertion but without the ranks' own
+        variables: ranks with the same text are shown as one."""
+        return self.crash.message if self.crash is not None else f"{self.kind}: {self.message}"
+
+    @property
+    def line(self) -> str:
+        """The error in one line."""
+        lines = self.whole.strip().splitlines()
+        return lines[0] if lines else self.kind
+
+
+@dataclass
+class Subtest:
+    """One block `with subtests.test(...)` of one rank."""
+
+    message: str | None
+    values: dict[str, str]
+    end: End
+    failure: Failure | None = None
+    reason: str = ""
+
+
+@dataclass
+class Record:
+    """Everything that pytest should know about one rank of one test."""
+
+    rank: int
+    end: End = "unfinished"
+    reason: str = ""
+    """Why it skipped."""
+    skipped_at: tuple[str, int] | None = None
+    failures: list[Failure] = field(default_factory=list)
+    subtests: list[Subtest] = field(default_factory=list)
+    properties: list[tuple[str, Any]] = field(default_factory=list)
+    returned: str | None = None
+    """The type of what the test function returned, if not None."""
+    out: str = ""
+    err: str = ""
+    log: str = ""
+    warnings: list[Any] = field(default_factory=list)

@@ -1,0 +1,107 @@
+"""One run of a test on ranks, and its judgement: passed, skipped, or which error to raise.
+
+Used by `items.py`. Pure decisions over the ranks' records and the error of the engine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from phalanx.errors import RankDied, RankExited, RankFailedError, VerdictError
+from phalanx.report.layout import rank_list
+from phalanx.testing import pytest_private as private
+from phalanx.testing.marked.record import Failure, Record
+
+
+@dataclass
+class RanksRun:
+    """What the ranks and the engine say. `cause` is what the test fails by, `others` are
+    failures in their own right, the rest are consequences."""
+
+    records: Sequence[Record]
+    error: BaseException | None
+    findings: Sequence[Any] = ()
+    cause: Failure | None = field(init=False, default=None)
+    others: list[Failure] = field(init=False, default_factory=list)
+    raised: BaseException | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        failures = self._failures()
+        if not failures:
+            return
+        self.cause = min(failures, key=lambda each: _weight(each, self._first()))
+        self.others = [each for each in failures if each is not self.cause]
+        self.raised = self.cause.error
+
+    def _failures(self) -> list[Failure]:
+        """Those of ranks that failed by themselves, as the engine sees it, and teardowns."""
+        error = self.error
+        if error is None:
+            return []
+        if isinstance(error, VerdictError):
+            own = [each for record in self.records for each in record.failures]
+            if not any(each.verdict for each in own):
+                own.append(_bare(error, error.verdict.ranks[0] if error.verdict else 0))
+            return own
+        if not isinstance(error, RankFailedError):
+            return []
+        found: list[Failure] = []
+        for rank, each in error.failures.items():
+            found += self.records[rank].failures or [_bare(each, rank)]
+        return found
+
+    def _first(self) -> BaseException | None:
+        """Whose error the engine calls the cause."""
+        error = self.error
+        return error.__cause__ if isinstance(error, RankFailedError) else error
+
+    @property
+    def interrupt(self) -> BaseException | None:
+        """What ends the whole run of pytest, or comes from outside of the ranks."""
+        for failure in [self.cause, *self.others]:
+            if failure is not None and isinstance(
+                failure.error, (private.Exit, KeyboardInterrupt)
+            ):
+                return failure.error
+        if self.error is None or isinstance(self.error, (RankFailedError, VerdictError)):
+            return None
+        return self.error
+
+    @property
+    def skipped(self) -> list[Record]:
+        return [record for record in self.records if record.end == "skipped"]
+
+    def skip_reason(self) -> str:
+        """One reason where all ranks have the same."""
+        reasons: dict[str, list[int]] = {}
+        for record in self.skipped:
+            reasons.setdefault(record.reason, []).append(record.rank)
+        if len(reasons) == 1 and len(self.skipped) == len(self.records):
+            return next(iter(reasons))
+        return "; ".join(f"{rank_list(ranks)}: {why}" for why, ranks in reasons.items())
+
+
+def _weight(failure: Failure, first: BaseException | None) -> tuple[bool, bool, float]:
+    """What was expected to fail (`pytest.xfail()`) must not hide what was not; then what the
+    engine says; then the time."""
+    expected = isinstance(failure.error, private.XFailed)
+    return (expected, failure.error is not first, failure.when)
+
+
+def _bare(error: BaseException, rank: int) -> Failure:
+    """A failure that no record tells of: the rank died, or our own report on all of them."""
+    died = isinstance(error, (RankDied, RankExited))
+    text = str(error)
+    return Failure(
+        rank=rank,
+        phase="call",
+        when=time.monotonic(),
+        kind=type(error).__name__,
+        message=text,
+        shown=text if died else f"{type(error).__name__}: {text}",
+        verdict=isinstance(error, VerdictError),
+        error=error,
+    )

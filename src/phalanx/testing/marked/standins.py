@@ -1,0 +1,191 @@
+"""Stand-ins for fixtures of pytest that, as they are, do not know of ranks.
+
+Used by `part.py`. `common_makers` are for every rank, `thread_makers` for ranks that share a
+process, which pytest's own fixtures would mix up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phalanx.errors import RankStopped
+from phalanx.testing import pytest_private as private
+from phalanx.testing.marked.fixtures import Maker, RankRequest
+from phalanx.testing.marked.output import RankCapture, RankLogs, Streams
+from phalanx.testing.marked.record import Record, Subtest
+from phalanx.testing.marked.worlds import RankWorld
+
+Fail = Callable[[BaseException], Any]
+
+
+def common_makers(world: RankWorld, record: Record, represent: Fail) -> dict[str, Maker]:
+    """`represent` turns an error into a `Failure`, where its frames still are."""
+    return {
+        "rank": lambda request: world.rank,
+        "world_size": lambda request: world.size,
+        "device": lambda request: world.device,
+        "world": lambda request: world,
+        "rank_tmp_path": lambda request: _rank_folder(request, world.rank),
+        "record_property": lambda request: (
+            lambda name, value: record.properties.append((name, value))
+        ),
+        "subtests": lambda request: RankSubtests(record, represent),
+    }
+
+
+def thread_makers(
+    world: RankWorld, streams: Streams, logs: RankLogs, patches: SharedPatches, config: Any
+) -> dict[str, Maker]:
+    capman = config.pluginmanager.get_plugin("capturemanager")
+    disabled = nullcontext if capman is None else capman.global_and_fixture_disabled
+
+    def capture(request: RankRequest, *, binary: bool = False) -> RankCapture:
+        made = RankCapture(world.rank, streams, disabled, binary=binary)
+        request.addfinalizer(made.close)
+        return made
+
+    def caplog(request: RankRequest) -> Any:
+        if not logs.handlers:
+            raise private.lookup_error("caplog", request)
+        made = private.RankLogCapture(request.node, logs.levels)
+        request.addfinalizer(made.finish)
+        return made
+
+    def monkeypatch(request: RankRequest) -> pytest.MonkeyPatch:
+        made = RankMonkeyPatch(patches)
+        request.addfinalizer(made.undo)
+        return made
+
+    return {
+        "capsys": capture,
+        "capteesys": capture,
+        "capsysbinary": lambda request: capture(request, binary=True),
+        "capfd": _refuse_capfd,
+        "capfdbinary": _refuse_capfd,
+        "caplog": caplog,
+        "monkeypatch": monkeypatch,
+    }
+
+
+def _rank_folder(request: RankRequest, rank: int) -> Path:
+    folder: Path = request.getfixturevalue("tmp_path") / f"rank{rank}"
+    folder.mkdir()
+    return folder
+
+
+def _refuse_capfd(request: RankRequest) -> Any:
+    pytest.fail(
+        f"{request.fixturename} cannot tell ranks apart that share a process and with it the "
+        "file descriptors; use capsys, or @pytest.mark.ranks(..., engine='processes')",
+        pytrace=False,
+    )
+
+
+class SharedPatches:
+    """Who has patched what on things that all ranks share, in order.
+
+    Ranks undo their patches in any order. Whoever is not the last to have patched a thing
+    leaves the value there, and hands the one it found down to the next patch."""
+
+    def __init__(self) -> None:
+        self._stacks: dict[tuple[int, str, Any], list[list[Any]]] = {}
+
+    def note(self, kind: str, owner: Any, name: Any, found: Any) -> list[Any]:
+        entry = [found, owner]  # the owner too, so that its id stays its own
+        self._stacks.setdefault((id(owner), kind, name), []).append(entry)
+        return entry
+
+    def withdraw(self, kind: str, owner: Any, name: Any, entry: list[Any]) -> tuple[bool, Any]:
+        """Take a patch back: whether it is the one in force, and what was there before it."""
+        stack = self._stacks[id(owner), kind, name]
+        place = next(index for index, each in enumerate(stack) if each is entry)
+        del stack[place]
+        if place == len(stack):
+            return True, entry[0]
+        stack[place][0] = entry[0]
+        return False, None
+
+    def undo_rest(self) -> None:
+        """After the run: what a rank that could not be stopped has left."""
+        for (_, kind, name), stack in self._stacks.items():
+            if stack:
+                found, owner = stack[0]
+                private.put_back(kind, owner, name, found)
+        self._stacks.clear()
+
+
+class RankMonkeyPatch(pytest.MonkeyPatch):  # type: ignore[misc]
+    """`monkeypatch` of a rank that is a thread. `os.environ` is the rank's own; attributes of
+    modules and classes, `sys.path` and the current folder are everybody's."""
+
+    def __init__(self, patches: SharedPatches) -> None:
+        super().__init__()
+        self._patches = patches
+        self._entries: list[tuple[str, Any, Any, list[Any]]] = []
+
+    def setattr(self, *args: Any, **kwargs: Any) -> None:
+        with self._noted():
+            super().setattr(*args, **kwargs)
+
+    def delattr(self, *args: Any, **kwargs: Any) -> None:
+        with self._noted():
+            super().delattr(*args, **kwargs)
+
+    def setitem(self, *args: Any, **kwargs: Any) -> None:
+        with self._noted():
+            super().setitem(*args, **kwargs)
+
+    def delitem(self, *args: Any, **kwargs: Any) -> None:
+        with self._noted():
+            super().delitem(*args, **kwargs)
+
+    @contextmanager
+    def _noted(self) -> Iterator[None]:
+        """Tell the others of what is being patched, which pytest's class finds out."""
+        before = [len(each) for _, each in private.patches_of(self)]
+        yield
+        for (kind, made), count in zip(private.patches_of(self), before, strict=True):
+            for owner, name, found in made[count:]:
+                if not private.is_own_environment(owner):
+                    entry = self._patches.note(kind, owner, name, found)
+                    self._entries.append((kind, owner, name, entry))
+
+    def undo(self) -> None:
+        in_force = []
+        for kind, owner, name, entry in reversed(self._entries):
+            is_last, found = self._patches.withdraw(kind, owner, name, entry)
+            if is_last:
+                in_force.append((kind, owner, name, found))
+        self._entries.clear()
+        private.keep_only(self, in_force)
+        super().undo()
+
+
+class RankSubtests:
+    """`subtests` of a rank. Each block is told to pytest after the run, together with those of
+    the other ranks."""
+
+    def __init__(self, record: Record, represent: Fail) -> None:
+        self._record = record
+        self._represent = represent
+
+    @contextmanager
+    def test(self, msg: str | None = None, **kwargs: Any) -> Iterator[None]:
+        __tracebackhide__ = True
+        made = Subtest(msg, {name: repr(value) for name, value in kwargs.items()}, "passed")
+        try:
+            yield
+        except (private.Exit, KeyboardInterrupt, RankStopped, SystemExit):
+            raise
+        except private.XFailed as expected:
+            made.end, made.reason = "stopped", str(expected.msg)
+        except pytest.skip.Exception as skipped:
+            made.end, made.reason = "skipped", str(skipped.msg)
+        except BaseException as error:
+            made.end, made.failure = "failed", self._represent(error)
+        self._record.subtests.append(made)

@@ -1,0 +1,416 @@
+"""Every private name of pytest that we touch, each with its reason and the versions it is in.
+
+Used by the other modules of the pytest plugin, and imported only by them, since pytest need not
+be installed. Checked with pytest 8.2 to 9.2.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import io
+import logging
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from _pytest import assertion, fixtures
+from _pytest import config as configuration
+from _pytest import warnings as recorded_warnings
+from _pytest._code import code
+from _pytest.compat import NOTSET
+from _pytest.logging import (
+    LogCaptureFixture,
+    LogCaptureHandler,
+    caplog_handler_key,
+    caplog_records_key,
+    catching_logs,
+)
+from _pytest.outcomes import Exit, OutcomeException, XFailed
+from _pytest.scope import Scope
+from _pytest.unittest import TestCaseFunction
+
+try:
+    from _pytest import subtests as _subtests  # from 9.0 on
+except ImportError:  # pragma: no cover
+    _subtests = None  # type: ignore[assignment]
+
+# What `pytest.exit`, `pytest.xfail` and their like raise; all derive from BaseException.
+__all__ = [
+    "Exit",
+    "LogCaptureHandler",
+    "OutcomeException",
+    "TestCaseFunction",
+    "XFailed",
+]
+
+# -- fixtures -------------------------------------------------------------------------------
+
+
+class RequestBase(fixtures.FixtureRequest):
+    """What a fixture gets as `request` in a rank. Derived from pytest's own class, so that
+    fixtures that look at its type are content, but made without its constructor, which refuses
+    callers that are not pytest. Its properties read `_pyfuncitem` and `_fixture_defs`."""
+
+    def __init__(self, node: Any, name: str | None, stack: Sequence[Any]) -> None:
+        unchecked: Any = self
+        unchecked.fixturename = name
+        unchecked._pyfuncitem = node
+        unchecked._arg2fixturedefs = {}
+        unchecked._fixture_defs = {}
+        self.stack = stack
+
+    @property
+    def _scope(self) -> Scope:
+        return Scope.Function
+
+    def _check_scope(self, *_: Any, **__: Any) -> None:
+        """A rank has one scope only."""
+
+    @property
+    def node(self) -> Any:
+        return self._pyfuncitem
+
+    def _get_fixturestack(self) -> list[Any]:
+        """For the text of a `FixtureLookupError`."""
+        return list(self.stack)
+
+    def addfinalizer(self, finalizer: Callable[[], object]) -> None:
+        raise NotImplementedError
+
+
+def fixture_definitions(item: Any, name: str) -> Sequence[Any]:
+    """The fixtures of this name that the item sees, the closest one last. pytest has computed
+    those that are known at collection; `getfixturevalue` may name others."""
+    known = item._fixtureinfo.name2fixturedefs.get(name)
+    if known is None:
+        known = item.session._fixturemanager.getfixturedefs(name, item)
+    return known or ()
+
+
+def argument_names(item: Any) -> Sequence[str]:
+    """The fixtures that the test function itself asks for."""
+    names: Sequence[str] = item._fixtureinfo.argnames
+    return names
+
+
+def is_direct_parameter(definition: Any) -> bool:
+    """Whether this stands for a plain value of `parametrize`."""
+    return getattr(definition.func, "__name__", "") == "get_direct_param_fixture_func"
+
+
+def lookup_error(name: str, request: Any) -> Exception:
+    return fixtures.FixtureLookupError(name, request)
+
+
+def shown_without_traceback(error: BaseException) -> str:
+    """All its frames are ours: the text, and for a fixture that is not there what there is."""
+    if isinstance(error, fixtures.FixtureLookupError):
+        return str(error.formatrepr())
+    return f"{type(error).__name__}: {error}"
+
+
+def call_fixture(definition: Any, request: Any, arguments: Mapping[str, Any]) -> Any:
+    """Call the fixture's function, bound to the instance of the test class; of a generator,
+    what it yields, and a finalizer is added to the request."""
+    function = fixtures.resolve_fixture_function(definition, request)
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        pytest.fail(
+            f"the fixture {definition.argname!r} is async; ranks cannot make async fixtures. "
+            "Make it an ordinary one, e.g. with asyncio.run(...) inside",
+            pytrace=False,
+        )
+    return fixtures.call_fixture_func(function, request, dict(arguments))
+
+
+def make_overridden(item: Any, definition: Any) -> Any:
+    """The value of a fixture that a closer one of the same name hides from pytest's setup."""
+    request = fixtures.SubRequest(
+        item._request, definition._scope, NOTSET, 0, definition, _ispytest=True
+    )
+    return definition.execute(request=request)
+
+
+def make_in_main(item: Any, name: str) -> Any:
+    """`request.getfixturevalue` of the item itself."""
+    return item._request.getfixturevalue(name)
+
+
+# -- items ----------------------------------------------------------------------------------
+
+
+def rank_node(item: Any, add_finalizer: Callable[[Any], None]) -> Any:
+    """The item as a rank sees it: with its own instance of the class, arguments, stash and
+    finalizers, and all else shared. pytest keeps these in private attributes."""
+    node = copy.copy(item)
+    node.stash = pytest.Stash()
+    node.funcargs = {}
+    node.addfinalizer = add_finalizer
+    if isinstance(item.parent, pytest.Class):
+        node._instance = item.parent.obj()
+        node._obj = getattr(node._instance, item.originalname)
+    return node
+
+
+def shorter_id(config: Any, nodeid: str) -> str:
+    """As it must be written on the command line, relative to where pytest was started."""
+    shown: str = config.cwd_relative_nodeid(nodeid)
+    return shown
+
+
+def hypothesis_of(function: Any) -> Any:
+    """What Hypothesis hangs on a test made with `@given`; its `inner_test` is the function."""
+    return getattr(function, "hypothesis", None)
+
+
+# -- monkeypatch ----------------------------------------------------------------------------
+
+Patch = tuple[Any, Any, Any]
+
+
+def patches_of(patch: pytest.MonkeyPatch) -> tuple[tuple[str, list[Patch]], ...]:
+    """What a `MonkeyPatch` has changed: owner, name and what it found there, by kind."""
+    made: Any = patch
+    return (("attribute", made._setattr), ("item", made._setitem))
+
+
+def is_own_environment(owner: Any) -> bool:
+    return owner is os.environ
+
+
+def keep_only(patch: pytest.MonkeyPatch, kept: Sequence[tuple[str, Any, Any, Any]]) -> None:
+    """Let `undo` put back only these (the last one first) and the environment."""
+    for kind, made in patches_of(patch):
+        environment = [each for each in made if is_own_environment(each[0])]
+        shared = [(owner, name, found) for k, owner, name, found in reversed(kept) if k == kind]
+        made[:] = [*environment, *shared]
+
+
+def put_back(kind: str, owner: Any, name: Any, found: Any) -> None:
+    """As the `undo` of a patch does."""
+    patch = pytest.MonkeyPatch()
+    dict(patches_of(patch))[kind].append((owner, name, found))
+    patch.undo()
+
+
+# -- logging --------------------------------------------------------------------------------
+
+
+def log_handlers(config: Any) -> tuple[logging.Handler, ...]:
+    """The handlers with which pytest collects a test's records, for `caplog` and reports."""
+    plugin = config.pluginmanager.get_plugin("logging-plugin")
+    return () if plugin is None else (plugin.caplog_handler, plugin.report_handler)
+
+
+def new_log_handlers(config: Any) -> tuple[LogCaptureHandler, LogCaptureHandler] | None:
+    """The same two, for one rank."""
+    plugin = config.pluginmanager.get_plugin("logging-plugin")
+    if plugin is None:
+        return None
+    made = (LogCaptureHandler(), LogCaptureHandler())
+    for handler in made:
+        handler.setFormatter(plugin.formatter)
+        if plugin.log_level is not None:
+            handler.setLevel(plugin.log_level)
+    return made
+
+
+def provide_log_handler(node: Any, handler: LogCaptureHandler) -> None:
+    """Where `caplog` looks for its records."""
+    node.stash[caplog_handler_key] = handler
+    node.stash[caplog_records_key] = {"setup": [], "call": handler.records}
+
+
+class RankLogCapture(LogCaptureFixture):  # type: ignore[misc]
+    """`caplog` of a rank that is a thread. Levels of loggers are everybody's: `levels` keeps
+    what they were before any rank changed them, because ranks put them back in any order."""
+
+    def __init__(self, node: Any, levels: dict[Any, int]) -> None:
+        super().__init__(node, _ispytest=True)
+        self._levels = levels
+
+    def set_level(self, level: int | str, logger: str | None = None) -> None:
+        found = logging.getLogger(logger)
+        self._levels.setdefault(found, found.level)
+        super().set_level(level, logger)
+
+    def finish(self) -> None:
+        self._finalize()
+
+
+# -- reports --------------------------------------------------------------------------------
+
+ChainRepr = code.ExceptionChainRepr
+FileLocation = code.ReprFileLocation
+
+
+def native_text(text: str) -> Any:
+    """Text as a part of a failure's representation, which xdist and junit can carry."""
+    return code.ReprTracebackNative([text if text.endswith("\n") else text + "\n"])
+
+
+def parts_of(representation: Any) -> list[tuple[Any, Any, str | None]]:
+    """The links of an exception chain, whatever `repr_failure` returned."""
+    if isinstance(representation, code.ExceptionChainRepr):
+        return list(representation.chain)
+    if isinstance(representation, code.ExceptionRepr):
+        return [(representation.reprtraceback, representation.reprcrash, None)]
+    return [(native_text(str(representation)), None, None)]
+
+
+def crash_of(representation: Any) -> Any:
+    return getattr(representation, "reprcrash", None)
+
+
+def call_info(when: Any, error: BaseException | None) -> Any:
+    """A `CallInfo` as subtests need one."""
+    from _pytest.runner import CallInfo
+
+    info = None if error is None else pytest.ExceptionInfo.from_exception(error)
+    return CallInfo(None, info, start=0.0, stop=0.0, duration=0.0, when=when, _ispytest=True)
+
+
+def subtest_report(report: Any, message: str | None, values: Mapping[str, Any]) -> Any | None:
+    """The report of a subtest, made from one of a test; None before pytest 9."""
+    if _subtests is None:
+        return None
+    context = _subtests.SubtestContext(msg=message, kwargs=values)
+    return _subtests.SubtestReport._new(report, context, None, None)
+
+
+def count_failed_subtest(item: Any) -> None:
+    """A test with failed subtests fails itself: pytest counts them here, by the node's id."""
+    if _subtests is not None:
+        key = getattr(item, "id", item.nodeid)
+        item.config.stash[_subtests.failed_subtests_key][key] += 1
+
+
+def is_own_subtests(definition: Any) -> bool:
+    return _subtests is not None and bool(definition.func.__module__ == _subtests.__name__)
+
+
+# -- a pytest inside a rank's process ---------------------------------------------------------
+
+NOT_IN_RANKS: Mapping[str, Any] = {
+    "capture": "no",  # what a rank prints goes to the program at once
+    "collectonly": False,
+    "deselect": None,
+    "dist": "no",
+    "durations": None,
+    "failedfirst": False,
+    "keyword": "",
+    "lf": False,
+    "markexpr": "",
+    "maxfail": 0,
+    "newfirst": False,
+    "numprocesses": None,
+    "setuponly": False,
+    "setupplan": False,
+    "setupshow": False,
+    "stepwise": False,
+    "trace": False,
+    "tx": [],
+    "usepdb": False,
+    "xmlpath": None,
+}
+"""Options that are about a whole run, and what they are in a rank, which has a test to find."""
+
+
+class RankSession:
+    """A session of pytest in a rank's process, made from the command line of the program's.
+    It collects the files of the tests it is to run a part of, and runs none by itself. This is
+    how xdist makes its workers, too."""
+
+    def __init__(self, args: Sequence[str], worker: Any) -> None:
+        self.problems: list[str] = []
+        self.warnings: list[Any] = []
+        self._items: dict[str, Any] = {}
+        with self._quiet():
+            self.config = configuration._prepareconfig([*args, "--capture=no"], [self])
+            for name, value in NOT_IN_RANKS.items():
+                if hasattr(self.config.option, name):
+                    setattr(self.config.option, name, value)
+            if worker is not None:
+                self.config.workerinput = worker  # type: ignore[attr-defined]
+            self.session = pytest.Session.from_config(self.config)
+            self.config._do_configure()
+            self.config.pluginmanager.unregister(name="terminalreporter")
+            self.config.hook.pytest_sessionstart(session=self.session)
+
+    @contextmanager
+    def _quiet(self) -> Iterator[None]:
+        """What collecting prints and warns of, the program has shown already."""
+        nowhere = io.StringIO()
+        with (
+            redirect_stdout(nowhere),
+            redirect_stderr(nowhere),
+            warnings.catch_warnings(record=True),
+        ):
+            yield
+
+    def pytest_collectreport(self, report: Any) -> None:
+        if report.failed:
+            self.problems.append(str(report.longrepr))
+
+    def pytest_warning_recorded(self, warning_message: Any) -> None:
+        self.warnings.append(warning_message)
+
+    def item(self, file: str, nodeid: str) -> Any | None:
+        """The item of this id; the file is collected if it has not been."""
+        if nodeid not in self._items:
+            self.problems.clear()
+            with self._quiet():
+                assertion.pytest_collection(self.session)
+                found = self.session.perform_collect([file])
+            self._items.update((each.nodeid, each) for each in found)
+        return self._items.get(nodeid)
+
+    @contextmanager
+    def around(self, item: Any) -> Iterator[list[Any]]:
+        """What pytest does around each test: comparisons are explained, warnings recorded in
+        the list that this gives."""
+        self.warnings.clear()
+        explained = assertion.pytest_runtest_protocol(item)
+        next(explained)
+        try:
+            with recorded_warnings.catch_warnings_for_item(
+                config=item.config, ihook=item.ihook, when="runtest", item=item
+            ):
+                yield self.warnings
+        finally:
+            with suppress(StopIteration):
+                explained.send(None)
+
+
+def share_base_folder(config: Any, folder: str) -> None:
+    """Let `tmp_path_factory` make its folders where the program's makes them."""
+    folder_factory(config)._basetemp = Path(folder)
+
+
+def folder_factory(config: Any) -> Any:
+    return config._tmp_path_factory
+
+
+def base_folder(config: Any) -> str | None:
+    factory = getattr(config, "_tmp_path_factory", None)
+    return None if factory is None else str(factory.getbasetemp())
+
+
+@contextmanager
+def logs_caught(config: Any, node: Any) -> Iterator[Callable[[], str]]:
+    """Collect what is logged, for `caplog` and for the report; gives the text so far."""
+    made = new_log_handlers(config)
+    if made is None:
+        yield str
+        return
+    plugin = config.pluginmanager.get_plugin("logging-plugin")
+    provide_log_handler(node, made[0])
+    with (
+        catching_logs(made[0], level=plugin.log_level),
+        catching_logs(made[1], level=plugin.log_level),
+    ):
+        yield lambda: str(made[1].stream.getvalue())
