@@ -47,6 +47,8 @@ class RankContext:
         self.initialised = False
         self.incarnations: dict[str, int] = {}
         self.helpers: list[threading.Thread] = []
+        self.tell_failure: Callable[[BaseException], None] | None = None
+        """For a body that fails and has to clean up: the others stop at once."""
 
 
 class Session:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import thread as pools
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
@@ -31,6 +32,7 @@ from phalanx.backend.session import RankContext, Session
 from phalanx.backend.store import InProcessStore
 from phalanx.core.baton import PARKED, RUNNING, Baton, Strand, here
 from phalanx.core.clock import Clock, RealClock, VirtualClock
+from phalanx.core.crew import Crew
 from phalanx.core.launcher import Launcher, end_threads
 from phalanx.core.schedule import schedule_from_seed
 from phalanx.errors import RankStopped, UsageError, VerdictError
@@ -73,8 +75,9 @@ class Settings:
 class ThreadsEngine:
     """Ranks as threads. One `Session` is kept from run to run until one fails."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, *, crew: Crew | None = None) -> None:
         self.settings = settings
+        self._crew = crew
         self.fingerprint = 0
         self.findings: list[Verdict] = []
         """What checks found in runs that succeeded."""
@@ -124,7 +127,7 @@ class ThreadsEngine:
             )
         session = self._session or self._new_session()
         self._session = None
-        run = _Run(self.settings, session, body)
+        run = _Run(self.settings, session, body, crew=self._crew)
         outer, here.strand = here.strand, None
         excepthook = sys.excepthook
         self._busy = True
@@ -157,9 +160,15 @@ class _Run:
     """One run of one body on all ranks."""
 
     def __init__(
-        self, settings: Settings, session: Session, body: Callable[[RankContext], Any]
+        self,
+        settings: Settings,
+        session: Session,
+        body: Callable[[RankContext], Any],
+        *,
+        crew: Crew | None = None,
     ) -> None:
         self.settings = settings
+        self.crew = crew
         self.session = session
         self.body = body
         self.outcomes = Outcomes([Outcome(rank) for rank in range(settings.ranks)])
@@ -186,6 +195,7 @@ class _Run:
             on_limit=lambda seconds: self._stall(seconds, over_limit=True),
             on_tick=settings.on_tick,
             on_interrupt=self._tell_positions,
+            crew=self.crew,
         )
         strands = [self.baton.add(context.rank, context) for context in self.session.ranks]
         try:
@@ -222,6 +232,7 @@ class _Run:
     def _main(self, strand: Strand) -> None:
         context: RankContext = strand.local
         outcome = self.outcomes.ranks[context.rank]
+        context.tell_failure = partial(self._tell_failure, outcome)
         try:
             enter_thread(context)
             self._init(context)
@@ -233,10 +244,16 @@ class _Run:
             self.baton.run_errands(strand)
             self._join_helpers(context)
         except BaseException as error:
-            if self.outcomes.record(context.rank, error, stopping=self.baton.stopping):
-                self._stop_others()
+            self._tell_failure(outcome, error)
         finally:
             self._put_away(context)
+
+    def _tell_failure(self, outcome: Outcome, error: BaseException) -> None:
+        """At the end of a body, or before it cleans up: then what comes later is late."""
+        if outcome.error is not None:
+            outcome.late = error if error is not outcome.error else outcome.late
+        elif self.outcomes.record(outcome.rank, error, stopping=self.baton.stopping):
+            self._stop_others()
 
     def _put_away(self, context: RankContext) -> None:
         """What a process would take with it when it ends."""

@@ -199,9 +199,19 @@ class Link:
 def attach(connection: socket.socket, *, rank: int) -> Link:
     """Announce what this process does to the desk at the other end."""
     connection.setblocking(True)
+    global _current
     link = Link(connection, rank)
     link.start()
+    _current = link
     return link
+
+
+_current: Link | None = None
+
+
+def current() -> Link | None:
+    """The link of this process, for whoever has to tell of a failure before the call ends."""
+    return _current
 
 
 def attach_tcp(host: str, port: int, *, token: str, rank: int, generation: int = 0) -> Link:
