@@ -26,6 +26,12 @@ _TASKS = "/proc/self/task"
 _affinity = getattr(os, "sched_getaffinity", None)
 
 
+try:
+    _sched_getcpu = ctypes.CDLL(None).sched_getcpu
+except (AttributeError, OSError, TypeError):  # no such call here
+    _sched_getcpu = None
+
+
 class Huddle:
     """Whether the threads of a run are on one core, and which.
 
@@ -95,8 +101,5 @@ def _allowed_cores() -> set[int]:
 
 def _current_core(allowed: set[int]) -> int:
     """Where the launcher runs: the system has put it where there is room."""
-    try:
-        core = int(ctypes.CDLL(None).sched_getcpu())
-    except (AttributeError, OSError):
-        core = -1
+    core = _sched_getcpu() if _sched_getcpu is not None else -1
     return core if core in allowed else min(allowed, default=0)

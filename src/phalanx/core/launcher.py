@@ -13,8 +13,10 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from phalanx.core.baton import DONE, OUTSIDE, RUNNING, Baton, Strand
+from phalanx.core.crew import Crew, no_daemon
 from phalanx.core.monitor import TICK, Monitor
 from phalanx.errors import RankStopped
 
@@ -52,8 +54,10 @@ class Launcher:
         on_limit: Callable[[float], bool] | None = None,
         on_tick: Callable[[], object] | None = None,
         on_interrupt: Callable[[], None] | None = None,
+        crew: Crew | None = None,
     ) -> None:
         self.baton = baton
+        self._crew = crew
         self.interrupted: BaseException | None = None
         """What ended the run from outside: Ctrl-C, a signal handler's error, or, in a nested
         run, what was thrown in because the outer one is stopped."""
@@ -75,39 +79,50 @@ class Launcher:
 
     def run(self, strands: Sequence[Strand], bodies: Sequence[Body]) -> list[Strand]:
         """Run every body in a thread of its own; the strands that could not be stopped."""
-        threads = [
-            threading.Thread(
-                target=self._main, args=pair, name=f"rank-{pair[0].rank}", daemon=True
-            )
-            for pair in zip(strands, bodies, strict=True)
-        ]
-        self._left = len(threads)
+        self._left = len(strands)
+        threads: list[threading.Thread] = []
         try:
-            self._start_all(strands, threads)
+            self._start_all(strands, bodies, threads)
             stuck = self._supervise_all(strands)
         finally:
             self.baton.huddle.scatter()
-        for thread, strand in zip(threads, strands, strict=True):
+        for thread, strand in zip(threads, strands, strict=False):
             if strand not in stuck:
                 thread.join(1.0)
+        if self._crew is not None and self.baton.stopping:
+            self._crew.close()
         return stuck
 
     def _start_all(
-        self, strands: Sequence[Strand], threads: Sequence[threading.Thread]
+        self,
+        strands: Sequence[Strand],
+        bodies: Sequence[Body],
+        threads: list[threading.Thread],
     ) -> None:
         """If that fails half way, those that are there already end at once."""
         started = 0
         try:
-            for thread in threads:
-                thread.start()
+            for strand, body in zip(strands, bodies, strict=True):
+                if self._crew is not None:
+                    self._crew.begin(strand.rank, partial(self._main, strand, body))
+                else:
+                    threads.append(self._new_thread(strand, body))
                 started += 1
-                no_daemon(thread)
         except BaseException as error:
             self._interrupt(error)
             for strand in strands[started:]:
                 self.baton.finish(strand)
                 self._count_one_out()
         self.baton.start()
+
+    def _new_thread(self, strand: Strand, body: Body) -> threading.Thread:
+        name = f"rank-{strand.rank}"
+        thread = threading.Thread(
+            target=self._main, args=(strand, body), name=name, daemon=True
+        )
+        thread.start()
+        no_daemon(thread)
+        return thread
 
     def _main(self, strand: Strand, body: Body) -> None:
         try:
@@ -192,13 +207,6 @@ class Launcher:
                 throw_into(strand.ident)
         if also_take_baton and holder is not None and self.baton.has_ready():
             self.baton.push_outside(holder, hand_overs)
-
-
-def no_daemon(thread: threading.Thread) -> None:
-    """Threads that this one starts are no daemons by default, as in a process. It was started
-    as a daemon, which is what counts at the end of the interpreter: one that cannot be
-    stopped must not keep that from ending. Python has no public name for the difference."""
-    thread._daemonic = False  # type: ignore[attr-defined]
 
 
 def throw_into(ident: int) -> None:

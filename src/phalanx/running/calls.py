@@ -27,7 +27,7 @@ from phalanx import callsite
 from phalanx.backend import private, profiling
 from phalanx.backend.session import RankContext
 from phalanx.core.baton import RUNNING, Strand, here
-from phalanx.core.launcher import no_daemon
+from phalanx.core.crew import no_daemon
 from phalanx.errors import RankExited, RankStopped
 
 LOOKS = ("stat", "access", "listdir", "scandir")

@@ -1,0 +1,31 @@
+"""Crews of threads for ranks. Used by the doors for tests, which run many small worlds."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Hashable
+
+import torch
+
+from phalanx.backend import private
+from phalanx.core.crew import Crew
+
+
+def make_crew() -> Crew:
+    """Give it to every `ThreadsEngine`, and close it in the end."""
+    return Crew(_state_of_thread)
+
+
+def _state_of_thread() -> Hashable:
+    """What torch and Python keep per thread, and a program may leave behind."""
+    return (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.is_autocast_enabled("cpu"),
+        torch.is_autocast_enabled("cuda"),
+        torch.get_num_threads(),
+        private.function_modes(),
+        private.dispatch_modes(),
+        sys.gettrace(),
+        sys.getprofile(),
+    )

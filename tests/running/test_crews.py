@@ -1,0 +1,152 @@
+"""Threads that are kept from run to run: used again after a good run, and never after a bad."""
+
+from __future__ import annotations
+
+import contextvars
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import phalanx
+from phalanx.backend.install import leave_groups
+from phalanx.backend.session import RankContext
+from phalanx.core.crew import Crew
+from phalanx.running.crews import make_crew
+from phalanx.running.threads import Settings, ThreadsEngine
+
+_left = contextvars.ContextVar("_left", default="nothing")
+
+
+@pytest.fixture
+def crew() -> Iterator[Crew]:
+    made = make_crew()
+    yield made
+    made.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("rank-")]
+
+
+def run(crew: Crew, body, *, ranks: int = 3) -> list:
+    engine = ThreadsEngine(Settings(ranks=ranks), crew=crew)
+
+    def main(context: RankContext):
+        value = body()
+        leave_groups(context)
+        return value
+
+    try:
+        return engine.run(main)
+    finally:
+        engine.close()
+
+
+def test_threads_are_used_again(crew: Crew) -> None:
+    first = run(crew, threading.get_ident)
+    assert run(crew, threading.get_ident) == first
+    assert run(crew, threading.get_ident, ranks=2) == first[:2]
+    assert run(crew, threading.get_ident, ranks=4)[:3] == first
+
+
+def test_without_a_crew_no_thread_outlives_a_run() -> None:
+    before = threading.active_count()
+    phalanx.run(threading.get_ident, ranks=3)
+    assert threading.active_count() == before
+
+
+def test_groups_are_new_each_time(crew: Crew) -> None:
+    def body() -> tuple[int, float]:
+        tensor = torch.ones(1)
+        dist.all_reduce(tensor)
+        dist.new_group([0, 1])
+        return dist.get_pg_count(), tensor.item()
+
+    assert run(crew, body) == run(crew, body) == [(2, 3.0)] * 3
+
+
+def leave_gradients_off() -> None:
+    torch.set_grad_enabled(False)
+
+
+def leave_inference_on() -> None:
+    torch.inference_mode().__enter__()
+
+
+def leave_a_device() -> None:
+    torch.set_default_device("meta")
+
+
+def leave_autocast_on() -> None:
+    torch.set_autocast_enabled("cpu", True)
+
+
+def leave_a_trace() -> None:
+    sys.settrace(lambda *about: None)
+
+
+@pytest.mark.parametrize(
+    "leave",
+    [
+        leave_gradients_off,
+        leave_inference_on,
+        leave_a_device,
+        leave_autocast_on,
+        leave_a_trace,
+    ],
+)
+def test_what_a_thread_keeps_does_not_reach_the_next_run(crew: Crew, leave) -> None:
+    def state():
+        return (
+            torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(),
+            torch.is_autocast_enabled("cpu"),
+            torch.empty(0).device.type,
+            sys.gettrace(),
+        )
+
+    before = run(crew, state)
+    run(crew, leave)
+    assert run(crew, state) == before
+
+
+def test_context_variables_do_not_reach_the_next_run(crew: Crew) -> None:
+    run(crew, lambda: _left.set("something") and None)
+    assert run(crew, _left.get) == ["nothing"] * 3
+
+
+def test_a_run_that_fails_takes_its_threads_with_it(crew: Crew) -> None:
+    def fail() -> None:
+        if dist.get_rank() == 1:
+            raise ValueError("on purpose")
+        dist.barrier()
+
+    first = run(crew, threading.current_thread)
+    with pytest.raises(phalanx.RankFailedError, match="on purpose"):
+        run(crew, fail)
+    second = run(crew, threading.current_thread)
+    assert not any(thread.is_alive() for thread in first)
+    assert not set(first) & set(second)
+
+
+def test_threads_of_ranks_start_threads_that_are_waited_for(crew: Crew) -> None:
+    def body() -> bool:
+        return threading.Thread(target=int).daemon
+
+    assert run(crew, body) == [False] * 3
+    assert run(crew, body) == [False] * 3
+
+
+def test_a_mate_ends_by_itself_only_when_told() -> None:
+    done = []
+    plain = Crew()
+    event = threading.Event()
+    plain.begin(0, lambda: (done.append(threading.get_ident()), event.set()))
+    assert event.wait(5)
+    event.clear()
+    plain.begin(0, lambda: (done.append(threading.get_ident()), event.set()))
+    assert event.wait(5)
+    plain.close()
+    plain.close()
+    assert len(set(done)) == 1
