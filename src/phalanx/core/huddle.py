@@ -16,6 +16,7 @@ import ctypes
 import os
 from collections.abc import Iterable
 from contextlib import suppress
+from typing import Any
 
 MANY = 3000.0
 """Hand-overs per second from which on the threads are better off together."""
@@ -26,10 +27,9 @@ _TASKS = "/proc/self/task"
 _affinity = getattr(os, "sched_getaffinity", None)
 
 
-try:
+_sched_getcpu: Any = None
+with suppress(AttributeError, OSError, TypeError):  # not everywhere
     _sched_getcpu = ctypes.CDLL(None).sched_getcpu
-except (AttributeError, OSError, TypeError):  # no such call here
-    _sched_getcpu = None
 
 
 class Huddle:
