@@ -16,6 +16,8 @@ from typing import Any
 from phalanx.backend.install import leave_groups
 from phalanx.backend.session import RankContext
 from phalanx.core.baton import here
+from phalanx.core.crew import Crew
+from phalanx.running.crews import make_crew
 from phalanx.running.patches import patched
 from phalanx.running.threads import Settings, ThreadsEngine
 from phalanx.testing import pytest_private as private
@@ -28,17 +30,21 @@ from phalanx.testing.marked.standins import SharedPatches, thread_makers
 from phalanx.testing.marked.worlds import RankWorld
 
 _between_tests = ExitStack()
-_held: list[Any] = []
+_crews: list[Crew] = []
 
 
-def hold_patches() -> None:
-    if not _held:
-        _held.append(_between_tests.enter_context(patched()))
+def hold_patches() -> Crew:
+    """Those, and the threads of the ranks."""
+    if not _crews:
+        _between_tests.enter_context(patched())
+        _crews.append(make_crew())
+        _between_tests.callback(_crews[0].close)
+    return _crews[0]
 
 
 def release_patches() -> None:
-    _held.clear()
     _between_tests.close()
+    _crews.clear()
 
 
 def run_on_threads(
@@ -50,8 +56,7 @@ def run_on_threads(
     replay: str,
 ) -> RanksRun:
     """Run the test once on all ranks; what each came to, and the error of the run."""
-    hold_patches()
-    return _Threads(item, way, shared, extra).run(replay)
+    return _Threads(item, way, shared, extra).run(replay, hold_patches())
 
 
 class _Threads:
@@ -74,7 +79,7 @@ class _Threads:
         self._patches = SharedPatches()
         self._errands = Errands(item)
 
-    def run(self, replay: str) -> RanksRun:
+    def run(self, replay: str, crew: Crew) -> RanksRun:
         way = self._way
         engine = ThreadsEngine(
             Settings(
@@ -87,7 +92,8 @@ class _Threads:
                 limit=way.limit,
                 replay=replay,
                 on_tick=self._tick,
-            )
+            ),
+            crew=crew,
         )
         error: BaseException | None = None
         search_path = list(sys.path)
