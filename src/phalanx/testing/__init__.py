@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from phalanx.testing.cases import get_timeout as get_timeout
     from phalanx.testing.cases import run_subtests as run_subtests
     from phalanx.testing.continuous import MultiProcContinuousTest as MultiProcContinuousTest
+    from phalanx.testing.declared import once_per_rank as once_per_rank
+    from phalanx.testing.declared import once_per_test as once_per_test
     from phalanx.testing.dynamo import (
         DynamoDistributedMultiProcTestCase as DynamoDistributedMultiProcTestCase,
     )
@@ -128,6 +130,7 @@ _ROOMS = {
         "run_subtests",
     ),
     "continuous": ("MultiProcContinuousTest",),
+    "declared": ("once_per_rank", "once_per_test"),
     "dynamo": (
         "DynamoDistributedMultiProcTestCase",
         "DynamoDistributedSingleProcTestCase",
