@@ -528,9 +528,9 @@ FUNCTIONAL = "_c10d_functional"
 
 
 def watch_operator(library: torch.library.Library, name: str, around: Any) -> None:
-    """2.11-2.13: have `around(arguments, proceed)` called for `c10d::name`, before the kernels
+    """2.11-2.13: have `around(arguments, proceed)` called for an operator, before the kernels
     of all devices; `proceed` carries the call out. For groups of torch's own."""
-    operator: Any = getattr(torch.ops.c10d, name).default
+    operator: Any = getattr(getattr(torch.ops, library.ns), name).default
     names = [argument.name for argument in operator._schema.arguments]
     select = torch._C.DispatchKey.BackendSelect
 
@@ -542,19 +542,6 @@ def watch_operator(library: torch.library.Library, name: str, around: Any) -> No
 
     register: Any = library.impl
     register(name, kernel, "BackendSelect", with_keyset=True)
-
-
-def watch_wait_tensor(library: torch.library.Library, before: Any) -> None:
-    """2.11-2.13: have `before(tensor)` called when a functional collective is waited for."""
-    operator: Any = torch.ops._c10d_functional.wait_tensor.default
-    select = torch._C.DispatchKey.BackendSelect
-
-    def kernel(keys: Any, tensor: torch.Tensor) -> Any:
-        before(tensor)
-        return operator.redispatch(keys.remove(select), tensor)
-
-    register: Any = library.impl
-    register("wait_tensor", kernel, "BackendSelect", with_keyset=True)
 
 
 def work_in(result: Any) -> Any:
@@ -573,15 +560,6 @@ def store_of(group: Any) -> Any:
     """2.11-2.13: the part of the store that the members of a group share."""
     known = original_world().pg_map.get(group)
     return known[1] if known is not None else group.get_group_store()
-
-
-def group_name(group: Any) -> str:
-    return str(group.group_name)
-
-
-def backend_config(group: Any) -> str:
-    """2.11-2.13: such as "cpu:gloo,cuda:nccl"."""
-    return str(original_world().pg_backend_config.get(group) or group.name())
 
 
 def backend_name(group: Any, device: torch.device) -> str:
@@ -605,16 +583,9 @@ def put_groups_away() -> list[Any]:
     world = original_world()
     groups = list(world.pg_map)
     _module._update_default_pg(None)
-    for name in (
-        "pg_map",
-        "pg_names",
-        "pg_group_ranks",
-        "pg_backend_config",
-        "pg_to_tag",
-        "tags_to_pg",
-        "pg_coalesce_state",
-    ):
-        getattr(world, name).clear()
+    for name in ("map", "names", "group_ranks", "backend_config", "to_tag", "coalesce_state"):
+        getattr(world, f"pg_{name}").clear()
+    world.tags_to_pg.clear()
     world.group_count = 0
     unregister_groups()
     return groups

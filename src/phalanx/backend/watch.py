@@ -9,6 +9,7 @@ raised at the caller and the backend only gets calls that fit. Must never decide
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 import threading
@@ -20,7 +21,6 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from phalanx import callsite
 from phalanx.backend import private
@@ -40,7 +40,16 @@ _WAITING_IN_CPP = ("torch/distributed/utils.py", "torch/nn/parallel/distributed.
 _C10D = "torch/distributed/distributed_c10d.py"
 _BACKWARD = "torch/autograd/graph.py"
 
-_API, _NATIVE, _IN_BACKWARD, _OTHER = range(4)
+_API, _WAITING, _NATIVE, _IN_BACKWARD, _OTHER = range(5)
+
+
+def _codes(*names: str) -> frozenset[Any]:
+    functions: list[Any] = [inspect.unwrap(getattr(dist, name)) for name in names]
+    return frozenset(function.__code__ for function in functions)
+
+
+# `send` is `isend` and a wait, in torch's own code too.
+_BEGINNING, _ENDING = _codes("isend", "irecv"), _codes("send", "recv")
 
 
 class Line(Protocol):
@@ -72,6 +81,10 @@ class Limit:
         self.explicit = explicit is not None
         self._given = explicit
 
+    def at_first(self, most: float) -> float:
+        """Seconds to wait before `seconds` is asked for, which takes longer."""
+        return min(most, (self._given or self._group.first_timeout).total_seconds())
+
     def seconds(self) -> float:
         given = self._group.timeout() if self._given is None else self._given
         return given.total_seconds()
@@ -84,8 +97,9 @@ class _Group:
         self.number = number
         self._ref = weakref.ref(group)
         self._holds: dict[str, bool] = {}
-        config = private.backend_config(group)
+        config = dist.get_backend_config(group)
         self.admission = Admission(config, lambda: config)
+        self.first_timeout = self.timeout()
 
     def timeout(self) -> timedelta:
         group = self._ref()
@@ -121,7 +135,7 @@ class Watcher:
         self._callers: dict[Any, int] = {}
         self._recent = threading.local()
         self._incarnations: dict[str, int] = {}
-        self._library: torch.library.Library | None = None
+        self._libraries: list[torch.library.Library] = []
         self._wait: Any = None
         self.reset()
 
@@ -136,10 +150,11 @@ class Watcher:
     # -- hooks ------------------------------------------------------------------------------
 
     def start(self) -> None:
-        self._library = private.library_of("c10d")
+        calls, waits = private.library_of("c10d"), private.library_of(private.FUNCTIONAL)
+        self._libraries = [calls, waits]
         for name, read in READERS.items():
-            private.watch_operator(self._library, name, self._watching(read))
-        private.watch_wait_tensor(self._library_for_waits(), self._before_wait_tensor)
+            private.watch_operator(calls, name, self._watching(read))
+        private.watch_operator(waits, "wait_tensor", self._wait_for_tensor)
         self._wait = original = dist.Work.wait
         watcher = self
 
@@ -152,15 +167,10 @@ class Watcher:
         dist.Work.wait = wait  # type: ignore[method-assign]
 
     def stop(self) -> None:
-        if self._library is not None:
-            private.forget_library(self._library)
-            private.forget_library(self._waits)
+        if self._libraries:
             dist.Work.wait = self._wait  # type: ignore[method-assign]
-            self._library = None
-
-    def _library_for_waits(self) -> torch.library.Library:
-        self._waits = private.library_of(private.FUNCTIONAL)
-        return self._waits
+        while self._libraries:
+            private.forget_library(self._libraries.pop())
 
     def _watching(self, read: Callable[[Arguments], Parts]) -> Any:
         def around(given: Arguments, proceed: Callable[[], Any]) -> Any:
@@ -208,7 +218,7 @@ class Watcher:
 
     def _is_blocking(self, parts: Parts, given: Arguments, caller: int, limit: Limit) -> bool:
         if parts.tag is not None:
-            return False
+            return caller == _WAITING
         if parts.name == "monitored_barrier":
             return not limit.explicit
         return caller == _NATIVE or not given.get("async_op", True)
@@ -241,11 +251,15 @@ class Watcher:
     def _caller(self, frame: Any) -> int:
         """Who called the operator: the innermost frame of Python's, below which is C++."""
         code = frame.f_code if frame is not None else None
+        if code in _BEGINNING and frame.f_back is not None:
+            code = frame.f_back.f_code
         kind = self._callers.get(code)
         if kind is None:
             file = code.co_filename if code is not None else ""
             kind = _OTHER
-            if file.endswith(_C10D):
+            if code in _ENDING:
+                kind = _WAITING
+            elif file.endswith(_C10D):
                 kind = _API
             elif file.endswith(_WAITING_IN_CPP):
                 kind = _NATIVE
@@ -261,7 +275,7 @@ class Watcher:
         with suppress(Exception):  # no store, or one that is gone: it is left alone
             key = self._key(private.store_of(group))
             ranks = tuple(dist.get_process_group_ranks(group))
-            form = GroupForm(key, private.group_name(group), ranks, group.rank())
+            form = GroupForm(key, group.group_name, ranks, group.rank())
             number = self.line.define_group(form)
         known = self._groups[group] = _Group(group, number)
         return known
@@ -290,12 +304,15 @@ class Watcher:
         for tensor in parts.tensors():
             self._buffers[tensor.untyped_storage().data_ptr()] = ticket
 
-    def _before_wait_tensor(self, tensor: Tensor) -> None:
+    def _wait_for_tensor(self, given: Arguments, proceed: Callable[[], Any]) -> Any:
         """Functional collectives are waited for by the tensor they write."""
-        if self._buffers and not private.is_fake({"tensor": tensor}):
-            ticket = self._buffers.pop(tensor.untyped_storage().data_ptr(), None)
+        if self._buffers and not private.is_fake(given):
+            at = given["tensor"].untyped_storage().data_ptr()
+            ticket = self._buffers.pop(at, None)
             if ticket is not None:
-                self.line.wait(ticket.number, name=ticket.name, limit=Limit(ticket.group, None))
+                limit = Limit(ticket.group, None)
+                self.line.wait(ticket.number, name=ticket.name, limit=limit)
+        return proceed()
 
     def _wait_at_desk(self, ticket: int, parts: Parts, known: _Group) -> None:
         """DDP's reducer waits for its buckets in C++ at the end of backward: ours first."""

@@ -131,12 +131,13 @@ class Desk:
         if self.stopping:
             if not blocking:
                 return [Reply(rank, ticket, "go")]
-            place.meet(call)
+            if not what.is_message:
+                place.meet(call)
             return [self._stop(call)]
         here.calls[ticket] = call
         self._ask(call, timed=timed, threads=threads)
         if what.is_message:
-            return self._exchange(call)
+            return self._exchange(call, blocking=blocking)
         slot = place.meet(call)
         if slot is not None:
             return self._complete(place, slot)
@@ -173,8 +174,13 @@ class Desk:
     def received(self, rank: int, ticket: int, source: int) -> list[Reply]:
         """What a receive from any source took."""
         receive = self._ranks[rank].calls.pop(ticket, None)
-        send = receive.place.take_message(receive, source) if receive is not None else None
-        return list(self._settle([send])) if send is not None else []
+        if receive is None:
+            return []
+        send = receive.place.take_message(receive, source)
+        met = [] if send is None else [send]
+        if not receive.place.is_undecided(receive):
+            met += receive.place.match_rest(receive)
+        return list(self._settle(met))
 
     def finished(self, rank: int) -> list[Reply]:
         return self._leave(rank, "finished")
@@ -223,25 +229,26 @@ class Desk:
         verdict = find_mismatch(place.meeting(slot)) if slot.clash else None
         return list(self._settle(calls, verdict))
 
-    def _exchange(self, call: DeskCall) -> list[Reply]:
-        place = call.place
+    def _exchange(self, call: DeskCall, *, blocking: bool) -> list[Reply]:
+        place, sending = call.place, call.name == "send"
         if call.is_any_source and place.size == 2:
             call.peer = 1 - call.member
+        if place.is_undecided(call):
+            place.post(call)
+            return [self._answer(call, "go")]
         if call.is_any_source and place.messages_for(call):
             return self._decide([call])
-        if call.name == "send" and (open_ones := place.open_receives_from_any(call)):
+        if sending and (open_ones := place.open_receives_from_any(call)):
             for receive in open_ones:
                 place.withdraw(receive)
-            place.sends.setdefault(call.peer or 0, []).append(call)
+            place.post(call)
             return [self._answer(call, "go"), *self._decide(open_ones)]
-        sending = call.name == "send"
         other = place.post_send(call) if sending else place.post_receive(call)
-        if not isinstance(other, DeskCall):
-            return [self._answer(call, "go")]
-        send, receive = (call, other) if sending else (other, call)
-        return list(
-            self._settle([call, other], find_pair_mismatch(send.as_op(), receive.as_op()))
-        )
+        if isinstance(other, DeskCall):
+            send, receive = (call, other) if sending else (other, call)
+            verdict = find_pair_mismatch(send.as_op(), receive.as_op())
+            return list(self._settle([call, other], verdict))
+        return self._prove() if blocking else [self._answer(call, "go")]
 
     def _decide(self, receives: list[DeskCall]) -> list[Reply]:
         """There is a message for these receives from any source. Which, the backend decides,

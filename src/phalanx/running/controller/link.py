@@ -8,6 +8,7 @@ for all. When the desk is gone the program goes on unchecked. Must never hook an
 
 from __future__ import annotations
 
+import functools
 import os
 import pickle
 import select
@@ -28,6 +29,9 @@ READ_SIZE = 1 << 16
 
 OWN_THREADS = "phalanx-"
 """How the names of our own threads begin."""
+
+SOON = 0.25
+"""Most answers come within so many seconds."""
 
 CONNECT = 60.0
 """Seconds that the desk of a cluster has to accept."""
@@ -124,15 +128,17 @@ class Link:
             return True
         flags |= (wire.TIMED if limit.explicit else 0) | _thread_count()
         self._send(encode(kind, ticket, number, flags))
-        seconds = limit.seconds()
-        reply = self._await(ticket, seconds)
+        first = limit.at_first(SOON)
+        reply = self._await(ticket, first)
+        if reply is None and not self._off:
+            reply = self._await(ticket, limit.seconds() - first)
         if reply is None and not self._off:
             self._send(encode(wire.GIVE_UP, ticket))
             reply = self._await(ticket, None)
         if reply is None or reply.kind == wire.MET:
             return True
         if reply.kind != wire.GO:
-            _refuse(reply, name, seconds)
+            _refuse(reply, name, limit)
         return False
 
     def _send(self, data: bytes) -> None:
@@ -168,7 +174,7 @@ class Link:
         while not self._off:
             left = _left(deadline)
             if not self._poll.poll(None if left is None else left * 1000 + 1):
-                if deadline is not None and time.monotonic() >= deadline:
+                if left == 0:
                     return None
                 continue
             self._read()
@@ -229,17 +235,23 @@ def _left(deadline: float | None) -> float | None:
 
 def _thread_count() -> int:
     """How many threads of this rank may communicate."""
-    if threading.active_count() == 1:
+    if threading.active_count() <= 1 + _own_threads():
         return 1
     threads = sum(map(_may_communicate, threading.enumerate()))
     return max(1, min(threads, wire.MOST_THREADS))
+
+
+@functools.cache
+def _own_threads() -> int:
+    """They live as long as the process."""
+    return sum(thread.name.startswith(OWN_THREADS) for thread in threading.enumerate())
 
 
 def _may_communicate(thread: threading.Thread) -> bool:
     return not thread.name.startswith(OWN_THREADS) and type(thread).__module__ not in SERVICES
 
 
-def _refuse(reply: Frame, name: str, seconds: float) -> None:
+def _refuse(reply: Frame, name: str, limit: Limit) -> None:
     """Raise what the desk answered."""
     if reply.kind == wire.STOP:
         raise RankStopped
@@ -250,6 +262,6 @@ def _refuse(reply: Frame, name: str, seconds: float) -> None:
         raise OpTimeoutError(reply.body.decode())
     if reply.kind == wire.WITHDRAWN:
         raise OpTimeoutError(
-            f"{name}: Timed out waiting {seconds * 1000:.0f}ms for the other ranks"
+            f"{name}: Timed out waiting {limit.seconds() * 1000:.0f}ms for the other ranks"
         )
     raise PhalanxError(f"the desk answered with {reply!r}")

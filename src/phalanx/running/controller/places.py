@@ -153,6 +153,24 @@ class Place(Assembly):
             for each in self.deciding
         )
 
+    def post(self, call: DeskCall) -> None:
+        """Put a message or a receive where it waits, without looking for what it meets."""
+        boxes, owner = (
+            (self.sends, call.peer) if call.name == "send" else (self.receives, call.member)
+        )
+        boxes.setdefault(owner or 0, []).append(call)
+
+    def match_rest(self, decided: DeskCall) -> list[DeskCall]:
+        """What met while the last receive from any source of this kind was undecided."""
+        met: list[DeskCall] = []
+        for receive in _present(list(self.receives.get(decided.member, ()))):
+            if receive.tag == decided.tag and not receive.is_any_source:
+                send = self.take_message(receive, receive.peer or 0)
+                if send is not None:
+                    self.receives[decided.member].remove(receive)
+                    met += [send, receive]
+        return met
+
     def open_receives_from_any(self, send: DeskCall) -> list[DeskCall]:
         return [
             receive
