@@ -518,6 +518,10 @@ REFUSED_SPLITS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: dist.all_to_all_single(torch.ones(3), torch.ones(3), [1] * 3, [3, -1, 1]),
         r"input_split_sizes \[3, -1, 1\] has a negative one",
     ),
+    "splits as a tensor": (
+        lambda: dist.all_to_all_single(torch.ones(3), torch.ones(3), torch.ones(3, dtype=int)),
+        "output_split_sizes is a tensor; give a list of whole numbers",
+    ),
     "splits of a number": (
         lambda: dist.all_to_all_single(torch.tensor(1.0), torch.tensor(1.0)),
         "all_to_all_single: 1 elements do not divide among 3 ranks",

@@ -186,6 +186,15 @@ def check_tag(name: str, tag: int) -> int:
     return tag
 
 
+def as_splits(name: str, which: str, given: Sequence[int] | None) -> tuple[int, ...]:
+    if isinstance(given, Tensor):
+        raise UnsupportedTypeError(
+            f"{name}: {which}_split_sizes is a tensor; give a list of whole numbers, e.g. "
+            "sizes.tolist()"
+        )
+    return tuple(given or ())
+
+
 def check_splits(
     group: Any, name: str, which: str, tensor: Tensor, splits: Sequence[int]
 ) -> None:

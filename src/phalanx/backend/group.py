@@ -310,7 +310,8 @@ class RankGroup(Endpoint):
     ) -> OpWork | None:
         opts = options(dist.AllToAllOptions, opts, timeout=timeout)
         call = self._call("all_to_all_single")
-        outgoing, incoming = tuple(input_split_sizes or ()), tuple(output_split_sizes or ())
+        outgoing = arguments.as_splits(call.name, "input", input_split_sizes)
+        incoming = arguments.as_splits(call.name, "output", output_split_sizes)
         alike = alike_or_not(input, output)
         self._check(call.name, input, **alike)
         self._check(call.name, output, None, OUTPUT, **alike)
