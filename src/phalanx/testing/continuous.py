@@ -156,7 +156,7 @@ class MultiProcContinuousTest(RanksTestCase):
         assert cls._engine is not None
         what = cls, self.id(), cls.world_size, cls.rdvz_file, cls._environ
         try:
-            return cls._engine.call(live_as_rank, what, timeout=get_timeout(self.id()))
+            return cls._engine.call(live_as_rank, what, limit=get_timeout(self.id()))
         except PhalanxError:
             cls._renew_file()
             raise

@@ -140,7 +140,7 @@ class MultiProcessTestCase(RanksTestCase):
             return engine.call(
                 live_as_rank,
                 (*what, expects_code, getattr(self, "fake_pg", False)),
-                timeout=get_timeout(self.id()),
+                limit=get_timeout(self.id()),
             )
         except RankFailedError as error:
             if not expects_code:

@@ -10,13 +10,18 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial, wraps
 from typing import Any, ClassVar
 
+import torch
 import torch.distributed as dist
 
 from phalanx.backend.session import RankContext
+from phalanx.core.crew import Crew
 from phalanx.errors import PhalanxError
+from phalanx.running.crews import make_crew
+from phalanx.running.patches import patched
 from phalanx.running.threads import Settings, ThreadsEngine
 from phalanx.testing.cases import (
     DEFAULT_WORLD_SIZE,
@@ -31,6 +36,7 @@ from phalanx.testing.cases import (
     run_cleanups,
     test_name_of,
 )
+from phalanx.testing.equality import seed_torch
 from phalanx.testing.judging import Ended, end_of, run_all, settle
 
 __unittest = True
@@ -43,7 +49,7 @@ class MultiThreadedTestCase(RanksTestCase):
 
     MAIN_THREAD_RANK = MAIN_RANK
     global_store: ClassVar[Any]
-    _keeper: ClassVar[ThreadsEngine | None] = None
+    _crew: ClassVar[Crew | None] = None
 
     def setUp(self) -> None:
         """In the main thread."""
@@ -75,8 +81,8 @@ class MultiThreadedTestCase(RanksTestCase):
         """Have this test run on ranks. They start when the test method is called."""
         cls = type(self)
         cls.global_store = dist.HashStore()  # type: ignore[attr-defined]
-        if cls.__dict__.get("_keeper") is None:
-            cls._keeper = _keep_patches(cls)
+        if cls.__dict__.get("_crew") is None:
+            cls._crew = _keep_for(cls)
         self._spawned = True
 
     def _join(self, fn: Callable[..., Any]) -> None:
@@ -89,6 +95,7 @@ class MultiThreadedTestCase(RanksTestCase):
             limit=get_timeout(self.id()),
             replay=replay_of(self),
             test=fn,
+            crew=self._crew,
         )
 
     @classmethod
@@ -167,6 +174,7 @@ def run_on_threads(
     limit: float,
     replay: str | None,
     test: Callable[..., Any],
+    crew: Crew | None = None,
 ) -> None:
     """Call `live(rank)` on every rank and tell unittest how it went."""
     __tracebackhide__ = True
@@ -175,11 +183,14 @@ def run_on_threads(
 
     def main(context: RankContext) -> Ended:
         leave_out_torchrun(os.environ, before)
+        if context.rank:  # in torch's class ranks draw from one generator, so they differ
+            seed_torch(torch.initial_seed() + context.rank)
         ends[context.rank] = end = end_of(lambda: live(context.rank))
         return end
 
     def run() -> list[Ended]:
-        engine = ThreadsEngine(Settings(ranks=ranks, limit=limit, init=False, replay=replay))
+        settings = Settings(ranks=ranks, limit=limit, init=False, replay=replay)
+        engine = ThreadsEngine(settings, crew=crew)
         try:
             return engine.run(main)
         except PhalanxError as error:
@@ -191,13 +202,17 @@ def run_on_threads(
     settle(run, test)
 
 
-def _keep_patches(cls: type[MultiThreadedTestCase]) -> ThreadsEngine:
-    """An engine that is open while the class runs: so torch is not patched for every test."""
-    keeper = ThreadsEngine(Settings(ranks=1, init=False))
+def _keep_for(cls: type[MultiThreadedTestCase]) -> Crew:
+    """While the class runs: the patches of torch, and the threads of the ranks. Both take
+    longer to set up than a small test takes."""
+    kept = ExitStack()
+    kept.enter_context(patched())
+    crew = make_crew()
+    kept.callback(crew.close)
 
-    def close() -> None:
-        cls._keeper = None
-        keeper.close()
+    def release() -> None:
+        cls._crew = None
+        kept.close()
 
-    cls.addClassCleanup(close)
-    return keeper
+    cls.addClassCleanup(release)
+    return crew
