@@ -25,6 +25,7 @@ from phalanx.testing.marked.marker import (
     find_plan,
     is_ranks_marker,
 )
+from phalanx.testing.pytest_private import leave_asserts_alone
 
 PARAMETER = "_phalanx_ranks"
 _given = pytest.StashKey[Given]()
@@ -41,7 +42,8 @@ OPTIONS = (
 )
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    leave_asserts_alone(pluginmanager)
     group = parser.getgroup("phalanx", "tests on ranks (Phalanx)")
     for name, metavar, text in OPTIONS:
         dest = name.replace("-", "_")
@@ -306,8 +308,8 @@ def world() -> Any:
     return _only_on_ranks("world")
 
 
-@pytest.fixture(scope="session")
-def rank_tmp_path() -> Any:
+@pytest.fixture
+def rank_tmp_path(tmp_path: Any) -> Any:
     """A folder of this rank's own, inside `tmp_path`, which all ranks of the test share."""
     return _only_on_ranks("rank_tmp_path")
 

@@ -114,6 +114,13 @@ def shown_without_traceback(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
+def message_of(error: BaseException) -> str:
+    """The text of an error; that of a missing fixture would show our request."""
+    if isinstance(error, fixtures.FixtureLookupError) and error.msg is None:
+        return f"fixture {error.argname!r} not found"
+    return str(error)
+
+
 def call_fixture(definition: Any, request: Any, arguments: Mapping[str, Any]) -> Any:
     """Call the fixture's function, bound to the instance of the test class; of a generator,
     what it yields, and a finalizer is added to the request."""
@@ -138,6 +145,16 @@ def make_overridden(item: Any, definition: Any) -> Any:
 def make_in_main(item: Any, name: str) -> Any:
     """`request.getfixturevalue` of the item itself."""
     return item._request.getfixturevalue(name)
+
+
+# -- assertions -----------------------------------------------------------------------------
+
+
+def leave_asserts_alone(plugins: Any) -> None:
+    """Because we are a plugin, pytest would rewrite every `assert` in Phalanx as if it were a
+    test's, which takes about a second the first time. Ours are invariants."""
+    names: set[str] = getattr(plugins.rewrite_hook, "_must_rewrite", set())
+    names.discard("phalanx")
 
 
 # -- items ----------------------------------------------------------------------------------
@@ -278,8 +295,16 @@ def subtest_report(report: Any, message: str | None, values: Mapping[str, Any]) 
     """The report of a subtest, made from one of a test; None before pytest 9."""
     if _subtests is None:
         return None
-    context = _subtests.SubtestContext(msg=message, kwargs=values)
+    shown = {name: _AsItIs(value) for name, value in values.items()}
+    context = _subtests.SubtestContext(msg=message, kwargs=shown)
     return _subtests.SubtestReport._new(report, context, None, None)
+
+
+class _AsItIs(str):
+    """The `repr` of a value that is in a rank: pytest takes its `repr` once more."""
+
+    def __repr__(self) -> str:
+        return str(self)
 
 
 def count_failed_subtest(item: Any) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from phalanx.errors import RankExited, RankFailedError
+from phalanx.errors import RankFailedError
 from phalanx.report.failure import render_consequences
 from phalanx.report.layout import cut, labelled, rank_list
 from phalanx.testing import pytest_private as private
@@ -29,14 +29,14 @@ def show_failure(run: RanksRun, *, report: str, replay: str) -> Any:
     assert run.cause is not None
     groups = group_alike([run.cause, *run.others])
     whole = len(run.records)
-    if report == "concise":
-        body = [private.native_text(_concise(groups))]
+    if report in ("concise", "line"):
+        body = [private.native_text(_concise(groups[:1] if report == "line" else groups))]
     else:
         shown = groups[:1] if report == "first" else groups
         body = [part for group in shown for part in _show_group(group, whole)]
         if len(shown) < len(groups):
             body.append(private.native_text(_rest(groups[len(shown) :])))
-    tail = _tail(run, groups, replay)
+    tail = "" if report == "line" else _tail(run, groups, replay)
     parts = [(part, None, None) for part in body]
     parts.append(
         (private.native_text("\n" + tail if tail else ""), _crash(groups, whole), None)
@@ -59,7 +59,7 @@ def group_alike(failures: Sequence[Failure]) -> list[Group]:
     for failure in failures:
         key: Any = "verdict" if failure.verdict else failure.place
         if failure.crash is None and not failure.verdict:
-            key = (failure.kind, failure.message)
+            key = (failure.kind, str(failure.shown))
         groups.setdefault(key, []).append(failure)
     return list(groups.values())
 
@@ -92,7 +92,7 @@ def _heading(alike: Group, ranks: int) -> str:
 def _who(group: Group, ranks: int) -> str:
     failed = sorted({each.rank for each in group})
     if len(failed) == ranks and ranks > 1:
-        return f"all {ranks} ranks"
+        return f"all {ranks} ranks" if ranks > 2 else "both ranks"
     return rank_list(failed)
 
 
@@ -162,8 +162,7 @@ def _crash(groups: Sequence[Group], ranks: int) -> Any:
         text = f"{first.kind}: {(first.message.splitlines() or [''])[0]}"
     else:
         alike = [each for each in groups[0] if each.whole == first.whole]
-        did = "called " if isinstance(first.error, RankExited) else ""
-        text = f"{_who(alike, ranks)}: {did}{text}"
+        text = f"{_who(alike, ranks)}: {text}"
         failed = {each.rank for group in groups for each in group}
         rest = len(failed - {each.rank for each in alike})
         if rest:

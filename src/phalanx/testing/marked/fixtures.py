@@ -160,7 +160,7 @@ class RankFixtures:
         if not definitions or -index > len(definitions):
             raise private.lookup_error(name, request)
         definition = definitions[index]
-        if is_per_rank(definition, self.way):
+        if is_per_rank(definition, self.way) or self._maker(definition) is not None:
             value = self._make(name, index, definition, request)
         else:
             value = self._ask(name)
@@ -175,13 +175,16 @@ class RankFixtures:
             depths={**request.depths, name: index - 1},
         )
         self._give_parameter(inner, definition)
-        maker = self._makers.get(name) if _is_known(definition) else None
+        maker = self._maker(definition)
         if maker is not None:
             self.requests.append(inner)
             return maker(inner)
         arguments = {each: self.value(each, inner) for each in definition.argnames}
         self.requests.append(inner)  # after those it needs: they are torn down after it
         return private.call_fixture(definition, inner, arguments)
+
+    def _maker(self, definition: Any) -> Maker | None:
+        return self._makers.get(definition.argname) if _is_known(definition) else None
 
     def _give_parameter(self, request: RankRequest, definition: Any) -> None:
         callspec = getattr(self.item, "callspec", None)

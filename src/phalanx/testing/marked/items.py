@@ -6,16 +6,16 @@ because it needs torch.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from functools import wraps
 from typing import Any
 
 import pytest
 
-from phalanx.errors import UsageError
+from phalanx.errors import PhalanxWarning, UsageError
 from phalanx.report.layout import rank_list
-from phalanx.running.outcome import warn_of
+from phalanx.report.text import render
 from phalanx.testing import pytest_private as private
 from phalanx.testing.marked.failure import show_alike, show_failure
 from phalanx.testing.marked.fixtures import PARAMETER, per_rank_names, shared_values
@@ -79,6 +79,7 @@ def _call_for_examples(item: Any, way: Ranks, drawn: Any) -> None:
     inner = drawn.inner_test
     named = private.argument_names(item)
 
+    @wraps(inner)
     def on_ranks(*args: Any, **kwargs: Any) -> None:
         __tracebackhide__ = True
         _call_once(item, way, {k: v for k, v in kwargs.items() if k not in named})
@@ -116,11 +117,12 @@ def _raise(item: Any, run: RanksRun) -> None:
         raise run.error
     if len(run.skipped) == len(run.records):
         raise pytest.skip.Exception(run.skip_reason(), _use_item_location=True)
-    warn_of(run.findings, stacklevel=1)
+    for each in run.findings:
+        item.warn(PhalanxWarning(render(each), each))
     returned = next((each.returned for each in run.records if each.returned), None)
     if returned is not None:
         text = f"{item.nodeid} returned {returned} on a rank; use `assert`, not `return`"
-        warnings.warn(pytest.PytestWarning(text), stacklevel=1)
+        item.warn(pytest.PytestReturnNotNoneWarning(text))
 
 
 def _refuse(text: str) -> None:
@@ -221,6 +223,8 @@ def set_representation(item: Any, call: Any, report: Any) -> None:
     error = call.excinfo.value
     if run.cause is not None and error is run.raised:
         mode = item.config.getoption("ranks_report") or item.config.getini("ranks_report")
+        if item.config.getoption("tbstyle", "auto") == "line":
+            mode = "line"
         report.longrepr = show_failure(run, report=mode, replay=replay(item))
     elif report.skipped and len(run.skipped) == len(run.records) and run.records:
         place = run.records[0].skipped_at

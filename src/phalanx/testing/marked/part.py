@@ -113,7 +113,7 @@ class Part:
             phase=self._phase,
             when=when,
             kind=type(error).__name__,
-            message=str(error),
+            message=private.message_of(error),
             shown=shown,
             crash=private.crash_of(shown),
             verdict=verdict,

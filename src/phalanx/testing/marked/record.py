@@ -5,11 +5,15 @@ Made by `part.py` in a rank, judged by `run.py` and shown by `failure.py` in pyt
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Phase = Literal["setup", "call", "teardown"]
 End = Literal["unfinished", "passed", "skipped", "failed", "stopped"]
+
+
+_ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}\b")
 
 
 @dataclass
@@ -39,7 +43,15 @@ class Failure:
     def whole(self) -> str:
         """What is wrong, with the explanation of an assertion but without the ranks' own
         variables: ranks with the same text are shown as one."""
-        return self.crash.message if self.crash is not None else f"{self.kind}: {self.message}"
+        if self.kind == "RankExited":
+            text = f"called {self.message}"
+        elif self.kind == "RankDied":
+            text = self.message
+        elif self.crash is not None:
+            text = self.crash.message
+        else:
+            text = f"{self.kind}: {self.message}"
+        return _ADDRESS.sub("0x...", text)
 
     @property
     def line(self) -> str:

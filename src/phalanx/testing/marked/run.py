@@ -10,10 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from phalanx.errors import RankDied, RankExited, RankFailedError, VerdictError
+from phalanx.errors import HazardError, RankDied, RankExited, RankFailedError, VerdictError
 from phalanx.report.layout import rank_list
 from phalanx.testing import pytest_private as private
 from phalanx.testing.marked.record import Failure, Record
+
+OWN_REPORTS = (VerdictError, HazardError)
+"""Errors whose text is a whole report, so that a traceback would only hide it."""
 
 
 @dataclass
@@ -41,17 +44,22 @@ class RanksRun:
         error = self.error
         if error is None:
             return []
-        if isinstance(error, VerdictError):
+        if isinstance(error, OWN_REPORTS):
             own = [each for record in self.records for each in record.failures]
             if not any(each.verdict for each in own):
-                own.append(_bare(error, error.verdict.ranks[0] if error.verdict else 0))
+                own.append(_bare(error, 0))
             return own
         if not isinstance(error, RankFailedError):
             return []
         found: list[Failure] = []
         for rank, each in error.failures.items():
-            found += self.records[rank].failures or [_bare(each, rank)]
+            found += self.records[rank].failures or [_bare(each, rank, self.site(rank))]
         return found
+
+    def site(self, rank: int) -> Any:
+        """Where a rank was when it died, if that is known."""
+        verdict = getattr(self.error, "verdict", None)
+        return getattr(verdict, "sites", {}).get(rank)
 
     def _first(self) -> BaseException | None:
         """Whose error the engine calls the cause."""
@@ -66,7 +74,7 @@ class RanksRun:
                 failure.error, (private.Exit, KeyboardInterrupt)
             ):
                 return failure.error
-        if self.error is None or isinstance(self.error, (RankFailedError, VerdictError)):
+        if self.error is None or isinstance(self.error, (RankFailedError, *OWN_REPORTS)):
             return None
         return self.error
 
@@ -91,10 +99,14 @@ def _weight(failure: Failure, first: BaseException | None) -> tuple[bool, bool, 
     return (expected, failure.error is not first, failure.when)
 
 
-def _bare(error: BaseException, rank: int) -> Failure:
+def _bare(error: BaseException, rank: int, site: Any = None) -> Failure:
     """A failure that no record tells of: the rank died, or our own report on all of them."""
     died = isinstance(error, (RankDied, RankExited))
     text = str(error)
+    if isinstance(error, RankDied):
+        text = text.partition("\n")[0]  # what it wrote last is among the captured output
+        if site is not None:
+            text += f"\n{site} in {site.function}\n>  {site.source}"
     return Failure(
         rank=rank,
         phase="call",
@@ -102,6 +114,6 @@ def _bare(error: BaseException, rank: int) -> Failure:
         kind=type(error).__name__,
         message=text,
         shown=text if died else f"{type(error).__name__}: {text}",
-        verdict=isinstance(error, VerdictError),
+        verdict=isinstance(error, OWN_REPORTS),
         error=error,
     )

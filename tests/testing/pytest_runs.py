@@ -1,0 +1,89 @@
+"""Run real pytest on real test files in a folder of its own, and read what it printed.
+
+Used by the tests of the pytest plugin. The files come from `plugin_samples/`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+SAMPLES = Path(__file__).parent / "plugin_samples"
+_OUTCOME = re.compile(
+    r"^(PASSED|FAILED|SKIPPED|XFAIL|XPASS|ERROR|SUBFAILED\S*)\s+(?:\[\d+\] )?"
+    r"(\S+?\.py\S*)(?:: | - |$)(.*)$",
+    re.MULTILINE,
+)
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A run of pytest that has ended."""
+
+    code: int
+    text: str
+    outcomes: dict[str, str] = field(default_factory=dict)
+    """By the part of the id after the file."""
+    reasons: dict[str, str] = field(default_factory=dict)
+
+    def section(self, name: str) -> str:
+        """What is printed about one failed test, without the heading."""
+        found = re.search(
+            rf"^_+ {re.escape(name)} _+\n(.*?)(?=^(?:_{{3,}} .* _{{3,}}|={{3,}} .*)$)",
+            self.text,
+            re.MULTILINE | re.DOTALL,
+        )
+        assert found is not None, f"{name} is not in:\n{self.text}"
+        return found.group(1)
+
+
+def run_pytest(
+    folder: Path,
+    *args: str,
+    files: dict[str, str] | None = None,
+    samples: tuple[str, ...] = (),
+    env: dict[str, str] | None = None,
+    stdin: str | None = None,
+    timeout: float = 100,
+) -> Ran:
+    """Write the files, copy the samples (as `test_NAME.py`) and run pytest on the folder."""
+    for name, text in (files or {}).items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    for name in samples:
+        shutil.copy(SAMPLES / f"{name}.py", folder / f"test_{name}.py")
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *args]
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env={**_environ(), **(env or {})},
+        input=stdin,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    found = _OUTCOME.findall(done.stdout)
+    return Ran(
+        done.returncode,
+        done.stdout,
+        {_short(node): outcome for outcome, node, _ in found},
+        {_short(node): reason for _, node, reason in found},
+    )
+
+
+def _short(node: str) -> str:
+    return node.partition("::")[2] or node
+
+
+def _environ() -> dict[str, str]:
+    """Without what the pytest around us has set."""
+    own = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
+    return {**own, "COLUMNS": "100"}
