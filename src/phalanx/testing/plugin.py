@@ -132,12 +132,17 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def _plan(metafunc: pytest.Metafunc) -> Plan | None:
     definition = metafunc.definition
     try:
-        plan = find_plan(list(definition.iter_markers()), metafunc.config.stash[_given])
+        plan = find_plan(_closest_first(definition), metafunc.config.stash[_given])
         if plan is not None:
             _check(plan)
     except UsageError as error:
         pytest.fail(f"{definition.nodeid}: {error}", pytrace=False)
     return plan
+
+
+def _closest_first(node: Any) -> list[pytest.Mark]:
+    """Also within a class: pytest lists the marks of its bases before its own."""
+    return [mark for each in reversed(node.listchain()) for mark in reversed(each.own_markers)]
 
 
 def _check(plan: Plan) -> None:
