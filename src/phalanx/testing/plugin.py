@@ -88,13 +88,13 @@ def _parse(
     values: dict[str, Any] = {}
     if text := read("ranks"):
         where = f"{prefix} {text}"
-        sizes = check_sizes([_number(each, where) for each in text.split(",")], where)
+        sizes = check_sizes([_number(each, where, "2,4") for each in text.split(",")], where)
     if text := read("ranks_engine"):
-        engines = check_engines(text.split(","), f"{text} ({prefix}{joint}engine)")
+        engines = check_engines(text.split(","), f"{prefix}{joint}engine {text}")
     if text := read("ranks_backend"):
         values["backend"] = text
     if text := read("ranks_seed"):
-        values["seed"] = _number(text, f"{prefix}{joint}seed {text}")
+        values["seed"] = _number(text, f"{prefix}{joint}seed {text}", "7")
     if text := read("ranks_timeout"):
         values["timeout"] = _seconds(text, f"{prefix}{joint}timeout {text}")
     report = read("ranks_report")
@@ -103,11 +103,11 @@ def _parse(
     return sizes, engines, values
 
 
-def _number(text: str, where: str) -> int:
+def _number(text: str, where: str, example: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise UsageError(f"{where}: whole numbers are needed, e.g. --ranks 2,4") from None
+        raise UsageError(f"{where}: whole numbers are needed, e.g. {example}") from None
 
 
 def _seconds(text: str, where: str) -> float:
@@ -135,9 +135,10 @@ def _plan(metafunc: pytest.Metafunc) -> Plan | None:
         plan = find_plan(_closest_first(definition), metafunc.config.stash[_given])
         if plan is not None:
             _check(plan)
+        return plan
     except UsageError as error:
-        pytest.fail(f"{definition.nodeid}: {error}", pytrace=False)
-    return plan
+        problem = str(error)
+    pytest.fail(f"{definition.nodeid}: {problem}", pytrace=False)
 
 
 def _closest_first(node: Any) -> list[pytest.Mark]:

@@ -96,9 +96,11 @@ def find_plan(markers: Sequence[Any], given: Given) -> Plan | None:
             "with --ranks 4 or `ranks = 4` in the ini file"
         )
     asked = _closest(own)
-    engines = given.engines or _engines(asked.pop("engine", None)) or given.default_engines
+    asked_engines = _engines(asked.pop("engine", None))
+    engines = given.engines or asked_engines or given.default_engines
+    only_processes = not given.engines and asked_engines == ("processes",)
     ways = [
-        _way(size, engine, asked, given)
+        _way(size, engine, asked, given, is_asked=only_processes)
         for size in sizes
         for engine in (engines or ("threads",))
     ]
@@ -150,7 +152,8 @@ def _closest(markers: Iterable[Any]) -> dict[str, Any]:
 def _engines(given: Any) -> tuple[str, ...]:
     if given is None:
         return ()
-    return check_engines(given.split(",") if isinstance(given, str) else given, f"{given!r}")
+    where = f"engine={given!r}"
+    return check_engines(given.split(",") if isinstance(given, str) else given, where)
 
 
 def check_engines(given: Any, where: str) -> tuple[str, ...]:
@@ -160,16 +163,17 @@ def check_engines(given: Any, where: str) -> tuple[str, ...]:
         names = ()
     if not names or not set(names) <= set(ENGINES):
         raise UsageError(
-            f"engine={where}: choose {' or '.join(map(repr, ENGINES))}, or several with a "
-            "comma between them"
+            f"{where}: choose {' or '.join(ENGINES)}, or both with a comma between them"
         )
     return tuple(dict.fromkeys(names))
 
 
-def _way(size: int, engine: str, asked: Mapping[str, Any], given: Given) -> Ranks:
+def _way(
+    size: int, engine: str, asked: Mapping[str, Any], given: Given, *, is_asked: bool
+) -> Ranks:
     values = {**given.defaults, **asked, **given.options}
     if engine == "processes":
-        _drop_what_only_threads_have(values, asked)
+        _drop_what_only_threads_have(values, asked if is_asked else {})
     timeout = values.get("timeout", DEFAULT_LIMIT)
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or timeout < 0:
         raise UsageError(
@@ -193,8 +197,8 @@ def _way(size: int, engine: str, asked: Mapping[str, Any], given: Given) -> Rank
 
 
 def _drop_what_only_threads_have(values: dict[str, Any], asked: Mapping[str, Any]) -> None:
-    """A seed given for the whole run is for the tests that can have one; one in the marker of
-    a test on processes is a mistake and told as such."""
+    """A seed is for the engine that can have one. One in a marker that asks for processes is a
+    mistake, and told as such."""
     for name in ("seed", "clock"):
         if name not in asked:
             values.pop(name, None)
