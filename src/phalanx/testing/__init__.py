@@ -80,6 +80,9 @@ if TYPE_CHECKING:
     from phalanx.testing.samples import SaveForwardInputsModel as SaveForwardInputsModel
     from phalanx.testing.samples import SaveForwardInputsModule as SaveForwardInputsModule
     from phalanx.testing.samples import simple_sparse_reduce_tests as simple_sparse_reduce_tests
+    from phalanx.testing.shapes import DistributedFixture as DistributedFixture
+    from phalanx.testing.shapes import DistributedTest as DistributedTest
+    from phalanx.testing.shapes import debug_launcher as debug_launcher
     from phalanx.testing.skips import TEST_SKIPS as TEST_SKIPS
     from phalanx.testing.skips import TestSkip as TestSkip
     from phalanx.testing.skips import at_least_x_gpu as at_least_x_gpu
@@ -167,6 +170,7 @@ _ROOMS = {
         "SaveForwardInputsModule",
         "simple_sparse_reduce_tests",
     ),
+    "shapes": ("DistributedFixture", "DistributedTest", "debug_launcher"),
     "skips": (
         "TEST_SKIPS",
         "TestSkip",
