@@ -64,6 +64,8 @@ def end_of(test: Callable[[], Any], *, keeps_code: bool = False) -> Ended:
         if _is_outcome(error, "skip"):
             return Ended(skip=_outcome_text(error))
         drop_harness_frames(error)
+        if here.strand is None and _is_outcome(error, "fail"):
+            raise _that_travels(error).with_traceback(error.__traceback__) from None
         raise
     return Ended()
 
@@ -82,6 +84,16 @@ def _is_outcome(error: BaseException, name: str) -> bool:
     """Whether the test called pytest.skip(), pytest.fail() or pytest.xfail()."""
     pytest: Any = sys.modules.get("pytest")
     return pytest is not None and isinstance(error, getattr(pytest, name).Exception)
+
+
+class ExpectedFailure(Exception):
+    """pytest.xfail() was called in a rank that is a process."""
+
+
+def _that_travels(error: BaseException) -> Exception:
+    """pytest's own exceptions cannot be pickled: they say that they are builtins."""
+    kind = ExpectedFailure if _is_outcome(error, "xfail") else AssertionError
+    return kind(_outcome_text(error))
 
 
 def _outcome_text(error: BaseException) -> str:
@@ -199,9 +211,11 @@ def _waits_for_skipped(error: VerdictError, returned: Mapping[int, Any]) -> bool
 
 def _failed(error: RankFailedError) -> BaseException:
     failures = list(error.failures.values())
-    expected = [each for each in failures if _is_outcome(each, "xfail")]
-    if expected and len(expected) == len(failures):
-        return expected[0]  # pytest knows what it means
+    expected = [each for each in failures if _is_expected(each)]
+    pytest: Any = sys.modules.get("pytest")
+    if pytest is not None and expected and len(expected) == len(failures):
+        reason: BaseException = pytest.xfail.Exception(_outcome_text(expected[0]))
+        return reason
     alike = all(
         isinstance(each, AssertionError) or _is_outcome(each, "fail") for each in failures
     )
@@ -209,6 +223,10 @@ def _failed(error: RankFailedError) -> BaseException:
     return kind(
         "\n".join([str(error), *_traces(error.failures)]), error.failures, error.verdict
     )
+
+
+def _is_expected(failure: BaseException) -> bool:
+    return isinstance(failure, ExpectedFailure) or _is_outcome(failure, "xfail")
 
 
 def _traces(failures: Mapping[int, BaseException]) -> list[str]:
