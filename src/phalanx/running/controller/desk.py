@@ -128,13 +128,11 @@ class Desk:
         call.signature = call if signature is None else signature
         call.entered = not blocking
         here.last = call
+        here.calls[ticket] = call
         if self.stopping:
-            if not blocking:
-                return [Reply(rank, ticket, "go")]
             if not what.is_message:
                 place.meet(call)
-            return [self._stop(call)]
-        here.calls[ticket] = call
+            return [self._stop(call) if blocking else Reply(rank, ticket, "go")]
         self._ask(call, timed=timed, threads=threads)
         if what.is_message:
             return self._exchange(call, blocking=blocking)
@@ -176,11 +174,18 @@ class Desk:
         receive = self._ranks[rank].calls.pop(ticket, None)
         if receive is None:
             return []
-        send = receive.place.take_message(receive, source)
+        place = receive.place
+        send = place.take_message(receive, source)
         met = [] if send is None else [send]
-        if not receive.place.is_undecided(receive):
-            met += receive.place.match_rest(receive)
-        return list(self._settle(met))
+        if place.is_undecided(receive):
+            return list(self._settle(met))
+        replies = list(self._settle(met + place.match_rest(receive)))
+        waiting = place.open_receives_from_any(receive.member, receive.tag)
+        if waiting and place.messages_for(receive):
+            for each in waiting:
+                place.withdraw(each)
+            replies += self._decide(waiting)
+        return replies
 
     def finished(self, rank: int) -> list[Reply]:
         return self._leave(rank, "finished")
@@ -238,7 +243,7 @@ class Desk:
             return [self._answer(call, "go")]
         if call.is_any_source and place.messages_for(call):
             return self._decide([call])
-        if sending and (open_ones := place.open_receives_from_any(call)):
+        if sending and (open_ones := place.open_receives_from_any(call.peer, call.tag)):
             for receive in open_ones:
                 place.withdraw(receive)
             place.post(call)

@@ -171,11 +171,11 @@ class Place(Assembly):
                     met += [send, receive]
         return met
 
-    def open_receives_from_any(self, send: DeskCall) -> list[DeskCall]:
+    def open_receives_from_any(self, member: int | None, tag: int | None) -> list[DeskCall]:
         return [
             receive
-            for receive in _present(self.receives.get(send.peer or 0, ()))
-            if receive.is_any_source and receive.tag == send.tag
+            for receive in _present(self.receives.get(member or 0, ()))
+            if receive.is_any_source and receive.tag == tag
         ]
 
     def messages_for(self, receive: DeskCall) -> list[DeskCall]:
