@@ -7,6 +7,7 @@ only; what they do is in the modules beside it, from `items.py` on.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Generator
 from typing import Any
 
@@ -222,6 +223,15 @@ def _refuse_lost_marker(item: Any) -> None:
     )
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
+    try:
+        return (yield)
+    finally:
+        if _way(item) is not None and (items := _loaded("items")) is not None:
+            items.forget(item)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     __tracebackhide__ = True
@@ -242,7 +252,7 @@ def pytest_runtest_makereport(
     if _way(item) is not None and call.when == "call":
         from phalanx.testing.marked import items
 
-        items.set_representation(item, call, report)
+        items.set_place_of_skip(item, report)
     return report
 
 
@@ -258,19 +268,52 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish() -> None:
-    import sys
-
-    processes = sys.modules.get("phalanx.testing.marked.on_processes")
-    if processes is not None:
+    if (processes := _loaded("on_processes")) is not None:
         processes.close_engines()
 
 
-def pytest_leave_pdb() -> None:
-    import sys
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """`--pdb` opens a debugger where the frames are, not in vain where they are not."""
+    plugins = session.config.pluginmanager
+    invoke = plugins.get_plugin("pdbinvoke")
+    if invoke is not None:
+        plugins.unregister(invoke)
+        plugins.register(_PdbOnThreads(invoke), "pdbinvoke")
 
-    threads = sys.modules.get("phalanx.testing.marked.on_threads")
-    if threads is not None:
-        threads.reinstall_streams()
+
+class _PdbOnThreads:
+    """pytest's own plugin for `--pdb`, except for tests whose ranks are processes."""
+
+    def __init__(self, original: Any) -> None:
+        self._original = original
+        self.pytest_internalerror = original.pytest_internalerror
+
+    def pytest_exception_interact(self, node: Any, call: Any, report: Any) -> None:
+        way = _way(node)
+        if way is None or way.engine == "threads":
+            self._original.pytest_exception_interact(node, call, report)
+            return
+        reporter = node.config.pluginmanager.get_plugin("terminalreporter")
+        if reporter is not None:
+            reporter.write_line(
+                f"\nno debugger for {node.nodeid}: its ranks were processes, whose frames are "
+                "gone; run it with --ranks-engine threads"
+            )
+
+
+def pytest_enter_pdb() -> None:
+    if (threads := _loaded("on_threads")) is not None:
+        threads.enter_debugger()
+
+
+def pytest_leave_pdb() -> None:
+    if (threads := _loaded("on_threads")) is not None:
+        threads.leave_debugger()
+
+
+def _loaded(name: str) -> Any:
+    """One of our modules that need torch, if a test has needed it."""
+    return sys.modules.get(f"phalanx.testing.marked.{name}")
 
 
 # -- fixtures ---------------------------------------------------------------------------------

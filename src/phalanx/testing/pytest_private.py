@@ -11,6 +11,7 @@ import inspect
 import io
 import logging
 import os
+import pdb
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from _pytest import assertion, fixtures
+from _pytest import assertion, debugging, fixtures
 from _pytest import config as configuration
 from _pytest import warnings as recorded_warnings
 from _pytest._code import code
@@ -112,6 +113,11 @@ def shown_without_traceback(error: BaseException) -> str:
     if isinstance(error, fixtures.FixtureLookupError):
         return str(error.formatrepr())
     return f"{type(error).__name__}: {error}"
+
+
+def is_lookup_error(error: BaseException) -> bool:
+    """One that cannot be shown without the request it was raised by."""
+    return isinstance(error, fixtures.FixtureLookupError)
 
 
 def message_of(error: BaseException) -> str:
@@ -365,6 +371,12 @@ class RankSession:
             self.config._do_configure()
             self.config.pluginmanager.unregister(name="terminalreporter")
             self.config.hook.pytest_sessionstart(session=self.session)
+        pdb.set_trace = _no_terminal
+        debugging.pytestPDB.set_trace = staticmethod(_no_terminal)  # type: ignore[method-assign]
+
+    def close(self) -> None:
+        with self._quiet():
+            self.config._ensure_unconfigure()
 
     @contextmanager
     def _quiet(self) -> Iterator[None]:
@@ -409,6 +421,15 @@ class RankSession:
         finally:
             with suppress(StopIteration):
                 explained.send(None)
+
+
+def _no_terminal(*args: Any, **kwargs: Any) -> None:
+    """For `breakpoint()` and `pytest.set_trace()` in a rank's process."""
+    pytest.fail(
+        "breakpoint() in a rank that is a process, which has no terminal; run the test with "
+        "--ranks-engine threads",
+        pytrace=False,
+    )
 
 
 def share_base_folder(config: Any, folder: str) -> None:

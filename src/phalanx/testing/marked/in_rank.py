@@ -1,13 +1,13 @@
 """A test's part in a rank that is a process: finds the item there and runs it.
 
 `run_errand` is what `on_processes.py` calls in every rank. The process keeps a session of
-pytest between tests, so a file is imported and collected once. Never used in pytest's process.
+pytest between tests, so a file is collected once. Never used in pytest's own process.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import pytest
@@ -22,7 +22,8 @@ from phalanx.testing.marked.record import Record
 from phalanx.testing.marked.travel import Errand, PartFailed, pack_record
 from phalanx.testing.marked.worlds import RankWorld
 
-_sessions: dict[tuple[str, ...], RankProcess] = {}
+_present: list[RankProcess] = []
+"""The session of pytest in this process, for the file whose tests run now."""
 
 
 def get_ready(errand: Errand) -> None:
@@ -43,17 +44,29 @@ def _settle(errand: Errand) -> RankProcess:
         else:
             os.environ[name] = value
     os.environ["PYTEST_CURRENT_TEST"] = f"{errand.nodeid} (call)"
-    if errand.args not in _sessions:
-        _sessions[errand.args] = RankProcess(errand)
-    return _sessions[errand.args]
+    if _present and not _present[0].is_for(errand):
+        _present.pop().close()
+    if not _present:
+        _present.append(RankProcess(errand))
+    return _present[0]
 
 
 class RankProcess:
-    """The session of pytest in this process, and what it has made for classes and modules."""
+    """A session of pytest for one file, and what it has made for classes and modules. Another
+    file gets another session, which takes 50 ms: pytest 9.2 loses sight of the fixtures in
+    conftest files when a session collects twice."""
 
     def __init__(self, errand: Errand) -> None:
+        self._key = (errand.args, errand.file)
         self._pytest = private.RankSession(errand.args, errand.worker)
         self._wide: dict[Any, Iterator[None]] = {}
+
+    def is_for(self, errand: Errand) -> bool:
+        return self._key == (errand.args, errand.file)
+
+    def close(self) -> None:
+        self._leave_wide(())
+        self._pytest.close()
 
     def find(self, errand: Errand) -> Any:
         item = self._pytest.item(errand.file, errand.nodeid)
@@ -114,13 +127,16 @@ class RankProcess:
             and (definitions := private.fixture_definitions(item, name))
             and definitions[-1].scope != "function"
         }
-        for definition in [each for each in reversed(self._wide) if each not in wanted]:
-            next(self._wide.pop(definition), None)
+        self._leave_wide(wanted)
         for definition in wanted:
             if definition not in self._wide:
                 made = definition.func(part.request)
                 next(made)
                 self._wide[definition] = made
+
+    def _leave_wide(self, wanted: Collection[Any]) -> None:
+        for definition in [each for each in reversed(self._wide) if each not in wanted]:
+            next(self._wide.pop(definition), None)
 
 
 def _refuse_late(name: str) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import pytest
@@ -98,6 +98,7 @@ def _call_once(item: Any, way: Ranks, extra: Mapping[str, Any]) -> None:
     on_ranks = run_on_threads if way.engine == "threads" else run_on_processes
     run = on_ranks(item, way, shared=shared, extra=extra, replay=replay(item))
     item.stash[_last_run] = run
+    item.repr_failure = partial(_represent, item, run)
     _add_sections(item, run)
     _add_properties(item, run)
     _tell_subtests(item, run)
@@ -215,18 +216,30 @@ def _as_raised(error: BaseException | None) -> Iterator[None]:
     yield
 
 
-def set_representation(item: Any, call: Any, report: Any) -> None:
-    """Put our representation where pytest has made one of the error that we raised."""
+def _represent(item: Any, run: RanksRun, excinfo: Any) -> Any:
+    """What pytest asks the item for when its call has failed."""
+    if run.cause is None or excinfo.value is not run.raised:
+        return type(item).repr_failure(item, excinfo)
+    mode = item.config.getoption("ranks_report") or item.config.getini("ranks_report")
+    if item.config.getoption("tbstyle", "auto") == "line":
+        mode = "line"
+    return show_failure(run, report=mode, replay=replay(item))
+
+
+def set_place_of_skip(item: Any, report: Any) -> None:
+    """Where the first rank skipped; pytest would say where the test begins."""
     run = item.stash.get(_last_run, None)
-    if run is None or call.when != "call" or call.excinfo is None:
+    if run is None or not isinstance(report.longrepr, tuple):
         return
-    error = call.excinfo.value
-    if run.cause is not None and error is run.raised:
-        mode = item.config.getoption("ranks_report") or item.config.getini("ranks_report")
-        if item.config.getoption("tbstyle", "auto") == "line":
-            mode = "line"
-        report.longrepr = show_failure(run, report=mode, replay=replay(item))
-    elif report.skipped and len(run.skipped) == len(run.records) and run.records:
-        place = run.records[0].skipped_at
-        if place is not None and isinstance(report.longrepr, tuple):
-            report.longrepr = (*place, report.longrepr[2])
+    place = run.records[0].skipped_at
+    if report.skipped and len(run.skipped) == len(run.records) and place is not None:
+        report.longrepr = (*place, report.longrepr[2])
+
+
+def forget(item: Any) -> None:
+    """After the test: a failure holds frames, and they hold tensors."""
+    if _last_run in item.stash:
+        del item.stash[_last_run]
+        del item.repr_failure
+    if _ready in item.stash:
+        del item.stash[_ready]

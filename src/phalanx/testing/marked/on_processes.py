@@ -14,7 +14,7 @@ from typing import Any
 
 from phalanx.errors import RankFailedError, UsageError
 from phalanx.running.processes.engine import ProcessesEngine, ProcessSettings
-from phalanx.running.processes.parcel import pack_value
+from phalanx.running.processes.parcel import pack
 from phalanx.testing import pytest_private as private
 from phalanx.testing.marked.fixtures import is_per_rank
 from phalanx.testing.marked.in_rank import PROCESS_MAKERS, get_ready, run_errand
@@ -70,8 +70,8 @@ def run_on_processes(
     known = len(engine.findings)
     values: list[Any] = []
     error: BaseException | None = None
+    errand = _errand(item, way, shared, extra, kept.changes())
     try:
-        errand = _errand(item, way, shared, extra, kept.changes())
         if errand.file not in kept.files:
             engine.call(get_ready, (replace(errand, shared={}, extra={}),))
             kept.files.add(errand.file)
@@ -82,6 +82,9 @@ def run_on_processes(
             limit=way.limit,
             on_output=lambda rank, stream, text: streams[stream].write(rank, text),
         )
+    except UsageError as problem:
+        error = _name_fixture(errand.shared) or problem
+        kept.files.clear()
     except BaseException as problem:
         error = problem
         kept.files.clear()
@@ -121,8 +124,6 @@ def _errand(
 ) -> Errand:
     needed = _needed(item, way)
     sent = {key: value for key, value in shared.items() if key[0] in needed}
-    for (name, _), value in sent.items():
-        _check_travels(name, value)
     return Errand(
         nodeid=item.nodeid,
         file=str(item.path),
@@ -146,18 +147,19 @@ def _needed(item: Any, way: Ranks) -> set[str]:
     return needed - set(PROCESS_MAKERS)
 
 
-def _check_travels(name: str, value: Any) -> None:
-    if value is None or isinstance(value, (bool, int, float, str, bytes, os.PathLike)):
-        return
-    try:
-        pack_value(value)
-    except UsageError as error:
-        raise UsageError(
-            f"the fixture {name!r} is made once, in pytest's process, and its value cannot be "
-            f"sent to ranks that are processes ({error}). Put "
-            "@phalanx.testing.once_per_rank on the fixture, so that each rank makes its own, "
-            "or run the test on threads"
-        ) from None
+def _name_fixture(shared: Mapping[tuple[str, int], Any]) -> UsageError | None:
+    """The fixture whose value cannot be sent, if that is the reason of a refusal."""
+    for (name, _), value in shared.items():
+        try:
+            pack(value)
+        except Exception as error:
+            return UsageError(
+                f"the fixture {name!r} is made once, in pytest's process, and its value cannot "
+                f"be sent to ranks that are processes: {str(error) or type(error).__name__}. "
+                "Put @phalanx.testing.once_per_rank on the fixture, so that each rank makes its "
+                "own, or run the test on threads"
+            )
+    return None
 
 
 def _records(way: Ranks, values: list[Any], error: BaseException | None) -> list[Record]:

@@ -153,10 +153,18 @@ def _tell_nobody(error: BaseException) -> None:
 _running: list[Streams] = []
 
 
-def reinstall_streams() -> None:
-    """After a debugger has given pytest its streams back: those of the ranks again."""
-    if _running and here.strand is not None:
-        _running[-1].install()
+def enter_debugger() -> None:
+    """The rank that has a prompt waits for its user: nobody else runs meanwhile."""
+    if here.strand is not None:
+        here.strand.baton.frozen = True
+
+
+def leave_debugger() -> None:
+    """pytest has its streams back; put those of the ranks there again."""
+    if here.strand is not None:
+        here.strand.baton.frozen = False
+        if _running:
+            _running[-1].install()
 
 
 class Errands:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from phalanx.testing import pytest_private as private
 from phalanx.testing.marked.marker import Ranks
 from phalanx.testing.marked.record import Failure, Record
 
@@ -79,11 +80,14 @@ def _failures(record: Record) -> list[Failure]:
 def pack_error(error: BaseException | None) -> Packed | None:
     if error is None:
         return None
-    data = None
-    with suppress(Exception):
-        data = pickle.dumps(error, pickle.HIGHEST_PROTOCOL)
-    bases = tuple((each.__module__, each.__qualname__) for each in type(error).__mro__)
-    return Packed(data, type(error).__name__, str(error), bases)
+    data, classes = None, type(error).__mro__
+    if private.is_lookup_error(error):
+        classes = classes[1:]
+    else:
+        with suppress(Exception):
+            data = pickle.dumps(error, pickle.HIGHEST_PROTOCOL)
+    bases = tuple((each.__module__, each.__qualname__) for each in classes)
+    return Packed(data, type(error).__name__, private.message_of(error), bases)
 
 
 def unpack_error(packed: Packed) -> BaseException:
