@@ -10,12 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from phalanx.backend import private
 from phalanx.backend.profiles import Profile, Use, profile_of
 from phalanx.backend.profiles.rules import CPU, CUDA, INPUT, OUTPUT
 from phalanx.backend.reduction import NAMES
+
+_passed: dict[str, set[Any]] = {}
+"""What has passed in other groups of the same description: rules look at nothing else of a
+group, and tests make many that are used for a call or two."""
 
 
 class Admission:
@@ -29,6 +34,7 @@ class Admission:
         self._known = False
         self.passed: set[Any] = set()
         """(op, part, reduce op, dtype, on the CPU) of ordinary tensors that passed."""
+        self._elsewhere: set[Any] = set()
 
     def profile(self, device: str) -> Profile | None:
         """The rules for tensors on a kind of device; None where none are written down."""
@@ -36,6 +42,8 @@ class Admission:
             config = self._config()
             self._known = config is not None
             self._profile = profile_of(config or self._name)
+            if config is not None:
+                self._elsewhere = _passed.setdefault(config, set())
         return self._profile.on(device) if self._profile else None
 
     def check(
@@ -43,10 +51,14 @@ class Admission:
     ) -> None:
         """Raise if the backend does not take this tensor here. `code` is the reduce op."""
         key = (op, part, code, tensor.dtype, tensor.is_cpu)
-        if key in self.passed and not (more or tensor.requires_grad) and is_plain(tensor):
+        usual = not (more or tensor.requires_grad) and is_plain(tensor)
+        if usual and key in self.passed:
             return
         profile = self.profile(tensor.device.type)
         if profile is None or tensor.is_meta:  # torch itself does nothing with meta tensors
+            return
+        if usual and key in self._elsewhere and is_no_corner_case(tensor):
+            self.passed.add(key)
             return
         reduce_op = None if code is None else NAMES[code]
         use = Use.of(op, tensor, reduce_op=reduce_op, part=part, **more)
@@ -57,6 +69,7 @@ class Admission:
             raise rule.error_for(use)
         if self._known and is_ordinary(use):
             self.passed.add(key)
+            self._elsewhere.add(key)
 
     def check_outputs(
         self, op: str, tensors: Iterable[Tensor], code: int | None = None
@@ -81,6 +94,10 @@ def is_ordinary(use: Use) -> bool:
     """Whether others of the same dtype pass where this one did."""
     plain = use.layout == "strided" and use.contiguous
     return plain and not (use.empty or use.zero_dim or use.grad)
+
+
+def is_no_corner_case(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided and tensor.dim() > 0 and tensor.numel() > 0
 
 
 def is_plain(tensor: Tensor) -> bool:

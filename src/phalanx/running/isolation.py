@@ -268,6 +268,16 @@ def _show_to_c(environ: Mapping[str, str], keys: Iterable[str] | None = None) ->
                 _putenv(key, value)
 
 
+def environ_here() -> dict[str, str]:
+    """A copy of the caller's environment. What the class inherits decodes every variable on
+    its own way through the mapping, which takes long for so common a thing."""
+    own = _own_environ()
+    if own is not None:
+        return dict(own)
+    decode = os.fsdecode
+    return {decode(key): decode(value) for key, value in os.environ._data.items()}  # type: ignore[attr-defined]
+
+
 def _own_environ() -> dict[str, str] | None:
     strand = here.strand
     return None if strand is None else strand.local.environ

@@ -39,7 +39,7 @@ from phalanx.errors import RankStopped, UsageError, VerdictError
 from phalanx.model import Stall, Verdict
 from phalanx.report.positions import render_positions
 from phalanx.running.calls import enter_thread
-from phalanx.running.isolation import RankSwitcher
+from phalanx.running.isolation import RankSwitcher, environ_here
 from phalanx.running.outcome import Outcome, Outcomes, check_findings, find_error
 from phalanx.running.patches import groups_by_thread, patched
 from phalanx.running.snapshots import group_views, is_debugging, take_snapshot, user_stacks
@@ -145,7 +145,7 @@ class ThreadsEngine:
 
     def _new_session(self) -> Session:
         settings = self.settings
-        base = {**os.environ, **(settings.environ or {})}
+        base = {**environ_here(), **(settings.environ or {})}
         session = Session(
             settings.ranks,
             report=lambda verdict: error_for(verdict, settings.replay),

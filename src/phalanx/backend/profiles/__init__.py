@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from phalanx.backend.profiles.gloo import GLOO
 from phalanx.backend.profiles.nccl import NCCL
 from phalanx.backend.profiles.rules import (
@@ -22,6 +24,7 @@ DEFAULT = "cpu:gloo,cuda:nccl"
 _KNOWN = {"gloo": GLOO, "nccl": NCCL}
 
 
+@cache
 def profile_of(backend: str | None = None) -> Profile | None:
     """The profile of a backend by torch's name for it; None for one that has no profile.
 
