@@ -133,6 +133,7 @@ class MultiProcessTestCase(RanksTestCase):
             init=False,
             environ=self._environ,
             replay=replay_of(self),
+            checked=not expects_code,  # or ranks that wait for one that dies would be stopped
         )
         engine = ProcessesEngine(settings)
         what = type(self), self._current_test_name(), self.file_name, self._environ
@@ -141,6 +142,7 @@ class MultiProcessTestCase(RanksTestCase):
                 live_as_rank,
                 (*what, expects_code, getattr(self, "fake_pg", False)),
                 limit=get_timeout(self.id()),
+                patient=expects_code,
             )
         except RankFailedError as error:
             if not expects_code:

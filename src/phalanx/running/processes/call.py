@@ -64,6 +64,7 @@ class CallInProgress:
         limit: float | None,
         replay: str | None,
         on_tick: Callable[[], Any] | None,
+        patient: bool = False,
     ) -> None:
         self._team = team
         self._counter = team.counter
@@ -71,6 +72,7 @@ class CallInProgress:
         self._limit = limit
         self._replay = replay
         self._on_tick = on_tick
+        self._patient = patient
         self._pending = {member.rank: member for member in team.members}
         self._values: dict[int, Any] = {}
         self._refused: dict[int, str] = {}
@@ -101,7 +103,7 @@ class CallInProgress:
             raise
         self._team.drain(whole=not whole_lines)
         if self._failed:
-            raise self._failure()
+            raise self._with_values(self._failure())
         self.is_whole = True
         if self._refused:
             rank = min(self._refused)
@@ -118,7 +120,7 @@ class CallInProgress:
         life = _SignsOfLife(self._pending, self._timeout)
         started = time.monotonic()
         while self._pending:
-            if self._failed:
+            if self._failed and not self._patient:
                 self._listen(GRACE / 2, lambda: bool(self._pending))
                 self._ask_positions()
                 self._listen(GRACE / 2, lambda: bool(self._pending))
@@ -132,8 +134,15 @@ class CallInProgress:
             if over_limit or life.left() <= 0:
                 seconds = time.monotonic() - started if over_limit else life.idle()
                 self._await_positions()
+                if self._failed and self._patient:
+                    return
                 if self._pending and not self._failed:
-                    raise self._stall(seconds, over_limit=over_limit)
+                    raise self._with_values(self._stall(seconds, over_limit=over_limit))
+
+    def _with_values(self, error: BaseException) -> BaseException:
+        """What other ranks had returned says, in tests, whether they had skipped."""
+        error.returned = dict(self._values)  # type: ignore[attr-defined]
+        return error
 
     def _listen(self, seconds: float, goes_on: Callable[[], bool]) -> None:
         deadline = time.monotonic() + seconds

@@ -63,13 +63,15 @@ class ProcessesEngine:
         fresh: bool = False,
         limit: float | None = None,
         on_output: OnOutput | None = None,
+        patient: bool = False,
     ) -> list[Any]:
         """Call `fn` once per rank and return the values in rank order.
 
         `timeout` (seconds without a rank that returns), `limit` (seconds in all) and
         `on_output` stand in for those of the world, for this call. With `fresh` the ranks
         begin as if they had just been started: no groups of before, a new default group,
-        environment, folder, arguments and random numbers as at first.
+        environment, folder, arguments and random numbers as at first. With `patient` the
+        ranks that are left when one has failed have as much time as without that.
         """
         __tracebackhide__ = True
         if self._busy:
@@ -83,6 +85,7 @@ class ProcessesEngine:
                 fresh=fresh,
                 limit=self.settings.limit if limit is None else limit,
                 on_output=on_output,
+                patient=patient,
             )
         finally:
             self._busy = False
@@ -95,6 +98,7 @@ class ProcessesEngine:
         fresh: bool,
         limit: float | None,
         on_output: OnOutput | None,
+        patient: bool,
     ) -> list[Any]:
         __tracebackhide__ = True
         team = self._take_team()
@@ -106,6 +110,7 @@ class ProcessesEngine:
             limit=limit,
             replay=self.settings.replay,
             on_tick=self.settings.on_tick,
+            patient=patient,
         )
         try:
             return call.carry_out(

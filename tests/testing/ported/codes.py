@@ -1,0 +1,65 @@
+"""Tests whose ranks end with exit codes, expected or not. Run by `test_unittest_codes.py`."""
+
+import os
+import signal
+import sys
+import time
+
+import torch.distributed as dist
+
+from phalanx.testing import MultiProcessTestCase
+
+
+class Codes(MultiProcessTestCase):
+    world_size = 2
+
+    def setUp(self) -> None:
+        super().setUp()
+        name = self._testMethodName
+        test = getattr(self, name).__wrapped__
+        if "abort" in name:
+            self.special_return_code_checks = {test: -signal.SIGABRT}
+        if "any" in name:
+            self.skip_return_code_checks = [test]
+        self._spawn_processes()
+
+    def test_all_abort(self) -> None:
+        os.abort()
+
+    def test_first_aborts(self) -> None:
+        if self.rank == 0:
+            os.abort()
+
+    def test_first_aborts_late(self) -> None:
+        """The others are waited for: they may be what is tested."""
+        if self.rank == 0:
+            time.sleep(1.2)
+        os.abort()
+
+    def test_only_second_aborts(self) -> None:
+        if self.rank == 1:
+            os.abort()
+
+    def test_nobody_aborts(self) -> None:
+        pass
+
+    def test_any_and_the_survivor_passes(self) -> None:
+        if self.rank == 1:
+            os._exit(3)
+        time.sleep(0.8)
+
+    def test_any_and_the_survivor_fails(self) -> None:
+        if self.rank == 1:
+            os._exit(3)
+        time.sleep(0.8)
+        self.fail("what the survivor saw")
+
+    def test_error_code_of_torchs_harness(self) -> None:
+        sys.exit(self.TEST_ERROR_EXIT_CODE)
+
+    def test_skip_while_another_waits(self) -> None:
+        store = dist.FileStore(self.file_name, 2)
+        dist.init_process_group("gloo", rank=self.rank, world_size=2, store=store)
+        if self.rank == 1:
+            self.skipTest("not here")
+        dist.barrier()
