@@ -52,6 +52,12 @@ def _codes(*names: str) -> frozenset[Any]:
 _BEGINNING, _ENDING = _codes("isend", "irecv"), _codes("send", "recv")
 
 
+def load_operators() -> None:
+    """Have torch make its objects for the operators now, which takes some milliseconds."""
+    for name in READERS:
+        getattr(torch.ops.c10d, name).default  # noqa: B018, it is made when it is looked up
+
+
 class Line(Protocol):
     """The way to the desk. `announce` and `wait` raise what the desk answers; both return
     whether everyone who belongs to the call has announced it."""

@@ -32,9 +32,11 @@ from phalanx.running.processes.nursery import (
 
 def main(fd: int, preload: Sequence[str]) -> None:
     """Serve one program until its end of the socket is closed."""
+    from phalanx.backend.watch import load_operators
     from phalanx.running.processes.rank import live  # the costly import
 
-    _load(preload)
+    _load(["phalanx.running.world", *preload])  # which programs and tests import, too
+    load_operators()
     ranks: set[int] = set()
     with socket.socket(fileno=fd) as program:
         try:

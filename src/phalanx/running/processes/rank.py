@@ -186,8 +186,8 @@ class _Rank:
         if threads.isdigit() and int(threads) > 0:
             torch.set_num_threads(int(threads))
         dist.set_debug_level_from_env()  # type: ignore[attr-defined]
-        if "numpy" in sys.modules:
-            sys.modules["numpy"].random.seed()  # or all ranks would draw the same
+        if "numpy.random" in sys.modules:
+            sys.modules["numpy.random"].seed()  # or all ranks would draw the same
         for name in start.imports:
             importlib.import_module(name)
         if self._desk is not None:
