@@ -22,29 +22,22 @@ from phalanx.cli.streams import redirected
 from phalanx.errors import HazardError, RankDied, RankFailedError, UsageError, VerdictError
 from phalanx.model import Verdict
 from phalanx.report.text import render
+from phalanx.running.torchrun.options import FLAGS, WITH_VALUE
 
 if TYPE_CHECKING:
     from phalanx.running.script import Program
 
 DESCRIPTION = """\
 Run SCRIPT once per rank, as torchrun would, with all ranks inside this process (or, with
---engine processes, one process per rank on torch's real backend). Lines that several ranks
+--engine processes, one process per rank on torch's real backend; with --engine torchrun,
+torch's own launcher starts them, on this machine and others). Lines that several ranks
 print alike are shown once, with their ranks: "[0-3] epoch 1 loss 0.42".
 """
 
-TORCHRUN_IGNORED = (
-    "node-rank",
-    "rdzv-backend",
-    "rdzv-endpoint",
-    "rdzv-id",
-    "rdzv-conf",
-    "max-restarts",
-    "monitor-interval",
-    "start-method",
-    "log-dir",
-    "redirects",
-    "tee",
-)
+EPILOG = """\
+several machines, the same line on each of them (10.0.0.1 is one of them):
+  phalanx run --engine torchrun --nnodes 2 -n 4 --rdzv-endpoint 10.0.0.1:29400 train.py
+"""
 
 
 def add_parser(commands: Any) -> None:
@@ -53,6 +46,7 @@ def add_parser(commands: Any) -> None:
         help="run a torchrun script on ranks in one process",
         description=DESCRIPTION,
         usage="phalanx run -n RANKS [options] [-m] SCRIPT [script arguments ...]",
+        epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -66,12 +60,18 @@ def add_parser(commands: Any) -> None:
         metavar="N",
         help="number of ranks (on each node, with --nnodes)",
     )
-    size.add_argument("--nnodes", metavar="N", default="1", help="pretend N nodes of -n ranks")
+    size.add_argument(
+        "--nnodes",
+        metavar="N",
+        default="1",
+        help="pretend N nodes of -n ranks; torchrun: N machines, or FEWEST:MOST",
+    )
     how = parser.add_argument_group("how they run")
     how.add_argument(
         "--engine",
         default="threads",
-        help="threads: ranks in this process; processes: one process each",
+        help="threads: ranks in this process; processes: one process each; torchrun: as "
+        "torch's launcher starts them",
     )
     how.add_argument("--seed", default="0", metavar="S", help="order of ranks; 0: first come")
     how.add_argument("--clock", default="real", help="real, or virtual: sleeps take no time")
@@ -85,14 +85,24 @@ def add_parser(commands: Any) -> None:
     show.add_argument("--rank", metavar="R", help="only output of these ranks: 0 or 0,2-3")
     torchrun = parser.add_argument_group(
         "as torchrun takes them",
-        "Its other options (--rdzv-*, --node-rank, --max-restarts, ...) are taken and\n"
-        "ignored: they have no meaning here.",
+        "With --engine torchrun these and its other options (--rdzv-backend, --rdzv-id,\n"
+        "--max-restarts, --log-dir, --redirects, --tee, ...) mean what they mean there. The\n"
+        "other engines take them and, but for the first two, ignore them.",
     )
-    torchrun.add_argument("--master-addr", "--master_addr", metavar="HOST")
-    torchrun.add_argument("--master-port", "--master_port", metavar="PORT")
-    torchrun.add_argument("--standalone", action="store_true", help="always so; ignored")
-    for name in TORCHRUN_IGNORED:
-        torchrun.add_argument(*_spellings(name), help=argparse.SUPPRESS)
+    shown = {
+        "master-addr": {"metavar": "HOST"},
+        "master-port": {"metavar": "PORT"},
+        "rdzv-endpoint": {"metavar": "HOST:PORT", "help": "where the machines meet"},
+        "node-rank": {
+            "metavar": "R",
+            "help": "which machine this is, with --master-addr",
+        },
+    }
+    ordered = dict.fromkeys((*shown, *WITH_VALUE))
+    for name in ordered:
+        torchrun.add_argument(*_spellings(name), **shown.get(name, {"help": argparse.SUPPRESS}))
+    for name in FLAGS:
+        torchrun.add_argument(*_spellings(name), action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module name")
     parser.add_argument("script", metavar="SCRIPT", nargs="?")
     parser.add_argument("args", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
@@ -129,6 +139,8 @@ def _as_options(text: str) -> str:
 def _run(arguments: argparse.Namespace) -> int:
     if not arguments.script:
         raise UsageError("no script given; write: phalanx run -n 4 train.py")
+    if arguments.engine == "torchrun":
+        return _run_by_torchrun(arguments)
     ranks, per_node = _count_ranks(arguments)
     only = _shown_ranks(arguments.rank, ranks)
     seed, timeout = _number("--seed", arguments.seed), _seconds(arguments.timeout)
@@ -165,7 +177,7 @@ def _run(arguments: argparse.Namespace) -> int:
             "timeout": timeout,
             "init": False,
             "per_node": per_node,
-            "replay": _replay(arguments, ranks),
+            "replay": _replay(arguments),
             "on_tick": lambda: _tick(printers),
             "environ": _environ(arguments),
         }
@@ -174,6 +186,21 @@ def _run(arguments: argparse.Namespace) -> int:
     for finding in findings:
         print(f"PhalanxWarning: {render(finding)}", file=sys.stderr)
     return _tell(error, initialised or ranks == 1, arguments)
+
+
+def _run_by_torchrun(arguments: argparse.Namespace) -> int:
+    from phalanx.cli.torchrun import run_by_launcher
+    from phalanx.running.world import CHECKS
+
+    if arguments.checks not in CHECKS:
+        raise UsageError(f"--checks {arguments.checks}: choose one of {', '.join(CHECKS)}")
+    only, timeout = _rank_numbers(arguments.rank), _seconds(arguments.timeout)
+    initialised, error = _outcome(
+        lambda: run_by_launcher(
+            arguments, only=only, timeout=timeout, replay=_replay(arguments)
+        )
+    )
+    return _tell(error, initialised, arguments)
 
 
 def _on_threads(
@@ -275,6 +302,13 @@ def _seconds(given: str | None) -> float | None:
 
 
 def _shown_ranks(given: str | None, ranks: int) -> frozenset[int] | None:
+    shown = _rank_numbers(given)
+    if shown is not None and (not shown or not shown <= set(range(ranks))):
+        raise UsageError(f"--rank {given}: there are ranks 0 to {ranks - 1}")
+    return shown
+
+
+def _rank_numbers(given: str | None) -> frozenset[int] | None:
     if given is None:
         return None
     shown: set[int] = set()
@@ -282,8 +316,6 @@ def _shown_ranks(given: str | None, ranks: int) -> frozenset[int] | None:
         first, _, last = part.partition("-")
         low = _number("--rank", first)
         shown.update(range(low, _number("--rank", last or first) + 1))
-    if not shown or not shown <= set(range(ranks)):
-        raise UsageError(f"--rank {given}: there are ranks 0 to {ranks - 1}")
     return frozenset(shown)
 
 
@@ -292,7 +324,7 @@ def _environ(arguments: argparse.Namespace) -> dict[str, str]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _replay(arguments: argparse.Namespace, ranks: int) -> str:
+def _replay(arguments: argparse.Namespace) -> str:
     """The command that runs the same again, ready to paste."""
     words = ["phalanx", "run", "--ranks", str(arguments.ranks)]
     if arguments.nnodes != "1":
@@ -309,6 +341,11 @@ def _replay(arguments: argparse.Namespace, ranks: int) -> str:
         words.append("--strict")
     if arguments.timeout is not None:
         words += ["--timeout", arguments.timeout]
+    if arguments.engine == "torchrun":
+        for name in (*WITH_VALUE, *FLAGS):
+            value = getattr(arguments, name.replace("-", "_"))
+            if value:
+                words += [f"--{name}"] if value is True else [f"--{name}", value]
     if arguments.module:
         words.append("-m")
     return shlex.join([*words, arguments.script, *arguments.args])

@@ -1,7 +1,7 @@
 """Run a script or module on ranks that are processes, each as that process's `__main__`.
 
 Used by the command line; the counterpart of `script.run_program`. The source is compiled once,
-in the program, and `execute` runs it in a rank.
+in the program, and `execute` runs it in a rank. The ranks of torchrun use `execute`, too.
 """
 
 from __future__ import annotations
@@ -37,18 +37,21 @@ class Script:
 def run_program_in_processes(program: Program, settings: ProcessSettings) -> bool:
     """Execute it on every rank; whether it went about it as a distributed program: a rank
     initialised `torch.distributed`, or left by `sys.exit` before it came to that."""
-    script = Script(
+    engine = ProcessesEngine(settings)
+    try:
+        return any(engine.call(execute, [as_script(program)]))
+    finally:
+        engine.close()
+
+
+def as_script(program: Program) -> Script:
+    return Script(
         code=marshal.dumps(program.code),
         path=program.path,
         argv=program.argv,
         search_path=program.search_path,
         module=None if program.spec is None else program.spec.name,
     )
-    engine = ProcessesEngine(settings)
-    try:
-        return any(engine.call(execute, [script]))
-    finally:
-        engine.close()
 
 
 def execute(script: Script) -> bool:

@@ -1,0 +1,125 @@
+"""`phalanx run --engine torchrun`: torch's own launcher starts the ranks, on this machine and
+others, with our checks attached. Used by `phalanx run`; what does it is `running.torchrun`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from contextlib import suppress
+
+from phalanx.cli.output import FoldingPrinter
+from phalanx.errors import UsageError
+from phalanx.running.torchrun.options import FLAGS, WITH_VALUE, arguments_for
+
+WORDS_FOR_RANKS = ("auto", "cpu", "gpu", "xpu")
+"""What torchrun takes for the number of ranks besides a number."""
+
+
+def run_by_launcher(
+    arguments: argparse.Namespace,
+    *,
+    only: frozenset[int] | None,
+    timeout: float | None,
+    replay: str,
+) -> bool:
+    """Whether the script went about it as a distributed program; raises what went wrong."""
+    check_arguments(arguments)
+    given = {name: getattr(arguments, name.replace("-", "_")) for name in (*WITH_VALUE, *FLAGS)}
+    options = arguments_for(given, per_node=arguments.ranks, nnodes=arguments.nnodes)
+
+    from phalanx.running.script import load_module, load_script
+    from phalanx.running.torchrun.launcher import TorchrunSettings, run_by_torchrun
+
+    # For what is wrong with it to be said once, and before anything is started.
+    (load_module if arguments.module else load_script)(arguments.script, list(arguments.args))
+    show = _Show(only, quiet=arguments.quiet)
+    environ = {} if arguments.ranks == "1" else {"OMP_NUM_THREADS": "1"}
+    settings = TorchrunSettings(
+        options=options,
+        program=["module" if arguments.module else "script", arguments.script, *arguments.args],
+        on_world=show.begin,
+        on_output=show.output,
+        on_notice=show.notice,
+        on_tick=show.tick,
+        checked=arguments.checks == "all",
+        raw_output=arguments.redirects is not None or arguments.tee is not None,
+        timeout=timeout,
+        replay=replay,
+        environ={name: os.environ.get(name, value) for name, value in environ.items()},
+    )
+    try:
+        return run_by_torchrun(settings) or show.ranks == 1
+    finally:
+        show.close()
+
+
+def check_arguments(arguments: argparse.Namespace) -> None:
+    """Refuse what this engine cannot have."""
+    if arguments.seed != "0":
+        raise UsageError(
+            f"--seed {arguments.seed}: the system decides which process runs when, so --engine "
+            "torchrun has no seed; leave it out, or use --engine threads"
+        )
+    if arguments.clock != "real":
+        raise UsageError(
+            f"--clock {arguments.clock}: real processes have the real clock; leave it out, or "
+            "use --engine threads"
+        )
+    if arguments.ranks is None:
+        raise UsageError(
+            "say how many ranks to run on each machine: phalanx run --engine torchrun -n 4 "
+            + arguments.script
+        )
+    if arguments.ranks not in WORDS_FOR_RANKS and not _is_count(arguments.ranks):
+        raise UsageError(
+            f"-n {arguments.ranks}: give the number of ranks on each machine, e.g. -n 4, or "
+            f"one of {', '.join(WORDS_FOR_RANKS)}"
+        )
+    if not all(map(_is_count, arguments.nnodes.split(":"))) or arguments.nnodes.count(":") > 1:
+        raise UsageError(
+            f"--nnodes {arguments.nnodes}: give the number of machines, e.g. --nnodes 2, or "
+            "the fewest and the most, e.g. --nnodes 1:4"
+        )
+
+
+def _is_count(text: str) -> bool:
+    return text.isascii() and text.isdigit() and int(text) > 0
+
+
+class _Show:
+    """The printers of this machine's ranks, whose numbers are known once these have started."""
+
+    def __init__(self, only: frozenset[int] | None, *, quiet: bool) -> None:
+        self.ranks = 0
+        self._only = only
+        self._quiet = quiet
+        self._printers: dict[str, FoldingPrinter] = {}
+
+    def begin(self, ranks: int, here: range) -> None:
+        self.close()
+        self.ranks = ranks
+        shown = frozenset(here) if self._only is None else self._only & frozenset(here)
+        if self._quiet or not shown:
+            return
+        for stream, sink in (("out", sys.stdout), ("err", sys.stderr)):
+            self._printers[stream] = FoldingPrinter(ranks, sink=sink, only=shown)
+
+    def output(self, rank: int, stream: str, text: str) -> None:
+        printer = self._printers.get(stream)
+        if printer is not None:
+            printer.write(rank, text)
+
+    def notice(self, line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    def tick(self) -> None:
+        with suppress(BrokenPipeError):
+            for printer in self._printers.values():
+                printer.tick()
+
+    def close(self) -> None:
+        for printer in self._printers.values():
+            printer.close()
+        self._printers.clear()

@@ -1,0 +1,70 @@
+"""The process that is torch's launcher: `python -m phalanx.running.torchrun.agent OPTIONS`.
+
+Started by `launcher.py`, which stays between it and the user. Runs `torch.distributed.run`
+as torchrun does, tells the launcher which ranks ended how, and ends together with it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pickle
+import signal
+import sys
+import tempfile
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from typing import Any
+
+from torch.distributed import run as _launcher
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+from phalanx.running.processes import wire
+from phalanx.running.torchrun.messages import VARIABLE, Base, Exits, Hello, connect, read_base
+
+launcher: Any = _launcher  # torch leaves it without types
+DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux
+
+
+def main(arguments: list[str]) -> int:
+    base = read_base()
+    os.environ[VARIABLE] = base.export()  # for the ranks
+    _end_with_launcher()
+    sys.argv[0] = "torchrun"
+    try:
+        _run(arguments)
+    except ChildFailedError as error:
+        _tell(base, Exits({rank: each.exitcode for rank, each in error.failures.items()}))
+        print(error, file=sys.stderr)
+        return 1
+    except SignalException as error:
+        return 128 + int(error.sigval)
+    return 0
+
+
+def _run(arguments: list[str]) -> None:
+    """As torchrun does, which would leave the folder of its logs behind."""
+    with tempfile.TemporaryDirectory(prefix="phalanx-") as folder:
+        # Of two the last counts: that of the user.
+        launcher.run(launcher.parse_args([f"--log-dir={folder}", *arguments]))
+
+
+def _end_with_launcher() -> None:
+    """By a signal that torch's launcher handles: it ends the ranks first."""
+    if sys.platform.startswith("linux"):
+        parent = os.getppid()
+        ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGTERM)
+        if os.getppid() != parent:
+            sys.exit(1)
+
+
+def _tell(base: Base, message: Exits) -> None:
+    with suppress(OSError), connect(base, Hello(base.token, "agent", os.getpid())) as end:
+        control = Connection(end.detach())
+        wire.send(control, pickle.dumps(message))
+        control.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

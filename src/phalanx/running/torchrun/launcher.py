@@ -1,0 +1,356 @@
+"""Hand a script over to torch's launcher, and stay between it and the user.
+
+Used by the command line, once per machine. Starts the agent (`agent.py`), passes on what the
+ranks print, serves the desk if rank 0 is here, and turns what happened into the errors of the
+other engines. Must never start ranks itself.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+from phalanx.backend.raising import error_for
+from phalanx.model import RankView, Stall, ViewBlock
+from phalanx.report.positions import render_positions
+from phalanx.running.processes.messages import Position, Raised, Where
+from phalanx.running.snapshots import group_views
+from phalanx.running.torchrun.connections import Lines, Member, read_hello
+from phalanx.running.torchrun.judging import Incarnation, find_error
+from phalanx.running.torchrun.messages import (
+    VARIABLE,
+    Base,
+    DeskIsOpen,
+    Done,
+    Exits,
+    Found,
+    Hello,
+    OpenDesk,
+    Stopped,
+    Unchecked,
+    listen,
+)
+from phalanx.running.torchrun.standstill import Standstill
+
+TICK = 0.05
+
+LAST_OUTPUT = 1.0
+"""Seconds for what is still under way when the agent has ended."""
+
+PATIENCE = 5.0
+"""Seconds that the agent has to end when told to; then it is killed."""
+
+STDERR_KEPT = 40
+"""Lines of standard error kept of each rank, for the report if it dies."""
+
+
+@dataclass(frozen=True)
+class TorchrunSettings:
+    """What was asked for. `options` are for torch's launcher, `program` says what the ranks
+    run. `on_world` hears how many ranks there are and which are here, `on_output` what they
+    print, `on_notice` what torch's launcher says. `raw_output`: it deals with output itself.
+    """
+
+    options: Sequence[str]
+    program: Sequence[str]
+    on_world: Callable[[int, range], Any]
+    on_output: Callable[[int, str, str], Any]
+    on_notice: Callable[[str], Any]
+    on_tick: Callable[[], Any]
+    checked: bool = True
+    raw_output: bool = False
+    timeout: float | None = None
+    replay: str | None = None
+    environ: Mapping[str, str] | None = None
+
+
+def run_by_torchrun(settings: TorchrunSettings) -> bool:
+    """Run it on this machine's ranks; whether a rank went about it as a distributed program.
+    Raises what the other engines raise."""
+    with _orderly_end():
+        launch = _Launch(settings)
+        try:
+            return launch.carry_out()
+        finally:
+            launch.close()
+
+
+@contextmanager
+def _orderly_end() -> Iterator[None]:
+    """SIGTERM, with which clusters end jobs, ends the ranks first."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(number: int, frame: Any) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+class _Launch:
+    """One agent, from its start to its end."""
+
+    def __init__(self, settings: TorchrunSettings) -> None:
+        self._settings = settings
+        self._now = Incarnation(-1, 0)
+        self._standstill = Standstill(settings.timeout)
+        self._desk: Any = None
+        self._notices: deque[str] = deque(maxlen=400)
+        self._selector = selectors.DefaultSelector()
+        self._number = 0
+        self._ending = False
+        self._positions: dict[int, Position] = {}
+        token = secrets.token_hex(16)
+        self._folder: str | None = None
+        self._base = Base(
+            address=self._new_address(token),
+            token=token,
+            checked=settings.checked,
+            own_output=not settings.raw_output,
+        )
+        self._listener = listen(self._base.address)
+        self._listener.setblocking(False)
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._agent = self._start_agent()
+
+    def _new_address(self, token: str) -> str:
+        """A name that is in no folder, where there are such names."""
+        if sys.platform.startswith("linux"):
+            return f"@phalanx-{os.getpid()}-{token[:8]}"
+        import tempfile
+
+        self._folder = tempfile.mkdtemp(prefix="phalanx-")
+        return os.path.join(self._folder, "launcher")
+
+    def _start_agent(self) -> subprocess.Popen[bytes]:
+        settings = self._settings
+        environ = {**os.environ, **(settings.environ or {}), VARIABLE: self._base.export()}
+        agent = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "phalanx.running.torchrun.agent",
+                *settings.options,
+                "-m",
+                "phalanx.running.torchrun.rank",
+                *settings.program,
+            ],
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=None if settings.raw_output else subprocess.PIPE,
+            stderr=None if settings.raw_output else subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C is for us, and we end the rest
+        )
+        for pipe in (agent.stdout, agent.stderr):
+            if pipe is not None:
+                os.set_blocking(pipe.fileno(), False)
+                lines = Lines(pipe.fileno(), self._notice)
+                self._selector.register(pipe, selectors.EVENT_READ, lines)
+        return agent
+
+    # -- waiting ----------------------------------------------------------------------------
+
+    def carry_out(self) -> bool:
+        try:
+            self._wait()
+        except KeyboardInterrupt:
+            self._tell_positions()
+            raise
+        error = find_error(self._now, self._desk, self._settings.replay)
+        if error is not None:
+            raise error
+        for line in self._notices:
+            self._settings.on_notice(line)
+        if self._agent.returncode:
+            raise SystemExit(2 if self._agent.returncode == 2 else 1)
+        return self._now.initialised
+
+    def _wait(self) -> None:
+        while self._agent.poll() is None:
+            self._hear(TICK)
+            seconds = self._standstill.seconds(self._now.pids())
+            if seconds is not None and self._now.members:
+                self._ask_positions()
+                raise self._stall(seconds)
+        deadline = time.monotonic() + LAST_OUTPUT
+        while len(self._selector.get_map()) > 1 and time.monotonic() < deadline:
+            self._hear(TICK)
+
+    def _hear(self, timeout: float) -> None:
+        for key, _ in self._selector.select(timeout):
+            if key.data() is False:
+                self._selector.unregister(key.fileobj)
+        self._settings.on_tick()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            end, _ = self._listener.accept()
+            end.settimeout(PATIENCE)
+            hello = read_hello(end)
+            if hello is None or hello.token != self._base.token:
+                end.close()
+                return
+            end.settimeout(None)
+            self._welcome(end, hello)
+
+    def _welcome(self, end: socket.socket, hello: Hello) -> None:
+        if hello.stream in ("out", "err"):
+            rank, stream = hello.rank, hello.stream
+            lines = Lines(end.fileno(), lambda text: self._show(rank, stream, text))
+            self._selector.register(end, selectors.EVENT_READ, lines)
+            return
+        if hello.stream == "control":
+            self._begin(hello)
+            self._standstill.renew()
+        control = Connection(end.detach())
+        member = Member(self.take_in, hello, control)
+        if hello.stream == "control":
+            self._now.members[hello.rank] = member
+        self._selector.register(control, selectors.EVENT_READ, member)
+
+    def _begin(self, hello: Hello) -> None:
+        """A rank has started; the first one of a restart starts a new world."""
+        now = self._now
+        if (now.generation, now.ranks) == (hello.generation, hello.ranks) and (
+            hello.rank not in now.members
+        ):
+            return
+        if now.ranks:
+            self._tell_restart()
+        self._now = Incarnation(hello.generation, hello.ranks)
+        first = hello.rank - hello.local_rank
+        self._settings.on_world(hello.ranks, range(first, first + hello.local_ranks))
+
+    def _tell_restart(self) -> None:
+        error = find_error(self._now, self._desk, None)
+        if error is not None:
+            self._settings.on_notice(f"{type(error).__name__}: {error}")
+        self._settings.on_notice("torch's launcher starts the ranks again")
+        self._notices.clear()
+
+    def _show(self, rank: int, stream: str, text: str) -> None:
+        self._standstill.renew()
+        if stream == "err":
+            kept = self._now.stderr.setdefault(rank, deque(maxlen=STDERR_KEPT))
+            kept.extend(text.splitlines())
+        self._settings.on_output(rank, stream, text)
+
+    def _notice(self, text: str) -> None:
+        """What torch's launcher says after a failure is kept until we know better."""
+        if self._ending:
+            return  # because we told it to
+        if self._now.has_failed:
+            self._notices.extend(text.splitlines())
+        else:
+            for line in text.splitlines():
+                self._settings.on_notice(line)
+
+    # -- what ranks say ---------------------------------------------------------------------
+
+    def take_in(self, member: Member, message: Any) -> None:
+        if isinstance(message, OpenDesk):
+            self._open_desk(member, message)
+        elif isinstance(message, Position):
+            self._positions[message.rank] = message
+        elif isinstance(message, Exits):
+            self._now.exits.update(message.codes)
+        elif isinstance(message, Unchecked):
+            self._settings.on_notice(
+                f"rank {message.rank} runs without checks: {message.reason}"
+            )
+        elif isinstance(message, Done):
+            self._now.done[message.rank] = message.initialised
+        elif isinstance(message, (Raised, Found, Stopped)):
+            self._now.ended[message.rank] = message
+        elif message is None:
+            self._now.take_leave(member.rank)
+
+    def _open_desk(self, member: Member, wish: OpenDesk) -> None:
+        from phalanx.running.controller.server import DeskServer
+
+        if self._desk is not None:
+            self._desk.close()
+        self._desk = DeskServer(ranks=wish.ranks, host=wish.host, replay=self._settings.replay)
+        member.send(DeskIsOpen(self._desk.port, self._desk.token))
+
+    # -- where ranks are --------------------------------------------------------------------
+
+    def _ask_positions(self) -> None:
+        self._number += 1
+        for member in self._now.members.values():
+            member.send(Where(self._number))
+        deadline = time.monotonic() + 1.0
+        waited = set(self._now.members) - self._now.gone
+        while not waited <= set(self._positions) and time.monotonic() < deadline:
+            self._hear(TICK)
+
+    def _tell_positions(self) -> None:
+        self._ask_positions()
+        blocks = self._blocks()
+        if blocks:
+            text = render_positions("interrupted; each rank of this machine was at", blocks)
+            print(text, file=sys.stderr, flush=True)
+
+    def _stall(self, seconds: float) -> BaseException:
+        verdict = Stall(
+            kind="stall",
+            severity="error",
+            ranks=tuple(sorted(set(self._now.members) - self._now.gone)),
+            seconds=round(seconds, 1),
+            blocks=self._blocks(),
+            stacks={rank: each.stack for rank, each in self._positions.items() if each.stack},
+        )
+        return error_for(verdict, self._settings.replay)
+
+    def _blocks(self) -> tuple[ViewBlock, ...]:
+        return group_views([self._view(rank) for rank in sorted(self._now.members)])
+
+    def _view(self, rank: int) -> RankView:
+        if rank in self._now.gone:
+            return RankView(rank, "finished", traced=False)
+        position = self._positions.get(rank)
+        stack = () if position is None else position.stack
+        return RankView(rank, "outside", site=stack[-1] if stack else None, traced=False)
+
+    # -- the end ----------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Nothing that was started here outlives us."""
+        agent = self._agent
+        self._ending = True
+        if agent.poll() is None:
+            agent.send_signal(signal.SIGTERM)  # it ends the ranks, then itself
+            deadline = time.monotonic() + PATIENCE
+            while agent.poll() is None and time.monotonic() < deadline:
+                with suppress(KeyboardInterrupt):
+                    self._hear(TICK)
+            agent.kill()
+            agent.wait()
+        for key in list(self._selector.get_map().values()):
+            with suppress(OSError):
+                key.fileobj.close()  # type: ignore[union-attr]
+        self._selector.close()
+        if self._desk is not None:
+            self._desk.close()
+        if self._folder is not None:
+            import shutil
+
+            shutil.rmtree(self._folder, ignore_errors=True)

@@ -1,0 +1,191 @@
+"""The parts of the torchrun engine that need no ranks: options, addresses, judging."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections import deque
+
+import pytest
+
+from phalanx.errors import (
+    CollectiveMismatchError,
+    RankDied,
+    RankFailedError,
+    UsageError,
+    VerdictError,
+)
+from phalanx.running.processes.messages import Raised
+from phalanx.running.torchrun import options
+from phalanx.running.torchrun.addresses import interface_of, is_here, is_loopback, own_address
+from phalanx.running.torchrun.judging import Incarnation, find_error
+from phalanx.running.torchrun.messages import Done, Found, Stopped
+from phalanx.running.torchrun.options import arguments_for
+from phalanx.running.torchrun.standstill import Standstill
+
+# -- options ------------------------------------------------------------------------------
+
+
+def test_one_machine_gets_what_was_given() -> None:
+    line = arguments_for({"max-restarts": "2", "standalone": True}, per_node="4", nnodes="1")
+    assert line == [
+        "--nproc-per-node",
+        "4",
+        "--nnodes",
+        "1",
+        "--max-restarts=2",
+        "--standalone",
+    ]
+
+
+@pytest.fixture
+def two_hosts(monkeypatch):
+    monkeypatch.setattr(options, "own_address", lambda host: "10.0.0.2")
+    monkeypatch.setattr(options, "is_here", lambda host: host == "10.0.0.2")
+
+    def line(**given: str) -> list[str]:
+        names = {name.replace("_", "-"): value for name, value in given.items()}
+        return arguments_for(names, per_node="1", nnodes="2")[4:]
+
+    return line
+
+
+def test_several_machines_meet_at_an_endpoint(two_hosts) -> None:
+    assert two_hosts(rdzv_endpoint="10.0.0.1:29400") == [
+        "--rdzv-endpoint=10.0.0.1:29400",
+        "--rdzv-backend=c10d",
+        "--local-addr=10.0.0.2",
+    ]
+    assert "--rdzv-conf=is_host=1" in two_hosts(rdzv_endpoint="10.0.0.2:29400")
+    kept = two_hosts(rdzv_endpoint="10.0.0.2:29400", rdzv_conf="timeout=5")
+    assert "--rdzv-conf=timeout=5,is_host=1" in kept
+
+
+def test_what_the_user_says_about_meeting_stays(two_hosts) -> None:
+    given = {
+        "rdzv_endpoint": "10.0.0.2:29400",
+        "rdzv_backend": "c10d",
+        "rdzv_conf": "is_host=0",
+        "local_addr": "10.0.0.9",
+    }
+    assert sorted(two_hosts(**given)) == [
+        "--local-addr=10.0.0.9",
+        "--rdzv-backend=c10d",
+        "--rdzv-conf=is_host=0",
+        "--rdzv-endpoint=10.0.0.2:29400",
+    ]
+
+
+def test_numbered_machines_meet_at_the_first(two_hosts) -> None:
+    line = two_hosts(master_addr="10.0.0.1", master_port="29500", node_rank="1")
+    assert "--rdzv-backend=c10d" not in line and "--node-rank=1" in line
+    with pytest.raises(UsageError, match="write --rdzv-endpoint HOST:PORT"):
+        two_hosts(node_rank="1")
+
+
+# -- addresses ----------------------------------------------------------------------------
+
+
+def test_the_way_to_this_machine_is_the_loopback_interface() -> None:
+    assert own_address("127.0.0.1") == "127.0.0.1"
+    assert interface_of("127.0.0.1") == "lo"
+    assert interface_of("192.0.2.1") is None
+    assert is_here("localhost") and is_here("127.0.0.1")
+    assert not is_here("192.0.2.1") and not is_here("no.such.host.invalid")
+    assert own_address("no.such.host.invalid") is None
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6 here")
+def test_addresses_of_six() -> None:
+    assert is_loopback("::1") and not is_loopback("fe80::1%eth0")
+    assert interface_of("::1") in ("lo", None)
+
+
+# -- judging ------------------------------------------------------------------------------
+
+
+class FakeDesk:
+    def __init__(self, failures=None, error: VerdictError | None = None) -> None:
+        self.failures = failures or {}
+        self.error = error
+        self.stopped = ()
+
+
+def world(*here: int, ranks: int = 4) -> Incarnation:
+    now = Incarnation(0, ranks)
+    now.members = dict.fromkeys(here)
+    return now
+
+
+def raised(rank: int, text: str = "ValueError: no", when: float = 1.0) -> Raised:
+    kind, _, message = text.partition(": ")
+    return Raised(rank, kind, message, trace="", when=when)
+
+
+def first_line(error: BaseException | None) -> str:
+    assert isinstance(error, RankFailedError)
+    return str(error).splitlines()[0]
+
+
+def test_all_done_is_a_success_even_if_a_verdict_was_caught() -> None:
+    now = world(0, 1, ranks=2)
+    now.done = {rank: Done(rank, True).initialised for rank in (0, 1)}
+    assert find_error(now, FakeDesk(error=CollectiveMismatchError("x")), None) is None
+    assert now.initialised
+
+
+def test_a_verdict_is_told_on_every_machine() -> None:
+    found = Found(2, "CollectiveMismatchError", "the report")
+    elsewhere = world(2, 3)
+    elsewhere.ended = {2: found, 3: Stopped(3)}
+    error = find_error(elsewhere, None, None)
+    assert type(error) is CollectiveMismatchError and str(error) == "the report"
+    verdict = CollectiveMismatchError("of the desk")
+    assert find_error(elsewhere, FakeDesk(error=verdict), None) is verdict
+
+
+def test_the_first_failure_is_the_cause() -> None:
+    now = world(0, 1)
+    now.ended = {0: raised(0, "RuntimeError: Connection closed by peer"), 1: raised(1)}
+    assert first_line(find_error(now, None, None)) == "rank 1 raised ValueError: no"
+
+
+def test_ranks_that_torchs_launcher_ended_are_no_cause() -> None:
+    now = world(0, 1)
+    now.exits = {0: -15, 1: -11}
+    now.lost = {0: 2.0, 1: 1.0}
+    now.stderr = {1: deque(["last words"])}
+    error = find_error(now, None, None)
+    assert first_line(error) == "rank 1 died of SIGSEGV"
+    died = error.failures[1]
+    assert isinstance(died, RankDied) and died.stderr == ("last words",)
+
+
+def test_a_failure_elsewhere_is_in_the_report_of_the_desk() -> None:
+    now = world(0, 1)
+    now.ended = {0: Stopped(0), 1: Stopped(1)}
+    desk = FakeDesk({3: "ValueError: bad batch", 2: "died", 0: "died"})
+    assert first_line(find_error(now, desk, None)) == "rank 3 raised ValueError: bad batch"
+    desk = FakeDesk({2: "died", 3: "died"})
+    assert first_line(find_error(now, desk, None)) == "rank 2 died on another machine"
+
+
+def test_without_a_desk_the_others_are_referred_to() -> None:
+    now = world(2, 3)
+    now.ended = {2: Stopped(2), 3: Stopped(3)}
+    text = first_line(find_error(now, None, None))
+    assert text.startswith("ranks 2, 3 of this machine (")
+    assert text.endswith("ended because a rank of another machine failed; the report is there")
+
+
+def test_a_standstill_is_over_its_time_only_without_work(monkeypatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    still = Standstill(5.0)
+    now[0] = 106.0
+    assert still.seconds([]) == 6.0
+    still.renew()
+    assert still.seconds([]) is None
+    now[0] = 112.0
+    assert still.seconds([os.getpid()]) is None  # which has worked since it was started
+    assert Standstill(None).seconds([]) is None
