@@ -257,7 +257,10 @@ def _tell(error: BaseException | None, initialised: bool, arguments: argparse.Na
     if error.__cause__ is not None and not _is_exit(error.__cause__):
         # That of another process comes as text.
         text = getattr(error.__cause__.__cause__, "text", None)
-        print(text or "".join(traceback.format_exception(error.__cause__)), file=sys.stderr)
+        if text is None:
+            text = "".join(traceback.format_exception(error.__cause__))
+        if text:  # that of another machine stays there
+            print(text, file=sys.stderr)
     print(f"{type(error).__name__}: {error}", file=sys.stderr)
     return 1
 
