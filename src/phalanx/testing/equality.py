@@ -127,12 +127,11 @@ class _Comparison:
         return self._of_others(x, y, where)
 
     def _of_tensors(self, x: Any, y: Any, where: str) -> str | None:
-        if x is None or y is None:
+        first = x if isinstance(x, torch.Tensor) else _like(x, y)
+        second = y if isinstance(y, torch.Tensor) else _like(y, x)
+        if not isinstance(first, torch.Tensor) or not isinstance(second, torch.Tensor):
             return _placed(f"{_short(x)} != {_short(y)}", where)
-        if not isinstance(x, torch.Tensor):
-            x = _like(x, y)
-        if not isinstance(y, torch.Tensor):
-            y = _like(y, x)
+        x, y = first, second
         try:
             options = {**self._options, **self._tolerances(x, y)}
             torch.testing.assert_close(x, y, **options)

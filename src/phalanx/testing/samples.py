@@ -34,7 +34,8 @@ def _sparse(member: int, members: int, sparse_dims: int = 1, dense_dims: int = 0
     indices[0] = torch.arange(member + 1)
     dense = [2] * dense_dims
     shape = [members, *dense, *[members] * (sparse_dims - 1)]
-    return torch.sparse_coo_tensor(indices, torch.ones(member + 1, *dense), shape)
+    ones = torch.ones(member + 1, *dense)
+    return torch.sparse_coo_tensor(indices, ones, shape, check_invariants=True)
 
 
 class SaveForwardInputsModule(nn.Module):
