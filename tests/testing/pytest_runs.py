@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -58,9 +59,42 @@ def run_pytest(
         path.write_text(text, encoding="utf-8")
     for name in samples:
         shutil.copy(SAMPLES / f"{name}.py", folder / f"test_{name}.py")
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *args]
+    command = ["-m", "pytest", "-p", "no:cacheprovider", *args]
+    code, text = _run(folder, command, env=env, stdin=stdin, timeout=timeout)
+    return _read(code, text)
+
+
+def run_many(
+    folder: Path, runs: Sequence[Sequence[str]], *, files: dict[str, str]
+) -> list[Ran]:
+    """Several runs one after the other in one process, which imports torch only once."""
+    for name, content in files.items():
+        (folder / name).write_text(content, encoding="utf-8")
+    arguments = [["-p", "no:cacheprovider", *args] for args in runs]
+    _, text = _run(folder, ["-c", _MANY.format(arguments, _END)])
+    parts = re.split(rf"{_END} (\d+)\n", text)
+    return [_read(int(code), part) for part, code in zip(parts[::2], parts[1::2], strict=False)]
+
+
+_END = "---- end of this run:"
+_MANY = """
+import pytest
+for args in {}:
+    code = int(pytest.main(args))
+    print("{}", code, flush=True)
+"""
+
+
+def _run(
+    folder: Path,
+    command: Sequence[str],
+    *,
+    env: dict[str, str] | None = None,
+    stdin: str | None = None,
+    timeout: float = 100,
+) -> tuple[int, str]:
     done = subprocess.run(
-        command,
+        [sys.executable, *command],
         cwd=folder,
         env={**_environ(), **(env or {})},
         input=stdin,
@@ -70,10 +104,14 @@ def run_pytest(
         timeout=timeout,
         check=False,
     )
-    found = _OUTCOME.findall(done.stdout)
+    return done.returncode, done.stdout
+
+
+def _read(code: int, text: str) -> Ran:
+    found = _OUTCOME.findall(text)
     return Ran(
-        done.returncode,
-        done.stdout,
+        code,
+        text,
         {_short(node): outcome for outcome, node, _ in found},
         {_short(node): reason for _, node, reason in found},
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from phalanx.callsite import shown_path
 from phalanx.errors import RankFailedError
 from phalanx.report.failure import render_consequences
 from phalanx.report.layout import cut, labelled, rank_list
@@ -33,7 +34,7 @@ def show_failure(run: RanksRun, *, report: str, replay: str) -> Any:
         body = [private.native_text(_concise(groups[:1] if report == "line" else groups))]
     else:
         shown = groups[:1] if report == "first" else groups
-        body = [part for group in shown for part in _show_group(group, whole)]
+        body = _show_groups(shown, whole)
         if len(shown) < len(groups):
             body.append(private.native_text(_rest(groups[len(shown) :])))
     tail = "" if report == "line" else _tail(run, groups, replay)
@@ -47,9 +48,9 @@ def show_failure(run: RanksRun, *, report: str, replay: str) -> Any:
 def show_alike(failures: Sequence[Failure], ranks: int) -> Any:
     """Failures of one subtest."""
     groups = group_alike(failures)
-    parts = [(part, None, None) for group in groups for part in _show_group(group, ranks)]
-    last, _, _ = parts.pop()
-    return private.ChainRepr([*parts, (last, _crash(groups, ranks), None)])
+    *parts, last = _show_groups(groups, ranks)
+    first = [(part, None, None) for part in parts]
+    return private.ChainRepr([*first, (last, _crash(groups, ranks), None)])
 
 
 def group_alike(failures: Sequence[Failure]) -> list[Group]:
@@ -62,6 +63,13 @@ def group_alike(failures: Sequence[Failure]) -> list[Group]:
             key = (failure.kind, str(failure.shown))
         groups.setdefault(key, []).append(failure)
     return list(groups.values())
+
+
+def _show_groups(groups: Sequence[Group], ranks: int) -> list[Any]:
+    parts = _show_group(groups[0], ranks)
+    for group in groups[1:]:
+        parts += [private.native_text(""), *_show_group(group, ranks)]
+    return parts
 
 
 def _show_group(group: Group, ranks: int) -> list[Any]:
@@ -121,17 +129,19 @@ def _same_place(others: Group) -> str:
 def _concise(groups: Sequence[Group]) -> str:
     lines = []
     for group in groups:
+        if group[0].verdict:
+            lines.append(_headline(group[0]))
+            continue
         for text, ranks in _by_line(group).items():
             place = group[0].crash
-            where = f"{place.path}:{place.lineno}: " if place is not None else ""
-            who = "" if group[0].verdict else f"{rank_list(ranks)}: "
-            lines.append(f"{who}{where}{text}")
+            where = f"{shown_path(place.path)}:{place.lineno}: " if place is not None else ""
+            lines.append(f"{rank_list(ranks)}: {where}{text}")
     return "\n".join(lines)
 
 
 def _by_line(group: Group) -> dict[str, list[int]]:
     lines: dict[str, list[int]] = {}
-    for each in group[:1] if group[0].verdict else group:
+    for each in group:
         lines.setdefault(cut(each.line, LINE_WIDTH), []).append(each.rank)
     return lines
 
@@ -154,12 +164,16 @@ def _tail(run: RanksRun, groups: Sequence[Group], replay: str) -> str:
     return "\n".join(lines)
 
 
+def _headline(failure: Failure) -> str:
+    return f"{failure.kind}: {failure.message.partition(chr(10))[0]}"
+
+
 def _crash(groups: Sequence[Group], ranks: int) -> Any:
     """What the short summary shows: whole on its own."""
     first = groups[0][0]
     text = first.line
     if first.verdict:
-        text = f"{first.kind}: {(first.message.splitlines() or [''])[0]}"
+        text = _headline(first)
     else:
         alike = [each for each in groups[0] if each.whole == first.whole]
         text = f"{_who(alike, ranks)}: {text}"

@@ -156,8 +156,8 @@ def _name_fixture(shared: Mapping[tuple[str, int], Any]) -> UsageError | None:
             return UsageError(
                 f"the fixture {name!r} is made once, in pytest's process, and its value cannot "
                 f"be sent to ranks that are processes: {str(error) or type(error).__name__}. "
-                "Put @phalanx.testing.once_per_rank on the fixture, so that each rank makes its "
-                "own, or run the test on threads"
+                "Put @phalanx.testing.once_per_rank on the fixture, so that each rank makes "
+                "its own, or run the test on threads"
             )
     return None
 

@@ -1,0 +1,167 @@
+"""Fixtures in tests on ranks: which are made once per rank, which once per test, and where."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.testing.pytest_runs import run_pytest
+
+
+@pytest.mark.parametrize("engine", ["threads", "processes"])
+def test_samples_pass(tmp_path: Path, engine: str) -> None:
+    ran = run_pytest(tmp_path, "--ranks-engine", engine, samples=("made",))
+    assert ran.code == 0, ran.text
+    assert "21 passed" in ran.text
+
+
+REFUSED = """
+import threading
+import pytest
+import phalanx.testing
+
+ranks = pytest.mark.ranks(2)
+
+def test_unmarked(rank):
+    pass
+
+@pytest.fixture(scope="module")
+def wide(rank):
+    return rank
+
+@ranks
+def test_wide(wide):
+    pass
+
+@ranks
+def test_capfd(capfd):
+    pass
+
+@ranks
+def test_missing(request):
+    request.getfixturevalue("no_such")
+
+@pytest.fixture(scope="module")
+def lock():
+    return threading.Lock()
+
+@ranks
+def test_lock(lock):
+    pass
+
+@ranks
+def test_lock_by_name(request):
+    assert request.getfixturevalue("lock")
+
+@pytest.mark.ranks(2, shared="nothing_here")
+def test_unknown_name():
+    pass
+
+@pytest.fixture
+async def later():
+    pass
+
+@ranks
+def test_async_fixture(later):
+    pass
+"""
+TOLD = {
+    "test_unmarked": "the fixture 'rank' is a rank's own",
+    "test_wide": "the fixture 'rank' is a rank's own",
+    "test_missing": "fixture 'no_such' not found",
+    "test_unknown_name": "shared='nothing_here': there is no such fixture here",
+    "test_async_fixture": "the fixture 'later' is async",
+}
+ON_THREADS = {"test_capfd": "capfd cannot tell ranks apart that share a process"}
+ON_PROCESSES = {
+    "test_lock": "its value cannot be sent to ranks that are processes: cannot pickle",
+    "test_lock_by_name": "the fixture 'lock' is made once, in pytest's process",
+}
+
+
+@pytest.mark.parametrize("engine", ["threads", "processes"])
+def test_what_cannot_be_is_told(tmp_path: Path, engine: str) -> None:
+    args = ("-rA", "--ranks-engine", engine)
+    ran = run_pytest(tmp_path, *args, files={"test_refused.py": REFUSED})
+    expected = {**TOLD, **(ON_THREADS if engine == "threads" else ON_PROCESSES)}
+    passed = {name for name, outcome in ran.outcomes.items() if outcome == "PASSED"}
+    others = {"test_capfd", "test_lock", "test_lock_by_name"} - set(expected)
+    assert passed == {f"{name}[ranks=2]" for name in others}
+    for text in expected.values():
+        assert text in ran.text
+    assert "All traceback entries are hidden" not in ran.text
+
+
+FOLDERS = {
+    "conftest.py": """
+import pytest
+
+@pytest.fixture(scope="session")
+def top():
+    return "top"
+
+@pytest.fixture
+def each(rank):
+    return ("root", rank)
+""",
+    "inner/__init__.py": "",
+    "inner/helping.py": "VALUE = 3\n",
+    "inner/conftest.py": """
+import pytest
+
+@pytest.fixture
+def each(each):
+    return ("inner", *each)
+
+@pytest.fixture(scope="package")
+def wide():
+    return ["wide"]
+""",
+    "inner/test_a.py": """
+import pytest
+from . import helping
+
+@pytest.mark.ranks(2)
+def test_a(each, top, rank, wide):
+    assert (each, top, wide) == (("inner", "root", rank), "top", ["wide"])
+    assert helping.VALUE == 3
+""",
+    "inner/deep/test_b.py": """
+import pytest
+
+@pytest.mark.ranks(2)
+def test_b(each, rank):
+    assert each == ("inner", "root", rank)
+""",
+    "test_c.py": """
+import os
+import pytest
+
+@pytest.fixture(scope="module", autouse=True)
+def variable():
+    os.environ["SET_BY_A_FIXTURE"] = "yes"
+    yield
+    del os.environ["SET_BY_A_FIXTURE"]
+
+@pytest.mark.ranks(2)
+def test_c(each, rank):
+    assert each == ("root", rank)
+    assert os.environ["SET_BY_A_FIXTURE"] == "yes"
+""",
+    "test_d.py": """
+import os
+import pytest
+
+@pytest.mark.ranks(2)
+def test_d():
+    assert "SET_BY_A_FIXTURE" not in os.environ
+""",
+}
+
+
+@pytest.mark.parametrize("mode", ["prepend", pytest.param("importlib", marks=pytest.mark.slow)])
+def test_ranks_in_processes_see_the_conftest_files(tmp_path: Path, mode: str) -> None:
+    args = ("--ranks-engine", "processes", f"--import-mode={mode}")
+    ran = run_pytest(tmp_path, *args, files=FOLDERS)
+    assert "4 passed" in ran.text, ran.text
