@@ -11,6 +11,7 @@ from contextlib import suppress
 
 from phalanx.cli.output import FoldingPrinter
 from phalanx.errors import UsageError
+from phalanx.running.terminal import terminal_name
 from phalanx.running.torchrun.options import FLAGS, WITH_VALUE, arguments_for
 
 WORDS_FOR_RANKS = ("auto", "cpu", "gpu", "xpu")
@@ -35,7 +36,7 @@ def run_by_launcher(
     # For what is wrong with it to be said once, and before anything is started.
     (load_module if arguments.module else load_script)(arguments.script, list(arguments.args))
     show = _Show(only, quiet=arguments.quiet)
-    environ = {} if arguments.ranks == "1" else {"OMP_NUM_THREADS": "1"}
+    usual = {} if arguments.ranks == "1" else {"OMP_NUM_THREADS": "1"}
     settings = TorchrunSettings(
         options=options,
         program=["module" if arguments.module else "script", arguments.script, *arguments.args],
@@ -47,7 +48,7 @@ def run_by_launcher(
         raw_output=arguments.redirects is not None or arguments.tee is not None,
         timeout=timeout,
         replay=replay,
-        environ={name: os.environ.get(name, value) for name, value in environ.items()},
+        environ={**{k: os.environ.get(k, v) for k, v in usual.items()}, **terminal_name()},
     )
     try:
         return run_by_torchrun(settings) or show.ranks == 1

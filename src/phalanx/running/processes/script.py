@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import marshal
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from phalanx.running.processes.engine import ProcessesEngine, ProcessSettings
 from phalanx.running.script import Program
+from phalanx.running.terminal import attach_terminal
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ def execute(script: Script) -> bool:
     names["__builtins__"] = __builtins__
     sys.modules["__main__"] = main
     sys.argv[:] = script.argv
+    attach_terminal(int(os.environ["RANK"]))
     sys.path.insert(0, script.search_path)
     if script.module is not None:
         spec = importlib.util.find_spec(script.module)

@@ -1,0 +1,129 @@
+"""`input()` and `breakpoint()` in ranks that are processes, where one would ask a terminal.
+
+Used by the ranks of scripts. Standard input belongs to the program that started them; if that
+is a terminal, its name comes in the environment, and a rank that asks opens it, one rank at a
+time. If not, asking is an error that says so. Must never touch a rank that does not ask.
+"""
+
+from __future__ import annotations
+
+import builtins
+import io
+import os
+import pdb
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+from phalanx.errors import UsageError
+
+VARIABLE = "PHALANX_TERMINAL"
+
+SETTLE = 0.3
+"""Seconds for what the rank printed before it asks to be shown."""
+
+
+def terminal_name() -> dict[str, str]:
+    """In the program: what to add to the ranks' environment."""
+    try:
+        return {VARIABLE: os.ttyname(sys.stdin.fileno())}
+    except (AttributeError, OSError, ValueError):  # standard input is no terminal, or closed
+        return {}
+
+
+def attach_terminal(rank: int) -> None:
+    """In a rank: let it ask the terminal, if there is one."""
+    terminal = _Terminal(rank, os.environ.pop(VARIABLE, None))
+    sys.stdin = _Input(terminal)
+    builtins.input = terminal.ask
+    usual = sys.breakpointhook
+
+    def stop_here(*args: Any, **kwargs: Any) -> Any:
+        if "PYTHONBREAKPOINT" in os.environ:
+            return usual(*args, **kwargs)
+        debugger = _Debugger(terminal)
+        debugger.set_trace(sys._getframe(1))
+        return None
+
+    sys.breakpointhook = stop_here
+
+
+class _Terminal:
+    """The terminal of the program, as one rank uses it."""
+
+    def __init__(self, rank: int, name: str | None) -> None:
+        self.rank = rank
+        self.name = name
+
+    @contextmanager
+    def held(self) -> Iterator[tuple[TextIO, TextIO]]:
+        """Open, and for no other rank meanwhile."""
+        import fcntl
+
+        if self.name is None:
+            raise UsageError(
+                f"rank {self.rank} asks for input, but standard input is no terminal that "
+                "ranks in processes of their own could ask; run it from a terminal, or give "
+                "the answer as an argument of the script"
+            )
+        reading = os.open(self.name, os.O_RDONLY | os.O_NOCTTY)
+        writing = os.open(self.name, os.O_WRONLY | os.O_NOCTTY)
+        with open(reading) as source, open(writing, "w") as sink:
+            fcntl.flock(reading, fcntl.LOCK_EX)
+            yield source, sink
+
+    def ask(self, prompt: object = "", /) -> str:
+        """`input`, with the rank before the prompt."""
+        sys.stdout.flush()
+        with self.held() as (source, sink):
+            time.sleep(SETTLE)
+            sink.write(f"[{self.rank}] {prompt}")
+            sink.flush()
+            line = source.readline()
+        if not line:
+            raise EOFError("the terminal was closed")
+        return line.rstrip("\n")
+
+
+class _Input(io.TextIOBase):
+    """`sys.stdin` of a rank."""
+
+    def __init__(self, terminal: _Terminal) -> None:
+        self._terminal = terminal
+
+    def readline(self, size: int = -1, /) -> str:  # type: ignore[override]
+        return self._terminal.ask() + "\n"
+
+    def read(self, size: int | None = -1, /) -> str:
+        return self.readline()
+
+    def readable(self) -> bool:
+        return True
+
+    def isatty(self) -> bool:
+        return self._terminal.name is not None
+
+    def fileno(self) -> int:
+        return 0
+
+
+class _Debugger(pdb.Pdb):
+    """Holds the terminal while it is stopped, so that two ranks do not talk across."""
+
+    def __init__(self, terminal: _Terminal) -> None:
+        super().__init__(nosigint=True)
+        self._terminal = terminal
+        self.prompt = f"[{terminal.rank}] (Pdb) "
+
+    def interaction(self, *args: Any, **kwargs: Any) -> None:
+        sys.stdout.flush()
+        usual = self.stdout
+        with self._terminal.held() as (self.stdin, self.stdout):
+            time.sleep(SETTLE)
+            self.use_rawinput = False
+            try:
+                super().interaction(*args, **kwargs)
+            finally:
+                self.stdout = usual

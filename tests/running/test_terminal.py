@@ -1,0 +1,111 @@
+"""`input()` and `breakpoint()` in scripts whose ranks are processes, at a real terminal."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import subprocess
+import sys
+import textwrap
+import time
+from contextlib import suppress
+
+import pytest
+
+SCRIPT = """
+import sys
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+if sys.argv[1] == "ask" and rank == 0:
+    print("hello", input("name? "))
+if sys.argv[1] == "stop" and rank == 1:
+    secret = 42
+    breakpoint()
+    print("went on")
+dist.barrier()
+"""
+
+
+@pytest.fixture
+def command(tmp_path):
+    script = tmp_path / "ask.py"
+    script.write_text(textwrap.dedent(SCRIPT))
+
+    def words(engine: str, how: str) -> list[str]:
+        line = f"-m phalanx run -n 2 --engine {engine} {script} {how}"
+        return [sys.executable, *line.split()]
+
+    return words
+
+
+class Terminal:
+    """A pseudo terminal with a program on it, and somebody who types."""
+
+    def __init__(self, command: list[str]) -> None:
+        self.shown = ""
+        self._ours, theirs = pty.openpty()
+        self.program = subprocess.Popen(
+            command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+        )
+        os.close(theirs)
+
+    def wait_for(self, text: str) -> None:
+        until = time.monotonic() + 40
+        while text not in self.shown and time.monotonic() < until:
+            if select.select([self._ours], [], [], 0.2)[0]:
+                with suppress(OSError):  # the other end was closed
+                    self.shown += os.read(self._ours, 4096).decode()
+        assert text in self.shown, self.shown
+
+    def type(self, text: str) -> None:
+        os.write(self._ours, text.encode())
+
+    def close(self) -> None:
+        self.program.kill()
+        self.program.wait()
+        os.close(self._ours)
+
+
+@pytest.mark.parametrize(
+    "engine", ["processes", pytest.param("torchrun", marks=pytest.mark.slow)]
+)
+def test_a_rank_asks_the_terminal(command, engine) -> None:
+    terminal = Terminal(command(engine, "ask"))
+    try:
+        terminal.wait_for("[0] name? ")
+        terminal.type("Ada\n")
+        terminal.wait_for("[0]   hello Ada\r\n")
+        assert terminal.program.wait(30) == 0
+    finally:
+        terminal.close()
+
+
+def test_a_breakpoint_in_one_rank(command) -> None:
+    terminal = Terminal(command("processes", "stop"))
+    try:
+        terminal.wait_for("[1] (Pdb) ")
+        terminal.type("p secret + 1\n")
+        terminal.wait_for("43\r\n[1] (Pdb) ")
+        terminal.type("continue\n")
+        terminal.wait_for("[1]   went on\r\n")
+        assert terminal.program.wait(30) == 0
+    finally:
+        terminal.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["ask", "stop"])
+def test_without_a_terminal_asking_is_an_error_that_says_so(command, how) -> None:
+    done = subprocess.run(
+        command("processes", how),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    rank = 0 if how == "ask" else 1
+    assert done.returncode == 1
+    assert f"UsageError: rank {rank} asks for input, but standard input is no" in done.stderr
