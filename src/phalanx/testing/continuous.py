@@ -186,6 +186,7 @@ def _check_backend(name: str | None) -> None:
 
 # -- in a rank ------------------------------------------------------------------------------
 
+_prepared: set[type] = set()
 _group_of: dict[type, str] = {}
 """For each class the file that this process has met the others in."""
 
@@ -198,7 +199,8 @@ def live_as_rank(
     environ: dict[str, str],
 ) -> Ended:
     """What a rank's process is called with for each test."""
-    if cls not in _group_of:
+    if cls not in _prepared:
+        _prepared.add(cls)
         cls.rank, cls.world_size = int(os.environ["RANK"]), world_size
         leave_out_torchrun(os.environ, environ)
 

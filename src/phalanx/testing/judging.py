@@ -220,9 +220,14 @@ def _failed(error: RankFailedError) -> BaseException:
         isinstance(each, AssertionError) or _is_outcome(each, "fail") for each in failures
     )
     kind = RankAssertionError if alike and failures else RankTestError
-    return kind(
-        "\n".join([str(error), *_traces(error.failures)]), error.failures, error.verdict
-    )
+    text = "\n".join([str(error), *_traces(_cause_first(error))])
+    return kind(text, error.failures, error.verdict)
+
+
+def _cause_first(error: RankFailedError) -> dict[int, BaseException]:
+    blocks = error.verdict.raised if error.verdict is not None else ()
+    order = [rank for ranks, _ in blocks for rank in ranks]
+    return {rank: error.failures[rank] for rank in [*order, *error.failures]}
 
 
 def _is_expected(failure: BaseException) -> bool:

@@ -206,6 +206,7 @@ class DistributedTestBase(MultiProcessTestCase):
 
     def setUp(self) -> None:
         super().setUp()
+        self.addCleanup(_put_back, "WORLD_SIZE", os.environ.get("WORLD_SIZE"))
         os.environ["WORLD_SIZE"] = str(self.world_size)
         self._spawn_processes()
 
@@ -302,6 +303,12 @@ def _expected_ends(error: RankFailedError, ranks: int) -> Sequence[Ended]:
         assert isinstance(death, RankDied)
         codes[rank] = death.code
     return [Ended(codes.get(rank, 0)) for rank in range(ranks)]
+
+
+def _put_back(name: str, value: str | None) -> None:
+    os.environ.pop(name, None)
+    if value is not None:
+        os.environ[name] = value
 
 
 def _remove(file: str) -> None:

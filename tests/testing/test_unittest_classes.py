@@ -1,0 +1,159 @@
+"""What our test classes promise: whose instance, whose environment, what is kept and what is
+left behind, and how a failure reads."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.testing.suites import CASES, outcomes_of, run
+
+ENDS = {"Continuous.test_3_fails": "failed"}
+SKIPS = {
+    "SkipsAtStart.test_1": "CUDA is not available",
+    "SkipsAtStart.test_2": "CUDA is not available",
+    "WithoutBackend.test": "the backend mpi is not available",
+}
+
+
+@pytest.mark.timeout(100)
+def test_promises() -> None:
+    found = outcomes_of(CASES / "shapes.py", seconds=90)
+    assert len(found) == 25
+    for name, (outcome, text) in found.items():
+        expected = ENDS.get(name, "skipped" if name in SKIPS else "passed")
+        assert (name, outcome) == (name, expected), text
+        assert text == SKIPS[name] if name in SKIPS else True
+
+
+SAMPLE = """
+import unittest
+
+import torch.distributed as dist
+
+from phalanx.testing import MultiProcessTestCase, MultiThreadedTestCase
+
+
+class Threads(MultiThreadedTestCase):
+    world_size = 3
+
+    def setUp(self):
+        super().setUp()
+        self._spawn_threads()
+
+    def test_alike(self):
+        check(self)
+
+    def test_differently(self):
+        if self.rank == 1:
+            raise ValueError("first line\\nsecond line")
+        dist.barrier()
+
+
+class Processes(MultiProcessTestCase):
+    world_size = 3
+
+    def setUp(self):
+        super().setUp()
+        self._spawn_processes()
+
+    def test_alike(self):
+        check(self)
+
+
+def check(case):
+    case.assertTrue(1 > 2, "with a message")
+
+
+if __name__ == "__main__":
+    unittest.main()
+"""
+
+ALIKE = """\
+phalanx.testing.RankAssertionError: ranks 0-2 raised AssertionError: False is not true : with a message
+
+  ranks 0-2   AssertionError: False is not true : with a message
+              sample.py:37 in check
+              >  case.assertTrue(1 > 2, "with a message")
+
+  replay    python sample.py {kind}.test_alike
+
+ranks 0-2:
+Traceback (most recent call last):
+  File "sample.py", line 17, in test_alike
+    check(self)
+  File "sample.py", line 37, in check
+    case.assertTrue(1 > 2, "with a message")
+AssertionError: False is not true : with a message
+"""
+
+DIFFERENTLY = """\
+phalanx.testing.RankTestError: rank 1 raised ValueError: first line
+
+  rank 1   ValueError: first line
+           sample.py:21 in test_differently
+           >  raise ValueError("first line\\nsecond line")
+
+  stopped   rank 0 in barrier() (call #0) at sample.py:22; rank 2 ready to run
+
+  replay    python sample.py Threads.test_differently
+
+rank 1:
+Traceback (most recent call last):
+  File "sample.py", line 21, in test_differently
+    raise ValueError("first line\\nsecond line")
+ValueError: first line
+second line
+"""
+
+
+def test_how_failures_read(tmp_path: Path) -> None:
+    """The whole text that unittest prints: nothing of ours, of unittest or of torch in it."""
+    (tmp_path / "sample.py").write_text(SAMPLE)
+    done = run([sys.executable, "sample.py"], folder=tmp_path)
+    parts = re.split(r"^(?:=|-){70}\n", done.stderr, flags=re.MULTILINE)
+    told = {
+        heading.split()[1] + "/" + heading.partition("__main__.")[2].partition(".")[0]: body
+        for heading, body in zip(parts[1::2], parts[2::2], strict=False)
+        if heading.startswith(("FAIL", "ERROR"))
+    }
+    texts = {name: without_carets(body, tmp_path) for name, body in told.items()}
+    assert texts == {
+        "test_alike/Threads": ALIKE.format(kind="Threads"),
+        "test_alike/Processes": ALIKE.format(kind="Processes").replace("line 17", "line 33"),
+        "test_differently/Threads": DIFFERENTLY,
+    }
+
+
+def without_carets(text: str, folder: Path) -> str:
+    """Marks below a source line depend on the version of Python; the folder is a new one."""
+    lines = [line for line in text.splitlines() if not re.fullmatch(r"\s*[~^]+\s*", line)]
+    return "\n".join(lines).replace(f"{folder}/", "").strip() + "\n"
+
+
+@pytest.mark.timeout(100)
+def test_nothing_is_left_behind(tmp_path: Path) -> None:
+    """No process, no file: a suite in which ranks are killed, skip and fail."""
+    done = run(
+        [sys.executable, str(CASES.parent / "outcomes.py"), str(CASES / "codes.py")],
+        TMPDIR=str(tmp_path),
+        PHALANX_TEST_MARK=str(tmp_path),
+        seconds=90,
+    )
+    assert "OUTCOMES" in done.stdout
+    assert [each.name for each in tmp_path.iterdir()] == []
+    assert not processes_with(f"PHALANX_TEST_MARK={tmp_path}")
+
+
+def processes_with(variable: str) -> list[str]:
+    found = []
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if variable.encode() in environ.read_bytes():
+                found.append(environ.parent.name)
+        except OSError:
+            continue
+    return found
