@@ -65,7 +65,7 @@ class Processes(MultiProcessTestCase):
 
 
 def check(case):
-    case.assertTrue(1 > 2, "with a message")
+    case.assertTrue(1 > 2, "told")
 
 
 if __name__ == "__main__":
@@ -73,11 +73,11 @@ if __name__ == "__main__":
 """
 
 ALIKE = """\
-phalanx.testing.RankAssertionError: ranks 0-2 raised AssertionError: False is not true : with a message
+phalanx.testing.RankAssertionError: ranks 0-2 raised AssertionError: False is not true : told
 
-  ranks 0-2   AssertionError: False is not true : with a message
+  ranks 0-2   AssertionError: False is not true : told
               sample.py:37 in check
-              >  case.assertTrue(1 > 2, "with a message")
+              >  case.assertTrue(1 > 2, "told")
 
   replay    python sample.py {kind}.test_alike
 
@@ -86,8 +86,8 @@ Traceback (most recent call last):
   File "sample.py", line 17, in test_alike
     check(self)
   File "sample.py", line 37, in check
-    case.assertTrue(1 > 2, "with a message")
-AssertionError: False is not true : with a message
+    case.assertTrue(1 > 2, "told")
+AssertionError: False is not true : told
 """
 
 DIFFERENTLY = """\
