@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 import phalanx
 from phalanx.errors import RankDied, RankStopped
+from phalanx.running.controller.link import current
 from tests.running import controller_programs as programs
 
 RANKS = 4
@@ -276,3 +277,38 @@ def mix_with_a_deprecated_name() -> None:
 def test_the_line_is_the_programs_also_where_torch_wraps_its_functions(processes) -> None:
     text = str(error_of(processes, mix_with_a_deprecated_name))
     assert ">  dist.all_gather_into_tensor(torch.ones(8), torch.ones(2))" in text
+
+
+def fail_before_cleaning_up() -> None:
+    """As a test does whose fixtures are torn down after it has failed."""
+    if dist.get_rank() == 1:
+        link = current()
+        assert link is not None
+        error = ValueError("told early")
+        link.failed(error)
+        time.sleep(0.3)
+        raise error
+    dist.barrier()
+
+
+def test_a_failure_that_is_told_before_the_rank_ends(processes) -> None:
+    error = error_of(processes, fail_before_cleaning_up)
+    assert isinstance(error, phalanx.RankFailedError) and list(error.failures) == [1]
+    assert "stopped   ranks 0, 2, 3 in barrier() (call #" in str(error)
+
+
+def monitor(seconds: float) -> str:
+    """The last rank does not come."""
+    try:
+        if dist.get_rank() < dist.get_world_size() - 1:
+            dist.monitored_barrier(timeout=timedelta(seconds=seconds))
+        else:
+            time.sleep(2.0)
+    except RuntimeError as error:
+        return f"{type(error).__name__} {error}"
+    return ""
+
+
+def test_the_time_of_a_monitored_barrier_is_the_backends_business(processes) -> None:
+    text = processes.run(monitor, 0.5)[0]
+    assert "DeadlockError" not in text and "monitoredBarrier" in text

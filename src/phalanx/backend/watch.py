@@ -103,7 +103,7 @@ class _Group:
         self.number = number
         self._ref = weakref.ref(group)
         self._holds: dict[str, bool] = {}
-        config = dist.get_backend_config(group)
+        config = _config_of(group)
         self.admission = Admission(config, lambda: config)
         self.first_timeout = self.timeout()
 
@@ -120,6 +120,14 @@ class _Group:
             name = private.backend_name(group, device)
             known = self._holds[kind] = kind == "cpu" or name == "gloo"
         return known
+
+
+def _config_of(group: Any) -> str:
+    """Such as "cpu:gloo,cuda:nccl"; of a group that torch has in no table, its name."""
+    try:
+        return str(dist.get_backend_config(group))
+    except Exception:
+        return str(group.name())
 
 
 class _Ticket:
@@ -180,6 +188,12 @@ class Watcher:
 
     def _watching(self, read: Callable[[Arguments], Parts]) -> Any:
         def around(given: Arguments, proceed: Callable[[], Any]) -> Any:
+            if private.function_modes():  # they see nothing of the inside of a backend
+                with private.no_function_modes():
+                    return look(given, proceed)
+            return look(given, proceed)
+
+        def look(given: Arguments, proceed: Callable[[], Any]) -> Any:
             group = dist.ProcessGroup.unbox(given["process_group"])
             if type(group) is not dist.ProcessGroup or private.is_fake(given):
                 return proceed()
@@ -196,7 +210,7 @@ class Watcher:
         self, group: Any, known: _Group, parts: Parts, given: Arguments, proceed: Any
     ) -> Any:
         form, doubtful = self._form(group, known, parts, given)
-        caller = self._caller(sys._getframe(3))
+        caller = self._caller(sys._getframe(4))
         holds = known.holds(group, parts.device(given))
         limit = self._limit(known, parts, given)
         blocking = holds and self._is_blocking(parts, given, caller, limit)
@@ -230,18 +244,15 @@ class Watcher:
         return caller == _NATIVE or not given.get("async_op", True)
 
     def _limit(self, known: _Group, parts: Parts, given: Arguments) -> Limit:
-        milliseconds = given.get("timeout", -1)
-        if milliseconds <= 0:
-            return Limit(known, None)
-        explicit = timedelta(milliseconds=milliseconds)
-        if parts.name == "monitored_barrier" and explicit >= known.timeout():
-            return Limit(known, None)  # torch fills in the default
-        return Limit(known, explicit)
+        explicit = timedelta(milliseconds=given.get("timeout", -1))
+        if parts.name == "monitored_barrier":  # for which torch fills in the default
+            return Limit(known, explicit if explicit < known.timeout() else None)
+        return Limit(known, explicit if explicit > NO_TIMEOUT else None)
 
     def _form(
         self, group: Any, known: _Group, parts: Parts, given: Arguments
     ) -> tuple[int, bool]:
-        place = callsite.mark(4)
+        place = callsite.mark(5)
         key = (known.number, place, parts.key())
         found = self._forms.get(key)
         if found is None:

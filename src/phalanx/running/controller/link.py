@@ -79,6 +79,8 @@ class Link:
 
     def detach(self) -> None:
         """Watch no longer."""
+        global _current
+        _current = None
         self._off = True
         self._watcher.stop()
         self._socket.close()
