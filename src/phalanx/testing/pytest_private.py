@@ -361,7 +361,7 @@ class RankSession:
         self.warnings: list[Any] = []
         self._items: dict[str, Any] = {}
         with self._quiet():
-            self.config = configuration._prepareconfig([*args, "--capture=no"], [self])
+            self.config = configuration._prepareconfig([*args], [self])
             for name, value in NOT_IN_RANKS.items():
                 if hasattr(self.config.option, name):
                     setattr(self.config.option, name, value)

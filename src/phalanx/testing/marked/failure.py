@@ -106,11 +106,9 @@ def _who(group: Group, ranks: int) -> str:
 
 def _late_notes(failure: Failure) -> str:
     """What was added to the error after its rank had shown it, as Hypothesis does."""
-    notes = getattr(failure.error, "__notes__", ())
     text = str(failure.shown)
-    return "\n".join(
-        f"E   {line}" for note in notes for line in note.splitlines() if line not in text
-    )
+    late = [note for note in getattr(failure.error, "__notes__", ()) if note not in text]
+    return "\n".join(f"E   {line}" for note in late for line in note.splitlines())
 
 
 def _same_place(others: Group) -> str:

@@ -131,6 +131,13 @@ def _refuse(text: str) -> None:
     pytest.fail(text, pytrace=False)
 
 
+def forget(item: Any) -> None:
+    """pytest keeps its items to the end; what a run has left need not stay with them."""
+    for key in (_ready, _last_run):
+        if key in item.stash:
+            del item.stash[key]
+
+
 def replay(item: Any) -> str:
     """The command that runs this item again, with what was said about ranks."""
     given = [

@@ -127,7 +127,7 @@ def _errand(
     return Errand(
         nodeid=item.nodeid,
         file=str(item.path),
-        args=tuple(map(str, item.config.invocation_params.args)),
+        args=_arguments(item.config),
         way=way,
         shared=sent,
         extra=extra,
@@ -135,6 +135,13 @@ def _errand(
         environ=environ,
         worker=getattr(item.config, "workerinput", None),
     )
+
+
+def _arguments(config: Any) -> tuple[str, ...]:
+    """The command line again; what a rank prints goes to this process at once."""
+    given = map(str, config.invocation_params.args)
+    captures = config.pluginmanager.has_plugin("capturemanager")
+    return (*given, "--capture=no") if captures else tuple(given)
 
 
 def _needed(item: Any, way: Ranks) -> set[str]:

@@ -1,0 +1,68 @@
+"""What pytest and its plugins offer besides, on ranks; `test_plugin_beside` looks at it."""
+
+import asyncio
+import unittest
+import warnings
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytestmark = pytest.mark.ranks(2)
+
+
+def test_subtests(subtests, rank):
+    for number in range(3):
+        with subtests.test("number", number=number):
+            dist.barrier()
+            assert number != 1
+    with subtests.test("on one", own=rank):
+        assert rank == 0
+    with subtests.test("skipped"):
+        pytest.skip("not this")
+
+
+async def test_async():
+    await asyncio.sleep(0)
+
+
+class TestOfUnittest(unittest.TestCase):
+    def test_method(self):
+        pass
+
+
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(number=st.integers(0, 100))
+def test_hypothesis(number):
+    total = torch.tensor(number)
+    dist.all_reduce(total)
+    assert total < 100
+
+
+def test_warns(rank):
+    warnings.warn(f"from rank {rank}", DeprecationWarning, stacklevel=1)
+
+
+@pytest.mark.filterwarnings("error")
+def test_warning_as_error(rank):
+    if rank == 1:
+        warnings.warn("turned into an error", UserWarning, stacklevel=1)
+
+
+def test_properties(record_property, rank):
+    record_property("same", 5)
+    record_property("own", rank)
+    print(f"printed by {rank}")
+    assert rank == 0
+
+
+def test_returns():
+    return 5
+
+
+@pytest.mark.usefixtures("tmp_path")
+@pytest.mark.parametrize("which", ["a", "b"])
+def test_plain(which):
+    dist.barrier()

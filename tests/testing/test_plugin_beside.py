@@ -1,0 +1,238 @@
+"""Tests on ranks beside what else pytest has: subtests, debuggers, xdist, junit, and so on."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+from tests.testing.pytest_runs import Ran, run_many, run_pytest
+
+ENGINES = pytest.mark.parametrize("engine", ["threads", "processes"])
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ran, Path]:
+    folder = tmp_path_factory.mktemp("other")
+    args = ("-rA", "--ranks-engine", "threads,processes", "--durations=1", "--junitxml=out.xml")
+    ran = run_pytest(folder, *args, samples=("other",), env={"COLUMNS": "200"})
+    return ran, folder / "out.xml"
+
+
+@ENGINES
+def test_subtests(other: tuple[Ran, Path], engine: str) -> None:
+    ran, _ = other
+    name = f"test_other.py::test_subtests[ranks=2-{engine}]"
+    assert f"SUBFAILED[number] (number=1) {name} - both ranks: assert 1 != 1" in ran.text
+    assert f"SUBFAILED[on one] (own=1) {name} - rank 1: assert 1 == 0" in ran.text
+    assert f"FAILED {name} - contains 2 failed subtests" in ran.text
+
+
+@ENGINES
+def test_hypothesis_draws_for_all_ranks(other: tuple[Ran, Path], engine: str) -> None:
+    shown = other[0].section(f"test_hypothesis[ranks=2-{engine}]")
+    assert "both ranks:" in shown
+    assert "E       assert tensor(100) < 100" in shown
+    assert re.search(r"test_hypothesis\(\nE +number=50,\nE +\)", shown)
+
+
+@ENGINES
+def test_warnings(other: tuple[Ran, Path], engine: str) -> None:
+    ran, _ = other
+    for rank in range(2):
+        assert f"test_other.py:45: DeprecationWarning: from rank {rank}" in ran.text
+    assert ran.text.count(f"test_other.py::test_warns[ranks=2-{engine}]\n") >= 2
+    told = ran.reasons[f"test_warning_as_error[ranks=2-{engine}]"]
+    assert told == "rank 1: UserWarning: turned into an error"
+    assert f"test_returns[ranks=2-{engine}] returned <class 'int'> on a rank" in ran.text
+
+
+def test_what_cannot_run_on_ranks_is_refused(other: tuple[Ran, Path]) -> None:
+    ran, _ = other
+    for engine in ("threads", "processes"):
+        assert ran.outcomes[f"test_async[ranks=2-{engine}]"] == "ERROR"
+    assert "an async test cannot run on ranks" in ran.text
+    assert ran.outcomes["TestOfUnittest::test_method"] == "ERROR"
+    assert "@pytest.mark.ranks has no effect on test_other.py::TestOfUnittest" in ran.text
+
+
+def test_durations(other: tuple[Ran, Path]) -> None:
+    assert re.search(r"\d\.\d\ds call +test_other.py::\w+\[ranks=2-processes", other[0].text)
+
+
+@ENGINES
+def test_junit(other: tuple[Ran, Path], engine: str) -> None:
+    cases = ElementTree.parse(other[1]).getroot().iter("testcase")
+    case = next(
+        each for each in cases if each.get("name") == f"test_properties[ranks=2-{engine}]"
+    )
+    found = {each.get("name"): each.get("value") for each in case.iter("property")}
+    assert found == {"same": "5", "own[rank 0]": "0", "own[rank 1]": "1"}
+    failure = case.find("failure")
+    assert failure is not None
+    assert failure.get("message") == "rank 1: assert 1 == 0"
+    assert "rank 1:" in (failure.text or "")
+
+
+SEVERAL = """
+import pytest
+import torch.distributed as dist
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("number", range(4))
+def test_number(number, rank):
+    dist.barrier()
+    assert number != 1 or rank == 0
+
+@pytest.mark.ranks(2)
+def test_deadlock(rank):
+    if rank == 1:
+        dist.barrier()
+"""
+
+
+def test_runs_that_stop_or_choose(tmp_path: Path) -> None:
+    runs = run_many(
+        tmp_path,
+        [
+            ["-x"],
+            ["-p", "cacheprovider"],
+            ["-p", "cacheprovider", "--lf", "-rA"],
+            ["--setup-show", "-k", "ranks2 and 0"],
+            ["--setup-plan", "-k", "ranks2 and 0"],
+            ["--fixtures-per-test", "-k", "ranks2 and 0"],
+            ["-p", "no:logging", "-s", "-q"],
+            ["-p", "no:capture", "-q", "--tb=no"],
+        ],
+        files={"test_several.py": SEVERAL},
+    )
+    stopped, _, last_failed, show, plan, per_test, without, bare = runs
+    assert "1 failed, 1 passed" in stopped.text
+    names = {"test_number[ranks=2-1]", "test_deadlock[ranks=2]"}
+    assert set(last_failed.outcomes) == names
+    assert set(last_failed.outcomes.values()) == {"FAILED"}
+    assert "1 passed" in show.text
+    assert "INTERNALERROR" not in plan.text + per_test.text
+    assert "2 failed, 3 passed" in without.text
+    assert "2 failed, 3 passed" in bare.text
+
+
+@pytest.mark.slow
+def test_xdist(tmp_path: Path) -> None:
+    args = ("-n", "2", "-rA", "--ranks-engine", "threads,processes")
+    ran = run_pytest(tmp_path, *args, files={"test_several.py": SEVERAL})
+    assert "4 failed, 6 passed" in ran.text
+    for engine in ("threads", "processes"):
+        assert (
+            ran.reasons[f"test_number[ranks=2-{engine}-1]"]
+            == "rank 1: assert (1 != 1 or 1 == 0)"
+        )
+        shown = ran.section(f"test_deadlock[ranks=2-{engine}]")
+        assert "DeadlockError: rank 0 returned; rank 1 waits for it in call #0" in shown
+        assert ">  dist.barrier()" in shown
+
+
+DEBUGGED = """
+import pytest
+import torch.distributed as dist
+
+@pytest.mark.ranks(3)
+def test_fails(rank):
+    mine = rank * 10
+    if rank == 1:
+        assert mine == 11
+    dist.barrier()
+
+@pytest.mark.ranks(3)
+def test_breakpoint(rank):
+    mine = rank * 100
+    if rank == 0:
+        breakpoint()
+    print("rank", rank, "goes on")
+    dist.barrier()
+    assert rank == 5
+"""
+
+
+def test_debuggers(tmp_path: Path) -> None:
+    files = {"test_debugged.py": DEBUGGED}
+    after = run_pytest(tmp_path, "--pdb", "-k", "fails", files=files, stdin="p mine + 1\nc\n")
+    assert "test_debugged.py(9)test_fails()" in after.text
+    assert "(Pdb) 11" in after.text
+    inside = run_pytest(tmp_path, "-k", "breakpoint", stdin="p mine + 7\nc\n")
+    assert "test_debugged.py(17)test_breakpoint()" in inside.text
+    assert "(Pdb) 7" in inside.text
+    # The ranks' output is collected again, that of the one that was debugged, too.
+    for rank in range(3):
+        heading = rf"Captured stdout call, rank {rank} -+\nrank {rank} goes on\n"
+        assert re.search(heading, inside.text)
+
+
+def test_debuggers_need_threads(tmp_path: Path) -> None:
+    args = ("--pdb", "--ranks-engine", "processes")
+    ran = run_pytest(tmp_path, *args, files={"test_debugged.py": DEBUGGED}, stdin="c\n")
+    assert ran.text.count("its ranks were processes, whose frames are gone") == 2
+    assert "breakpoint() in a rank that is a process, which has no terminal" in ran.text
+    assert "(Pdb)" not in ran.text
+
+
+ENDED = """
+import os
+import signal
+import time
+import pytest
+import torch.distributed as dist
+
+@pytest.mark.ranks(2)
+def test_exit(rank):
+    if rank == 1:
+        pytest.exit("enough", returncode=7)
+    dist.barrier()
+
+@pytest.mark.ranks(2)
+def test_interrupted(rank):
+    if rank == 1:
+        os.kill(int(os.environ["PID_OF_PYTEST"]), signal.SIGINT)
+        time.sleep(5)
+    dist.barrier()
+
+@pytest.mark.ranks(2)
+@pytest.mark.timeout(2, method="signal")
+def test_of_pytest_timeout(rank):
+    while rank == 1:
+        time.sleep(0.01)
+
+@pytest.mark.ranks(2)
+def test_last():
+    dist.barrier()
+"""
+PID = """
+import os
+
+def pytest_configure(config):
+    os.environ.setdefault("PID_OF_PYTEST", str(os.getpid()))
+"""
+
+
+@pytest.mark.parametrize(
+    "engine", ["threads", pytest.param("processes", marks=pytest.mark.slow)]
+)
+def test_the_run_can_be_ended(tmp_path: Path, engine: str) -> None:
+    files = {"test_ended.py": ENDED, "conftest.py": PID}
+    exits, interrupted, timeout = run_many(
+        tmp_path,
+        [
+            ["--ranks-engine", engine, "-k", "exit or last"],
+            ["--ranks-engine", engine, "-k", "interrupted or last"],
+            ["--ranks-engine", engine, "-k", "of_pytest_timeout or last"],
+        ],
+        files=files,
+    )
+    assert "Exit: enough" in exits.text
+    assert exits.code == 7
+    assert "KeyboardInterrupt" in interrupted.text
+    assert interrupted.code == 2
+    assert "Failed: Timeout (>2.0s) from pytest-timeout" in timeout.text
+    assert "1 failed, 1 passed" in timeout.text
