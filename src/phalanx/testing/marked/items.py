@@ -131,13 +131,6 @@ def _refuse(text: str) -> None:
     pytest.fail(text, pytrace=False)
 
 
-def forget(item: Any) -> None:
-    """pytest keeps its items to the end; what a run has left need not stay with them."""
-    for key in (_ready, _last_run):
-        if key in item.stash:
-            del item.stash[key]
-
-
 def replay(item: Any) -> str:
     """The command that runs this item again, with what was said about ranks."""
     given = [
@@ -244,7 +237,8 @@ def set_place_of_skip(item: Any, report: Any) -> None:
 
 
 def forget(item: Any) -> None:
-    """After the test: a failure holds frames, and they hold tensors."""
+    """After the test: pytest keeps its items to the end, and a failure holds frames, which
+    hold tensors."""
     if _last_run in item.stash:
         del item.stash[_last_run]
         del item.repr_failure
