@@ -10,6 +10,7 @@ import itertools
 import os
 import sys
 import types
+import unittest
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any
@@ -110,14 +111,14 @@ def check_spawned(spawned: bool, call: str) -> None:
         raise UsageError(f"the test ran on no rank; call self.{call}() at the end of setUp")
 
 
-def test_name_of(case: TestCase) -> str:
+def test_name_of(case: unittest.TestCase) -> str:
     return case.id().rpartition(".")[2]
 
 
 test_name_of.__test__ = False  # type: ignore[attr-defined]
 
 
-def replay_of(case: TestCase) -> str:
+def replay_of(case: unittest.TestCase) -> str:
     """The command that runs this test again."""
     known_to_pytest = pytest_id()
     if known_to_pytest is not None:

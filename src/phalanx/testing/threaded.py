@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
+import unittest
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial, wraps
@@ -49,7 +50,6 @@ class MultiThreadedTestCase(RanksTestCase):
 
     MAIN_THREAD_RANK = MAIN_RANK
     global_store: ClassVar[Any]
-    _crew: ClassVar[Crew | None] = None
 
     def setUp(self) -> None:
         """In the main thread."""
@@ -79,10 +79,7 @@ class MultiThreadedTestCase(RanksTestCase):
 
     def _spawn_threads(self) -> None:
         """Have this test run on ranks. They start when the test method is called."""
-        cls = type(self)
-        cls.global_store = dist.HashStore()  # type: ignore[attr-defined]
-        if cls.__dict__.get("_crew") is None:
-            cls._crew = _keep_for(cls)
+        type(self).global_store = dist.HashStore()  # type: ignore[attr-defined]
         self._spawned = True
 
     def _join(self, fn: Callable[..., Any]) -> None:
@@ -95,7 +92,7 @@ class MultiThreadedTestCase(RanksTestCase):
             limit=get_timeout(self.id()),
             replay=replay_of(self),
             test=fn,
-            crew=self._crew,
+            crew=_crew_of(type(self)),
         )
 
     @classmethod
@@ -151,8 +148,15 @@ def spawn_threads_and_init_comms(
             join_group(rank, world_size, store)
             run_all(lambda: func(self, *args, **kwargs), leave_group)
 
-        replay = replay_of(self) if isinstance(self, TestCase) else None
-        run_on_threads(live, ranks=world_size, limit=timeout, replay=replay, test=func)
+        is_case = isinstance(self, unittest.TestCase)
+        run_on_threads(
+            live,
+            ranks=world_size,
+            limit=timeout,
+            replay=replay_of(self) if is_case else None,
+            test=func,
+            crew=_crew_of(type(self)) if is_case else None,
+        )
 
     return wrapper
 
@@ -202,16 +206,21 @@ def run_on_threads(
     settle(run, test)
 
 
-def _keep_for(cls: type[MultiThreadedTestCase]) -> Crew:
-    """While the class runs: the patches of torch, and the threads of the ranks. Both take
+_crews: dict[type, Crew] = {}
+
+
+def _crew_of(cls: type[unittest.TestCase]) -> Crew:
+    """While the class runs: the threads of its ranks, and the patches of torch. Both take
     longer to set up than a small test takes."""
+    if cls in _crews:
+        return _crews[cls]
     kept = ExitStack()
     kept.enter_context(patched())
-    crew = make_crew()
+    _crews[cls] = crew = make_crew()
     kept.callback(crew.close)
 
     def release() -> None:
-        cls._crew = None
+        _crews.pop(cls, None)
         kept.close()
 
     cls.addClassCleanup(release)
