@@ -38,6 +38,13 @@ BY_MACHINE = {
 
 TESTS = 50
 
+DIFFERENCES = {
+    "KeepsItsGroup.test_4_skipped": "failed",
+    "KeepsItsGroup.test_6_after_skips": "skipped",
+}
+"""How tests end with torch's classes that end otherwise with ours: in its continuous class a
+skip that is no exit code is a failure, and after a failure all is skipped."""
+
 
 def simple(found: Found) -> dict[str, str]:
     """torch's classes make an error of every failed assertion in a rank."""
@@ -78,7 +85,7 @@ def test_each_test_ends_as_with_torchs_own_classes(with_ours: Found, tmp_path: P
     copy = tmp_path / SUITE.name
     copy.write_text(SUITE.read_text())
     with_torchs = outcomes_of(copy, seconds=1400, PYTHONPATH=str(tmp_path))
-    assert simple(with_ours) == simple(with_torchs)
+    assert {**simple(with_ours), **DIFFERENCES} == simple(with_torchs)
 
 
 @pytest.mark.parametrize("how", ["module", "script", "pytest"])
