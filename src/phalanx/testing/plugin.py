@@ -170,6 +170,23 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.extra_keyword_matches.update((f"ranks{way.size}", way.engine))
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Before the first test, not in it: the imports, and leaving all that is there by now out
+    of garbage collection. torch alone is half a million objects, and looking through them
+    takes as long as a hundred small tests."""
+    engines = {way.engine for item in session.items if (way := _way(item)) is not None}
+    if not engines or session.config.getoption("collectonly"):
+        return
+    import gc
+    from importlib import import_module
+
+    for engine in engines:
+        import_module(f"phalanx.testing.marked.on_{engine}")
+    import_module("phalanx.testing.marked.items")
+    gc.freeze()
+    session.config.add_cleanup(gc.unfreeze)
+
+
 def _way(item: Any) -> Ranks | None:
     callspec = getattr(item, "callspec", None)
     way = None if callspec is None else callspec.params.get(PARAMETER)
@@ -259,8 +276,13 @@ def pytest_runtest_makereport(
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     way = _way(item)
+    if way is None:
+        return
+    from phalanx.testing.marked import items
+
+    items.forget(item)
     following = None if nextitem is None else _way(nextitem)
-    if way is not None and (following is None or following.engine != "threads"):
+    if following is None or following.engine != "threads":
         from phalanx.testing.marked.on_threads import release_patches
 
         release_patches()
