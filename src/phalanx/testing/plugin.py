@@ -276,13 +276,8 @@ def pytest_runtest_makereport(
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     way = _way(item)
-    if way is None:
-        return
-    from phalanx.testing.marked import items
-
-    items.forget(item)
     following = None if nextitem is None else _way(nextitem)
-    if following is None or following.engine != "threads":
+    if way is not None and (following is None or following.engine != "threads"):
         from phalanx.testing.marked.on_threads import release_patches
 
         release_patches()
