@@ -247,6 +247,32 @@ def test_nothing_outlives_the_launcher(folder, number) -> None:
         assert all_end(pids)
 
 
+@pytest.mark.slow
+def test_the_end_of_torchs_launcher_is_told_and_ends_the_ranks(folder) -> None:
+    with sleeping(folder) as (launcher, pids):
+        status = Path(f"/proc/{pids[0]}/stat").read_text().rpartition(")")[2].split()
+        os.kill(int(status[1]), signal.SIGKILL)  # the parent of the ranks
+        _, err = launcher.communicate(timeout=30)
+        assert launcher.returncode == 1
+        assert err.startswith("RankFailedError: torch's launcher died of SIGKILL")
+        assert all_end(pids)
+
+
+@pytest.mark.slow
+def test_who_waits_for_other_machines_is_told_so(folder) -> None:
+    launcher = started("-n 1 --nnodes 2 --rdzv-endpoint 127.0.0.1:29643 ends.py well", folder)
+    try:
+        assert launcher.stderr is not None
+        assert launcher.stderr.readline() == (
+            "phalanx: still waiting for the other machines (2 in all) at 127.0.0.1:29643\n"
+        )
+        launcher.send_signal(signal.SIGINT)
+        launcher.communicate(timeout=30)
+        assert launcher.returncode == 130
+    finally:
+        launcher.kill()
+
+
 # -- refusals -----------------------------------------------------------------------------
 
 
@@ -255,6 +281,7 @@ def test_nothing_outlives_the_launcher(folder, number) -> None:
     [
         ("-n 2 --seed 3 ends.py", "--seed 3: the system decides which process runs when"),
         ("-n 2 --clock virtual ends.py", "--clock virtual: real processes have the real clock"),
+        ("-n 2 --strict ends.py", "--strict: --engine torchrun finds errors only"),
         ("ends.py", "say how many ranks to run on each machine"),
         ("-n some ends.py", "-n some: give the number of ranks on each machine"),
         ("-n 2 --nnodes x ends.py", "--nnodes x: give the number of machines"),

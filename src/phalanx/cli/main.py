@@ -24,6 +24,7 @@ examples:
   phalanx run -n 4 train.py --lr 0.1     any script that runs under torchrun
   phalanx run -n 8 -m package.train      a module
   phalanx run -n 4 --seed 7 train.py     another order of ranks; 7 replays it
+  phalanx run --engine torchrun -n 4 train.py    by torch's own launcher, checked
   phalanx conformance                    thousands of small cases on a backend
 
 exit status: 0 all ranks succeeded; 1 a rank failed; 2 wrong usage;

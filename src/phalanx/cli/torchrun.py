@@ -45,6 +45,7 @@ def run_by_launcher(
         on_notice=show.notice,
         on_tick=show.tick,
         checked=arguments.checks == "all",
+        meeting=_meeting(arguments),
         raw_output=arguments.redirects is not None or arguments.tee is not None,
         timeout=timeout,
         replay=replay,
@@ -54,6 +55,13 @@ def run_by_launcher(
         return run_by_torchrun(settings) or show.ranks == 1
     finally:
         show.close()
+
+
+def _meeting(arguments: argparse.Namespace) -> str | None:
+    if arguments.nnodes in ("1", "1:1"):
+        return None
+    place = arguments.rdzv_endpoint or f"{arguments.master_addr}:{arguments.master_port}"
+    return f"still waiting for the other machines ({arguments.nnodes} in all) at {place}"
 
 
 def check_arguments(arguments: argparse.Namespace) -> None:
@@ -67,6 +75,11 @@ def check_arguments(arguments: argparse.Namespace) -> None:
         raise UsageError(
             f"--clock {arguments.clock}: real processes have the real clock; leave it out, or "
             "use --engine threads"
+        )
+    if arguments.strict:
+        raise UsageError(
+            "--strict: --engine torchrun finds errors only, no warnings; leave it out, or use "
+            "another engine"
         )
     if arguments.ranks is None:
         raise UsageError(

@@ -20,10 +20,12 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from math import inf
 from multiprocessing.connection import Connection
 from typing import Any
 
 from phalanx.backend.raising import error_for
+from phalanx.errors import RankFailedError
 from phalanx.model import RankView, Stall, ViewBlock
 from phalanx.report.positions import render_positions
 from phalanx.running.processes.messages import Position, Raised, Where
@@ -47,6 +49,9 @@ from phalanx.running.torchrun.standstill import Standstill
 
 TICK = 0.05
 
+MEETING = 10.0
+"""Seconds until it is said that other machines are waited for."""
+
 LAST_OUTPUT = 1.0
 """Seconds for what is still under way when the agent has ended."""
 
@@ -62,6 +67,7 @@ class TorchrunSettings:
     """What was asked for. `options` are for torch's launcher, `program` says what the ranks
     run. `on_world` hears how many ranks there are and which are here, `on_output` what they
     print, `on_notice` what torch's launcher says. `raw_output`: it deals with output itself.
+    `meeting` says what the ranks wait for until they start, if that may take long.
     """
 
     options: Sequence[str]
@@ -72,6 +78,7 @@ class TorchrunSettings:
     on_tick: Callable[[], Any]
     checked: bool = True
     raw_output: bool = False
+    meeting: str | None = None
     timeout: float | None = None
     replay: str | None = None
     environ: Mapping[str, str] | None = None
@@ -175,6 +182,8 @@ class _Launch:
             self._tell_positions()
             raise
         error = find_error(self._now, self._desk, self._settings.replay)
+        if self._agent.returncode < 0 and not (self._now.exits or self._now.ended):
+            raise _launcher_died(self._agent.returncode)
         if error is not None:
             raise error
         for line in self._notices:
@@ -184,8 +193,12 @@ class _Launch:
         return self._now.initialised
 
     def _wait(self) -> None:
+        patience = time.monotonic() + MEETING if self._settings.meeting else inf
         while self._agent.poll() is None:
             self._hear(TICK)
+            if time.monotonic() > patience and not self._now.members:
+                self._settings.on_notice(f"phalanx: {self._settings.meeting}")
+                patience = inf
             seconds = self._standstill.seconds(self._now.pids())
             if seconds is not None and self._now.members:
                 self._ask_positions()
@@ -354,3 +367,9 @@ class _Launch:
             import shutil
 
             shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _launcher_died(code: int) -> RankFailedError:
+    """The ranks end with it, by no fault of theirs."""
+    name = signal.Signals(-code).name
+    return RankFailedError(f"torch's launcher died of {name}, and the ranks with it", {})
