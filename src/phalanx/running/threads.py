@@ -70,6 +70,8 @@ class Settings:
     on_tick: Callable[[], Any] | None = None
     on_findings: Callable[[Sequence[Verdict]], Any] | None = None
     environ: Mapping[str, str] | None = None
+    as_torchrun: bool = True
+    """Whether ranks find in their environment what torchrun sets."""
 
 
 class ThreadsEngine:
@@ -389,6 +391,10 @@ def rank_environ(base: Mapping[str, str], settings: Settings, rank: int) -> dict
     per_node = settings.per_node or settings.ranks
     local, node = rank % per_node, rank // per_node
     environ = dict(base)
+    environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    environ.setdefault("MASTER_PORT", "29500")
+    if not settings.as_torchrun:
+        return environ
     environ.update(
         RANK=str(rank),
         WORLD_SIZE=str(settings.ranks),
@@ -403,6 +409,4 @@ def rank_environ(base: Mapping[str, str], settings: Settings, rank: int) -> dict
         TORCHELASTIC_RESTART_COUNT="0",
         TORCHELASTIC_MAX_RESTARTS="0",
     )
-    environ.setdefault("MASTER_ADDR", "127.0.0.1")
-    environ.setdefault("MASTER_PORT", "29500")
     return environ

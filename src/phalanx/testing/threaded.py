@@ -7,7 +7,6 @@ threads engine has it.
 
 from __future__ import annotations
 
-import os
 import threading
 import unittest
 from collections.abc import Callable
@@ -32,7 +31,6 @@ from phalanx.testing.cases import (
     TestCase,
     check_spawned,
     get_timeout,
-    leave_out_torchrun,
     replay_of,
     run_cleanups,
     test_name_of,
@@ -182,18 +180,18 @@ def run_on_threads(
 ) -> None:
     """Call `live(rank)` on every rank and tell unittest how it went."""
     __tracebackhide__ = True
-    before = dict(os.environ)
     ends: dict[int, Ended] = {}
 
     def main(context: RankContext) -> Ended:
-        leave_out_torchrun(os.environ, before)
         if context.rank:  # in torch's class ranks draw from one generator, so they differ
             seed_torch(torch.initial_seed() + context.rank)
         ends[context.rank] = end = end_of(lambda: live(context.rank))
         return end
 
     def run() -> list[Ended]:
-        settings = Settings(ranks=ranks, limit=limit, init=False, replay=replay)
+        settings = Settings(
+            ranks=ranks, limit=limit, init=False, replay=replay, as_torchrun=False
+        )
         engine = ThreadsEngine(settings, crew=crew)
         try:
             return engine.run(main)
