@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from phalanx.errors import UsageError
-from phalanx.running.script import load_module, load_script, run_program
+from phalanx.running.program import load_module, load_script
+from phalanx.running.script import run_program
 from phalanx.running.threads import Settings
 
 PICKLING = """

@@ -25,7 +25,7 @@ from phalanx.report.text import render
 from phalanx.running.torchrun.options import FLAGS, WITH_VALUE
 
 if TYPE_CHECKING:
-    from phalanx.running.script import Program
+    from phalanx.running.program import Program
 
 DESCRIPTION = """\
 Run SCRIPT once per rank, as torchrun would, with all ranks inside this process (or, with
@@ -146,7 +146,7 @@ def _run(arguments: argparse.Namespace) -> int:
     seed, timeout = _number("--seed", arguments.seed), _seconds(arguments.timeout)
     program_args = list(arguments.args)
 
-    from phalanx.running.script import load_module, load_script
+    from phalanx.running.program import load_module, load_script
     from phalanx.running.world import check_options
 
     check_options(
@@ -190,10 +190,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _run_by_torchrun(arguments: argparse.Namespace) -> int:
     from phalanx.cli.torchrun import run_by_launcher
-    from phalanx.running.world import CHECKS
 
-    if arguments.checks not in CHECKS:
-        raise UsageError(f"--checks {arguments.checks}: choose one of {', '.join(CHECKS)}")
     only, timeout = _rank_numbers(arguments.rank), _seconds(arguments.timeout)
     initialised, error = _outcome(
         lambda: run_by_launcher(

@@ -11,9 +11,12 @@ from contextlib import suppress
 
 from phalanx.cli.output import FoldingPrinter
 from phalanx.errors import UsageError
+from phalanx.running.program import load_module, load_script
 from phalanx.running.terminal import terminal_name
 from phalanx.running.torchrun.options import FLAGS, WITH_VALUE, arguments_for
+from phalanx.running.torchrun.start import TorchrunSettings, run_by_torchrun
 
+CHECKS = ("all", "none")
 WORDS_FOR_RANKS = ("auto", "cpu", "gpu", "xpu")
 """What torchrun takes for the number of ranks besides a number."""
 
@@ -29,9 +32,6 @@ def run_by_launcher(
     check_arguments(arguments)
     given = {name: getattr(arguments, name.replace("-", "_")) for name in (*WITH_VALUE, *FLAGS)}
     options = arguments_for(given, per_node=arguments.ranks, nnodes=arguments.nnodes)
-
-    from phalanx.running.script import load_module, load_script
-    from phalanx.running.torchrun.launcher import TorchrunSettings, run_by_torchrun
 
     # For what is wrong with it to be said once, and before anything is started.
     (load_module if arguments.module else load_script)(arguments.script, list(arguments.args))
@@ -76,6 +76,8 @@ def check_arguments(arguments: argparse.Namespace) -> None:
             f"--clock {arguments.clock}: real processes have the real clock; leave it out, or "
             "use --engine threads"
         )
+    if arguments.checks not in CHECKS:
+        raise UsageError(f"--checks {arguments.checks}: choose one of {', '.join(CHECKS)}")
     if arguments.strict:
         raise UsageError(
             "--strict: --engine torchrun finds errors only, no warnings; leave it out, or use "

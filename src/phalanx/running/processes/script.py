@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from phalanx.running.processes.engine import ProcessesEngine, ProcessSettings
-from phalanx.running.script import Program
+from phalanx.running.program import Program
 from phalanx.running.terminal import attach_terminal
 
 

@@ -1,25 +1,20 @@
-"""Hand a script over to torch's launcher, and stay between it and the user.
+"""Stay between torch's launcher and the user.
 
-Used by the command line, once per machine. Starts the agent (`agent.py`), passes on what the
-ranks print, serves the desk if rank 0 is here, and turns what happened into the errors of the
-other engines. Must never start ranks itself.
+`start.py` makes one per machine. Passes on what the ranks print, serves the desk if rank 0 is
+here, and turns what happened into the errors of the other engines. Must never start ranks
+itself.
 """
 
 from __future__ import annotations
 
 import os
-import secrets
 import selectors
 import signal
 import socket
-import subprocess
 import sys
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import suppress
 from math import inf
 from multiprocessing.connection import Connection
 from typing import Any
@@ -28,13 +23,12 @@ from phalanx.backend.raising import error_for
 from phalanx.errors import RankFailedError
 from phalanx.model import RankView, Stall, ViewBlock
 from phalanx.report.positions import render_positions
+from phalanx.running.controller.server import DeskServer
 from phalanx.running.processes.messages import Position, Raised, Where
 from phalanx.running.snapshots import group_views
 from phalanx.running.torchrun.connections import Lines, Member, read_hello
 from phalanx.running.torchrun.judging import Incarnation, find_error
 from phalanx.running.torchrun.messages import (
-    VARIABLE,
-    Base,
     DeskIsOpen,
     Done,
     Exits,
@@ -43,9 +37,9 @@ from phalanx.running.torchrun.messages import (
     OpenDesk,
     Stopped,
     Unchecked,
-    listen,
 )
 from phalanx.running.torchrun.standstill import Standstill
+from phalanx.running.torchrun.start import Started, TorchrunSettings
 
 TICK = 0.05
 
@@ -62,116 +56,28 @@ STDERR_KEPT = 40
 """Lines of standard error kept of each rank, for the report if it dies."""
 
 
-@dataclass(frozen=True)
-class TorchrunSettings:
-    """What was asked for. `options` are for torch's launcher, `program` says what the ranks
-    run. `on_world` hears how many ranks there are and which are here, `on_output` what they
-    print, `on_notice` what torch's launcher says. `raw_output`: it deals with output itself.
-    `meeting` says what the ranks wait for until they start, if that may take long.
-    """
-
-    options: Sequence[str]
-    program: Sequence[str]
-    on_world: Callable[[int, range], Any]
-    on_output: Callable[[int, str, str], Any]
-    on_notice: Callable[[str], Any]
-    on_tick: Callable[[], Any]
-    checked: bool = True
-    raw_output: bool = False
-    meeting: str | None = None
-    timeout: float | None = None
-    replay: str | None = None
-    environ: Mapping[str, str] | None = None
-
-
-def run_by_torchrun(settings: TorchrunSettings) -> bool:
-    """Run it on this machine's ranks; whether a rank went about it as a distributed program.
-    Raises what the other engines raise."""
-    with _orderly_end():
-        launch = _Launch(settings)
-        try:
-            return launch.carry_out()
-        finally:
-            launch.close()
-
-
-@contextmanager
-def _orderly_end() -> Iterator[None]:
-    """SIGTERM, with which clusters end jobs, ends the ranks first."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def leave(number: int, frame: Any) -> None:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-class _Launch:
+class Launch:
     """One agent, from its start to its end."""
 
-    def __init__(self, settings: TorchrunSettings) -> None:
+    def __init__(self, settings: TorchrunSettings, started: Started) -> None:
         self._settings = settings
         self._now = Incarnation(-1, 0)
         self._standstill = Standstill(settings.timeout)
-        self._desk: Any = None
+        self._desk: DeskServer | None = None
         self._notices: deque[str] = deque(maxlen=400)
         self._selector = selectors.DefaultSelector()
         self._number = 0
         self._ending = False
         self._positions: dict[int, Position] = {}
-        token = secrets.token_hex(16)
-        self._folder: str | None = None
-        self._base = Base(
-            address=self._new_address(token),
-            token=token,
-            checked=settings.checked,
-            own_output=not settings.raw_output,
-        )
-        self._listener = listen(self._base.address)
-        self._listener.setblocking(False)
+        self._base = started.base
+        self._agent = started.agent
+        self._listener = started.listener
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
-        self._agent = self._start_agent()
-
-    def _new_address(self, token: str) -> str:
-        """A name that is in no folder, where there are such names."""
-        if sys.platform.startswith("linux"):
-            return f"@phalanx-{os.getpid()}-{token[:8]}"
-        import tempfile
-
-        self._folder = tempfile.mkdtemp(prefix="phalanx-")
-        return os.path.join(self._folder, "launcher")
-
-    def _start_agent(self) -> subprocess.Popen[bytes]:
-        settings = self._settings
-        environ = {**os.environ, **(settings.environ or {}), VARIABLE: self._base.export()}
-        agent = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "phalanx.running.torchrun.agent",
-                *settings.options,
-                "-m",
-                "phalanx.running.torchrun.rank",
-                *settings.program,
-            ],
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            stdout=None if settings.raw_output else subprocess.PIPE,
-            stderr=None if settings.raw_output else subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is for us, and we end the rest
-        )
-        for pipe in (agent.stdout, agent.stderr):
+        for pipe in (self._agent.stdout, self._agent.stderr):
             if pipe is not None:
                 os.set_blocking(pipe.fileno(), False)
                 lines = Lines(pipe.fileno(), self._notice)
                 self._selector.register(pipe, selectors.EVENT_READ, lines)
-        return agent
 
     # -- waiting ----------------------------------------------------------------------------
 
@@ -297,8 +203,6 @@ class _Launch:
             self._now.take_leave(member.rank)
 
     def _open_desk(self, member: Member, wish: OpenDesk) -> None:
-        from phalanx.running.controller.server import DeskServer
-
         if self._desk is not None:
             self._desk.close()
         self._desk = DeskServer(ranks=wish.ranks, host=wish.host, replay=self._settings.replay)
@@ -363,10 +267,6 @@ class _Launch:
         self._selector.close()
         if self._desk is not None:
             self._desk.close()
-        if self._folder is not None:
-            import shutil
-
-            shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def _launcher_died(code: int) -> RankFailedError:

@@ -32,7 +32,7 @@ from phalanx.running.outcome import trim_traceback
 from phalanx.running.processes import wire
 from phalanx.running.processes.messages import Position, Raised, Where
 from phalanx.running.processes.script import as_script, execute
-from phalanx.running.script import Program, load_module, load_script
+from phalanx.running.program import Program, load_module, load_script
 from phalanx.running.torchrun.addresses import is_loopback, own_address
 from phalanx.running.torchrun.messages import (
     Base,

@@ -1,0 +1,83 @@
+"""Find a script or module and compile it, for the ranks to execute.
+
+Used by the command line and by what runs programs. Must never import torch: the torchrun
+engine looks at a program before it has time for that.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
+from types import CodeType
+
+from phalanx.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Program:
+    """What to execute: compiled code, where it came from and its arguments."""
+
+    code: CodeType
+    path: str
+    argv: tuple[str, ...]
+    search_path: str
+    spec: ModuleSpec | None = None
+
+
+def load_script(path: str, args: list[str]) -> Program:
+    """Read and compile a script file."""
+    if os.path.isdir(path):
+        raise UsageError(f"{path!r} is a directory; name a script, or a module with -m")
+    try:
+        with open(path, "rb") as file:
+            code = compile(file.read(), os.path.abspath(path), "exec")
+    except FileNotFoundError:
+        hint = (
+            "" if path.endswith(".py") else "; did you mean a module? Then write -m before it"
+        )
+        raise UsageError(f"no such script: {path!r} (looked in {os.getcwd()}){hint}") from None
+    except OSError as error:
+        raise UsageError(f"cannot read {path!r}: {error.strerror}") from None
+    return Program(code, path, (path, *args), os.path.dirname(os.path.abspath(path)))
+
+
+def load_module(name: str, args: list[str]) -> Program:
+    """Find and compile a module, or a package's `__main__`."""
+    if name.endswith(".py"):  # to look for it would import, that is, run the script
+        raise UsageError(f"-m {name}: write -m {name[:-3]}, or the script's path without -m")
+    sys.path.insert(0, os.getcwd())
+    try:
+        spec = _find_spec(name)
+        code = spec.loader.get_code(spec.name) if spec and spec.loader else None  # type: ignore[attr-defined]
+    finally:
+        sys.path.remove(os.getcwd())
+    if spec is None or code is None or spec.origin is None:
+        raise UsageError(f"no module named {name!r} (looked in {os.getcwd()} and sys.path)")
+    return Program(code, spec.origin, (spec.origin, *args), os.getcwd(), spec)
+
+
+def _find_spec(name: str) -> ModuleSpec | None:
+    try:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = importlib.util.find_spec(f"{name}.__main__")
+    except SyntaxError:
+        raise
+    except Exception as error:
+        if _is_about(error, name):
+            return None
+        raise UsageError(
+            f"cannot look for module {name!r}: importing the packages it is in raised "
+            f"{type(error).__name__}: {error}"
+        ) from None
+    return spec
+
+
+def _is_about(error: Exception, name: str) -> bool:
+    """Whether the error says that the module itself, or a package it is in, is not there."""
+    if isinstance(error, ModuleNotFoundError):
+        return f"{name}.".startswith(f"{error.name}.")
+    return isinstance(error, ValueError)
