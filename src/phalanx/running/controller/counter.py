@@ -72,6 +72,8 @@ class Counter:
             desk.define_form(rank, frame.number, pickle.loads(frame.body))
         elif kind == wire.GROUP:
             desk.define_group(rank, frame.number, pickle.loads(frame.body))
+        elif kind == wire.PAST:
+            return [reply for form in wire.past_in(frame) for reply in desk.met(rank, form)]
         elif kind == wire.GIVE_UP:
             return desk.give_up(rank, ticket)
         elif kind == wire.RECEIVED:

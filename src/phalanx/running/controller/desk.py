@@ -143,6 +143,19 @@ class Desk:
             return [self._answer(call, "go")]
         return self._prove()
 
+    def met(self, rank: int, form: int) -> list[Reply]:
+        """A call of the rank that met all its counterparts elsewhere, on the board."""
+        here = self._ranks[rank]
+        what, signature = here.forms[form]
+        at = here.groups[what.group]
+        if at is None:
+            return []
+        place, member = at
+        call = here.last = DeskCall(place, rank, 0, what, member)
+        call.signature = signature
+        slot = place.meet(call)
+        return self._complete(place, slot) if slot is not None else []
+
     def wait(
         self, rank: int, ticket: int, *, timed: bool = False, threads: int = 1
     ) -> list[Reply]:

@@ -19,16 +19,20 @@ from itertools import count
 
 from phalanx.backend.raising import OpTimeoutError, error_of
 from phalanx.backend.watch import Limit, Watcher
-from phalanx.core.forms import Form, GroupForm
+from phalanx.core.forms import Form, GroupForm, signature_of
 from phalanx.errors import PhalanxError, RankStopped
 from phalanx.running.calls import SERVICES
 from phalanx.running.controller import wire
+from phalanx.running.controller.board import PATIENCE, Board, Row, digest_of
 from phalanx.running.controller.wire import Decoder, Frame, encode
 
 READ_SIZE = 1 << 16
 
 OWN_THREADS = "phalanx-"
 """How the names of our own threads begin."""
+
+MOST_PAST = 256
+"""Calls that met on the board before the desk is told."""
 
 SOON = 0.25
 """Most answers come within so many seconds."""
@@ -40,8 +44,14 @@ CONNECT = 60.0
 class Link:
     """The connection of one rank. Everything is allowed from any thread."""
 
-    def __init__(self, connection: socket.socket, rank: int) -> None:
+    def __init__(
+        self, connection: socket.socket, rank: int, board: Board | None = None
+    ) -> None:
         self.rank = rank
+        self._board = board
+        self._rows: dict[int, Row | None] = {}
+        self._digests: dict[int, tuple[Row, int | None]] = {}
+        self._past: list[int] = []
         self._socket = connection
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
@@ -67,6 +77,13 @@ class Link:
         """Forget all groups and calls, as the desk has."""
         self._watcher.reset()
         self._groups, self._forms = count(), count()
+        self._rows.clear()
+        self._digests.clear()
+        self._past.clear()
+
+    def flush(self) -> None:
+        """Tell the desk of all calls that it has not heard of."""
+        self._send(b"")
 
     def finished(self) -> None:
         """The program of this rank has ended well."""
@@ -93,10 +110,19 @@ class Link:
     # -- what the watcher needs -------------------------------------------------------------
 
     def define_group(self, form: GroupForm) -> int:
-        return self._define(wire.GROUP, next(self._groups), form)
+        number = self._define(wire.GROUP, next(self._groups), form)
+        if self._board is not None:
+            self._rows[number] = self._board.row(form.key, form.member, len(form.ranks))
+        return number
 
     def define(self, form: Form) -> int:
-        return self._define(wire.FORM, next(self._forms), form)
+        number = self._define(wire.FORM, next(self._forms), form)
+        row = self._rows.get(form.group)
+        if row is not None and not form.is_message:
+            signature = signature_of(form)
+            digest = None if signature is None else digest_of(signature)
+            self._digests[number] = row, digest
+        return number
 
     def _define(self, kind: int, number: int, form: object) -> int:
         self._send(encode(kind, number=number, body=pickle.dumps(form)))
@@ -104,6 +130,7 @@ class Link:
 
     def forget_forms(self) -> None:
         self._send(encode(wire.FORGET))
+        self._digests.clear()
 
     def next_ticket(self) -> int:
         return next(self._tickets)
@@ -111,8 +138,25 @@ class Link:
     def announce(
         self, ticket: int, form: int, *, name: str, blocking: bool, limit: Limit
     ) -> bool:
+        if form in self._digests and self._meet_on_board(form, blocking, limit):
+            return True
         flags = wire.BLOCKING if blocking else 0
         return self._ask(wire.ANNOUNCE, ticket, form, flags, name=name, limit=limit)
+
+    def _meet_on_board(self, form: int, blocking: bool, limit: Limit) -> bool:
+        """Whether the call has met all others there. Only one that waits as long as need be,
+        in a rank of one thread."""
+        row, digest = self._digests[form]
+        patient = blocking and not limit.explicit and limit.at_first(PATIENCE) >= PATIENCE
+        if self._off or digest is None or not patient or _thread_count() > 1:
+            row.pass_by()
+            return False
+        if not row.meet(digest):
+            return False
+        self._past.append(form)
+        if len(self._past) >= MOST_PAST:
+            self.flush()
+        return True
 
     def wait(self, ticket: int, *, name: str, limit: Limit) -> bool:
         return self._ask(wire.WAIT, ticket, 0, 0, name=name, limit=limit)
@@ -140,6 +184,9 @@ class Link:
         if reply is None or reply.kind == wire.MET:
             return True
         if reply.kind != wire.GO:
+            for row in self._rows.values():
+                if row is not None:
+                    row.close()
             _refuse(reply, name, limit)
         return False
 
@@ -148,6 +195,9 @@ class Link:
             return
         try:
             with self._sending:
+                if self._past:
+                    data = wire.encode_past(self._past) + data
+                    self._past.clear()
                 self._socket.sendall(data)
         except OSError:
             self._lose()
@@ -204,11 +254,11 @@ class Link:
             self._changed.notify_all()
 
 
-def attach(connection: socket.socket, *, rank: int) -> Link:
+def attach(connection: socket.socket, *, rank: int, board: Board | None = None) -> Link:
     """Announce what this process does to the desk at the other end."""
     connection.setblocking(True)
     global _current
-    link = Link(connection, rank)
+    link = Link(connection, rank, board)
     link.start()
     _current = link
     return link

@@ -7,15 +7,16 @@ need the header only. Must never know what a frame leads to.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 _HEADER = struct.Struct("!IBIIB")
 
 # From a rank.
 HELLO, GROUP, FORM, FORGET, ANNOUNCE, WAIT, GIVE_UP, RECEIVED, FINISHED, FAILED = range(10)
+PAST = 10
 # From the desk.
-MET, GO, VERDICT, STOP, WITHDRAWN, LOST = range(10, 16)
+MET, GO, VERDICT, STOP, WITHDRAWN, LOST = range(20, 26)
 
 ANSWERS = {
     "met": MET,
@@ -47,6 +48,15 @@ def encode(
     kind: int, ticket: int = 0, number: int = 0, flags: int = 0, body: bytes = b""
 ) -> bytes:
     return _HEADER.pack(len(body), kind, ticket, number, flags) + body
+
+
+def encode_past(forms: Sequence[int]) -> bytes:
+    """Calls that met on the board, by the numbers of their forms, in order."""
+    return encode(PAST, body=struct.pack(f"!{len(forms)}I", *forms))
+
+
+def past_in(frame: Frame) -> tuple[int, ...]:
+    return struct.unpack(f"!{len(frame.body) // 4}I", frame.body)
 
 
 def encoded(frame: Frame) -> bytes:

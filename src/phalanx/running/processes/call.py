@@ -88,8 +88,7 @@ class CallInProgress:
     def carry_out(self, call: Call, *, whole_lines: bool = True) -> list[Any]:
         __tracebackhide__ = True
         self._number = call.number
-        if self._counter is not None:
-            self._counter.begin(fresh=call.fresh)
+        self._team.begin(fresh=call.fresh)
         data = pickle.dumps(call, pickle.HIGHEST_PROTOCOL)
         for member in self._team.members:
             if member.status is None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from phalanx.errors import UsageError
 from phalanx.model import Verdict
+from phalanx.running.controller import board
 from phalanx.running.controller.counter import Counter
 from phalanx.running.processes.call import CallInProgress
 from phalanx.running.processes.messages import Call, Parcel, Start
@@ -165,6 +166,7 @@ class ProcessesEngine:
                     imports=tuple(settings.imports),
                     store_port=listener.getsockname()[1],
                     checked=settings.checked,
+                    has_board=settings.checked and board.is_available(),
                 )
                 for rank in range(settings.ranks)
             ]

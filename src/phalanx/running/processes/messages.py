@@ -31,6 +31,7 @@ class Start:
     imports: tuple[str, ...]
     store_port: int
     checked: bool = True
+    has_board: bool = False
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ REQUEST = "!Bi"
 REPLY = "!i"
 FORK, BURY, LOAD = 1, 2, 3
 READY = 1
-MOST_FDS = 5
+MOST_FDS = 6
 
 PATIENCE = 5.0
 """Seconds the parent has to end by itself when the program does."""
@@ -103,7 +103,7 @@ class Nursery:
 
     def fork(self, fds: Sequence[int]) -> int:
         """Fork a rank that gets these file descriptors: control, output, error, perhaps the
-        line to the desk, perhaps the socket that the store is to be served on. Its process
+        line to the desk, the board, the socket that the store is to be served on. Its process
         number."""
         while self._abandoned:
             self.bury(self._abandoned.pop())

@@ -34,6 +34,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from phalanx import callsite
 from phalanx.errors import UsageError
+from phalanx.running.controller.board import Board
 from phalanx.running.controller.link import Link, attach
 from phalanx.running.outcome import trim_traceback, was_stopped
 from phalanx.running.processes.beginning import Beginning, settle_in
@@ -113,6 +114,7 @@ class _Rank:
         self._main_thread = threading.get_ident()
         self._start: Start = pickle.loads(control.recv_bytes())
         self._desk = more[0] if self._start.checked else None
+        self._board = more[1] if self._start.has_board else None
         self._listener = more[-1] if self._start.rank == 0 else None
         self._link: Link | None = None
         self._beginning: Beginning | None = None
@@ -166,6 +168,8 @@ class _Rank:
             return self._raised(error, loading=loading)
         finally:
             _flush()
+            if self._link is not None:
+                self._link.flush()
         try:
             worn = self._beginning is not None and self._beginning.is_worn
             return Returned(rank, pack_value(value), preloadable(), worn)
@@ -191,7 +195,9 @@ class _Rank:
         for name in start.imports:
             importlib.import_module(name)
         if self._desk is not None:
-            self._link = attach(socket.socket(fileno=self._desk), rank=start.rank)
+            board = None if self._board is None else Board(self._board, start.ranks)
+            desk = socket.socket(fileno=self._desk)
+            self._link = attach(desk, rank=start.rank, board=board)
         self._beginning = Beginning(start)
 
     def _init(self) -> None:

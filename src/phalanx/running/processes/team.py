@@ -20,6 +20,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Literal
 
 from phalanx.errors import PhalanxError
+from phalanx.running.controller import board
 from phalanx.running.controller.counter import Counter, Outgoing
 from phalanx.running.processes.memory import Memory
 from phalanx.running.processes.messages import End, Start
@@ -106,12 +107,13 @@ class Team:
         counter: Counter | None,
     ) -> None:
         self.nursery = nursery()
+        self._board = board.make(len(starts)) if starts[0].has_board else None
         self.show = show
         self.counter = counter
         self.members: list[Member] = []
         self._selector = selectors.DefaultSelector()
         self._finalizer = weakref.finalize(
-            self, _discard, self.nursery, self.members, self._selector
+            self, _discard, self.nursery, self.members, self._selector, self._board
         )
         _open_teams.add(self)
         try:
@@ -135,7 +137,9 @@ class Team:
         out, out_end = os.pipe()
         err, err_end = os.pipe()
         given = [theirs.fileno(), out_end, err_end]
-        given += [each.fileno() for each in (desk_end, listener) if each is not None]
+        given += [desk_end.fileno()] if desk_end is not None else []
+        given += [self._board] if self._board is not None else []
+        given += [listener.fileno()] if listener is not None else []
         try:
             pid = self.nursery.fork(given)
         except BaseException:
@@ -209,6 +213,13 @@ class Team:
             self._selector.unregister(fd)
 
     # -- the desk ---------------------------------------------------------------------------
+
+    def begin(self, *, fresh: bool) -> None:
+        """A new call begins on all ranks, which do nothing yet."""
+        if self._board is not None and fresh:
+            board.clear(self._board, len(self.members))
+        if self.counter is not None:
+            self.counter.begin(fresh=fresh)
 
     def attend(self, member: Member) -> None:
         """Take in what the rank has announced until now, and answer."""
@@ -293,7 +304,9 @@ class Team:
         self._finalizer()
 
 
-def _discard(nursery: Nursery, members: list[Member], selector: Any) -> None:
+def _discard(
+    nursery: Nursery, members: list[Member], selector: Any, shared: int | None
+) -> None:
     """For a team that nobody closed."""
     for member in members:
         if member.status is None:
@@ -301,6 +314,8 @@ def _discard(nursery: Nursery, members: list[Member], selector: Any) -> None:
             member.close()  # which the rank notices
             nursery.abandon(member.pid)
     selector.close()
+    if shared is not None:
+        os.close(shared)
 
 
 _open_teams: weakref.WeakSet[Team] = weakref.WeakSet()
@@ -316,6 +331,8 @@ def _forget_all() -> None:
                 member.status = 0
                 member.close()
         team._selector.close()
+        if team._board is not None:
+            os.close(team._board)
     _open_teams.clear()
 
 

@@ -1,0 +1,212 @@
+"""A board in shared memory on which ranks of one machine see each other's calls.
+
+The short way past the desk, for the commonest call: a collective that makes its rank wait. Each
+rank writes the number of its call on the group and a hash of its signature; who comes last sees
+that all agree and wakes the others. Nobody asks the desk then, which takes two more wake-ups of
+a process that is busy with everyone. Whatever is not that simple (calls that differ, that need
+not wait, a rank that is late) goes to the desk: a call is on the board or at the desk, never on
+both, so what the desk proves stays a proof. Used by the link; must never decide what is wrong.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import hashlib
+import mmap
+import os
+import platform
+import struct
+import sys
+import time
+from collections.abc import Hashable
+
+ROWS = 64
+"""Groups that have a place on the board; more than these go to the desk."""
+
+PATIENCE = 0.005
+"""Seconds that a rank waits here before it asks the desk."""
+
+AT_DESK = 1
+"""Stands for a signature: the rank has taken this call to the desk."""
+
+NEVER_HERE = 2
+"""The rank takes all its calls on this group to the desk."""
+
+_HEAD = struct.Struct("=QII")  # the group's key, completed calls, events (what is waited on)
+_WORD = struct.Struct("=QQ")  # of each member: number of its call, signature
+_EVENTS = 12
+
+_FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine())
+_WAIT, _WAKE = 0, 1
+
+
+def is_available() -> bool:
+    return sys.platform == "linux" and _FUTEX is not None
+
+
+def make(size: int) -> int:
+    """A file descriptor for a board of so many ranks."""
+    fd = os.memfd_create("phalanx-board")
+    os.ftruncate(fd, ROWS * _row_size(size))
+    return fd
+
+
+def clear(fd: int, size: int) -> None:
+    """Forget all groups. Only while no rank uses it."""
+    os.pwrite(fd, bytes(ROWS * _row_size(size)), 0)
+
+
+def digest_of(signature: Hashable) -> int:
+    """Equal for equal signatures, in all processes."""
+    data = hashlib.blake2b(repr(signature).encode(), digest_size=8).digest()
+    return max(int.from_bytes(data, "little"), NEVER_HERE + 1)
+
+
+def _row_size(size: int) -> int:
+    return _HEAD.size + size * _WORD.size
+
+
+class Board:
+    """One rank's view of it."""
+
+    def __init__(self, fd: int, size: int) -> None:
+        self._fd = fd
+        self._size = size
+        self._memory = mmap.mmap(fd, ROWS * _row_size(size))
+        libc = ctypes.CDLL(None, use_errno=True)
+        self._syscall = libc.syscall
+
+    def row(self, key: str, member: int, members: int) -> Row | None:
+        """This rank's place in the row of a group; None if the board is full."""
+        wanted = digest_of(key)
+        for at in range(ROWS):
+            start = at * _row_size(self._size)
+            with _Lock(self._fd, start):
+                found, done, events = _HEAD.unpack_from(self._memory, start)
+                if found == 0:
+                    _HEAD.pack_into(self._memory, start, wanted, done, events)
+                if found in (0, wanted):
+                    return Row(self, start, member, members)
+        return None
+
+
+class _Lock:
+    """Held by one process at a time; the system takes it from one that dies."""
+
+    def __init__(self, fd: int, start: int) -> None:
+        self._fd, self._start = fd, start
+
+    def __enter__(self) -> None:
+        fcntl.lockf(self._fd, fcntl.LOCK_EX, 1, self._start)
+
+    def __exit__(self, *error: object) -> None:
+        fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, self._start)
+
+
+class Row:
+    """One rank's place in the row of a group. `number` counts its calls there."""
+
+    def __init__(self, board: Board, start: int, member: int, members: int) -> None:
+        self._board = board
+        self._memory = board._memory
+        self._start = start
+        self._own = start + _HEAD.size + member * _WORD.size
+        self._words = struct.Struct(f"={2 * members}Q")
+        self._lock = _Lock(board._fd, start)
+        self._word = ctypes.c_uint32.from_buffer(board._memory, start + _EVENTS)
+        self._address = ctypes.addressof(self._word)
+        self._closed = False
+        self.number = 0
+
+    def meet(self, digest: int) -> bool:
+        """Whether all members have made this call by now or soon, with this signature. If
+        not, the desk knows more."""
+        number, self.number = self.number, self.number + 1
+        if self._closed:
+            return False
+        with self._lock:
+            _WORD.pack_into(self._memory, self._own, number, digest)
+            words = self._words.unpack_from(self._memory, self._start + _HEAD.size)
+            here = words[1::2].count(digest) == len(words) // 2
+            if here and words[::2].count(number) == len(words) // 2:
+                self._change(done=number + 1)
+                complete = True
+            else:
+                complete = False
+                if self._is_elsewhere(words, number, digest):
+                    self._take_away(number)
+                    return False
+                events = self._head()[2]
+        if complete:
+            self._wake()
+            return True
+        return self._wait(number, digest, events)
+
+    def pass_by(self) -> None:
+        """A call that goes to the desk at once."""
+        number, self.number = self.number, self.number + 1
+        if not self._closed:
+            with self._lock:
+                self._take_away(number)
+
+    def close(self) -> None:
+        """Take all calls to the desk from now on: after a verdict members may have made
+        different numbers of calls."""
+        self._closed = True
+        with self._lock:
+            self._take_away(self.number, NEVER_HERE)
+
+    def _wait(self, number: int, digest: int, events: int) -> bool:
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            left = deadline - time.monotonic()
+            if left > 0:
+                self._sleep(events, left)
+            with self._lock:
+                _, done, events = self._head()
+                if done > number:
+                    return True
+                words = self._words.unpack_from(self._memory, self._start + _HEAD.size)
+                if left <= 0 or self._is_elsewhere(words, number, digest):
+                    self._take_away(number)
+                    return False
+
+    def _is_elsewhere(self, words: tuple[int, ...], number: int, digest: int) -> bool:
+        """Whether a member will not meet this call here: it is at the desk, or is another."""
+        for at in range(0, len(words), 2):
+            if words[at + 1] == NEVER_HERE or words[at] > number:
+                return True
+            if words[at] == number and words[at + 1] not in (0, digest):
+                return True
+        return False
+
+    def _take_away(self, number: int, mark: int = AT_DESK) -> None:
+        _WORD.pack_into(self._memory, self._own, number, mark)
+        self._change()
+        self._wake()
+
+    def _head(self) -> tuple[int, int, int]:
+        key, done, events = _HEAD.unpack_from(self._memory, self._start)
+        return key, done, events
+
+    def _change(self, done: int | None = None) -> None:
+        key, before, events = self._head()
+        done = before if done is None else done
+        _HEAD.pack_into(self._memory, self._start, key, done, (events + 1) & 0xFFFFFFFF)
+
+    def _sleep(self, events: int, seconds: float) -> None:
+        limit = _Timespec(0, int(seconds * 1e9))
+        self._call(_WAIT, events, ctypes.byref(limit))
+
+    def _wake(self) -> None:
+        self._call(_WAKE, 0x7FFFFFFF, None)
+
+    def _call(self, what: int, value: int, limit: object) -> None:
+        address, nothing = ctypes.c_void_p(self._address), ctypes.c_void_p(None)
+        number = ctypes.c_long(_FUTEX or 0)
+        self._board._syscall(number, address, what, ctypes.c_uint32(value), limit, nothing, 0)
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))

@@ -1,0 +1,155 @@
+"""The board that ranks of one machine share, in one process and on real ranks."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import phalanx
+from phalanx.running.controller import board
+from phalanx.running.controller.board import PATIENCE, ROWS, Board, Row, digest_of
+
+pytestmark = pytest.mark.skipif(not board.is_available(), reason="needs Linux")
+
+
+@pytest.fixture
+def rows():
+    fd = board.make(2)
+    views = [Board(os.dup(fd), 2) for _ in range(2)]
+    yield [view.row("a group", member, 2) for member, view in enumerate(views)]
+    os.close(fd)
+
+
+@pytest.fixture
+def patient(monkeypatch):
+    """Who waits on the board does so for long enough to be noticed."""
+    monkeypatch.setattr(board, "PATIENCE", LONG)
+
+
+LONG = 5.0
+
+
+def meet_later(row: Row, digest: int) -> tuple[threading.Thread, list[bool]]:
+    """Another rank, which waits on the board until something happens."""
+    found: list[bool] = []
+    thread = threading.Thread(target=lambda: found.append(row.meet(digest)))
+    thread.start()
+    time.sleep(0.05)
+    return thread, found
+
+
+def test_who_comes_last_wakes_the_other(rows, patient) -> None:
+    for _ in range(3):
+        start = time.monotonic()
+        thread, found = meet_later(rows[0], 77)
+        assert rows[1].meet(77)
+        thread.join()
+        assert found == [True] and time.monotonic() - start < LONG
+
+
+def test_who_waits_too_long_goes_to_the_desk_and_so_does_who_comes_then(
+    rows, monkeypatch
+) -> None:
+    start = time.monotonic()
+    assert not rows[0].meet(77)
+    assert time.monotonic() - start >= PATIENCE
+    monkeypatch.setattr(board, "PATIENCE", LONG)
+    assert not rows[1].meet(77)
+    assert time.monotonic() - start < LONG
+
+
+@pytest.mark.parametrize("how", ["another signature", "at the desk", "never here", "ahead"])
+def test_a_call_that_will_not_be_met_here_goes_to_the_desk_at_once(
+    rows, how, monkeypatch
+) -> None:
+    if how == "another signature":
+        rows[0].meet(78)
+    elif how == "never here":
+        rows[0].close()
+    else:
+        rows[0].pass_by()
+    if how == "ahead":
+        rows[0].pass_by()
+    monkeypatch.setattr(board, "PATIENCE", LONG)
+    start = time.monotonic()
+    assert not rows[1].meet(77)
+    assert time.monotonic() - start < LONG
+
+
+def test_a_rank_that_never_meets_here_again(rows, patient) -> None:
+    rows[0].close()
+    start = time.monotonic()
+    assert not rows[0].meet(77)
+    assert not rows[1].meet(77)
+    assert time.monotonic() - start < LONG
+
+
+def test_who_waits_is_woken_when_the_other_goes_to_the_desk(rows, patient) -> None:
+    start = time.monotonic()
+    thread, found = meet_later(rows[0], 77)
+    rows[1].pass_by()
+    thread.join()
+    assert found == [False] and time.monotonic() - start < LONG
+
+
+def test_a_full_board() -> None:
+    fd = board.make(2)
+    view = Board(fd, 2)
+    assert all(view.row(f"group {each}", 0, 2) is not None for each in range(ROWS))
+    assert view.row("one more", 0, 2) is None
+    assert view.row("group 3", 1, 2) is not None
+    board.clear(fd, 2)
+    assert view.row("one more", 0, 2) is not None
+    os.close(fd)
+
+
+def test_signatures_have_one_digest_each() -> None:
+    assert digest_of(("all_reduce", None, 4)) == digest_of(("all_reduce", None, 4))
+    assert digest_of(("all_reduce", None, 4)) != digest_of(("all_reduce", None, 5))
+
+
+# -- on ranks -----------------------------------------------------------------------------
+
+
+def mix(seed: int) -> float:
+    """Calls of all kinds on several groups, with ranks that are late now and then."""
+    common, own = random.Random(seed), random.Random(seed * 10 + dist.get_rank())
+    rank, size = dist.get_rank(), dist.get_world_size()
+    halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    total = 0.0
+    for _ in range(120):
+        if own.random() < 0.08:
+            time.sleep(own.uniform(0, 3 * PATIENCE))
+        kind, count = common.randrange(6), common.randint(1, 3)
+        tensor = torch.ones(count)
+        if kind <= 1:
+            dist.all_reduce(tensor)
+        elif kind == 2:
+            dist.all_reduce(tensor, group=halves[rank // 2])
+        elif kind == 3:
+            dist.all_reduce(tensor, async_op=True).wait()
+        elif kind == 4:
+            dist.barrier()
+        else:
+            other = torch.zeros(count)
+            works = [dist.isend(tensor * rank, (rank + 1) % size)]
+            works.append(dist.irecv(other, (rank - 1) % size))
+            for work in works:
+                work.wait()
+            tensor = other
+        total += float(tensor.sum())
+    return total
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_calls_of_all_kinds_by_ranks_that_are_late_at_times(seed) -> None:
+    options: dict[str, Any] = {"ranks": 4, "backend": "gloo", "timeout": 40.0}
+    expected = phalanx.run(mix, seed, clock="virtual", **options)
+    assert phalanx.run(mix, seed, engine="processes", **options) == expected
