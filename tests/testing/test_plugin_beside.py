@@ -10,6 +10,8 @@ import pytest
 
 from tests.testing.pytest_runs import Ran, run_many, run_pytest
 
+pytestmark = pytest.mark.timeout(180)  # whole runs of pytest, with many processes
+
 ENGINES = pytest.mark.parametrize("engine", ["threads", "processes"])
 
 

@@ -8,6 +8,8 @@ import pytest
 
 from tests.testing.pytest_runs import run_pytest
 
+pytestmark = pytest.mark.timeout(180)  # whole runs of pytest, with many processes
+
 
 @pytest.mark.parametrize("engine", ["threads", "processes"])
 def test_samples_pass(tmp_path: Path, engine: str) -> None:

@@ -12,6 +12,8 @@ from phalanx.errors import UsageError
 from phalanx.testing.marked.marker import Given, Ranks, find_plan
 from tests.testing.pytest_runs import run_many, run_pytest
 
+pytestmark = pytest.mark.timeout(180)  # whole runs of pytest, with many processes
+
 # -- decisions, without pytest running ------------------------------------------------------
 
 

@@ -6,6 +6,8 @@ import pytest
 
 from tests.testing.pytest_runs import Ran, run_pytest
 
+pytestmark = pytest.mark.timeout(180)  # whole runs of pytest, with many processes
+
 ENDS = {
     "test_passes": "PASSED",
     "test_fail_on_one": "FAILED rank 1: Failed: on one",

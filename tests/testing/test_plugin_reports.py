@@ -14,6 +14,8 @@ import pytest
 
 from tests.testing.pytest_runs import Ran, run_many, run_pytest
 
+pytestmark = pytest.mark.timeout(180)  # whole runs of pytest, with many processes
+
 GOLDEN = Path(__file__).parent / "golden" / "plugin_shown.txt"
 FAILURES = re.compile(
     r"^=+ FAILURES =+$.*(?=^=+ .* in [\d.]+s.* =+$)", re.MULTILINE | re.DOTALL

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from _pytest import assertion, debugging, fixtures
+from _pytest import assertion, debugging, fixtures, terminal
 from _pytest import config as configuration
 from _pytest import warnings as recorded_warnings
 from _pytest._code import code
@@ -369,7 +369,10 @@ class RankSession:
                 self.config.workerinput = worker  # type: ignore[attr-defined]
             self.session = pytest.Session.from_config(self.config)
             self.config._do_configure()
+            # Explained assertions need a terminal reporter before pytest 8.4, but a mute one.
             self.config.pluginmanager.unregister(name="terminalreporter")
+            mute = terminal.TerminalReporter(self.config, io.StringIO())
+            self.config.pluginmanager.register(mute, "terminalreporter")
             self.config.hook.pytest_sessionstart(session=self.session)
         pdb.set_trace = _no_terminal
         debugging.pytestPDB.set_trace = staticmethod(_no_terminal)  # type: ignore[method-assign]

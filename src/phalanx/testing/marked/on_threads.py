@@ -75,7 +75,7 @@ class _Threads:
         self._extra = extra
         self._records = [Record(rank) for rank in range(way.size)]
         self._streams = Streams(way.size, shown=item.config.getoption("capture", "no") == "no")
-        self._logs = RankLogs(item.config, way.size)
+        self._logs = RankLogs.of(item.config, way.size)
         self._patches = SharedPatches()
         self._errands = Errands(item)
 

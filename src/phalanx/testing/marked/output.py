@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import pytest
+
 from phalanx.cli.output import FoldingPrinter
 from phalanx.cli.streams import RankStream
 from phalanx.core.baton import here
@@ -132,14 +134,36 @@ class RankCapture:
 
 
 class RankLogs(logging.Handler):
-    """Gives each record to the rank that logged it, while pytest's own handlers look away."""
+    """Gives each record to the rank that logged it, while pytest's own handlers look away. One
+    for a whole run of pytest, since handlers are dear to make."""
 
-    def __init__(self, config: Any, size: int) -> None:
+    def __init__(self, config: Any) -> None:
         super().__init__()
-        made = [private.new_log_handlers(config) for _ in range(size)]
-        self.handlers = [pair for pair in made if pair is not None]
+        self.handlers: list[tuple[private.LogCaptureHandler, private.LogCaptureHandler]] = []
         self.levels: dict[Any, int] = {}
+        self._config = config
         self._others = private.log_handlers(config)
+
+    @classmethod
+    def of(cls, config: Any, size: int) -> RankLogs:
+        """That of this run of pytest, empty, for so many ranks."""
+        if _logs not in config.stash:
+            config.stash[_logs] = cls(config)
+        found: RankLogs = config.stash[_logs]
+        found._begin(size)
+        return found
+
+    def _begin(self, size: int) -> None:
+        while len(self.handlers) < size:
+            made = private.new_log_handlers(self._config)
+            if made is None:
+                return
+            self.handlers.append(made)
+        self.levels.clear()
+        for pair in self.handlers[:size]:
+            for handler in pair:
+                if handler.records:
+                    handler.reset()
 
     def emit(self, record: logging.LogRecord) -> None:
         strand = here.strand
@@ -172,6 +196,9 @@ class RankLogs(logging.Handler):
             return ""
         text: str = self.handlers[rank][1].stream.getvalue()
         return text
+
+
+_logs = pytest.StashKey[RankLogs]()
 
 
 def _outside_of_ranks(record: logging.LogRecord) -> bool:
