@@ -97,3 +97,17 @@ def test_styles(tmp_path: Path) -> None:
         for line in lines:
             assert f"\n{line}\n" in ran.text
     assert "FAILURES" not in runs[3].text
+
+
+GUIDE = Path(__file__).parents[2] / "docs" / "testing.md"
+IMPORTS = "import pytest\nimport torch\nimport torch.distributed as dist\n\n\n"
+
+
+def test_the_guide_shows_what_is_printed(tmp_path: Path) -> None:
+    text = GUIDE.read_text(encoding="utf-8")
+    first, _, fails = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    shown = re.findall(r"```\n(_+ test_loss.*?)```", text, re.DOTALL)[0]
+    files = {"test_sum.py": first, "test_loss.py": IMPORTS + fails}
+    ran = run_pytest(tmp_path, files=files, env={"COLUMNS": "80"})
+    assert "test_sum.py ." in ran.text
+    assert shown in ran.text
