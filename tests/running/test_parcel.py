@@ -208,6 +208,30 @@ def test_without_files_in_memory_tensors_go_by_value(monkeypatch) -> None:
     assert torch.equal(parcel.unpack_value(packed), torch.arange(LARGE))
 
 
+def test_a_sandbox_without_files_in_memory(monkeypatch) -> None:
+    def forbidden(*args: Any) -> int:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "memfd_create", forbidden)
+    packed = parcel.pack([torch.arange(LARGE), torch.ones(LARGE)])
+    assert packed.memories == ()
+    assert torch.equal(parcel.unpack_value(packed)[1], torch.ones(LARGE))
+
+
+def test_arrays_of_numpy_go_the_same_way(world) -> None:
+    numpy = pytest.importorskip("numpy")
+    large = numpy.arange(LARGE)
+    fixed = numpy.ones(LARGE)
+    fixed.flags.writeable = False
+    sent = [large, torch.ones(LARGE), fixed, large[::2], numpy.arange(3)]
+    assert len(parcel.pack([large, fixed]).data) < memory.SMALL
+    for back in world.run(give_back, sent):
+        assert [type(each) for each in back] == [type(each) for each in sent]
+        assert all((one == other).all() for one, other in zip(sent, back, strict=True))
+        back[0][0] = 7
+    assert large[0] == 0
+
+
 def test_a_file_that_is_full_is_followed_by_another(monkeypatch) -> None:
     monkeypatch.setattr(memory, "CHUNK", memory.SMALL)
     sent = [torch.full((LARGE,), number, dtype=torch.uint8) for number in range(3)]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import pickle
 import weakref
 from typing import Any
 
@@ -43,9 +44,11 @@ class Memory:
         self.size = size
         self.shared = shared
         self.full = shared
+        self.buffers: list[tuple[int, int, int]] = []
+        """(which, offset, size) of what is in it besides storages."""
 
     def __reduce__(self) -> Any:
-        return _unopened, (self.size, self.shared)
+        return _unopened, (self.size, self.shared, self.buffers)
 
     def __del__(self) -> None:
         self.close()
@@ -56,8 +59,10 @@ class Memory:
             os.close(fd)
 
 
-def _unopened(size: int, shared: bool) -> Memory:
-    return Memory(size=size, shared=shared)
+def _unopened(size: int, shared: bool, buffers: list[tuple[int, int, int]]) -> Memory:
+    memory = Memory(size=size, shared=shared)
+    memory.buffers = buffers
+    return memory
 
 
 class Block:
@@ -79,6 +84,7 @@ class Hold:
         self._inline = inline or not hasattr(os, "memfd_create")
         self._blocks: dict[tuple[str, int, int], Block] = {}
         self._kept: list[Any] = []  # an address must not be given away meanwhile
+        self._buffers = 0
 
     def reduce(self, thing: Any) -> Any:
         """How pickle is to save a storage; NotImplemented for what is none of ours."""
@@ -112,18 +118,47 @@ class Hold:
             fd = os.dup(private.shared_fd(storage))
             self.memories.append(Memory(fd, size, shared=True))
             return _shared, (len(self.memories) - 1, size)
+        place = self._write(storage.data_ptr(), size)
+        if place is None:
+            return _from_bytes, (ctypes.string_at(storage.data_ptr(), size),)
+        return _mapped, (*place, size)
+
+    def take_buffer(self, buffer: pickle.PickleBuffer) -> bool:
+        """For pickle: False for a buffer (NumPy's, for example) that went into a file."""
+        view = buffer.raw()
+        size = view.nbytes
+        if size < SMALL or self._inline:
+            return True
+        source: Any = view if not view.readonly else bytearray(view)
+        place = self._write(ctypes.addressof(ctypes.c_char.from_buffer(source)), size)
+        if place is None:
+            return True
+        index, offset = place
+        self.memories[index].buffers.append((self._buffers, offset, size))
+        self._buffers += 1
+        return False
+
+    def _write(self, address: int, size: int) -> tuple[int, int] | None:
+        """Which file the bytes went into and where; None if there are no such files here."""
         memory = self._room()
+        if memory is None:
+            return None
         offset = memory.size
-        _write(memory.fd, storage.data_ptr(), size, offset)
+        _write(memory.fd, address, size, offset)
         memory.size += -(-size // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
         memory.full = memory.size >= CHUNK
-        return _mapped, (self.memories.index(memory), offset, size)
+        return self.memories.index(memory), offset
 
-    def _room(self) -> Memory:
+    def _room(self) -> Memory | None:
         for memory in self.memories:
             if not memory.full:
                 return memory
-        self.memories.append(Memory(os.memfd_create("phalanx", os.MFD_CLOEXEC)))
+        try:
+            fd = os.memfd_create("phalanx", os.MFD_CLOEXEC)
+        except PermissionError:  # a sandbox that forbids it
+            self._inline = True
+            return None
+        self.memories.append(Memory(fd))
         return self.memories[-1]
 
 
@@ -145,8 +180,11 @@ class Arrival:
     def __init__(self, memories: tuple[Memory, ...]) -> None:
         self._memories = memories
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> list[Any]:
+        """The buffers that pickle wants beside its data."""
         _arriving.append(self._memories)
+        found = [(*each, memory.fd) for memory in self._memories for each in memory.buffers]
+        return [_mapped_bytes(fd, size, offset) for _, offset, size, fd in sorted(found)]
 
     def __exit__(self, *error: object) -> None:
         _arriving.pop()
@@ -177,11 +215,16 @@ def _shared(index: int, size: int) -> torch.UntypedStorage:
 
 def _mapped(index: int, offset: int, size: int) -> torch.UntypedStorage:
     """Not by `mmap.mmap`, which keeps a file descriptor for as long as the memory lives."""
-    address = _map(_arriving[-1][index].fd, size, offset)
+    memory = _mapped_bytes(_arriving[-1][index].fd, size, offset)
+    return torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
+
+
+def _mapped_bytes(fd: int, size: int, offset: int) -> Any:
+    address = _map(fd, size, offset)
     memory = (ctypes.c_ubyte * size).from_address(address)
     # Not at exit: a thread may still be reading.
     weakref.finalize(memory, _libc.munmap, ctypes.c_void_p(address), size).atexit = False
-    return torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
+    return memory
 
 
 _libc.mmap.restype = ctypes.c_void_p

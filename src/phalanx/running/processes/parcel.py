@@ -40,7 +40,7 @@ class _Packer(pickle.Pickler):
     """Notes the modules of the functions and classes it meets, and puts tensors into a hold."""
 
     def __init__(self, file: io.BytesIO, hold: Hold) -> None:
-        super().__init__(file, pickle.HIGHEST_PROTOCOL)
+        super().__init__(file, pickle.HIGHEST_PROTOCOL, buffer_callback=hold.take_buffer)
         self.hold = hold
         self.modules: dict[str, str | None] = {}
         self.sources: dict[str, str] = {}
@@ -77,7 +77,7 @@ def _by_value() -> type[_Packer] | None:
         dispatch_table = table
 
         def __init__(self, file: io.BytesIO, hold: Hold) -> None:
-            original.__init__(self, file, pickle.HIGHEST_PROTOCOL)
+            original.__init__(self, file, pickle.HIGHEST_PROTOCOL, hold.take_buffer)
             self.hold = hold
             self.modules = {}
             self.sources = {}
@@ -168,8 +168,8 @@ def unpack_value(parcel: Parcel) -> Any:
     """In the program: what a rank returned."""
     for file, text in parcel.sources.items():
         linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
-    with Arrival(parcel.memories):
-        return pickle.loads(parcel.data)
+    with Arrival(parcel.memories) as buffers:
+        return pickle.loads(parcel.data, buffers=buffers)
 
 
 _loading: list[Parcel] = []
