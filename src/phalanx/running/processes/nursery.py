@@ -44,6 +44,9 @@ _PRELOADABLE = (
     "torch.distributed.pipelining",
     "torch.distributed.optim",
     "torch.profiler",
+    "torch.testing._internal.common_utils",  # the base of torch's test classes
+    "phalanx.testing.continuous",
+    "phalanx.testing.processes",
 )
 """Costly modules that programs and tests use, which start no thread and keep no state: if the
 program has one or a rank came to load it, the parent loads it too, and later ranks have it."""
