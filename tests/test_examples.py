@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+TESTS = sorted((ROOT / "examples").glob("test_*.py"))
+EXAMPLES = sorted(set((ROOT / "examples").glob("*.py")) - set(TESTS))
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
@@ -27,5 +28,22 @@ def test_example_runs_on_four_ranks(example: Path) -> None:
     assert f"phalanx run -n 4 {name}" in example.read_text(), "it says how to run it"
 
 
+@pytest.mark.parametrize("engine", ["threads", "processes"])
+@pytest.mark.parametrize("example", TESTS, ids=lambda path: path.stem)
+def test_tests_on_ranks_pass(example: Path, engine: str) -> None:
+    name = example.relative_to(ROOT)
+    command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", str(name)]
+    done = subprocess.run(
+        [sys.executable, *command, "--ranks-engine", engine],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    assert done.returncode == 0, done.stdout
+    assert f"pytest {name}" in example.read_text(), "it says how to run it"
+
+
 def test_there_are_examples() -> None:
     assert "ddp_train" in {path.stem for path in EXAMPLES}
+    assert TESTS
