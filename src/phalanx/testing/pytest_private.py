@@ -19,7 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from _pytest import assertion, debugging, fixtures, terminal
+from _pytest import (
+    assertion,
+    debugging,
+    fixtures,
+    terminal,
+    threadexception,
+    unraisableexception,
+)
 from _pytest import config as configuration
 from _pytest import warnings as recorded_warnings
 from _pytest._code import code
@@ -360,7 +367,10 @@ class RankSession:
         self.problems: list[str] = []
         self.warnings: list[Any] = []
         self._items: dict[str, Any] = {}
-        with self._quiet():
+        with self._quiet(), pytest.MonkeyPatch.context() as patch:
+            # Under `-W error` that modules are there before pytest would be an error.
+            hook = assertion.rewrite.AssertionRewritingHook
+            patch.setattr(hook, "_warn_already_imported", lambda *_: None)
             self.config = configuration._prepareconfig([*args], [self])
             for name, value in NOT_IN_RANKS.items():
                 if hasattr(self.config.option, name):
@@ -421,9 +431,22 @@ class RankSession:
                 config=item.config, ihook=item.ihook, when="runtest", item=item
             ):
                 yield self.warnings
+                _warn_of_lost_errors(item.config)
         finally:
             with suppress(StopIteration):
                 explained.send(None)
+
+
+def _warn_of_lost_errors(config: Any) -> None:
+    """What threads and finalizers have raised. pytest looks for it after each phase of a test;
+    before 8.4 it has no such functions, and nothing is said in a rank."""
+    for module, name in (
+        (threadexception, "collect_thread_exception"),
+        (unraisableexception, "collect_unraisable"),
+    ):
+        collect = getattr(module, name, None)
+        if collect is not None and config.pluginmanager.is_registered(module):
+            collect(config)
 
 
 def _no_terminal(*args: Any, **kwargs: Any) -> None:

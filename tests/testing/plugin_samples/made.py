@@ -129,6 +129,9 @@ def test_monkeypatch(monkeypatch, rank, world):
     monkeypatch.setattr(sys, "patched_by", rank, raising=False)
     world.barrier()
     assert sys.patched_by in range(world.size)
+    with monkeypatch.context() as inner:
+        inner.setenv("WHOSE", "nobody")
+    assert os.environ["WHOSE"] == str(rank)
     if rank == 0:
         monkeypatch.undo()  # not the last to have patched it
         assert "WHOSE" not in os.environ
@@ -215,3 +218,27 @@ def test_setup_function():
 def test_chosen_by_the_marker(shared_list, world):
     assert world.size == 2
     assert len(set(world.gather(id(shared_list)))) == 2 or world.engine == "processes"
+
+
+@pytest.fixture(scope="module")
+def twofold():
+    return {"scope": "module"}
+
+
+class TestOverriding:
+    @pytest.fixture
+    def twofold(self, twofold, rank):
+        return {**twofold, "rank": rank}
+
+    def test_a_shared_one(self, twofold, rank):
+        assert twofold == {"scope": "module", "rank": rank}
+
+    @pytest.mark.parametrize("indirect", ["a", "b"], indirect=True)
+    def test_indirect(self, indirect, rank):
+        assert indirect in (("a", rank), ("b", rank))
+
+    @pytest.fixture
+    def indirect(self, request, rank):
+        assert request.instance is self
+        assert (request.cls, request.function.__name__) == (TestOverriding, "test_indirect")
+        return request.param, rank

@@ -145,6 +145,14 @@ class RankMonkeyPatch(pytest.MonkeyPatch):  # type: ignore[misc]
             super().delitem(*args, **kwargs)
 
     @contextmanager
+    def context(self) -> Iterator[pytest.MonkeyPatch]:  # type: ignore[override]
+        made = RankMonkeyPatch(self._patches)
+        try:
+            yield made
+        finally:
+            made.undo()
+
+    @contextmanager
     def _noted(self) -> Iterator[None]:
         """Tell the others of what is being patched, which pytest's class finds out."""
         before = [len(each) for _, each in private.patches_of(self)]
