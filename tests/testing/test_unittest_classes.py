@@ -19,10 +19,25 @@ SKIPS = {
 }
 
 
+PLAIN = [
+    "OnThreads",
+    "Parametrized",
+    "OnProcesses",
+    "ByEnvironment",
+    "Continuous",
+    "SkipsAtStart",
+    "WithoutBackend",
+]
+COMPILED = ["Compiled", "CompiledOnProcesses"]
+
+
 @pytest.mark.timeout(100)
-def test_promises() -> None:
-    found = outcomes_of(CASES / "shapes.py", seconds=90)
-    assert len(found) == 25
+@pytest.mark.parametrize(
+    ("kinds", "tests"), [(PLAIN, 20), pytest.param(COMPILED, 5, marks=pytest.mark.slow)]
+)
+def test_promises(kinds: list[str], tests: int) -> None:
+    found = outcomes_of(CASES / "shapes.py", *kinds, seconds=90)
+    assert len(found) == tests
     for name, (outcome, text) in found.items():
         expected = ENDS.get(name, "skipped" if name in SKIPS else "passed")
         assert (name, outcome) == (name, expected), text
@@ -132,28 +147,3 @@ def without_carets(text: str, folder: Path) -> str:
     """Marks below a source line depend on the version of Python; the folder is a new one."""
     lines = [line for line in text.splitlines() if not re.fullmatch(r"\s*[~^]+\s*", line)]
     return "\n".join(lines).replace(f"{folder}/", "").strip() + "\n"
-
-
-@pytest.mark.timeout(100)
-def test_nothing_is_left_behind(tmp_path: Path) -> None:
-    """No process, no file: a suite in which ranks are killed, skip and fail."""
-    done = run(
-        [sys.executable, str(CASES.parent / "outcomes.py"), str(CASES / "codes.py")],
-        TMPDIR=str(tmp_path),
-        PHALANX_TEST_MARK=str(tmp_path),
-        seconds=90,
-    )
-    assert "OUTCOMES" in done.stdout
-    assert [each.name for each in tmp_path.iterdir()] == []
-    assert not processes_with(f"PHALANX_TEST_MARK={tmp_path}")
-
-
-def processes_with(variable: str) -> list[str]:
-    found = []
-    for environ in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            if variable.encode() in environ.read_bytes():
-                found.append(environ.parent.name)
-        except OSError:
-            continue
-    return found

@@ -1,6 +1,9 @@
-"""The exit code of every rank counts, and a test can say which one it expects."""
+"""The exit code of every rank counts, and a test can say which one it expects. Nothing is left
+behind of ranks that died."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 
@@ -20,10 +23,24 @@ EXPECTED = {
 
 
 @pytest.mark.timeout(100)
-def test_exit_codes() -> None:
-    found = outcomes_of(CASES / "codes.py", seconds=90)
+def test_exit_codes(tmp_path: Path) -> None:
+    mark = {"TMPDIR": str(tmp_path), "PHALANX_TEST_MARK": str(tmp_path)}
+    found = outcomes_of(CASES / "codes.py", seconds=90, **mark)
     assert set(found) == {f"Codes.{name}" for name in EXPECTED}
     for name, (outcome, text) in EXPECTED.items():
         told_outcome, told = found[f"Codes.{name}"]
         assert (name, told_outcome) == (name, outcome), told
         assert text in told, name
+    assert [each.name for each in tmp_path.iterdir()] == []
+    assert not processes_with(f"PHALANX_TEST_MARK={tmp_path}")
+
+
+def processes_with(variable: str) -> list[str]:
+    found = []
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if variable.encode() in environ.read_bytes():
+                found.append(environ.parent.name)
+        except OSError:
+            continue
+    return found

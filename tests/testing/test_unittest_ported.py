@@ -88,7 +88,9 @@ def test_each_test_ends_as_with_torchs_own_classes(with_ours: Found, tmp_path: P
     assert {**simple(with_ours), **DIFFERENCES} == simple(with_torchs)
 
 
-@pytest.mark.parametrize("how", ["module", "script", "pytest"])
+@pytest.mark.parametrize(
+    "how", ["module", "pytest", pytest.param("script", marks=pytest.mark.slow)]
+)
 def test_every_way_to_run_it(how: str, tmp_path: Path) -> None:
     copy = moved_over(SUITE, tmp_path)
     chosen = ["OnThreads", "OnThreadsByMethod", "OnProcesses.test_all_reduce"]
