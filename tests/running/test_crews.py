@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -138,15 +139,23 @@ def test_threads_of_ranks_start_threads_that_are_waited_for(crew: Crew) -> None:
     assert run(crew, body) == [False] * 3
 
 
-def test_a_mate_ends_by_itself_only_when_told() -> None:
-    done = []
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="Linux only")
+def test_threads_stay_on_one_core_until_they_start_others(crew: Crew) -> None:
+    def natives() -> list[int]:
+        return [thread.native_id for thread in run(crew, threading.current_thread)]
+
+    for _ in range(3):
+        ids = natives()
+    pinned = [os.sched_getscheduler(native) for native in ids]
+    assert pinned == [os.SCHED_BATCH if len(os.sched_getaffinity(0)) > 1 else 0] * 3
+    release = threading.Event()
+    run(crew, lambda: threading.Thread(target=release.wait, args=(5,), daemon=True).start())
+    free = [os.sched_getscheduler(native) for native in ids]
+    release.set()
+    assert free == [os.SCHED_OTHER] * 3
+
+
+def test_closing_twice_and_without_a_run() -> None:
     plain = Crew()
-    event = threading.Event()
-    plain.begin(0, lambda: (done.append(threading.get_ident()), event.set()))
-    assert event.wait(5)
-    event.clear()
-    plain.begin(0, lambda: (done.append(threading.get_ident()), event.set()))
-    assert event.wait(5)
     plain.close()
     plain.close()
-    assert len(set(done)) == 1

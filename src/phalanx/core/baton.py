@@ -27,7 +27,7 @@ from collections.abc import Callable
 from typing import Any
 
 from phalanx.core.clock import Clock, RealClock
-from phalanx.core.huddle import Huddle
+from phalanx.core.huddle import Camp, Huddle
 from phalanx.core.schedule import FirstInFirstOut, Schedule
 from phalanx.errors import RankStopped
 
@@ -113,13 +113,14 @@ class Baton:
         switcher: Switcher | None = None,
         on_stuck: Callable[[], None] | None = None,
         courier: Callable[[Strand], None] | None = None,
+        camp: Camp | None = None,
     ) -> None:
         self.schedule = schedule or FirstInFirstOut()
         self.clock = clock or RealClock()
         self.switcher = switcher or Switcher()
         self.on_stuck = on_stuck
         self.courier = courier
-        self.huddle = Huddle()
+        self.huddle = Huddle(camp)
         self.strands: list[Strand] = []
         self.holder: Strand | None = None
         self.hand_overs = 0

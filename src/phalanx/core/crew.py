@@ -7,10 +7,14 @@ is used again only if the run went well and left the thread as it was.
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import threading
+import time
 from collections.abc import Callable, Hashable
 
+from phalanx.core.baton import Strand
+from phalanx.core.huddle import Camp
 from phalanx.errors import RankStopped
 
 Job = Callable[[], None]
@@ -23,12 +27,14 @@ class Crew:
     def __init__(self, state_of_thread: Callable[[], Hashable] = lambda: None) -> None:
         self._state_of_thread = state_of_thread
         self._mates: list[_Mate] = []
+        self.camp = Camp()
 
-    def begin(self, rank: int, job: Job) -> None:
-        """Let the thread of that rank do the job; the one of before must have ended."""
-        while len(self._mates) <= rank:
+    def begin(self, strand: Strand, job: Job) -> None:
+        """Let the thread of that rank do the job; the one of before must have ended. The
+        thread wakes when the strand gets the baton for the first time, not before."""
+        while len(self._mates) <= strand.rank:
             self._mates.append(_Mate(len(self._mates), self._state_of_thread))
-        self._mates[rank].begin(job)
+        self._mates[strand.rank].begin(strand, job)
 
     def close(self) -> None:
         """Let the threads end; those that are stuck are left where they are."""
@@ -44,15 +50,21 @@ class _Mate:
         self._gate = threading.Lock()
         self._gate.acquire()
         self._job: Job | None = None
+        self._ending = False
+        self._cpu_clock: int | None = None
         self._thread = self._start()
 
-    def begin(self, job: Job) -> None:
+    def begin(self, strand: Strand, job: Job) -> None:
         self._job = job
-        self._gate.release()
+        strand.gate = self._gate
+        strand.ident = self._thread.ident or 0
+        strand.native = self._thread.native_id or 0
+        strand.cpu_clock = self._cpu_clock
 
     def end(self) -> None:
-        self._job = None
-        self._gate.release()
+        self._ending = True
+        with contextlib.suppress(RuntimeError):  # it is open already
+            self._gate.release()
         if self._thread is not threading.current_thread():
             self._thread.join(0.2)
 
@@ -60,19 +72,24 @@ class _Mate:
         thread = threading.Thread(target=self._loop, name=f"rank-{self._rank}", daemon=True)
         thread.start()
         no_daemon(thread)
+        with contextlib.suppress(AttributeError):  # macOS and Windows have no such clock
+            self._cpu_clock = time.pthread_getcpuclockid(thread.ident or 0)
         return thread
 
     def _loop(self) -> None:
         own = self._state_of_thread()
         while True:
             self._gate.acquire()
-            job = self._job
-            if job is None:
+            if self._ending:
                 return
+            if self._job is None:
+                continue
             if self._state_of_thread() != own:
                 self._thread = self._start()
                 self._gate.release()
                 return
+            job, self._job = self._job, None
+            self._gate.release()  # the job begins by taking its turn
             try:
                 contextvars.Context().run(job)
             except RankStopped:  # thrown in when the job had just ended

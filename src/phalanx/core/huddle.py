@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
@@ -22,6 +23,7 @@ MANY = 3000.0
 """Hand-overs per second from which on the threads are better off together."""
 
 _TASKS = "/proc/self/task"
+_SUPPORTED = hasattr(os, "SCHED_BATCH") and os.path.isdir(_TASKS)
 
 # Kept, because during runs the name in `os` stands for a call that leaves the huddle first.
 _affinity = getattr(os, "sched_getaffinity", None)
@@ -32,6 +34,17 @@ with suppress(AttributeError, OSError, TypeError):  # not everywhere
     _sched_getcpu = ctypes.CDLL(None).sched_getcpu
 
 
+class Camp:
+    """Threads that stay together on one core from run to run, because they are kept: see
+    `crew.py`. Moving four of them there and back takes as long as a barrier of all."""
+
+    def __init__(self) -> None:
+        self.core: set[int] = set()
+        self.natives: set[int] = set()
+        self.threads = 0
+        """How many threads the process had when all others were sent away."""
+
+
 class Huddle:
     """Whether the threads of a run are on one core, and which.
 
@@ -39,21 +52,33 @@ class Huddle:
     wakes it up, which is about to go to sleep anyway.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, camp: Camp | None = None) -> None:
+        self._camp = Camp() if camp is None else camp
         self._all = _allowed_cores()
-        self._one = {_current_core(self._all)}
+        if not self._camp.natives or not self._camp.core <= self._all:
+            self._camp.natives.clear()
+            self._camp.core = {_current_core(self._all)}
+        self._one = self._camp.core
         self.together = len(self._all) > 1
 
     def enter(self) -> None:
         """First thing in a rank's thread."""
-        if self.together:
+        native = threading.get_native_id()
+        if self.together and native not in self._camp.natives:
             _bring(0, self._one)
+            self._camp.natives.add(native)
+
+    def end(self) -> None:
+        """After a run: threads in a camp stay unless they have started others."""
+        if self.together and _number_of_threads() != self._camp.threads:
+            self.scatter()
+            self._camp.threads = _number_of_threads()
 
     def gather(self, natives: Iterable[int]) -> None:
         """Onto the core that the launcher is on now."""
         if not self.together and len(self._all) > 1:
             self.together = True
-            self._one = {_current_core(self._all)}
+            self._one = self._camp.core = {_current_core(self._all)}
             for native in natives:
                 if _cores_of(native) == self._all:
                     _bring(native, self._one)
@@ -63,12 +88,14 @@ class Huddle:
         own among them, which have their core from them."""
         if self.together:
             self.together = False
+            self._camp.natives.clear()
             for native in os.listdir(_TASKS):
                 self._send_away(int(native))
 
     def step_out(self) -> None:
         """Before the calling thread starts a process, which would stay on the one core."""
         if self.together:
+            self._camp.natives.discard(threading.get_native_id())
             self._send_away(0)
 
     def _send_away(self, native: int) -> None:
@@ -94,9 +121,14 @@ def _cores_of(native: int) -> set[int]:
 
 def _allowed_cores() -> set[int]:
     """Those of the main thread, which is never in a huddle; a nested run asks here too."""
-    if not hasattr(os, "SCHED_BATCH") or not os.path.isdir(_TASKS):
-        return set()
-    return _cores_of(os.getpid())
+    return _cores_of(os.getpid()) if _SUPPORTED else set()
+
+
+def _number_of_threads() -> int:
+    try:
+        return os.stat(_TASKS).st_nlink
+    except OSError:
+        return -1
 
 
 def _current_core(allowed: set[int]) -> int:

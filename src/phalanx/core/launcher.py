@@ -85,7 +85,7 @@ class Launcher:
             self._start_all(strands, bodies, threads)
             stuck = self._supervise_all(strands)
         finally:
-            self.baton.huddle.scatter()
+            self.baton.huddle.end()
         for thread, strand in zip(threads, strands, strict=False):
             if strand not in stuck:
                 thread.join(1.0)
@@ -104,7 +104,7 @@ class Launcher:
         try:
             for strand, body in zip(strands, bodies, strict=True):
                 if self._crew is not None:
-                    self._crew.begin(strand.rank, partial(self._main, strand, body))
+                    self._crew.begin(strand, partial(self._main, strand, body))
                 else:
                     threads.append(self._new_thread(strand, body))
                 started += 1

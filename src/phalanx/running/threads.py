@@ -183,6 +183,7 @@ class _Run:
             switcher=self.switcher,
             on_stuck=self._judge_stuck,
             courier=self._send_courier,
+            camp=crew.camp if crew is not None else None,
         )
 
     def execute(self) -> list[Any]:
