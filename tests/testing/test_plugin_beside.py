@@ -238,3 +238,41 @@ def test_the_run_can_be_ended(tmp_path: Path, engine: str) -> None:
     assert interrupted.code == 2
     assert "Failed: Timeout (>2.0s) from pytest-timeout" in timeout.text
     assert "1 failed, 1 passed" in timeout.text
+
+
+PRINTED = """
+import logging
+import pytest
+
+@pytest.mark.ranks(2)
+def test_prints(rank):
+    print("on both")
+    print("on rank", rank)
+
+@pytest.mark.ranks(2)
+def test_disabled(capsys, rank):
+    print("hidden")
+    with capsys.disabled():
+        print("shown at once")
+    assert capsys.readouterr().out == "hidden\\n"
+
+@pytest.mark.ranks(2)
+def test_logs(rank):
+    logging.getLogger("live").warning("from rank %d", rank)
+"""
+
+
+def test_output_that_is_not_captured(tmp_path: Path) -> None:
+    both = ["--ranks-engine", "threads,processes"]
+    shown, live = run_many(
+        tmp_path,
+        [["-q", "-s", *both], ["-q", "-o", "log_cli=true"]],
+        files={"test_printed.py": PRINTED},
+    )
+    assert "6 passed" in shown.text
+    for line in ("[0-1] on both", "[0]   on rank 0", "[1]   on rank 1", "[0-1] shown at once"):
+        assert shown.text.count(line) == 2
+    assert "hidden" not in shown.text
+    for rank in range(2):
+        assert f"WARNING  live:test_printed.py:19 from rank {rank}" in live.text
+    assert "shown at once" in live.text

@@ -7,9 +7,11 @@ each; after a failure the next test gets new ones.
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from phalanx.errors import RankFailedError, UsageError
@@ -64,9 +66,14 @@ def run_on_processes(
     """Run the test once on all ranks; what each came to, and the error of the run."""
     kept = _kept_engine(way)
     engine = kept.engine
-    engine.settings = replace(engine.settings, replay=replay)
     out, err = Collected(way.size), Collected(way.size)
     streams = {"out": out, "err": err}
+    on_tick = None
+    if item.config.getoption("capture", "no") == "no":
+        out.show_on(sys.stdout)
+        err.show_on(sys.stderr)
+        on_tick = partial(_tick, out, err)
+    engine.settings = replace(engine.settings, replay=replay, on_tick=on_tick)
     known = len(engine.findings)
     values: list[Any] = []
     error: BaseException | None = None
@@ -88,11 +95,18 @@ def run_on_processes(
     except BaseException as problem:
         error = problem
         kept.files.clear()
+    out.close()
+    err.close()
     records = _records(way, values, error)
     for record in records:
         record.out, record.err = out.text(record.rank), err.text(record.rank)
         _warn_again(record)
     return RanksRun(records, error, engine.findings[known:])
+
+
+def _tick(*streams: Collected) -> None:
+    for each in streams:
+        each.tick()
 
 
 def _kept_engine(way: Ranks) -> _Kept:

@@ -11,7 +11,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 import pytest
 
@@ -38,6 +38,14 @@ class Collected:
         else:
             self.texts[rank].write(text)
 
+    def show_on(self, sink: TextIO) -> None:
+        self.shown = FoldingPrinter(len(self.texts), sink=sink)
+
+    def tick(self) -> None:
+        """Show what has waited long enough for other ranks to print the same."""
+        if self.shown is not None:
+            self.shown.tick()
+
     def prompt(self, rank: int) -> None:
         if self.shown is not None:
             self.shown.prompt(rank)
@@ -56,7 +64,6 @@ class Streams:
 
     def __init__(self, size: int, *, shown: bool) -> None:
         self.collected = (Collected(size), Collected(size))
-        self._size = size
         self._shown = shown
         self._installed: tuple[RankStream, RankStream] | None = None
 
@@ -65,7 +72,8 @@ class Streams:
         before = (sys.stdout, sys.stderr)
         out, err = self.collected
         if self._shown:
-            out.shown, err.shown = (FoldingPrinter(self._size, sink=sink) for sink in before)
+            out.show_on(before[0])
+            err.show_on(before[1])
         self._installed = (RankStream(before[0], out), RankStream(before[1], err))
         self.install()
         try:
@@ -76,10 +84,8 @@ class Streams:
             err.close()
 
     def tick(self) -> None:
-        """Show what has waited long enough for other ranks to print the same."""
         for collected in self.collected:
-            if collected.shown is not None:
-                collected.shown.tick()
+            collected.tick()
 
     def install(self) -> None:
         """Also after somebody (a debugger) has put pytest's own streams there."""
@@ -105,8 +111,15 @@ class RankCapture:
         self._disabled = disabled
         self._binary = binary
         self._own = (io.StringIO(), io.StringIO())
-        for collected, own in zip(streams.collected, self._own, strict=True):
-            collected.takers[rank].append(own)
+        self._take()
+
+    def _take(self) -> None:
+        for collected, own in zip(self._streams.collected, self._own, strict=True):
+            collected.takers[self._rank].append(own)
+
+    def _let_go(self) -> None:
+        for collected, own in zip(self._streams.collected, self._own, strict=True):
+            collected.takers[self._rank].remove(own)
 
     def readouterr(self) -> CaptureResult:
         texts: list[Any] = []
@@ -120,16 +133,18 @@ class RankCapture:
     @contextmanager
     def disabled(self) -> Iterator[None]:
         """What is printed inside is shown at once."""
+        self._let_go()
         try:
             with self._disabled():
                 yield
         finally:
             self._streams.install()
+            self._take()
 
     def close(self) -> None:
         """What nobody has read is shown if the test fails."""
+        self._let_go()
         for collected, own in zip(self._streams.collected, self._own, strict=True):
-            collected.takers[self._rank].remove(own)
             collected.write(self._rank, own.getvalue())
 
 
