@@ -88,6 +88,17 @@ def test_each_test_ends_as_with_torchs_own_classes(with_ours: Found, tmp_path: P
     assert {**simple(with_ours), **DIFFERENCES} == simple(with_torchs)
 
 
+@pytest.mark.slow
+def test_classes_that_torch_derives_from_its_own(tmp_path: Path) -> None:
+    (tmp_path / "expecttest.py").write_text(EXPECTTEST)
+    found = outcomes_of(CASES / "derived.py", PYTHONPATH=str(tmp_path))
+    assert found.pop("OnThreads.test_shards") == ("passed", "")
+    assert found.pop("OnProcesses.test_shards") == ("passed", "")
+    outcome, text = found.pop("OnProcesses.test_fails")
+    assert (outcome, found) == ("failed", {})
+    assert "RankAssertionError: rank 1 raised AssertionError: Scalars are not equal!" in text
+
+
 @pytest.mark.parametrize(
     "how", ["module", "pytest", pytest.param("script", marks=pytest.mark.slow)]
 )
