@@ -7,6 +7,7 @@ tests that call the bodies of `testing_bodies.py`. Two times are taken: of the w
 of the tests alone (from before the first test to after the last, so without the imports). The
 quick contenders run several times, in turn, and the median counts. `MultiProcessTestCase` takes
 seconds a test and runs once; with `--quick` it runs five tests, and the rest is reckoned.
+Fifty tests that do nothing, on no ranks, show what pytest itself takes.
 """
 
 from __future__ import annotations
@@ -62,6 +63,14 @@ pytestmark = pytest.mark.ranks({ranks}, engine="{engine}")
 FUNCTION = """
 def test_{name}(rank, world_size):
     BODIES["{name}"](rank, world_size)
+"""
+
+EMPTY = """
+from testing_bodies import BODIES
+"""
+EMPTY_FUNCTION = """
+def test_{name}():
+    pass
 """
 
 METHOD = """
@@ -150,6 +159,7 @@ class Measured:
 
 
 def contenders() -> Iterator[Contender]:
+    yield Contender("pytest", "pytest alone, empty tests", EMPTY, EMPTY_FUNCTION, ours=False)
     for name, head in CLASSES.items():
         yield Contender(
             f"torch.{name}",
@@ -186,6 +196,7 @@ def measure(contender: Contender, names: Sequence[str]) -> Measured:
             "test_small.py",
         ]
         environ = dict(os.environ, BENCH_RESULT=str(place / "result.json"))
+        environ.pop("PYTHONDONTWRITEBYTECODE", None)
         environ["PYTHONPATH"] = os.pathsep.join([folder, str(Path(__file__).parent)])
         start = time.perf_counter()
         done = subprocess.run(
@@ -281,8 +292,18 @@ def judge(chosen: Sequence[Contender], found: dict[str, Measured]) -> tuple[str,
             lines.append(
                 f"  {'holds' if ratio >= aim.times else 'FAILS'}  {labels[aim.faster]}: "
                 f"{ratio:.1f}x faster than {labels[aim.slower]} (aim: {aim.times:g}x)"
+                f"{without_pytest(aim, found)}"
             )
     return "\n".join(lines), good
+
+
+def without_pytest(aim: Aim, found: dict[str, Measured]) -> str:
+    """The same ratio with the time of the empty tests taken off both."""
+    if "pytest" not in found:
+        return ""
+    own = found["pytest"].tests
+    ratio = (found[aim.slower].tests - own) / (found[aim.faster].tests - own)
+    return f"; {ratio:.1f}x less pytest's own part"
 
 
 def unit(seconds: float) -> str:
