@@ -224,6 +224,23 @@ def test_a_fixed_address_and_port(phalanx) -> None:
     assert done.status == 3, done.err
 
 
+@pytest.mark.slow
+def test_what_torchs_launcher_refuses_is_one_line(phalanx) -> None:
+    done = phalanx("-n 2 --max-restarts x ends.py well")
+    assert done.status == 2
+    assert done.err == (
+        "phalanx: torch's launcher: argument --max-restarts/--max_restarts: "
+        "invalid int value: 'x'\n"
+    )
+
+
+@pytest.mark.slow
+def test_without_a_store_of_torchs_launcher_there_are_no_checks(phalanx) -> None:
+    done = phalanx("-n 2 ends.py well", TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
+    assert (done.status, done.out) == (0, "[0-1] begin well\n[0-1] end of well\n")
+    assert done.err.startswith("phalanx: no checks: ") and done.err.count("\n") == 1
+
+
 # -- the end ------------------------------------------------------------------------------
 
 

@@ -13,7 +13,14 @@ from phalanx.cli.output import FoldingPrinter
 from phalanx.errors import UsageError
 from phalanx.running.program import load_module, load_script
 from phalanx.running.terminal import terminal_name
-from phalanx.running.torchrun.options import FLAGS, WITH_VALUE, arguments_for
+from phalanx.running.torchrun.addresses import own_address
+from phalanx.running.torchrun.options import (
+    FLAGS,
+    WITH_VALUE,
+    arguments_for,
+    host_of,
+    is_alone,
+)
 from phalanx.running.torchrun.start import TorchrunSettings, run_by_torchrun
 
 CHECKS = ("all", "none")
@@ -45,7 +52,7 @@ def run_by_launcher(
         on_notice=show.notice,
         on_tick=show.tick,
         checked=arguments.checks == "all",
-        meeting=_meeting(arguments),
+        meeting=None if is_alone(arguments.nnodes) else lambda: _meeting(arguments),
         raw_output=arguments.redirects is not None or arguments.tee is not None,
         timeout=timeout,
         replay=replay,
@@ -57,11 +64,11 @@ def run_by_launcher(
         show.close()
 
 
-def _meeting(arguments: argparse.Namespace) -> str | None:
-    if arguments.nnodes in ("1", "1:1"):
-        return None
+def _meeting(arguments: argparse.Namespace) -> str:
     place = arguments.rdzv_endpoint or f"{arguments.master_addr}:{arguments.master_port}"
-    return f"still waiting for the other machines ({arguments.nnodes} in all) at {place}"
+    text = f"still waiting for the other machines ({arguments.nnodes} in all) at {place}"
+    host = host_of(place)
+    return text if own_address(host) else f"{text}; this machine does not know {host}"
 
 
 def check_arguments(arguments: argparse.Namespace) -> None:

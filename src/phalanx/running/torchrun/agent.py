@@ -14,11 +14,12 @@ import sys
 import tempfile
 from contextlib import suppress
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NoReturn
 
 from torch.distributed import run as _launcher
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous import RendezvousError
 
 from phalanx.running.processes import wire
 from phalanx.running.torchrun.messages import VARIABLE, Base, Exits, Hello, connect, read_base
@@ -40,14 +41,28 @@ def main(arguments: list[str]) -> int:
         return 1
     except SignalException as error:
         return 128 + int(error.sigval)
+    except (ValueError, AssertionError) as error:  # what it was given
+        print(f"phalanx: torch's launcher: {error}", file=sys.stderr)
+        return 2
+    except RendezvousError as error:
+        reason = str(error.__cause__ or error) or "not all machines came to the meeting in time"
+        print(f"phalanx: torch's launcher: {type(error).__name__}: {reason}", file=sys.stderr)
+        return 1
     return 0
 
 
 def _run(arguments: list[str]) -> None:
     """As torchrun does, which would leave the folder of its logs behind."""
+    parser = launcher.get_args_parser()
+    parser.error = _refuse
     with tempfile.TemporaryDirectory(prefix="phalanx-") as folder:
         # Of two the last counts: that of the user.
-        launcher.run(launcher.parse_args([f"--log-dir={folder}", *arguments]))
+        launcher.run(parser.parse_args([f"--log-dir={folder}", *arguments]))
+
+
+def _refuse(message: str) -> NoReturn:
+    """Without the list of all options that argparse would print."""
+    raise ValueError(message)
 
 
 def _end_with_launcher() -> None:

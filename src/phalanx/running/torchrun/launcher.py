@@ -68,6 +68,7 @@ class Launch:
         self._selector = selectors.DefaultSelector()
         self._number = 0
         self._ending = False
+        self._unchecked = False
         self._positions: dict[int, Position] = {}
         self._base = started.base
         self._agent = started.agent
@@ -99,11 +100,12 @@ class Launch:
         return self._now.initialised
 
     def _wait(self) -> None:
-        patience = time.monotonic() + MEETING if self._settings.meeting else inf
+        meeting = self._settings.meeting
+        patience = time.monotonic() + MEETING if meeting is not None else inf
         while self._agent.poll() is None:
             self._hear(TICK)
-            if time.monotonic() > patience and not self._now.members:
-                self._settings.on_notice(f"phalanx: {self._settings.meeting}")
+            if meeting and time.monotonic() > patience and not self._now.members:
+                self._settings.on_notice(f"phalanx: {meeting()}")
                 patience = inf
             seconds = self._standstill.seconds(self._now.pids())
             if seconds is not None and self._now.members:
@@ -192,9 +194,9 @@ class Launch:
         elif isinstance(message, Exits):
             self._now.exits.update(message.codes)
         elif isinstance(message, Unchecked):
-            self._settings.on_notice(
-                f"rank {message.rank} runs without checks: {message.reason}"
-            )
+            if not self._unchecked:
+                self._settings.on_notice(f"phalanx: no checks: {message.reason}")
+            self._unchecked = True
         elif isinstance(message, Done):
             self._now.done[message.rank] = message.initialised
         elif isinstance(message, (Raised, Found, Stopped)):

@@ -38,9 +38,6 @@ WITH_VALUE = (
 )
 FLAGS = ("standalone", "virtual-local-rank")
 
-LAUNCHER_PORT = 29400
-"""Where torch's rendezvous listens if the endpoint names no port."""
-
 Given = Mapping[str, "str | bool | None"]
 
 
@@ -50,12 +47,16 @@ def arguments_for(given: Given, *, per_node: str, nnodes: str) -> list[str]:
         name: str(given[name]) for name in WITH_VALUE if given.get(name) is not None
     }
     flags = [name for name in FLAGS if given.get(name)]
-    if nnodes not in ("1", "1:1"):
+    if not is_alone(nnodes):
         _meet(options)
     line = ["--nproc-per-node", per_node, "--nnodes", nnodes]
     for name, value in options.items():
         line += [f"--{name}={value}"]
     return line + [f"--{name}" for name in flags]
+
+
+def is_alone(nnodes: str) -> bool:
+    return nnodes in ("1", "1:1")
 
 
 def _meet(options: dict[str, str]) -> None:
@@ -69,7 +70,7 @@ def _meet(options: dict[str, str]) -> None:
     if endpoint is not None and "node-rank" not in options:
         # torchrun's own choice, "static", would have every machine be the first one.
         options.setdefault("rdzv-backend", "c10d")
-    host = options["master-addr"] if endpoint is None else _host(endpoint)
+    host = options["master-addr"] if endpoint is None else host_of(endpoint)
     if options.get("rdzv-backend") == "c10d":
         _say_who_hosts(options, host)
     own = own_address(host)
@@ -84,7 +85,7 @@ def _say_who_hosts(options: dict[str, str], host: str) -> None:
         options["rdzv-conf"] = ",".join(filter(None, [conf, "is_host=1"]))
 
 
-def _host(endpoint: str) -> str:
+def host_of(endpoint: str) -> str:
     host, colon, port = endpoint.rpartition(":")
     if not colon or not port.isdigit():
         return endpoint.strip("[]")

@@ -153,7 +153,7 @@ def find_desk(home: Home, place: Place, store: Store | None) -> Link | None:
     """Attach the checks. Rank 0 has its launcher serve them and says where in the store that
     torch's launcher serves; without such a store there are none."""
     if store is None:
-        reason = "torch's launcher shares no store here (TORCHELASTIC_USE_AGENT_STORE)"
+        reason = "torch's launcher shares no store with the ranks (use --rdzv-backend c10d)"
         home.tell(Unchecked(place.rank, reason))
         return None
     key = f"phalanx desk {place.generation} of {place.ranks}"

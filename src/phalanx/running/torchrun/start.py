@@ -40,7 +40,7 @@ class TorchrunSettings:
     on_tick: Callable[[], Any]
     checked: bool = True
     raw_output: bool = False
-    meeting: str | None = None
+    meeting: Callable[[], str] | None = None
     timeout: float | None = None
     replay: str | None = None
     environ: Mapping[str, str] | None = None
