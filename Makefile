@@ -3,7 +3,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full conformance upstream lint format bench clean
+.PHONY: help demo test test-full conformance upstream lint format bench bench-tests clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,6 +38,9 @@ format: $(READY) ## let ruff rewrite the sources
 
 bench: $(READY) ## compare all_reduce with torch's threaded group and with Gloo
 	$(BIN)/python benchmarks/all_reduce.py
+
+bench-tests: $(READY) ## compare fifty small tests with torch's test classes (10 minutes)
+	$(BIN)/python benchmarks/testing.py
 
 clean: ## remove the virtual environment and all caches
 	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
