@@ -44,6 +44,16 @@ def test_promises(kinds: list[str], tests: int) -> None:
         assert text == SKIPS[name] if name in SKIPS else True
 
 
+def test_what_checks_find_is_a_warning() -> None:
+    script = str(CASES.parent / "outcomes.py")
+    command = [sys.executable, script, str(CASES / "shapes.py"), "LeavesWorkAlone"]
+    done = run(command)
+    assert '"LeavesWorkAlone.test": ["passed"' in done.stdout
+    assert re.search(
+        r"shapes.py:\d+: PhalanxWarning: send\(dst=1, tag=0\) of rank 0", done.stderr
+    )
+
+
 SAMPLE = """
 import unittest
 

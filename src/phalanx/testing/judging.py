@@ -7,17 +7,27 @@ which stops the others and makes the report. Must never start a rank.
 
 from __future__ import annotations
 
+import inspect
 import sys
 import traceback
 import unittest
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from phalanx.core.baton import here
-from phalanx.errors import PhalanxError, RankDied, RankFailedError, RankStopped, VerdictError
-from phalanx.model import Deadlock
+from phalanx.errors import (
+    PhalanxError,
+    PhalanxWarning,
+    RankDied,
+    RankFailedError,
+    RankStopped,
+    VerdictError,
+)
+from phalanx.model import Deadlock, Verdict
 from phalanx.report.layout import rank_list
+from phalanx.report.text import render
 from phalanx.running.outcome import trim_traceback
 from phalanx.running.processes.evidence import RemoteTraceback
 from phalanx.testing.places import place_of
@@ -171,6 +181,14 @@ def settle(run: Callable[[], Sequence[Ended]], test: Callable[..., Any]) -> Sequ
     if found is not None:
         raise found.with_traceback(place_of(found, test)) from None
     return ends
+
+
+def warn_of(findings: Sequence[Verdict], test: Callable[..., Any]) -> None:
+    """Say what checks found in a test that passed: messages that nobody received and such."""
+    code = inspect.unwrap(test).__code__
+    for each in findings:
+        warning = PhalanxWarning(render(each), each)
+        warnings.warn_explicit(warning, PhalanxWarning, code.co_filename, code.co_firstlineno)
 
 
 def skip_of(ends: Mapping[int, Ended], ranks: int) -> unittest.SkipTest | None:

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from phalanx.backend.session import RankContext
 from phalanx.core.crew import Crew
 from phalanx.errors import PhalanxError
+from phalanx.model import Verdict
 from phalanx.running.crews import make_crew
 from phalanx.running.patches import patched
 from phalanx.running.threads import Settings, ThreadsEngine
@@ -36,7 +37,7 @@ from phalanx.testing.cases import (
     test_name_of,
 )
 from phalanx.testing.equality import seed_torch
-from phalanx.testing.judging import Ended, end_of, run_all, settle
+from phalanx.testing.judging import Ended, end_of, run_all, settle, warn_of
 
 __unittest = True
 
@@ -181,6 +182,7 @@ def run_on_threads(
     """Call `live(rank)` on every rank and tell unittest how it went."""
     __tracebackhide__ = True
     ends: dict[int, Ended] = {}
+    findings: list[Verdict] = []
 
     def main(context: RankContext) -> Ended:
         if context.rank:  # in torch's class ranks draw from one generator, so they differ
@@ -190,7 +192,12 @@ def run_on_threads(
 
     def run() -> list[Ended]:
         settings = Settings(
-            ranks=ranks, limit=limit, init=False, replay=replay, as_torchrun=False
+            ranks=ranks,
+            limit=limit,
+            init=False,
+            replay=replay,
+            as_torchrun=False,
+            on_findings=findings.extend,
         )
         engine = ThreadsEngine(settings, crew=crew)
         try:
@@ -202,6 +209,7 @@ def run_on_threads(
             engine.close()
 
     settle(run, test)
+    warn_of(findings, test)
 
 
 _crews: dict[type, Crew] = {}

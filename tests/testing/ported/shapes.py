@@ -228,3 +228,9 @@ for number in (1, 2):
         self.assertEqual(tensor, [3.0] * number)
 
     setattr(Parametrized, f"test_number_{number}", check)
+
+
+class LeavesWorkAlone(BaseOnThreads):
+    def test(self):
+        if self.rank == 0:
+            dist.isend(torch.ones(1), dst=1)
