@@ -159,8 +159,7 @@ def run(
     holds (lambdas, nested functions, a notebook's) by cloudpickle. Large tensors arrive
     without a copy; what a rank writes into one is its own and nobody else sees it, unless
     the program had put it into shared memory (`share_memory_`). There is no seed and no
-    virtual clock, the calls are not compared, and `timeout` is how many seconds may pass
-    without a rank returning.
+    virtual clock, and `timeout` is how many seconds may pass without a rank returning.
 
     >>> import torch.distributed as dist
     >>> run(lambda: dist.get_rank() * 10, ranks=3)

@@ -103,8 +103,9 @@ class Link:
         self._socket.close()
 
     def _forget(self) -> None:
-        """In a forked child: it is no rank."""
+        """In a forked child: it is no rank, and must not write on the board."""
         self._off = True
+        self._digests.clear()
         self._socket.close()
 
     # -- what the watcher needs -------------------------------------------------------------
@@ -138,6 +139,8 @@ class Link:
     def announce(
         self, ticket: int, form: int, *, name: str, blocking: bool, limit: Limit
     ) -> bool:
+        if self._off:
+            return True
         if form in self._digests and self._meet_on_board(form, blocking, limit):
             return True
         flags = wire.BLOCKING if blocking else 0
@@ -148,7 +151,7 @@ class Link:
         in a rank of one thread."""
         row, digest = self._digests[form]
         patient = blocking and not limit.explicit and limit.at_first(PATIENCE) >= PATIENCE
-        if self._off or digest is None or not patient or _thread_count() > 1:
+        if digest is None or not patient or _thread_count() > 1:
             row.pass_by()
             return False
         if not row.meet(digest):
