@@ -64,10 +64,9 @@ class RequestBase(fixtures.FixtureRequest):
     fixtures that look at its type are content, but made without its constructor, which refuses
     callers that are not pytest. Its properties read `_pyfuncitem` and `_fixture_defs`."""
 
-    def __init__(self, node: Any, name: str | None, stack: Sequence[Any]) -> None:
+    def __init__(self, name: str | None, stack: Sequence[Any]) -> None:
         unchecked: Any = self
         unchecked.fixturename = name
-        unchecked._pyfuncitem = node
         unchecked._arg2fixturedefs = {}
         unchecked._fixture_defs = {}
         self.stack = stack
@@ -79,9 +78,16 @@ class RequestBase(fixtures.FixtureRequest):
     def _check_scope(self, *_: Any, **__: Any) -> None:
         """A rank has one scope only."""
 
+    @property  # type: ignore[misc]
+    def _pyfuncitem(self) -> Any:
+        return self.own_node()
+
+    def own_node(self) -> Any:
+        raise NotImplementedError
+
     @property
     def node(self) -> Any:
-        return self._pyfuncitem
+        return self.own_node()
 
     def _get_fixturestack(self) -> list[Any]:
         """For the text of a `FixtureLookupError`."""
@@ -173,13 +179,16 @@ def leave_asserts_alone(plugins: Any) -> None:
 # -- items ----------------------------------------------------------------------------------
 
 
-def rank_node(item: Any, add_finalizer: Callable[[Any], None]) -> Any:
+def rank_node(
+    item: Any, arguments: dict[str, Any], add_finalizer: Callable[[Any], None]
+) -> Any:
     """The item as a rank sees it: with its own instance of the class, arguments, stash and
     finalizers, and all else shared. pytest keeps these in private attributes."""
     node = copy.copy(item)
     node.stash = pytest.Stash()
-    node.funcargs = {}
+    node.funcargs = arguments
     node.addfinalizer = add_finalizer
+    node.__dict__.pop("repr_failure", None)  # ours, for the whole test
     if isinstance(item.parent, pytest.Class):
         node._instance = item.parent.obj()
         node._obj = getattr(node._instance, item.originalname)

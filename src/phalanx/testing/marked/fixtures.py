@@ -86,10 +86,13 @@ class RankRequest(private.RequestBase):
         stack: tuple[Any, ...] = (),
         depths: Mapping[str, int] | None = None,
     ) -> None:
-        super().__init__(owner.node, name, stack)
+        super().__init__(name, stack)
         self.owner = owner
         self.depths = dict(depths or {})
         self.finalizers: list[Callable[[], object]] = []
+
+    def own_node(self) -> Any:
+        return self.owner.node
 
     @property
     def fixturenames(self) -> list[str]:
@@ -103,14 +106,15 @@ class RankRequest(private.RequestBase):
 
     def __repr__(self) -> str:
         what = f" of fixture {self.fixturename!r}" if self.fixturename else ""
-        return f"<request{what} in {self.owner.who} for {self.owner.item!r}>"
+        rank = self.owner.place.world.rank
+        return f"<request{what} in rank {rank} for {self.owner.item!r}>"
 
 
 class RankFixtures:
     """Makes a test's fixtures in one rank.
 
-    `makers` stand in for fixtures by name. `ask` gives the value of a shared fixture that only
-    `getfixturevalue` names.
+    `makers` stand in for fixtures by name, and find what they need in `place`. `ask` gives the
+    value of a shared fixture that only `getfixturevalue` names.
     """
 
     def __init__(
@@ -118,27 +122,39 @@ class RankFixtures:
         item: Any,
         way: Ranks,
         *,
-        who: str,
+        place: Any,
         shared: Mapping[tuple[str, int], Any],
         makers: Mapping[str, Maker],
         ask: Callable[[str], Any],
     ) -> None:
         self.item = item
         self.way = way
-        self.who = who
+        self.place = place
         self.requests: list[RankRequest] = []
         self._shared = shared
         self._makers = makers
         self._ask = ask
         self._made: dict[tuple[str, int], Any] = {}
-        self.node = private.rank_node(item, lambda each: self.top.addfinalizer(each))
+        self._arguments: dict[str, Any] = {}
+        self._node: Any = None
         self.top = RankRequest(self)
+
+    @property
+    def node(self) -> Any:
+        """The item as this rank sees it. Many tests never look at it."""
+        if self._node is None:
+            self._node = private.rank_node(self.item, self._arguments, self._add_finalizer)
+            self.place.settle(self._node)
+        return self._node
+
+    def _add_finalizer(self, finalizer: Callable[[], object]) -> None:
+        self.top.addfinalizer(finalizer)
 
     def make_all(self) -> dict[str, Any]:
         """All that the test needs, the automatic ones too; the function's arguments."""
         for name in self.item.fixturenames:
             if name != PARAMETER and self._is_wanted(name):
-                self.node.funcargs[name] = self.value(name, self.top)
+                self._arguments[name] = self.value(name, self.top)
         self.requests.append(self.top)
         return {name: self.value(name, self.top) for name in private.argument_names(self.item)}
 

@@ -19,6 +19,7 @@ from phalanx.testing import pytest_private as private
 from phalanx.testing.marked.fixtures import Maker, RankRequest
 from phalanx.testing.marked.part import Part
 from phalanx.testing.marked.record import Record
+from phalanx.testing.marked.standins import COMMON_MAKERS
 from phalanx.testing.marked.travel import Errand, PartFailed, pack_record
 from phalanx.testing.marked.worlds import RankWorld
 
@@ -164,9 +165,11 @@ def _config(request: RankRequest) -> Any:
     return request.config
 
 
-PROCESS_MAKERS: dict[str, Maker] = {
+OWN_MAKERS: dict[str, Maker] = {
     "pytestconfig": _config,
     "cache": lambda request: request.config.cache,
     "tmp_path_factory": lambda request: private.folder_factory(request.config),
 }
 """What pytest keeps for a whole session and cannot be sent: a rank has its own."""
+
+PROCESS_MAKERS = {**COMMON_MAKERS, **OWN_MAKERS}

@@ -19,7 +19,7 @@ from phalanx.running.processes.engine import ProcessesEngine, ProcessSettings
 from phalanx.running.processes.parcel import pack
 from phalanx.testing import pytest_private as private
 from phalanx.testing.marked.fixtures import is_per_rank
-from phalanx.testing.marked.in_rank import PROCESS_MAKERS, get_ready, run_errand
+from phalanx.testing.marked.in_rank import OWN_MAKERS, get_ready, run_errand
 from phalanx.testing.marked.marker import Ranks
 from phalanx.testing.marked.output import Collected
 from phalanx.testing.marked.record import Record
@@ -165,7 +165,7 @@ def _needed(item: Any, way: Ranks) -> set[str]:
         for definition in private.fixture_definitions(item, name):
             if is_per_rank(definition, way):
                 needed.update(definition.argnames)
-    return needed - set(PROCESS_MAKERS)
+    return needed - set(OWN_MAKERS)
 
 
 def _name_fixture(shared: Mapping[tuple[str, int], Any]) -> UsageError | None:

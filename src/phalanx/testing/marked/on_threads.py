@@ -26,7 +26,7 @@ from phalanx.testing.marked.output import RankLogs, Streams
 from phalanx.testing.marked.part import Part
 from phalanx.testing.marked.record import Record
 from phalanx.testing.marked.run import RanksRun
-from phalanx.testing.marked.standins import SharedPatches, thread_makers
+from phalanx.testing.marked.standins import THREAD_MAKERS, SharedPatches, SharedPlace
 from phalanx.testing.marked.worlds import RankWorld
 
 _between_tests = ExitStack()
@@ -77,6 +77,7 @@ class _Threads:
         self._streams = Streams(way.size, shown=item.config.getoption("capture", "no") == "no")
         self._logs = RankLogs.of(item.config, way.size)
         self._patches = SharedPatches()
+        self._place = SharedPlace(self._streams, self._logs, self._patches)
         self._errands = Errands(item)
 
     def run(self, replay: str, crew: Crew) -> RanksRun:
@@ -122,15 +123,12 @@ class _Threads:
             world,
             shared=self._shared,
             extra=self._extra,
-            makers=thread_makers(
-                world, self._streams, self._logs, self._patches, self._item.config
-            ),
+            makers=THREAD_MAKERS,
             ask=self._errands.ask,
-            tell=getattr(context, "tell_failure", None) or _tell_nobody,
+            tell=context.tell_failure or _tell_nobody,
+            place=self._place,
         )
         self._records[rank] = part.record
-        if self._logs.handlers:
-            private.provide_log_handler(part.node, self._logs.handlers[rank][0])
         part.run()
         leave_groups(context)
 

@@ -17,7 +17,7 @@ from phalanx.testing import pytest_private as private
 from phalanx.testing.marked.fixtures import Maker, RankFixtures
 from phalanx.testing.marked.marker import Ranks
 from phalanx.testing.marked.record import Failure, Phase, Record
-from phalanx.testing.marked.standins import common_makers
+from phalanx.testing.marked.standins import Place, SharedPlace
 from phalanx.testing.marked.worlds import RankWorld
 
 OnFailure = Callable[[BaseException], Any]
@@ -38,21 +38,26 @@ class Part:
         makers: Mapping[str, Maker],
         ask: Callable[[str], Any],
         tell: OnFailure,
+        place: SharedPlace | None = None,
     ) -> None:
         self.record = Record(world.rank)
+        self._item = item
         self._extra = extra
         self._tell = tell
         self._phase: Phase = "setup"
         self._fixtures = RankFixtures(
             item,
             way,
-            who=f"rank {world.rank}",
+            place=Place(world, self.record, self._represent, place),
             shared=shared,
-            makers={**common_makers(world, self.record, self._represent), **makers},
+            makers=makers,
             ask=ask,
         )
-        self.node = self._fixtures.node
         self.request = self._fixtures.top
+
+    @property
+    def node(self) -> Any:
+        return self._fixtures.node
 
     def run(self) -> None:
         """Fill the record. Raises the first error of the rank, or what stopped it."""
@@ -72,7 +77,7 @@ class Part:
         try:
             arguments = self._fixtures.make_all()
             self._phase = "call"
-            result = function_of(self.node)(**{**arguments, **self._extra})
+            result = self._function()(**{**arguments, **self._extra})
         except pytest.skip.Exception as skipped:
             self._skip(skipped)
         except BaseException as error:
@@ -84,6 +89,18 @@ class Part:
         else:
             self.record.returned = None if result is None else repr(type(result))
         return None
+
+    def _function(self) -> Callable[..., Any]:
+        """The test function, bound to the rank's own instance; for Hypothesis, which has drawn
+        the values already, the inner one."""
+        in_class = isinstance(self._item.parent, pytest.Class)
+        function: Callable[..., Any] = self.node.obj if in_class else self._item.obj
+        drawn = private.hypothesis_of(function)
+        if drawn is None:
+            return function
+        inner: Callable[..., Any] = drawn.inner_test
+        original = getattr(inner, "__phalanx_inner__", inner)
+        return original.__get__(self.node.instance) if in_class else original
 
     def _skip(self, error: BaseException) -> None:
         self.record.end = "skipped"
@@ -131,19 +148,6 @@ class Part:
             return self.node.repr_failure(pytest.ExceptionInfo.from_exception(error))
         except Exception as problem:  # a broken __repr__, say
             return f"{type(error).__name__}: {error}\n(no traceback: {problem!r})"
-
-
-def function_of(node: Any) -> Callable[..., Any]:
-    """The test function, and for Hypothesis, which has drawn the values already, the inner
-    one."""
-    function: Callable[..., Any] = node.obj
-    drawn = private.hypothesis_of(function)
-    if drawn is None:
-        return function
-    instance = getattr(node, "instance", None)
-    inner: Callable[..., Any] = drawn.inner_test
-    original = getattr(inner, "__phalanx_inner__", inner)
-    return original if instance is None else original.__get__(instance)
 
 
 def is_unittest_skip(error: BaseException) -> bool:

@@ -1,13 +1,15 @@
 """Stand-ins for fixtures of pytest that, as they are, do not know of ranks.
 
-Used by `part.py`. `common_makers` are for every rank, `thread_makers` for ranks that share a
-process, which pytest's own fixtures would mix up.
+Used by `part.py`, `on_threads.py` and `in_rank.py`. A stand-in is made by a function of the
+request, and finds what it needs in the rank's `Place`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,57 +25,79 @@ from phalanx.testing.marked.worlds import RankWorld
 Fail = Callable[[BaseException], Any]
 
 
-def common_makers(world: RankWorld, record: Record, represent: Fail) -> dict[str, Maker]:
-    """`represent` turns an error into a `Failure`, where its frames still are."""
-    return {
-        "rank": lambda request: world.rank,
-        "world_size": lambda request: world.size,
-        "device": lambda request: world.device,
-        "world": lambda request: world,
-        "rank_tmp_path": lambda request: _rank_folder(request, world.rank),
-        "record_property": lambda request: (
-            lambda name, value: record.properties.append((name, value))
-        ),
-        "subtests": lambda request: RankSubtests(record, represent),
-    }
+@dataclass(frozen=True)
+class Place:
+    """What stand-ins in a rank need: its world, its record, and how to turn an error into a
+    `Failure` while its frames are there. `shared` is there if ranks share a process."""
+
+    world: RankWorld
+    record: Record
+    represent: Fail
+    shared: SharedPlace | None = None
+
+    def settle(self, node: Any) -> None:
+        """Prepare the rank's view of the item for `caplog`."""
+        if self.shared is not None and self.shared.logs.handlers:
+            private.provide_log_handler(node, self.shared.logs.handlers[self.world.rank][0])
 
 
-def thread_makers(
-    world: RankWorld, streams: Streams, logs: RankLogs, patches: SharedPatches, config: Any
-) -> dict[str, Maker]:
-    capman = config.pluginmanager.get_plugin("capturemanager")
+@dataclass(frozen=True)
+class SharedPlace:
+    """What the ranks of a test have in common that share a process."""
+
+    streams: Streams
+    logs: RankLogs
+    patches: SharedPatches
+
+
+def _place(request: RankRequest) -> Place:
+    place: Place = request.owner.place
+    return place
+
+
+def _shared(request: RankRequest) -> SharedPlace:
+    shared = _place(request).shared
+    assert shared is not None
+    return shared
+
+
+def _capture(request: RankRequest, *, binary: bool = False) -> RankCapture:
+    capman = request.config.pluginmanager.get_plugin("capturemanager")
     disabled = nullcontext if capman is None else capman.global_and_fixture_disabled
-
-    def capture(request: RankRequest, *, binary: bool = False) -> RankCapture:
-        made = RankCapture(world.rank, streams, disabled, binary=binary)
-        request.addfinalizer(made.close)
-        return made
-
-    def caplog(request: RankRequest) -> Any:
-        if not logs.handlers:
-            raise private.lookup_error("caplog", request)
-        made = private.RankLogCapture(request.node, logs.levels)
-        request.addfinalizer(made.finish)
-        return made
-
-    def monkeypatch(request: RankRequest) -> pytest.MonkeyPatch:
-        made = RankMonkeyPatch(patches)
-        request.addfinalizer(made.undo)
-        return made
-
-    return {
-        "capsys": capture,
-        "capteesys": capture,
-        "capsysbinary": lambda request: capture(request, binary=True),
-        "capfd": _refuse_capfd,
-        "capfdbinary": _refuse_capfd,
-        "caplog": caplog,
-        "monkeypatch": monkeypatch,
-    }
+    made = RankCapture(
+        _place(request).world.rank, _shared(request).streams, disabled, binary=binary
+    )
+    request.addfinalizer(made.close)
+    return made
 
 
-def _rank_folder(request: RankRequest, rank: int) -> Path:
-    folder: Path = request.getfixturevalue("tmp_path") / f"rank{rank}"
+def _caplog(request: RankRequest) -> Any:
+    logs = _shared(request).logs
+    if not logs.handlers:
+        raise private.lookup_error("caplog", request)
+    made = private.RankLogCapture(request.node, logs.levels)
+    request.addfinalizer(made.finish)
+    return made
+
+
+def _monkeypatch(request: RankRequest) -> pytest.MonkeyPatch:
+    made = RankMonkeyPatch(_shared(request).patches)
+    request.addfinalizer(made.undo)
+    return made
+
+
+def _subtests(request: RankRequest) -> RankSubtests:
+    place = _place(request)
+    return RankSubtests(place.record, place.represent)
+
+
+def _record_property(request: RankRequest) -> Callable[[str, Any], None]:
+    properties = _place(request).record.properties
+    return lambda name, value: properties.append((name, value))
+
+
+def _rank_folder(request: RankRequest) -> Path:
+    folder: Path = request.getfixturevalue("tmp_path") / f"rank{_place(request).world.rank}"
     folder.mkdir()
     return folder
 
@@ -84,6 +108,30 @@ def _refuse_capfd(request: RankRequest) -> Any:
         "file descriptors; use capsys, or @pytest.mark.ranks(..., engine='processes')",
         pytrace=False,
     )
+
+
+COMMON_MAKERS: dict[str, Maker] = {
+    "rank": lambda request: _place(request).world.rank,
+    "world_size": lambda request: _place(request).world.size,
+    "device": lambda request: _place(request).world.device,
+    "world": lambda request: _place(request).world,
+    "rank_tmp_path": _rank_folder,
+    "record_property": _record_property,
+    "subtests": _subtests,
+}
+"""For every rank."""
+
+THREAD_MAKERS: dict[str, Maker] = {
+    **COMMON_MAKERS,
+    "capsys": _capture,
+    "capteesys": _capture,
+    "capsysbinary": partial(_capture, binary=True),
+    "capfd": _refuse_capfd,
+    "capfdbinary": _refuse_capfd,
+    "caplog": _caplog,
+    "monkeypatch": _monkeypatch,
+}
+"""For ranks that share a process, which pytest's own fixtures would mix up."""
 
 
 class SharedPatches:
