@@ -99,6 +99,25 @@ def test_classes_that_torch_derives_from_its_own(tmp_path: Path) -> None:
     assert "RankAssertionError: rank 1 raised AssertionError: Scalars are not equal!" in text
 
 
+@pytest.mark.slow
+def test_torchs_own_tools_for_making_tests(tmp_path: Path) -> None:
+    (tmp_path / "expecttest.py").write_text(EXPECTTEST)
+    found = simple(outcomes_of(CASES / "parametrized.py", PYTHONPATH=str(tmp_path)))
+    passed = [name for name, outcome in found.items() if outcome == "passed"]
+    failed = [name for name, outcome in found.items() if outcome == "failed"]
+    assert sorted(passed) == [
+        "Continuous.test_size_size_1",
+        "ContinuousForDevicesCPU.test_device_cpu",
+        "ForDevicesCPU.test_sum_cpu_float32",
+        "ForDevicesCPU.test_sum_cpu_int64",
+        "OnProcesses.test_size_size_1",
+        "OnProcesses.test_size_size_2",
+        "OnThreads.test_sum_size_1",
+        "OnThreads.test_sum_size_2",
+    ]
+    assert failed == ["Continuous.test_size_size_2"]
+
+
 @pytest.mark.parametrize(
     "how", ["module", "pytest", pytest.param("script", marks=pytest.mark.slow)]
 )
