@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import phalanx
 from phalanx.errors import UsageError
 from phalanx.testing.marked.marker import Given, Ranks, find_plan
 from tests.testing.pytest_runs import run_many, run_pytest
@@ -238,3 +239,13 @@ def test_the_plugin_costs_little_where_it_is_not_used(tmp_path: Path) -> None:
     markers, options = run_many(tmp_path, [["--markers"], ["--help"]], files={})
     assert "@pytest.mark.ranks(*sizes, engine=None" in markers.text
     assert "--ranks-report=HOW" in options.text
+
+
+def test_private_names_of_pytest_are_in_one_module() -> None:
+    package = Path(phalanx.__file__).parent
+    users = {
+        path.relative_to(package).as_posix()
+        for path in package.rglob("*.py")
+        if re.search(r"^\s*(from|import) _pytest", path.read_text(encoding="utf-8"), re.M)
+    }
+    assert users == {"testing/pytest_private.py"}
