@@ -65,8 +65,19 @@ RUN_OPTIONS = {
     "--monitor-interval, --monitor_interval",
     "--start-method, --start_method",
     "--log-dir, --log_dir",
-    "--redirects",
-    "--tee",
+    "-r, --redirects",
+    "-t, --tee",
+    "--role",
+    "--local-ranks-filter, --local_ranks_filter",
+    "--duplicate-stdout-filters, --duplicate_stdout_filters",
+    "--duplicate-stderr-filters, --duplicate_stderr_filters",
+    "--event-log-handler, --event_log_handler",
+    "--logs-specs, --logs_specs",
+    "--local-addr, --local_addr",
+    "--numa-binding, --numa_binding",
+    "--signals-to-handle, --signals_to_handle",
+    "--shutdown-timeout, --shutdown_timeout",
+    "--virtual-local-rank, --virtual_local_rank",
 }
 
 

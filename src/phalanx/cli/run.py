@@ -110,7 +110,11 @@ def add_parser(commands: Any) -> None:
 
 
 def _spellings(name: str) -> list[str]:
-    return list(dict.fromkeys((f"--{name}", f"--{name.replace('-', '_')}")))
+    short = {"redirects": ["-r"], "tee": ["-t"]}
+    return [
+        *short.get(name, []),
+        *dict.fromkeys((f"--{name}", f"--{name.replace('-', '_')}")),
+    ]
 
 
 def handle(arguments: argparse.Namespace) -> int:
