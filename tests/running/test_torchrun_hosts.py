@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(150)]
+pytestmark = pytest.mark.timeout(150)
 
 ADDRESSES = ("10.213.77.1", "10.213.77.2")
 PORT = 29417
@@ -117,6 +117,7 @@ def without_torchs(text: str) -> str:
     )
 
 
+@pytest.mark.slow
 def test_training_on_two_machines(on_both) -> None:
     answers = on_both(str(EXAMPLE), "--epochs", "2")
     assert [each.status for each in answers] == [0, 0], answers
@@ -135,6 +136,7 @@ def test_a_mismatch_between_machines_is_told_on_both(on_both) -> None:
         assert "program.py:14 in <module>\n              >  dist.barrier()" in each.err
 
 
+@pytest.mark.slow
 def test_a_deadlock_across_machines_is_proved_on_both(on_both) -> None:
     for each in on_both("program.py", "deadlock"):
         assert each.status == 3
@@ -142,6 +144,7 @@ def test_a_deadlock_across_machines_is_proved_on_both(on_both) -> None:
         assert "proof     4 of 4 ranks blocked" in each.err
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_is_told_where_it_did(on_both) -> None:
     answers = on_both("program.py", "die")
     assert [each.status for each in answers] == [1, 1]
@@ -151,6 +154,7 @@ def test_a_rank_that_dies_is_told_where_it_did(on_both) -> None:
     assert "ended because a rank of another machine failed" in other.err
 
 
+@pytest.mark.slow
 def test_an_exception_on_the_second_machine_is_told_on_both(on_both) -> None:
     answers = on_both("program.py", "raise")
     assert [each.status for each in answers] == [1, 1]
