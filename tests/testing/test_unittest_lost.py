@@ -15,6 +15,7 @@ ENDINGS = {
     "test_skip_on_all": ("skipped", "skipped by unittest"),
     "test_skip_on_one": ("skipped", "rank 1: only here"),
     "test_skip_on_one_and_failure_on_the_other": ("failed", "rank 0 raised AssertionError: "),
+    "test_skip_on_one_while_the_other_waits": ("skipped", "rank 1: only here"),
     "test_exit_1_on_one": ("error", "rank 1 raised SystemExit: 1"),
     "test_exit_with_text": ("error", "rank 1 raised SystemExit: a text means failure"),
     "test_exit_0": ("passed", ""),
@@ -60,8 +61,12 @@ def first_line(text: str) -> str:
     return next((line for line in text.splitlines() if line.strip()), "")
 
 
-def test_a_test_that_ran_on_no_rank_has_not_passed() -> None:
-    found = outcomes_of(CASES / "lost.py", "ThreadsNeverSpawned", "ProcessesNeverSpawned")
+def test_a_test_that_ran_on_no_rank_has_not_passed_and_a_skip_hides_no_deadlock() -> None:
+    kinds = ["ThreadsNeverSpawned", "ProcessesNeverSpawned", "ThreeThreads"]
+    found = outcomes_of(CASES / "lost.py", *kinds)
+    outcome, text = found["ThreeThreads.test_skip_beside_a_deadlock"]
+    assert outcome == "error"
+    assert "DeadlockError: ranks 0 and 1 wait for each other" in text
     for name, call in (("Threads", "_spawn_threads"), ("Processes", "_spawn_processes")):
         outcome, text = found[f"{name}NeverSpawned.test_runs_on_no_rank"]
         assert outcome == "error"

@@ -218,13 +218,13 @@ def failure_of(error: PhalanxError) -> BaseException:
 
 
 def _waits_for_skipped(error: VerdictError, returned: Mapping[int, Any]) -> bool:
-    """Ranks that wait for one that has skipped the test are no mistake of the program."""
-    skipped = {
-        rank
-        for rank, end in returned.items()
-        if isinstance(end, Ended) and end.skip is not None
-    }
-    return isinstance(error.verdict, Deadlock) and bool(skipped)
+    """Ranks that wait for one that has skipped the test are no mistake of the program; a
+    cycle among the others is one."""
+    verdict = error.verdict
+    if not isinstance(verdict, Deadlock) or verdict.cause != "finished-peer":
+        return False
+    ends = [returned.get(rank) for rank in verdict.ranks]
+    return bool(ends) and all(isinstance(e, Ended) and e.skip is not None for e in ends)
 
 
 def _failed(error: RankFailedError) -> BaseException:

@@ -48,6 +48,11 @@ class Endings:
             self.skipTest("only here")
         self.fail("this one is real")
 
+    def test_skip_on_one_while_the_other_waits(self) -> None:
+        if self.rank == 1:
+            self.skipTest("only here")
+        dist.barrier()
+
     def test_exit_1_on_one(self) -> None:
         if self.rank == 1:
             sys.exit(1)
@@ -127,6 +132,19 @@ class Threads(Endings, MultiThreadedTestCase):
     def test_os_exit_3(self) -> None:
         if self.rank == 1:
             os._exit(3)
+
+
+class ThreeThreads(MultiThreadedTestCase):
+    world_size = 3
+
+    def setUp(self) -> None:
+        super().setUp()
+        self._spawn_threads()
+
+    def test_skip_beside_a_deadlock(self) -> None:
+        if self.rank == 2:
+            self.skipTest("only here")
+        dist.recv(torch.ones(1), src=1 - self.rank)
 
 
 class Processes(Endings, Deaths, MultiProcessTestCase):
