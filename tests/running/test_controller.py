@@ -310,5 +310,42 @@ def monitor(seconds: float) -> str:
 
 
 def test_the_time_of_a_monitored_barrier_is_the_backends_business(processes) -> None:
-    text = processes.run(monitor, 0.5)[0]
+    text = processes._engine.call(monitor, [0.5], fresh=True)[0]
+    assert processes.findings == ()
     assert "DeadlockError" not in text and "monitoredBarrier" in text
+
+
+# -- findings -----------------------------------------------------------------------------
+
+
+def leave_open() -> None:
+    if dist.get_rank() == 0:
+        dist.isend(torch.ones(2), 1, tag=3)
+    if dist.get_rank() == 1:
+        dist.all_reduce(torch.ones(2), async_op=True)
+
+
+def give_up() -> None:
+    if dist.get_rank() == 0:
+        work = dist.irecv(torch.ones(2), 1)
+        try:
+            work.wait(timedelta(milliseconds=50))
+        except RuntimeError:
+            return
+
+
+def test_what_nobody_answered_is_found_as_on_threads() -> None:
+    found = []
+    for engine in ("threads", "processes"):
+        with phalanx.World(ranks=3, engine=engine, **GLOO) as world:
+            with pytest.warns(phalanx.PhalanxWarning):
+                world.run(leave_open)
+            found.append(world.findings)
+            world.run(dist.get_rank)  # told once
+            assert len(world.findings) == 2
+    assert found[0] == found[1]
+
+
+def test_what_was_given_up_is_no_finding(processes) -> None:
+    processes._engine.call(give_up, fresh=True)
+    assert processes.findings == ()

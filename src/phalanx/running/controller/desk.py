@@ -16,7 +16,7 @@ from phalanx.analysis.matching import find_mismatch, find_pair_mismatch
 from phalanx.analysis.waitgraph import find_deadlock
 from phalanx.core.forms import Form, GroupForm, signature_of
 from phalanx.core.meeting import Slot
-from phalanx.model import RankView, Snapshot, Status, Verdict
+from phalanx.model import RankView, Snapshot, Status, Verdict, Wait
 from phalanx.running.controller.places import DeskCall, Place
 
 Answer = Literal["met", "go", "verdict", "stop", "withdrawn", "lost"]
@@ -127,6 +127,7 @@ class Desk:
         call = DeskCall(place, rank, ticket, what, member)
         call.signature = call if signature is None else signature
         call.entered = not blocking
+        call.waited = call.entered and what.name == "monitored_barrier"  # it waits by itself
         here.last = call
         here.calls[ticket] = call
         if self.stopping:
@@ -180,6 +181,7 @@ class Desk:
         if call.place.withdraw(call) or not call.entered:
             del self._ranks[rank].calls[ticket]
         call.gave_up = not call.entered and call.number is not None
+        call.waited = True
         return [self._answer(call, "withdrawn")]
 
     def received(self, rank: int, ticket: int, source: int) -> list[Reply]:
@@ -214,6 +216,18 @@ class Desk:
         for call in waiting:
             self._answer(call, "stop")
         return replies + [self._stop(call) for call in waiting]
+
+    def leftovers(self) -> list[Wait]:
+        """What was begun and is not met although all ranks have returned; told once."""
+        found = []
+        for here in self._ranks:
+            for call in here.calls.values():
+                place = call.place
+                unclear = call in place.deciding or place.is_undecided(call)
+                if not (call.waited or call.verdict or unclear):
+                    call.waited = True
+                    found.append(place.wait_of(call))
+        return found
 
     @property
     def stopped(self) -> dict[int, RankView]:

@@ -151,7 +151,8 @@ class DeskServer:
         if rank is None or self._callers.get(rank) is not caller:
             return
         del self._callers[rank]
-        if not caller.said_goodbye:
+        stopped = rank in self._counter.desk.stopped  # and went without another word
+        if not caller.said_goodbye and not stopped:
             self._failures.setdefault(rank, DIED)
             self._send(self._counter.failed(rank, DIED))
 

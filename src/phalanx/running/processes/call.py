@@ -16,9 +16,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from phalanx.analysis.leftovers import find_leftovers
 from phalanx.backend.raising import error_for
 from phalanx.errors import RankStopped, UsageError
-from phalanx.model import Group, Op, RankView, Site, Stall, Wait
+from phalanx.model import Group, Op, RankView, Site, Stall, Verdict, Wait
 from phalanx.report.positions import render_positions
 from phalanx.running.outcome import Outcome, Outcomes, find_error
 from phalanx.running.processes.evidence import (
@@ -82,6 +83,7 @@ class CallInProgress:
         self._number = 0
         self.is_whole = False
         """Whether every rank came to the end of its call and can take another."""
+        self.findings: tuple[Verdict, ...] = ()
         self.is_worn = False
         """Whether the ranks should be replaced all the same."""
 
@@ -107,6 +109,8 @@ class CallInProgress:
         if self._refused:
             rank = min(self._refused)
             raise UsageError(f"rank {rank} {self._refused[rank]}")
+        if self._counter is not None:
+            self.findings = find_leftovers(self._counter.desk.leftovers())
         for member in self._team.members:
             member.stderr.clear()
         return [self._values[rank] for rank in sorted(self._values)]

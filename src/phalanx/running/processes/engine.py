@@ -22,7 +22,7 @@ from phalanx.running.processes.messages import Call, Parcel, Start
 from phalanx.running.processes.nursery import nursery
 from phalanx.running.processes.parcel import check_not_loading, pack_call
 from phalanx.running.processes.team import OnOutput, Team, print_line
-from phalanx.running.threads import Settings, rank_environ
+from phalanx.running.threads import Settings, rank_environ, tell_findings
 
 MOST_PROCESSES = 128
 """Each rank costs five file descriptors here, of which systems often allow 1,024."""
@@ -114,9 +114,12 @@ class ProcessesEngine:
             patient=patient,
         )
         try:
-            return call.carry_out(
+            values = call.carry_out(
                 Call(self._calls, parcel, fresh), whole_lines=on_output is None
             )
+            self.findings += call.findings
+            tell_findings(call.findings, self.settings)
+            return values
         finally:
             if not call.is_whole:
                 team.kill()
