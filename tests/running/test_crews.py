@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
+from datetime import timedelta
 
 import pytest
 import torch
@@ -30,8 +31,8 @@ def crew() -> Iterator[Crew]:
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("rank-")]
 
 
-def run(crew: Crew, body, *, ranks: int = 3) -> list:
-    engine = ThreadsEngine(Settings(ranks=ranks), crew=crew)
+def run(crew: Crew, body, *, ranks: int = 3, **settings) -> list:
+    engine = ThreadsEngine(Settings(ranks=ranks, **settings), crew=crew)
 
     def main(context: RankContext):
         value = body()
@@ -65,6 +66,138 @@ def test_groups_are_new_each_time(crew: Crew) -> None:
         return dist.get_pg_count(), tensor.item()
 
     assert run(crew, body) == run(crew, body) == [(2, 3.0)] * 3
+
+
+def which_group() -> int:
+    return id(dist.group.WORLD)
+
+
+def test_a_group_that_was_left_alone_is_handed_on(crew: Crew) -> None:
+    def use() -> int:
+        dist.all_reduce(torch.ones(1))
+        work = dist.all_reduce(torch.ones(1), async_op=True)
+        work.wait()
+        return which_group()
+
+    first = run(crew, use)
+    assert run(crew, use) == first
+    assert run(crew, which_group) == first
+    assert run(crew, which_group, ranks=2) != first[:2]
+
+
+def make_another() -> None:
+    dist.new_group([0, 1])
+
+
+def make_and_destroy_another() -> None:
+    dist.destroy_process_group(dist.new_group([0, 1, 2]))
+
+
+def destroy_all() -> None:
+    dist.destroy_process_group()
+
+
+def make_it_again() -> None:
+    dist.destroy_process_group()
+    dist.init_process_group("gloo")
+
+
+def set_an_attribute() -> None:
+    dist.group.WORLD.remark = "mine"
+
+
+def set_an_option() -> None:
+    dist.group.WORLD.options.remark = "mine"
+
+
+def set_a_timeout() -> None:
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=5), dist.group.WORLD)
+
+
+def leave_a_key() -> None:
+    dist.distributed_c10d._get_default_store().set("left", "over")
+
+
+def split_it() -> None:
+    dist.group.WORLD.split_group([0, 1])
+
+
+def change_it_on_one_rank() -> None:
+    if dist.get_rank() == 1:
+        dist.group.WORLD.remark = "mine"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        make_another,
+        make_and_destroy_another,
+        destroy_all,
+        make_it_again,
+        set_an_attribute,
+        set_an_option,
+        set_a_timeout,
+        leave_a_key,
+        split_it,
+        change_it_on_one_rank,
+    ],
+)
+def test_a_group_that_was_changed_is_not(crew: Crew, change) -> None:
+    def look() -> tuple:
+        group = dist.group.WORLD
+        store = dist.distributed_c10d._get_default_store()
+        return (
+            dist.get_pg_count(),
+            hasattr(group, "remark"),
+            hasattr(group.options, "remark"),
+            store.check(["left"]),
+            group._limit,
+            group._splits,
+        )
+
+    before = run(crew, look)
+    groups = run(crew, lambda: dist.group.WORLD)
+    run(crew, change)
+    after = run(crew, lambda: dist.group.WORLD)
+    assert not any(one is other for one in groups for other in after)
+    assert run(crew, look) == before
+
+
+def test_calls_are_counted_anew(crew: Crew) -> None:
+    def disagree() -> None:
+        dist.all_reduce(torch.ones(1 + dist.get_rank()))
+
+    run(crew, lambda: [dist.barrier() for _ in range(5)] and None)
+    with pytest.raises(phalanx.CollectiveMismatchError, match="call #0 on this group"):
+        run(crew, disagree)
+
+
+def test_what_was_left_open_is_told_once(crew: Crew) -> None:
+    def send() -> None:
+        if dist.get_rank() == 0:
+            dist.isend(torch.ones(1), dst=1)
+
+    found = []
+    for body in (send, which_group, send, which_group):
+        told: list = []
+        run(crew, body, on_findings=told.extend)
+        found.append(len(told))
+    assert found == [1, 0, 1, 0]
+
+
+def test_a_schedule_makes_its_own_groups(crew: Crew) -> None:
+    def once() -> tuple[list, int]:
+        engine = ThreadsEngine(Settings(ranks=3, seed=7), crew=crew)
+        try:
+            return engine.run(lambda context: which_group()), engine.fingerprint
+        finally:
+            engine.close()
+
+    _, fingerprint = once()
+    _, same = once()
+    assert fingerprint == same
+    run(crew, which_group)
+    assert once()[1] == fingerprint
 
 
 def leave_gradients_off() -> None:

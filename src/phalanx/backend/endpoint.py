@@ -29,6 +29,8 @@ from phalanx.errors import PhalanxError
 
 _UNSET = timedelta(0)
 
+_CHANGES_BY_USE = frozenset({"_coalescing"})
+
 CPP_NAME = "phalanx"
 """What the group's backend is called towards C++ code."""
 
@@ -122,6 +124,21 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
                 f"{self._member} of a group of {self._count}; do all ranks make all groups, in "
                 "the same order and with the same members?"
             )
+
+    def what_can_change(self) -> tuple[Any, ...]:
+        """What a program may have set on this object, for `heirloom.py`."""
+        own = (name for name in vars(self) if name not in _CHANGES_BY_USE)
+        options = sorted((name, repr(value)) for name, value in vars(self.options).items())
+        return (*own, self._limit, self._splits, self._closed, self.group_desc, *options)
+
+    def move_to(self, context: RankContext) -> None:
+        """Become the group of another world, as if it were new."""
+        assert self._assembly is not None
+        members = tuple(range(self._count))
+        self._context, self._session = context, context.session
+        self._assembly = context.session.assembly(self._place, self._name, members)
+        self._assembly.claim(self._member, context.rank, self)
+        self._coalescing = None
 
     def _meeting_key(self) -> tuple[str, int]:
         """Where the members of this group meet. They have the group's part of the store in

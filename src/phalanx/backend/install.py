@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from phalanx.backend import assumptions, private, traces
 from phalanx.backend.group import RankGroup
+from phalanx.backend.heirloom import is_untouched
 from phalanx.backend.profiling import profiler_patches
 from phalanx.backend.rendezvous import check_size, make_rendezvous
 from phalanx.backend.session import context_here
@@ -110,7 +111,8 @@ def nccl_names(module: Any) -> dict[str, Any]:
 
 
 def leave_groups(context: Any) -> None:
-    """Last thing in a rank's thread: destroy what it left, empty torch's per-thread map."""
-    if context.torch_state.default_pg is not None:
+    """Last thing in a rank's thread: destroy what it left, unless the next world can have it,
+    and empty torch's per-thread map."""
+    if context.torch_state.default_pg is not None and not is_untouched(context):
         dist.destroy_process_group()
     private.unregister_groups()

@@ -49,6 +49,8 @@ class RankContext:
         self.helpers: list[threading.Thread] = []
         self.tell_failure: Callable[[BaseException], None] | None = None
         """For a body that fails and has to clean up: the others stop at once."""
+        self.stock: tuple[Any, ...] | None = None
+        """What `heirloom.py` found when the default group was new."""
 
 
 class Session:

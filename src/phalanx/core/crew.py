@@ -12,6 +12,7 @@ import contextvars
 import threading
 import time
 from collections.abc import Callable, Hashable
+from typing import Any
 
 from phalanx.core.baton import Strand
 from phalanx.core.huddle import Camp
@@ -28,6 +29,8 @@ class Crew:
         self._state_of_thread = state_of_thread
         self._mates: list[_Mate] = []
         self.camp = Camp()
+        self.heirlooms: dict[Hashable, Any] = {}
+        """What the layers above keep from a run that went well for one like it."""
 
     def begin(self, strand: Strand, job: Job) -> None:
         """Let the thread of that rank do the job; the one of before must have ended. The
@@ -38,6 +41,7 @@ class Crew:
 
     def close(self) -> None:
         """Let the threads end; those that are stuck are left where they are."""
+        self.heirlooms.clear()
         mates, self._mates = self._mates, []
         for mate in mates:
             mate.end()

@@ -26,6 +26,7 @@ from phalanx.analysis.waitgraph import find_deadlock
 from phalanx.backend import private, profiling, traces
 from phalanx.backend.checks import meeting_of
 from phalanx.backend.describe import describe_pending
+from phalanx.backend.heirloom import can_be_inherited, inherit, take_stock
 from phalanx.backend.install import leave_groups
 from phalanx.backend.raising import error_for
 from phalanx.backend.session import RankContext, Session
@@ -135,7 +136,7 @@ class ThreadsEngine:
         self._busy = True
         try:
             values = run.execute()
-            self._session = session
+            self._session = None if self._bequeath(session) else session
             self.findings += run.findings
             tell_findings(run.findings, self.settings)
             return values
@@ -144,6 +145,17 @@ class ThreadsEngine:
             self.fingerprint = run.baton.fingerprint
             here.strand = outer
             sys.excepthook = excepthook
+
+    def _bequeath(self, session: Session) -> bool:
+        """Leave the groups to the next world of this kind, if the crew is to have one. Not
+        with a seed: making groups is part of what the schedule decides, and of its replay."""
+        if self._crew is None or self.settings.seed or not can_be_inherited(session):
+            return False
+        self._crew.heirlooms[self._kind()] = session
+        return True
+
+    def _kind(self) -> tuple[Any, ...]:
+        return (self.settings.ranks, self.settings.backend, self.settings.checked)
 
     def _new_session(self) -> Session:
         settings = self.settings
@@ -154,7 +166,11 @@ class ThreadsEngine:
             environs=[rank_environ(base, settings, rank) for rank in range(settings.ranks)],
             checked=settings.checked,
         )
-        session.stores["init"] = InProcessStore()
+        former = self._crew.heirlooms.pop(self._kind(), None) if self._crew else None
+        if former is not None and settings.init and not settings.seed:
+            inherit(session, former)
+        else:
+            session.stores["init"] = InProcessStore()
         return session
 
 
@@ -274,6 +290,8 @@ class _Run:
                 rank=context.rank,
                 world_size=settings.ranks,
             )
+            if self.crew is not None:
+                take_stock(context)
 
     def _join_helpers(self, context: RankContext) -> None:
         """As at the end of a process: threads that are no daemons are waited for."""

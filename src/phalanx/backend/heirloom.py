@@ -1,0 +1,59 @@
+"""Hand the default group of one world over to the next, where nobody can tell the difference.
+
+Making a group takes torch longer than a small test takes to run. Whoever runs many tests on
+the same number of ranks (see `core/crew.py`) gets it from here: the next world inherits the
+group if the last one left everything about it as it was when it was made, and it starts with
+nothing in it: no calls, no keys in its store. Otherwise torch makes a new one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from phalanx.backend.session import RankContext, Session
+
+MEETING_KEYS = 1
+"""What making the group leaves in its store: where its members meet."""
+
+
+def take_stock(context: RankContext) -> None:
+    """Right after the default group was made, in the rank."""
+    context.stock = _state(context)
+
+
+def is_untouched(context: RankContext) -> bool:
+    """Whether the rank has left torch's tables and its group as they were."""
+    return context.stock is not None and _state(context) == context.stock
+
+
+def can_be_inherited(session: Session) -> bool:
+    """After a run that went well."""
+    store: Any = session.stores.get("init")
+    return (
+        len(session.assemblies) == 1
+        and len(session.stores) == 1
+        and store.num_keys() == MEETING_KEYS
+        and all(map(is_untouched, session.ranks))
+    )
+
+
+def inherit(session: Session, former: Session) -> None:
+    """Give a new world the groups of one that has ended."""
+    session.stores["init"] = former.stores["init"]
+    for context, before in zip(session.ranks, former.ranks, strict=True):
+        context.torch_state = before.torch_state
+        context.incarnations = before.incarnations
+        context.initialised = True
+        context.torch_state.default_pg.move_to(context)
+        context.stock = before.stock
+        before.stock = None
+
+
+def _state(context: RankContext) -> tuple[Any, ...]:
+    """What a program could have changed, as far as torch and our group keep it."""
+    state = context.torch_state
+    group = state.default_pg
+    if group is None:
+        return ()
+    sizes = [len(value) for value in vars(state).values() if isinstance(value, (dict, list))]
+    return (id(group), state.group_count, tuple(sizes), *group.what_can_change())
