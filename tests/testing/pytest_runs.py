@@ -53,27 +53,35 @@ def run_pytest(
     timeout: float = 100,
 ) -> Ran:
     """Write the files, copy the samples (as `test_NAME.py`) and run pytest on the folder."""
-    for name, text in (files or {}).items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    for name in samples:
-        shutil.copy(SAMPLES / f"{name}.py", folder / f"test_{name}.py")
+    _lay_out(folder, files or {}, samples)
     command = ["-m", "pytest", "-p", "no:cacheprovider", *args]
     code, text = _run(folder, command, env=env, stdin=stdin, timeout=timeout)
     return _read(code, text)
 
 
 def run_many(
-    folder: Path, runs: Sequence[Sequence[str]], *, files: dict[str, str]
+    folder: Path,
+    runs: Sequence[Sequence[str]],
+    *,
+    files: dict[str, str] | None = None,
+    samples: tuple[str, ...] = (),
+    env: dict[str, str] | None = None,
 ) -> list[Ran]:
     """Several runs one after the other in one process, which imports torch only once."""
-    for name, content in files.items():
-        (folder / name).write_text(content, encoding="utf-8")
+    _lay_out(folder, files or {}, samples)
     arguments = [["-p", "no:cacheprovider", *args] for args in runs]
-    _, text = _run(folder, ["-c", _MANY.format(arguments, _END)])
+    _, text = _run(folder, ["-c", _MANY.format(arguments, _END)], env=env)
     parts = re.split(rf"{_END} (\d+)\n", text)
     return [_read(int(code), part) for part, code in zip(parts[::2], parts[1::2], strict=False)]
+
+
+def _lay_out(folder: Path, files: dict[str, str], samples: tuple[str, ...]) -> None:
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    for name in samples:
+        shutil.copy(SAMPLES / f"{name}.py", folder / f"test_{name}.py")
 
 
 _END = "---- end of this run:"

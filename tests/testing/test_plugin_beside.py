@@ -172,6 +172,7 @@ def test_debuggers(tmp_path: Path) -> None:
         assert re.search(heading, inside.text)
 
 
+@pytest.mark.slow
 def test_debuggers_need_threads(tmp_path: Path) -> None:
     args = ("--pdb", "--ranks-engine", "processes")
     ran = run_pytest(tmp_path, *args, files={"test_debugged.py": DEBUGGED}, stdin="c\n")

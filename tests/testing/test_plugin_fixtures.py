@@ -82,7 +82,9 @@ ON_PROCESSES = {
 }
 
 
-@pytest.mark.parametrize("engine", ["threads", "processes"])
+@pytest.mark.parametrize(
+    "engine", ["threads", pytest.param("processes", marks=pytest.mark.slow)]
+)
 def test_what_cannot_be_is_told(tmp_path: Path, engine: str) -> None:
     args = ("-rA", "--ranks-engine", engine)
     ran = run_pytest(tmp_path, *args, files={"test_refused.py": REFUSED})

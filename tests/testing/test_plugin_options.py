@@ -11,7 +11,7 @@ import pytest
 import phalanx
 from phalanx.errors import UsageError
 from phalanx.testing.marked.marker import Given, Ranks, find_plan
-from tests.testing.pytest_runs import run_many, run_pytest
+from tests.testing.pytest_runs import Ran, run_many, run_pytest
 
 pytestmark = pytest.mark.timeout(180)  # whole runs of pytest, with many processes
 
@@ -130,46 +130,49 @@ ALL = [
 ]
 
 
-def test_choosing(tmp_path: Path) -> None:
-    runs = run_many(
-        tmp_path,
-        [
-            ["-rA"],
-            ["-rA", "--ranks", "3"],
-            ["-q", "--collect-only", "--ranks-engine", "threads,processes", "-k", "processes"],
-            ["-rA", "-k", "ranks4", "--ranks-seed", "5"],
-            ["-q", "--collect-only", "-k", "threads and ranks3"],
-        ],
-        files={"test_chosen.py": CHOSEN},
+WRONG = {
+    "--ranks=x": "--ranks x: whole numbers are needed, e.g. 2,4",
+    "--ranks=0": "--ranks 0: give numbers of ranks, whole numbers from 1",
+    "--ranks-engine=gpu": "--ranks-engine gpu: choose threads or processes",
+    "--ranks-report=some": "--ranks-report some: choose all, first, concise",
+    "--ranks-seed=a": "--ranks-seed a: whole numbers are needed, e.g. 7",
+    "--ranks-timeout=a": "--ranks-timeout a: seconds are needed, e.g. 30",
+    "--ranks-backend=foo": "test_chosen.py::test_two_sizes: backend='foo': choose one of",
+    "--ranks=5000": "test_chosen.py::test_two_sizes: ranks=5000: give the number of ranks",
+}
+CHOICES = [
+    ["-rA"],
+    ["-rA", "--ranks", "3"],
+    ["-q", "--collect-only", "--ranks-engine", "threads,processes", "-k", "processes"],
+    ["-rA", "-k", "ranks4", "--ranks-seed", "5"],
+    ["-q", "--collect-only", "-k", "threads and ranks3"],
+]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Ran]:
+    folder = tmp_path_factory.mktemp("chosen")
+    arguments = [*CHOICES, *([option] for option in WRONG)]
+    return run_many(folder, arguments, files={"test_chosen.py": CHOSEN})
+
+
+def test_choosing(runs: list[Ran]) -> None:
+    plain, overridden, by_engine, by_size, by_both = runs[: len(CHOICES)]
+    assert plain.outcomes == dict.fromkeys(
+        sorted(ALL, key=list(plain.outcomes).index), "PASSED"
     )
-    assert list(runs[0].outcomes) == [
-        name for name in runs[0].outcomes if runs[0].outcomes[name] == "PASSED"
-    ]
-    assert sorted(runs[0].outcomes) == sorted(ALL)
-    overridden = {name.replace("=2]", "=3]") for name in ALL if "=4" not in name}
-    assert set(runs[1].outcomes) == overridden
-    assert set(runs[1].outcomes.values()) == {"PASSED"}
-    assert "5/11 tests collected" in runs[2].text
-    assert runs[2].text.count("-processes]") == 5
-    assert list(runs[3].outcomes) == ["test_two_sizes[ranks=4]"]
-    assert "seed 5 threads" in runs[3].text
-    assert "TestClass::test_own[ranks=3]" in runs[4].text
-    assert "1/6 tests collected" in runs[4].text
+    names = {name.replace("=2]", "=3]") for name in ALL if "=4" not in name}
+    assert overridden.outcomes == dict.fromkeys(names, "PASSED")
+    assert "5/11 tests collected" in by_engine.text
+    assert by_engine.text.count("-processes]") == 5
+    assert list(by_size.outcomes) == ["test_two_sizes[ranks=4]"]
+    assert "seed 5 threads" in by_size.text
+    assert "TestClass::test_own[ranks=3]" in by_both.text
+    assert "1/6 tests collected" in by_both.text
 
 
-def test_wrong_options(tmp_path: Path) -> None:
-    told = {
-        "--ranks=x": "--ranks x: whole numbers are needed, e.g. 2,4",
-        "--ranks=0": "--ranks 0: give numbers of ranks, whole numbers from 1",
-        "--ranks-engine=gpu": "--ranks-engine gpu: choose threads or processes",
-        "--ranks-report=some": "--ranks-report some: choose all, first, concise",
-        "--ranks-seed=a": "--ranks-seed a: whole numbers are needed, e.g. 7",
-        "--ranks-timeout=a": "--ranks-timeout a: seconds are needed, e.g. 30",
-        "--ranks-backend=foo": "test_chosen.py::test_two_sizes: backend='foo': choose one of",
-        "--ranks=5000": "test_chosen.py::test_two_sizes: ranks=5000: give the number of ranks",
-    }
-    runs = run_many(tmp_path, [[option] for option in told], files={"test_chosen.py": CHOSEN})
-    for ran, text in zip(runs, told.values(), strict=True):
+def test_wrong_options(runs: list[Ran]) -> None:
+    for ran, text in zip(runs[len(CHOICES) :], WRONG.values(), strict=True):
         assert text in ran.text
         assert ran.code in (2, 4)
         assert "Traceback" not in ran.text
