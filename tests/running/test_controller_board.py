@@ -122,12 +122,13 @@ def mix(seed: int) -> float:
     """Calls of all kinds on several groups, with ranks that are late now and then."""
     common, own = random.Random(seed), random.Random(seed * 10 + dist.get_rank())
     rank, size = dist.get_rank(), dist.get_world_size()
+    pairs = dist.new_group(range(size))
     halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     total = 0.0
     for _ in range(120):
         if own.random() < 0.08:
             time.sleep(own.uniform(0, 3 * PATIENCE))
-        kind, count = common.randrange(6), common.randint(1, 3)
+        kind, count = common.randrange(7), common.randint(1, 3)
         tensor = torch.ones(count)
         if kind <= 1:
             dist.all_reduce(tensor)
@@ -137,6 +138,11 @@ def mix(seed: int) -> float:
             dist.all_reduce(tensor, async_op=True).wait()
         elif kind == 4:
             dist.barrier()
+        elif kind == 5:
+            ring = [(rank + 1) % size, (rank - 1) % size]
+            steps = [(dist.send, ring[0]), (dist.recv, ring[1])]
+            for step, peer in steps if rank % 2 else steps[::-1]:
+                step(tensor, peer, group=pairs)
         else:
             other = torch.zeros(count)
             works = [dist.isend(tensor * rank, (rank + 1) % size)]

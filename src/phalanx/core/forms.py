@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from math import prod
 
 from phalanx.model import Site, TensorSpec
 
@@ -60,6 +61,14 @@ def signature_of(form: Form) -> Hashable | None:
     if form.name in _UNEVEN and len({*inputs, *outputs}) > 1:
         return None
     return (*head, inputs, outputs)
+
+
+def message_signature_of(form: Form) -> Hashable | None:
+    """Equal for a send and a receive that surely fit; None where that is not so simple."""
+    specs = form.inputs or form.outputs
+    if len(specs) != 1:
+        return None
+    return "message", form.tag, specs[0].dtype, prod(specs[0].shape)
 
 
 _UNEVEN = frozenset({"all_gather", "all_to_all", "all_to_all_single"})

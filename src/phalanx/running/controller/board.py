@@ -1,11 +1,12 @@
 """A board in shared memory on which ranks of one machine see each other's calls.
 
-The short way past the desk, for the commonest call: a collective that makes its rank wait. Each
-rank writes the number of its call on the group and a hash of its signature; who comes last sees
-that all agree and wakes the others. Nobody asks the desk then, which takes two more wake-ups of
-a process that is busy with everyone. Whatever is not that simple (calls that differ, that need
-not wait, a rank that is late) goes to the desk: a call is on the board or at the desk, never on
-both, so what the desk proves stays a proof. Used by the link; must never decide what is wrong.
+The short way past the desk, for the commonest calls: those that make their rank wait. Each rank
+writes the number of its call on the group and a hash of its signature; who comes last sees
+that all agree and wakes the others. Messages from one rank to another are a group of two.
+Nobody asks the desk then, which takes two more wake-ups of a process that is busy with
+everyone. Whatever is not that simple (calls that differ, that need not wait, a rank that is
+late) goes to the desk: a call is on the board or at the desk, never on both, so what the desk
+proves stays a proof. Used by the link; must never decide what is wrong.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ import sys
 import time
 from collections.abc import Hashable
 
-ROWS = 64
-"""Groups that have a place on the board; more than these go to the desk."""
+ROWS = 512
+"""Groups, and pairs of ranks that exchange messages, that have a place on the board; the
+others go to the desk."""
 
 PATIENCE = 0.005
 """Seconds that a rank waits here before it asks the desk."""
@@ -86,10 +88,10 @@ class Board:
         self._syscall = libc.syscall
 
     def row(self, key: str, member: int, members: int) -> Row | None:
-        """This rank's place in the row of a group; None if the board is full."""
+        """This rank's place in the row of a group, or of a pair; None if the board is full."""
         wanted = digest_of(key)
         for at in range(ROWS):
-            start = at * _row_size(self._size)
+            start = (wanted + at) % ROWS * _row_size(self._size)
             with _Lock(self._fd, start):
                 found, done, events = _HEAD.unpack_from(self._memory, start)
                 if found == 0:
@@ -167,9 +169,10 @@ class Row:
     def close(self) -> None:
         """Take all calls to the desk from now on: after a verdict members may have made
         different numbers of calls."""
-        self._closed = True
-        with self._lock:
-            self._take_away(self.number, NEVER_HERE)
+        if not self._closed:
+            self._closed = True
+            with self._lock:
+                self._take_away(self.number, NEVER_HERE)
 
     def _wait(self, number: int, digest: int, events: int) -> bool:
         start = time.monotonic()

@@ -154,6 +154,10 @@ class Desk:
         place, member = at
         call = here.last = DeskCall(place, rank, 0, what, member)
         call.signature = signature
+        if what.is_message:
+            sent = what.name == "send"
+            other = place.post_send(call) if sent else place.post_receive(call)
+            return list(self._settle([call, other])) if isinstance(other, DeskCall) else []
         slot = place.meet(call)
         return self._complete(place, slot) if slot is not None else []
 

@@ -19,7 +19,7 @@ from itertools import count
 
 from phalanx.backend.raising import OpTimeoutError, error_of
 from phalanx.backend.watch import Limit, Watcher
-from phalanx.core.forms import Form, GroupForm, signature_of
+from phalanx.core.forms import Form, GroupForm, message_signature_of, signature_of
 from phalanx.errors import PhalanxError, RankStopped
 from phalanx.running.calls import SERVICES
 from phalanx.running.controller import wire
@@ -49,8 +49,9 @@ class Link:
     ) -> None:
         self.rank = rank
         self._board = board
-        self._rows: dict[int, Row | None] = {}
-        self._digests: dict[int, tuple[Row, int | None]] = {}
+        self._members: dict[int, GroupForm] = {}
+        self._rows: dict[str, Row | None] = {}
+        self._digests: dict[int, tuple[Row, int | None, bool]] = {}
         self._past: list[int] = []
         self._socket = connection
         self._poll = select.poll()
@@ -77,6 +78,7 @@ class Link:
         """Forget all groups and calls, as the desk has."""
         self._watcher.reset()
         self._groups, self._forms = count(), count()
+        self._members.clear()
         self._rows.clear()
         self._digests.clear()
         self._past.clear()
@@ -112,18 +114,42 @@ class Link:
 
     def define_group(self, form: GroupForm) -> int:
         number = self._define(wire.GROUP, next(self._groups), form)
-        if self._board is not None:
-            self._rows[number] = self._board.row(form.key, form.member, len(form.ranks))
+        self._members[number] = form
         return number
 
     def define(self, form: Form) -> int:
         number = self._define(wire.FORM, next(self._forms), form)
-        row = self._rows.get(form.group)
-        if row is not None and not form.is_message:
+        group = self._members[form.group]
+        if form.is_message:
+            row, signature = self._channel(group, form), message_signature_of(form)
+        else:
+            row = self._row(group.key, group.member, len(group.ranks))
             signature = signature_of(form)
+        if row is not None:
             digest = None if signature is None else digest_of(signature)
-            self._digests[number] = row, digest
+            self._digests[number] = row, digest, form.is_message
         return number
+
+    def _row(self, key: str, member: int, members: int) -> Row | None:
+        if self._board is None:
+            return None
+        if key not in self._rows:
+            self._rows[key] = self._board.row(key, member, members)
+        return self._rows[key]
+
+    def _channel(self, group: GroupForm, form: Form) -> Row | None:
+        """Where messages from one rank to another meet. A receive from any source may take
+        what others wait for, so from then on they ask the desk."""
+        mine = group.member
+        if form.name == "send":
+            return self._row(f"{group.key} {mine}>{form.peer}", 0, 2)
+        if form.peer is not None:
+            return self._row(f"{group.key} {form.peer}>{mine}", 1, 2)
+        for source in range(len(group.ranks)):
+            row = None if source == mine else self._row(f"{group.key} {source}>{mine}", 1, 2)
+            if row is not None:
+                row.close()
+        return None
 
     def _define(self, kind: int, number: int, form: object) -> int:
         self._send(encode(kind, number=number, body=pickle.dumps(form)))
@@ -149,10 +175,13 @@ class Link:
     def _meet_on_board(self, form: int, blocking: bool, limit: Limit) -> bool:
         """Whether the call has met all others there. Only one that waits as long as need be,
         in a rank of one thread."""
-        row, digest = self._digests[form]
+        row, digest, is_message = self._digests[form]
         patient = blocking and not limit.explicit and limit.at_first(PATIENCE) >= PATIENCE
         if digest is None or not patient or _thread_count() > 1:
-            row.pass_by()
+            if is_message:  # those that need not wait may be met in another order
+                row.close()
+            else:
+                row.pass_by()
             return False
         if not row.meet(digest):
             return False
