@@ -169,3 +169,44 @@ def test_ranks_in_processes_see_the_conftest_files(tmp_path: Path, mode: str) ->
     args = ("--ranks-engine", "processes", f"--import-mode={mode}")
     ran = run_pytest(tmp_path, *args, files=FOLDERS)
     assert "4 passed" in ran.text, ran.text
+
+
+ELSEWHERE = {
+    "test_raises.py": """
+import os
+import pytest
+
+if "RANK" in os.environ:
+    raise RuntimeError("only in ranks")
+
+@pytest.mark.ranks(2, engine="processes")
+def test_x():
+    pass
+""",
+    "test_leaves.py": """
+import os
+import pytest
+
+if "RANK" in os.environ:
+    os._exit(4)
+
+@pytest.mark.ranks(2, engine="processes")
+def test_x():
+    pass
+""",
+    "test_other.py": """
+import pytest
+
+@pytest.mark.ranks(2, engine="processes")
+def test_y():
+    pass
+""",
+}
+
+
+def test_a_file_that_ranks_cannot_collect(tmp_path: Path) -> None:
+    ran = run_pytest(tmp_path, files=ELSEWHERE)
+    assert "2 failed, 1 passed" in ran.text
+    assert "Failed: a rank did not find test_raises.py::test_x[ranks=2]:" in ran.text
+    assert "E   RuntimeError: only in ranks" in ran.text
+    assert "test_leaves.py::test_x[ranks=2] - both ranks: died with exit code 4" in ran.text

@@ -62,6 +62,11 @@ def test_returns():
     return 5
 
 
+def test_leaves_a_message(rank):
+    if rank == 0:
+        dist.isend(torch.ones(2), 1)
+
+
 @pytest.mark.usefixtures("tmp_path")
 @pytest.mark.parametrize("which", ["a", "b"])
 def test_plain(which):

@@ -38,8 +38,8 @@ class _Kept:
     def __init__(self, engine: ProcessesEngine) -> None:
         self.engine = engine
         self.environ = dict(os.environ)
-        self.files: set[str] = set()
-        """Those that its present processes have collected."""
+        self.file: str | None = None
+        """The one that its present processes have collected."""
 
     def changes(self) -> dict[str, str | None]:
         now = dict(os.environ)
@@ -79,9 +79,9 @@ def run_on_processes(
     error: BaseException | None = None
     errand = _errand(item, way, shared, extra, kept.changes())
     try:
-        if errand.file not in kept.files:
-            engine.call(get_ready, (replace(errand, shared={}, extra={}),))
-            kept.files.add(errand.file)
+        if errand.file != kept.file:
+            engine.call(get_ready, (replace(errand, shared={}, extra={}),), limit=way.limit)
+            kept.file = errand.file
         values = engine.call(
             run_errand,
             (errand,),
@@ -91,10 +91,10 @@ def run_on_processes(
         )
     except UsageError as problem:
         error = _name_fixture(errand.shared) or problem
-        kept.files.clear()
+        kept.file = None
     except BaseException as problem:
         error = problem
-        kept.files.clear()
+        kept.file = None
     out.close()
     err.close()
     records = _records(way, values, error)
