@@ -11,6 +11,7 @@ import signal
 import threading
 import time
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 import phalanx
+from phalanx.cli.main import main
 from phalanx.errors import RankDied, RankStopped
 from phalanx.running.controller.link import current
 from tests.running import controller_programs as programs
@@ -349,3 +351,21 @@ def test_what_nobody_answered_is_found_as_on_threads() -> None:
 def test_what_was_given_up_is_no_finding(processes) -> None:
     processes._engine.call(give_up, fresh=True)
     assert processes.findings == ()
+
+
+# -- from the command line ----------------------------------------------------------------
+
+FOLDER = Path(__file__).parent
+
+
+@pytest.mark.parametrize(
+    "program", sorted((FOLDER / "programs").glob("*.py")), ids=lambda path: path.stem
+)
+def test_a_script_gives_the_report_of_threads(program, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(FOLDER / "programs")
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert main(["run", "-n", "4", "--engine", "processes", program.name]) == 3
+    golden = (FOLDER / "golden" / f"{program.stem}.txt").read_text(encoding="ascii")
+    replay = "phalanx run --ranks 4"
+    text = capsys.readouterr().err.replace(f"{replay} --engine processes", replay)
+    assert text == golden
