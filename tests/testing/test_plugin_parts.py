@@ -1,0 +1,194 @@
+"""Parts of the pytest plugin by themselves: patches of several ranks, errors that travel, and
+what a run of ranks is judged to be."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from phalanx.errors import DeadlockError, RankDied, RankFailedError
+from phalanx.testing import once_per_rank, once_per_test
+from phalanx.testing.declared import declared
+from phalanx.testing.marked.record import Failure, Record
+from phalanx.testing.marked.run import RanksRun
+from phalanx.testing.marked.standins import RankMonkeyPatch, SharedPatches
+from phalanx.testing.marked.travel import pack_error, unpack_error
+
+# -- monkeypatch ----------------------------------------------------------------------------
+
+RANKS = 3
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(RANKS))))
+def test_patches_are_undone_in_whatever_order_ranks_end(order: tuple[int, ...]) -> None:
+    owner, mapping = SimpleNamespace(old="first"), {"key": "first"}
+    shared = SharedPatches()
+    patches = [RankMonkeyPatch(shared) for _ in range(RANKS)]
+    for rank, patch in enumerate(patches):
+        patch.setattr(owner, "old", rank)
+        patch.setattr(owner, "new", rank, raising=False)
+        patch.setitem(mapping, "key", rank)
+        patch.setitem(mapping, "other", rank)
+    left = set(range(RANKS))
+    for rank in order:
+        patches[rank].undo()
+        left.discard(rank)
+        assert owner.old == (max(left) if left else "first")
+        assert mapping["key"] == (max(left) if left else "first")
+    assert not hasattr(owner, "new")
+    assert mapping == {"key": "first"}
+
+
+def test_a_patch_within_a_patch() -> None:
+    owner = SimpleNamespace(value=0)
+    shared = SharedPatches()
+    one, two = RankMonkeyPatch(shared), RankMonkeyPatch(shared)
+    one.setattr(owner, "value", 1)
+    two.setattr(owner, "value", 2)
+    one.setattr(owner, "value", 3)
+    two.undo()
+    assert owner.value == 3
+    one.undo()
+    assert owner.value == 0
+
+
+def test_deleting_and_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLUGIN_PARTS", "outer")
+    owner = SimpleNamespace(value=0)
+    patch = RankMonkeyPatch(SharedPatches())
+    patch.delattr(owner, "value")
+    patch.setenv("PLUGIN_PARTS", "inner")
+    with patch.context() as inner:
+        inner.delenv("PLUGIN_PARTS")
+        assert "PLUGIN_PARTS" not in os.environ
+    assert os.environ["PLUGIN_PARTS"] == "inner"
+    patch.undo()
+    assert owner.value == 0
+    assert os.environ["PLUGIN_PARTS"] == "outer"
+
+
+def test_what_a_stuck_rank_leaves_is_put_back() -> None:
+    owner = SimpleNamespace(value=0)
+    shared = SharedPatches()
+    for number in (1, 2):
+        RankMonkeyPatch(shared).setattr(owner, "value", number)
+    shared.undo_rest()
+    assert owner.value == 0
+
+
+# -- declared choices -----------------------------------------------------------------------
+
+
+def test_decorators_above_and_below() -> None:
+    def function() -> None: ...
+
+    assert declared(function) is None
+    assert declared(once_per_rank(function)) == "rank"
+    made: Any = once_per_test(pytest.fixture(lambda: None))
+    assert declared(made.__wrapped__) == "test"
+    with pytest.raises(TypeError, match="@once_per_rank goes on a fixture function, not on 5"):
+        once_per_rank(5)
+
+
+# -- errors that travel ---------------------------------------------------------------------
+
+
+class Needy(ValueError):
+    """Pickle makes it anew with one argument, which is not enough."""
+
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__(f"{one} and {two}")
+
+
+def there_and_back(error: BaseException) -> BaseException:
+    packed = pack_error(error)
+    assert packed is not None
+    return unpack_error(packed)
+
+
+def test_an_error_that_can_be_pickled() -> None:
+    found = there_and_back(KeyError("x"))
+    assert type(found) is KeyError
+    assert found.args == ("x",)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_an_error_that_cannot(nested: bool) -> None:
+    class Local(Needy):
+        pass
+
+    found = there_and_back((Local if nested else Needy)(1, 2))
+    assert isinstance(found, Needy)
+    assert type(found).__name__ == ("Local" if nested else "Needy")
+    assert str(found) == "1 and 2"
+
+
+# -- judgement ------------------------------------------------------------------------------
+
+
+def failure(rank: int, error: BaseException, *, when: float = 0.0) -> Failure:
+    return Failure(rank, "call", when, type(error).__name__, str(error), "", error=error)
+
+
+def records(*failures: Failure) -> list[Record]:
+    found = [Record(rank) for rank in range(3)]
+    for each in failures:
+        found[each.rank].failures.append(each)
+        found[each.rank].end = "failed"
+    return found
+
+
+def test_what_the_engine_calls_the_cause_is_the_cause() -> None:
+    first, later = ValueError("first"), KeyError("later")
+    error = RankFailedError("text", {0: later, 2: first})
+    error.__cause__ = first
+    run = RanksRun(records(failure(0, later), failure(2, first, when=1.0)), error)
+    assert run.raised is first
+    assert [each.error for each in run.others] == [later]
+
+
+def test_an_expected_failure_hides_no_other() -> None:
+    expected, real = pytest.xfail.Exception("known"), ValueError("real")
+    error = RankFailedError("text", {0: expected, 1: real})
+    error.__cause__ = expected
+    assert RanksRun(records(failure(0, expected), failure(1, real)), error).raised is real
+
+
+def test_a_late_error_is_no_failure_of_its_own() -> None:
+    first = ValueError("first")
+    error = RankFailedError("text", {1: first})
+    error.__cause__ = first
+    run = RanksRun(records(failure(1, first), failure(2, KeyError("while stopping"))), error)
+    assert run.others == []
+
+
+def test_a_rank_that_died_without_a_word() -> None:
+    died = RankDied(code=-9, signal="SIGKILL", stderr=["last", "words"])
+    error = RankFailedError("text", {1: died})
+    error.__cause__ = died
+    run = RanksRun(records(), error)
+    assert run.raised is died
+    assert run.cause is not None
+    assert run.cause.line == "died of SIGKILL"
+
+
+def test_a_verdict_that_no_rank_raised() -> None:
+    error = DeadlockError("all wait")
+    run = RanksRun(records(), error)
+    assert run.raised is error
+    assert run.cause is not None
+    assert run.cause.verdict
+
+
+def test_reasons_of_skips() -> None:
+    skipped = [Record(rank, "skipped", reason=why) for rank, why in enumerate(["a", "b", "a"])]
+    assert RanksRun(skipped, None).skip_reason() == "ranks 0, 2: a; rank 1: b"
+    for each in skipped:
+        each.reason = "same"
+    assert RanksRun(skipped, None).skip_reason() == "same"
+    skipped[1].end = "passed"
+    assert RanksRun(skipped, None).skip_reason() == "ranks 0, 2: same"
