@@ -77,10 +77,19 @@ def execute(script: Script) -> bool:
             if end.code not in (None, 0):
                 raise
             initialised.append(True)
+    end_pools()
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and not thread.daemon:
             thread.join()
     return bool(initialised)
+
+
+def end_pools() -> None:
+    """As Python does at the end of a program, before it waits for threads: idle workers of a
+    `ThreadPoolExecutor` that nobody shut down would be waited for in vain."""
+    pools: Any = sys.modules.get("concurrent.futures.thread")
+    if pools is not None:
+        pools._python_exit()
 
 
 @contextmanager
