@@ -280,3 +280,34 @@ def test_output_that_is_not_captured(tmp_path: Path) -> None:
     for rank in range(2):
         assert f"WARNING  live:test_printed.py:19 from rank {rank}" in live.text
     assert "shown at once" in live.text
+
+
+LEFT = {
+    "test_a.py": """
+import pytest
+
+@pytest.fixture(scope="module")
+def broken():
+    yield
+    raise RuntimeError("in the teardown of the module")
+
+@pytest.mark.ranks(2)
+def test_ranks(broken):
+    pass
+""",
+    "test_b.py": """
+import os
+import threading
+import time
+
+def test_nothing_is_left():
+    assert type(os.environ).__name__ == "_Environ"
+    assert type(time.sleep).__name__ == "builtin_function_or_method"
+    assert not [each.name for each in threading.enumerate() if "rank" in each.name]
+""",
+}
+
+
+def test_nothing_of_ranks_is_left_for_other_tests(tmp_path: Path) -> None:
+    ran = run_pytest(tmp_path, files=LEFT)
+    assert "2 passed, 1 error" in ran.text

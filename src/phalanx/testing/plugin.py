@@ -273,18 +273,25 @@ def pytest_runtest_makereport(
     return report
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    way = _way(item)
-    following = None if nextitem is None else _way(nextitem)
-    if way is not None and (following is None or following.engine != "threads"):
-        from phalanx.testing.marked.on_threads import release_patches
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> Generator[None, Any, Any]:
+    """Threads and patches are kept for a next test that needs them too."""
+    try:
+        return (yield)
+    finally:
+        following = None if nextitem is None else _way(nextitem)
+        if following is None or following.engine != "threads":
+            _release()
 
-        release_patches()
+
+def _release() -> None:
+    if (threads := _loaded("on_threads")) is not None:
+        threads.release_patches()
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish() -> None:
+    _release()
     if (processes := _loaded("on_processes")) is not None:
         processes.close_engines()
 
