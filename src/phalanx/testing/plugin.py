@@ -16,6 +16,7 @@ import pytest
 from phalanx.errors import UsageError
 from phalanx.testing.marked.marker import (
     MARKER_HELP,
+    PARAMETER,
     REPORTS,
     WORLD_SIZE_HELP,
     Given,
@@ -28,7 +29,6 @@ from phalanx.testing.marked.marker import (
 )
 from phalanx.testing.pytest_private import leave_asserts_alone
 
-PARAMETER = "_phalanx_ranks"
 _given = pytest.StashKey[Given]()
 
 # -- options ----------------------------------------------------------------------------------

@@ -40,7 +40,6 @@ from _pytest.logging import (
 )
 from _pytest.outcomes import Exit, OutcomeException, XFailed
 from _pytest.scope import Scope
-from _pytest.unittest import TestCaseFunction
 
 try:
     from _pytest import subtests as _subtests  # from 9.0 on
@@ -52,7 +51,6 @@ __all__ = [
     "Exit",
     "LogCaptureHandler",
     "OutcomeException",
-    "TestCaseFunction",
     "XFailed",
 ]
 
@@ -334,10 +332,6 @@ def count_failed_subtest(item: Any) -> None:
     if _subtests is not None:
         key = getattr(item, "id", item.nodeid)
         item.config.stash[_subtests.failed_subtests_key][key] += 1
-
-
-def is_own_subtests(definition: Any) -> bool:
-    return _subtests is not None and bool(definition.func.__module__ == _subtests.__name__)
 
 
 # -- a pytest inside a rank's process ---------------------------------------------------------

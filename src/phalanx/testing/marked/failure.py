@@ -17,7 +17,7 @@ from phalanx.testing import pytest_private as private
 from phalanx.testing.marked.record import Failure
 from phalanx.testing.marked.run import RanksRun
 
-MOST_LINES = 16
+MOST_LINES = 8
 """Ranks that failed at the same place with other values get a line each, up to so many."""
 
 LINE_WIDTH = 160

@@ -13,12 +13,9 @@ import pytest
 
 from phalanx.testing import pytest_private as private
 from phalanx.testing.declared import declared
-from phalanx.testing.marked.marker import Ranks
+from phalanx.testing.marked.marker import PARAMETER, Ranks
 
 OWN_MODULE = "phalanx.testing.plugin"
-PARAMETER = "_phalanx_ranks"
-"""The name under which an item's `Ranks` are among its parameters."""
-
 SHARED = frozenset({"tmp_path", "tmpdir", "pytester", "testdir", "_pytest", "linecomp"})
 """Fixtures of pytest's own that have function scope and yet are made once per test: a folder
 that all ranks see, and what drives a pytest of its own."""

@@ -18,7 +18,7 @@ from phalanx.report.layout import rank_list
 from phalanx.report.text import render
 from phalanx.testing import pytest_private as private
 from phalanx.testing.marked.failure import show_alike, show_failure
-from phalanx.testing.marked.fixtures import PARAMETER, per_rank_names, shared_values
+from phalanx.testing.marked.fixtures import per_rank_names, shared_values
 from phalanx.testing.marked.marker import Ranks
 from phalanx.testing.marked.on_processes import run_on_processes
 from phalanx.testing.marked.on_threads import run_on_threads
@@ -27,12 +27,6 @@ from phalanx.testing.marked.run import RanksRun
 
 _ready = pytest.StashKey[tuple[set[str], dict[tuple[str, int], Any]]]()
 _last_run = pytest.StashKey[RanksRun]()
-
-
-def ways_of(item: Any) -> Ranks | None:
-    callspec = getattr(item, "callspec", None)
-    way = None if callspec is None else callspec.params.get(PARAMETER)
-    return way if isinstance(way, Ranks) else None
 
 
 # -- setup ----------------------------------------------------------------------------------

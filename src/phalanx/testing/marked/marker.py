@@ -14,6 +14,9 @@ from phalanx.errors import UsageError
 
 ENGINES = ("threads", "processes")
 REPORTS = ("all", "first", "concise")
+PARAMETER = "_phalanx_ranks"
+"""The name under which an item's `Ranks` are among its parameters."""
+
 DEFAULT_LIMIT = 300.0
 """Seconds a whole test may take, so that no test hangs pytest."""
 
