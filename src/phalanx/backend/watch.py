@@ -17,6 +17,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
+from itertools import count
 from typing import Any, Protocol
 
 import torch
@@ -149,6 +150,8 @@ class Watcher:
         self._callers: dict[Any, int] = {}
         self._recent = threading.local()
         self._incarnations: dict[str, int] = {}
+        self._proposals = count()
+        self._adding = threading.Lock()
         self._libraries: list[torch.library.Library] = []
         self._wait: Any = None
         self.reset()
@@ -288,19 +291,24 @@ class Watcher:
     # -- groups -----------------------------------------------------------------------------
 
     def _add_group(self, group: Any) -> _Group:
-        number = None
+        with self._adding:
+            known = self._groups.get(group)  # another thread may have been faster
+            if known is None:
+                known = self._groups[group] = _Group(group, self._define_group(group))
+            return known
+
+    def _define_group(self, group: Any) -> int | None:
         with suppress(Exception):  # no store, or one that is gone: it is left alone
             key = self._key(private.store_of(group))
             ranks = tuple(dist.get_process_group_ranks(group))
             form = GroupForm(key, group.group_name, ranks, group.rank())
-            number = self.line.define_group(form)
-        known = self._groups[group] = _Group(group, number)
-        return known
+            return self.line.define_group(form)
+        return None
 
     def _key(self, store: Any) -> str:
         """The members of a group have its part of the store in common: the first one leaves
         a name there. A group made again over the same store is another one each time."""
-        proposal = f"{self.rank}.{os.getpid()}.{len(self._incarnations)}"
+        proposal = f"{self.rank}.{os.getpid()}.{next(self._proposals)}"
         place = bytes(store.compare_set("phalanx", "", proposal)).decode()
         turn = self._incarnations[place] = self._incarnations.get(place, 0) + 1
         return f"{place}.{turn}"
