@@ -46,6 +46,7 @@ _PRELOADABLE = (
     "torch.profiler",
     "torch.testing._internal.common_utils",  # the base of torch's test classes
     "phalanx.testing.continuous",
+    "phalanx.testing.marked.in_rank",
     "phalanx.testing.processes",
 )
 """Costly modules that programs and tests use, which start no thread and keep no state: if the

@@ -16,6 +16,7 @@ from typing import Any
 
 from phalanx.errors import RankFailedError, UsageError
 from phalanx.running.processes.engine import ProcessesEngine, ProcessSettings
+from phalanx.running.processes.nursery import nursery
 from phalanx.running.processes.parcel import pack
 from phalanx.testing import pytest_private as private
 from phalanx.testing.marked.fixtures import is_per_rank
@@ -48,6 +49,11 @@ class _Kept:
         }
         changed.update((name, None) for name in self.environ if name not in now)
         return changed
+
+
+def begin() -> None:
+    """Let the parent of the ranks' processes load torch while other tests run."""
+    nursery()
 
 
 def close_engines() -> None:
