@@ -27,7 +27,7 @@ from phalanx.testing.marked.marker import (
     find_plan,
     is_ranks_marker,
 )
-from phalanx.testing.pytest_private import leave_asserts_alone
+from phalanx.testing.pytest_private import in_rank, leave_asserts_alone
 
 _given = pytest.StashKey[Given]()
 
@@ -175,7 +175,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     of garbage collection. torch alone is half a million objects, and looking through them
     takes as long as a hundred small tests."""
     engines = {way.engine for item in session.items if (way := _way(item)) is not None}
-    if not engines or session.config.getoption("collectonly"):
+    config = session.config
+    if not engines or config.getoption("collectonly") or in_rank in config.stash:
         return
     import gc
     from importlib import import_module
@@ -186,7 +187,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if "processes" in engines:
         _loaded("on_processes").begin()
     gc.freeze()
-    session.config.add_cleanup(gc.unfreeze)
+    config.add_cleanup(gc.unfreeze)
 
 
 def _way(item: Any) -> Ranks | None:

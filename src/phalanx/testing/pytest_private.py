@@ -361,6 +361,10 @@ NOT_IN_RANKS: Mapping[str, Any] = {
 """Options that are about a whole run, and what they are in a rank, which has a test to find."""
 
 
+in_rank = pytest.StashKey[bool]()
+"""In the stash of the `Config` of a rank's session."""
+
+
 class RankSession:
     """A session of pytest in a rank's process, made from the command line of the program's.
     It collects the files of the tests it is to run a part of, and runs none by itself. This is
@@ -375,6 +379,7 @@ class RankSession:
             hook = assertion.rewrite.AssertionRewritingHook
             patch.setattr(hook, "_warn_already_imported", lambda *_: None)
             self.config = configuration._prepareconfig([*args], [self])
+            self.config.stash[in_rank] = True
             for name, value in NOT_IN_RANKS.items():
                 if hasattr(self.config.option, name):
                     setattr(self.config.option, name, value)
