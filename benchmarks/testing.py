@@ -197,7 +197,8 @@ def measure(contender: Contender, names: Sequence[str]) -> Measured:
         ]
         environ = dict(os.environ, BENCH_RESULT=str(place / "result.json"))
         environ.pop("PYTHONDONTWRITEBYTECODE", None)
-        environ["PYTHONPATH"] = os.pathsep.join([folder, str(Path(__file__).parent)])
+        path = [folder, str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+        environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))
         start = time.perf_counter()
         done = subprocess.run(
             command, cwd=folder, env=environ, capture_output=True, text=True, timeout=RUN_LIMIT
