@@ -4,6 +4,7 @@ import logging
 import os
 import sys
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -242,3 +243,9 @@ class TestOverriding:
         assert request.instance is self
         assert (request.cls, request.function.__name__) == (TestOverriding, "test_indirect")
         return request.param, rank
+
+
+def test_a_rank_starts_nothing_by_itself(world):
+    children = Path(f"/proc/self/task/{os.getpid()}/children")
+    if world.engine == "processes" and children.exists():
+        assert children.read_text() == ""
