@@ -26,7 +26,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-Status = Literal["waiting", "sleeping", "ready", "computing", "outside", "finished", "failed"]
+Status = Literal[
+    "waiting", "sleeping", "ready", "computing", "outside", "lingering", "finished", "failed"
+]
 Severity = Literal["error", "warning"]
 Kind = Literal[
     "mismatch", "deadlock", "stall", "rank-failed", "unmatched-message", "unwaited-work"
@@ -112,7 +114,8 @@ class RankView:
     """One rank in a snapshot. `last` is the last op it issued; `error` is set if it failed.
 
     A rank whose calls nobody records (`traced` is false) has no `last`, and of `wait` only
-    the name of the call is known.
+    the name of the call is known. One that is *lingering* has returned, but `thread`, which it
+    started, has not.
     """
 
     rank: int
@@ -122,6 +125,7 @@ class RankView:
     site: Site | None = None
     error: str | None = None
     traced: bool = True
+    thread: str | None = None
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,8 @@ class RankContext:
         self.initialised = False
         self.incarnations: dict[str, int] = {}
         self.helpers: list[threading.Thread] = []
+        self.joining: threading.Thread | None = None
+        """The thread of its own that the rank waits for after it has returned."""
         self.tell_failure: Callable[[BaseException], None] | None = None
         """For a body that fails and has to clean up: the others stop at once."""
         self.stock: tuple[Any, ...] | None = None

@@ -19,6 +19,7 @@ _FATES: Mapping[str, tuple[str, str]] = {
     "ready": ("is ready to run", "are ready to run"),
     "computing": ("computes", "compute"),
     "outside": ("is outside Phalanx's sight", "are outside Phalanx's sight"),
+    "lingering": ("has returned, but not its thread", "have returned, but not their threads"),
     "finished": ("has returned", "have returned"),
     "failed": ("failed", "failed"),
 }
@@ -79,6 +80,8 @@ def _pieces(block: ViewBlock) -> tuple[str, ...]:
         return (f"returned; {last_call_text(view.last, block.ranks)}",)
     if view.status == "failed":
         return (f"failed: {view.error or 'unknown error'}",)
+    if view.status == "lingering":
+        return (f"returned; its thread {view.thread} has not ended",)
     if view.status == "outside":
         return ("outside Phalanx's sight",)
     return ("ready to run" if view.status == "ready" else view.status,)

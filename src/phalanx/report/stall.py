@@ -36,6 +36,12 @@ def headline_stall(verdict: Stall) -> str:
     for status, one, several in (
         ("outside", "is outside Phalanx's sight", "are outside Phalanx's sight"),
         ("computing", "is computing", "are computing"),
+        (
+            "lingering",
+            "has returned, but not its thread",
+            "have returned, but not their threads",
+        ),
+        ("sleeping", "sleeps", "sleep"),
     ):
         blocks = [block for block in verdict.blocks if block.view.status == status]
         if blocks:
@@ -86,8 +92,8 @@ def _site(rank: int, view: RankView, verdict: Stall) -> Site | None:
 
 def _order(block: ViewBlock) -> tuple[int, int]:
     """Those out of sight first: they are what the reader must look at."""
-    places = {"outside": 0, "computing": 1, "ready": 2, "sleeping": 3, "waiting": 4}
-    return places.get(block.view.status, 5), block.ranks[0]
+    places = {"outside": 0, "computing": 1, "lingering": 2, "ready": 3, "sleeping": 4}
+    return places.get(block.view.status, 5 + (block.view.status != "waiting")), block.ranks[0]
 
 
 def _split_by_stack(block: ViewBlock, verdict: Stall) -> list[ViewBlock]:

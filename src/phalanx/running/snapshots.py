@@ -64,6 +64,7 @@ def group_views(views: list[RankView]) -> tuple[ViewBlock, ...]:
             (op.name, op.group, op.number, op.peer, op.tag, op.key, op.site) if op else None,
             view.wait.needs if view.wait else None,
             view.site,
+            view.thread,
         )
         blocks.setdefault(key, []).append(view)
     return tuple(
@@ -80,6 +81,7 @@ def _view(
     return RankView(
         rank=strand.rank,
         status=_status(strand, error),
+        thread=context.joining.name if context.joining is not None else None,
         wait=wait,
         last=_last_op(context),
         site=_site(strand, frame),
@@ -90,6 +92,8 @@ def _view(
 def _status(strand: Strand, error: BaseException | None) -> Status:
     if strand.state is DONE:
         return "finished" if error is None else "failed"
+    if strand.local.joining is not None:
+        return "lingering"
     if strand.state is PARKED:
         return "sleeping" if isinstance(strand.why, Blocked) else "waiting"
     if strand.state is OUTSIDE:

@@ -48,6 +48,9 @@ from phalanx.running.snapshots import group_views, is_debugging, take_snapshot, 
 IDLE_STALL = 300.0
 """Seconds without any sign of life after which a run without a timeout is given up."""
 
+AT_FAULT = ("outside", "computing", "lingering")
+"""What ranks do that keep a run from ending."""
+
 _one_run = threading.Lock()
 if hasattr(os, "register_at_fork"):  # a child of a rank is in no run
     os.register_at_fork(after_in_child=_one_run._at_fork_reinit)  # type: ignore[attr-defined]
@@ -297,7 +300,9 @@ class _Run:
         """As at the end of a process: threads that are no daemons are waited for."""
         for thread in list(context.helpers):
             if thread.is_alive() and not thread.daemon and not _is_pool_worker(thread):
+                context.joining = thread
                 thread.join()
+        context.joining = None
 
     def _stop_others(self) -> None:
         if not self.outcomes.stopped_at:
@@ -331,7 +336,7 @@ class _Run:
 
     def _stalled(self, seconds: float, *, over_limit: bool = False) -> Stall:
         snapshot = take_snapshot(self.session, self.baton, self.outcomes)
-        at_fault = tuple(v.rank for v in snapshot.ranks if v.status in ("outside", "computing"))
+        at_fault = tuple(v.rank for v in snapshot.ranks if v.status in AT_FAULT)
         return Stall(
             kind="stall",
             severity="error",
