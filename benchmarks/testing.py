@@ -58,7 +58,7 @@ FUNCTIONS = """
 import pytest
 from testing_bodies import BODIES
 
-pytestmark = pytest.mark.ranks({ranks}, engine="{engine}")
+pytestmark = pytest.mark.ranks({ranks}, engine="{engine}", backend="gloo")
 """
 FUNCTION = """
 def test_{name}(rank, world_size):
