@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import random
 import sys
@@ -118,6 +119,25 @@ def test_a_call_over_its_limit_ends_whatever_the_ranks_do(engine) -> None:
     assert str(caught.value).startswith("over the limit of 1 s; ranks 0, 1 at ")
     assert set(caught.value.verdict.stacks) == {0, 1}
     assert engine.call(total) == [2.0, 2.0]
+
+
+def sleep_in_native_code() -> None:
+    if dist.get_rank() == 1:
+        ctypes.PyDLL(None).sleep(60)  # no other thread runs; a signal ends it
+    dist.barrier()
+
+
+def test_a_rank_that_goes_on_because_it_was_asked_is_over_the_limit_all_the_same(
+    engine,
+) -> None:
+    engine.call(total)
+    with pytest.raises(phalanx.StallError) as caught:
+        engine.call(sleep_in_native_code, limit=1.0)
+    error = caught.value
+    assert error.verdict.over_limit and error.verdict.ranks == (1,)
+    assert "sleep(60)" in error.verdict.stacks[1][-1].source
+    seen = {block.ranks: block.view.status for block in error.verdict.blocks}
+    assert seen == {(0,): "waiting", (1,): "outside"}
 
 
 def test_a_call_within_its_limit(engine) -> None:

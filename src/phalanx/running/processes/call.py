@@ -80,6 +80,7 @@ class CallInProgress:
         self._failed: list[tuple[float, int, Failure]] = []
         self._stopped: dict[int, Raised] = {}
         self._positions: dict[int, Position] = {}
+        self._late: dict[int, RankView | None] = {}
         self._number = 0
         self.is_whole = False
         """Whether every rank came to the end of its call and can take another."""
@@ -135,12 +136,23 @@ class CallInProgress:
                 life.renew()
             over_limit = self._limit is not None and time.monotonic() - started > self._limit
             if over_limit or life.left() <= 0:
-                seconds = time.monotonic() - started if over_limit else life.idle()
-                self._await_positions()
                 if self._failed and self._patient:
+                    self._await_positions()
                     return
                 if self._pending and not self._failed:
+                    seconds = time.monotonic() - started if over_limit else life.idle()
+                    self._note_late()
+                    self._await_positions()
+                    # The verdict stands: asking may have woken a rank that slept.
                     raise self._with_values(self._stall(seconds, over_limit=over_limit))
+
+    def _note_late(self) -> None:
+        """Who has not answered in time, and who of them waits, which the desk only knows."""
+        self._late = dict.fromkeys(self._pending)
+        if self._counter is not None:
+            views = self._counter.desk.snapshot().ranks
+            waiting = {rank: views[rank] for rank in self._late}
+            self._late.update((r, v) for r, v in waiting.items() if v.status == "waiting")
 
     def _with_values(self, error: BaseException) -> BaseException:
         """What other ranks had returned says, in tests, whether they had skipped."""
@@ -268,7 +280,8 @@ class CallInProgress:
 
     def _view_from_outside(self, rank: int) -> RankView:
         stack, call = self._place(rank)
-        if rank not in self._pending and rank not in {each for _, each, _ in self._failed}:
+        failed = {each for _, each, _ in self._failed}
+        if rank not in {*self._pending, *self._late, *failed}:
             return RankView(rank, "finished", traced=False)
         everyone = Group("world", tuple(member.rank for member in self._team.members))
         return RankView(
@@ -280,7 +293,7 @@ class CallInProgress:
         )
 
     def _place(self, rank: int) -> tuple[tuple[Site, ...], str | None]:
-        for _, failed, failure in self._failed:
+        for _, failed, failure in () if rank in self._late else self._failed:
             if failed == rank and isinstance(failure, Raised):
                 return (() if failure.site is None else (failure.site,)), failure.call
         position = self._positions.get(rank)
@@ -301,10 +314,9 @@ class CallInProgress:
 
     def _stalled(self, rank: int) -> RankView:
         """Who waits is known from the desk only; the others are somewhere."""
-        if self._counter is not None:
-            view = self._counter.desk.snapshot().ranks[rank]
-            if view.status == "waiting":
-                return view
+        waiting = self._late.get(rank)
+        if waiting is not None:
+            return waiting
         view = self._view_from_outside(rank)
         return view if view.status == "finished" else replace(view, status="outside")
 
