@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import random
+import subprocess
+import sys
 import threading
 import time
 from typing import Any
@@ -108,6 +110,41 @@ def test_a_full_board() -> None:
     board.clear(fd, 2)
     assert view.row("one more", 0, 2) is not None
     os.close(fd)
+
+
+SEVERAL_THREADS = """
+import os, sys, threading, time
+from phalanx.running.controller.board import Board, make
+
+fd = make(2)
+pid = os.fork()
+board = Board(fd, 2)
+rows = [board.row(key, 0 if pid else 1, 2) for key in "ab"]
+end = time.monotonic() + 2
+failed = []
+
+def work(row):
+    try:
+        while time.monotonic() < end:
+            row.pass_by()
+    except OSError as error:
+        failed.append(error)
+
+threads = [threading.Thread(target=work, args=[row]) for row in rows]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+if not pid:
+    os._exit(len(failed))
+print(failed, os.waitpid(pid, 0)[1])
+"""
+
+
+def test_threads_of_two_ranks_on_two_rows() -> None:
+    command = [sys.executable, "-c", SEVERAL_THREADS]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=True)
+    assert done.stdout == "[] 0\n", done.stderr
 
 
 def test_signatures_have_one_digest_each() -> None:

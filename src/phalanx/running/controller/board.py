@@ -19,6 +19,7 @@ import os
 import platform
 import struct
 import sys
+import threading
 import time
 from collections.abc import Hashable
 
@@ -84,6 +85,7 @@ class Board:
         self._size = size
         self._memory = mmap.mmap(fd, ROWS * _row_size(size))
         self.is_roomy = len(os.sched_getaffinity(0)) > size
+        self._threads = threading.Lock()
         libc = ctypes.CDLL(None, use_errno=True)
         self._syscall = libc.syscall
 
@@ -92,7 +94,7 @@ class Board:
         wanted = digest_of(key)
         for at in range(ROWS):
             start = (wanted + at) % ROWS * _row_size(self._size)
-            with _Lock(self._fd, start):
+            with _Lock(self, start):
                 found, done, events = _HEAD.unpack_from(self._memory, start)
                 if found == 0:
                     _HEAD.pack_into(self._memory, start, wanted, done, events)
@@ -102,12 +104,29 @@ class Board:
 
 
 class _Lock:
-    """Held by one process at a time; the system takes it from one that dies."""
+    """Held by one thread of one process at a time; the system takes it from a process that
+    dies. To the system all threads of a process are one, and a process that holds one row
+    and waits for another might be in a circle: so a process has one of these at a time."""
 
-    def __init__(self, fd: int, start: int) -> None:
-        self._fd, self._start = fd, start
+    def __init__(self, board: Board, start: int) -> None:
+        self._threads = board._threads
+        self._fd, self._start = board._fd, start
 
     def __enter__(self) -> None:
+        self._threads.acquire()
+        try:
+            self._take()
+        except BaseException:
+            self._threads.release()
+            raise
+
+    def __exit__(self, *error: object) -> None:
+        try:
+            fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, self._start)
+        finally:
+            self._threads.release()
+
+    def _take(self) -> None:
         for _ in range(TRIES):  # others hold it for microseconds: sleeping takes longer
             try:
                 fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, self._start)
@@ -115,9 +134,6 @@ class _Lock:
                 continue
             return
         fcntl.lockf(self._fd, fcntl.LOCK_EX, 1, self._start)
-
-    def __exit__(self, *error: object) -> None:
-        fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, self._start)
 
 
 class Row:
@@ -129,7 +145,7 @@ class Row:
         self._start = start
         self._own = start + _HEAD.size + member * _WORD.size
         self._words = struct.Struct(f"={2 * members}Q")
-        self._lock = _Lock(board._fd, start)
+        self._lock = _Lock(board, start)
         self._word = ctypes.c_uint32.from_buffer(board._memory, start + _EVENTS)
         self._address = ctypes.addressof(self._word)
         self._closed = False
@@ -138,10 +154,10 @@ class Row:
     def meet(self, digest: int) -> bool:
         """Whether all members have made this call by now or soon, with this signature. If
         not, the desk knows more."""
-        number, self.number = self.number, self.number + 1
-        if self._closed:
-            return False
         with self._lock:
+            number, self.number = self.number, self.number + 1
+            if self._closed:
+                return False
             _WORD.pack_into(self._memory, self._own, number, digest)
             words = self._words.unpack_from(self._memory, self._start + _HEAD.size)
             here = words[1::2].count(digest) == len(words) // 2
@@ -161,17 +177,17 @@ class Row:
 
     def pass_by(self) -> None:
         """A call that goes to the desk at once."""
-        number, self.number = self.number, self.number + 1
-        if not self._closed:
-            with self._lock:
+        with self._lock:
+            number, self.number = self.number, self.number + 1
+            if not self._closed:
                 self._take_away(number)
 
     def close(self) -> None:
         """Take all calls to the desk from now on: after a verdict members may have made
         different numbers of calls."""
-        if not self._closed:
-            self._closed = True
-            with self._lock:
+        with self._lock:
+            if not self._closed:
+                self._closed = True
                 self._take_away(self.number, NEVER_HERE)
 
     def _wait(self, number: int, digest: int, events: int) -> bool:

@@ -105,8 +105,11 @@ class Link:
         self._socket.close()
 
     def _forget(self) -> None:
-        """In a forked child: it is no rank, and must not write on the board."""
+        """In a forked child: it is no rank, and must not write on the board, whose lock
+        another thread of the rank may have held."""
         self._off = True
+        self._board = None
+        self._rows.clear()
         self._digests.clear()
         self._socket.close()
 
