@@ -144,6 +144,29 @@ def test_a_call_within_its_limit(engine) -> None:
     assert engine.call(total, limit=30.0) == [2.0, 2.0]
 
 
+# -- the line that says how to run it again -----------------------------------------------
+
+
+def differ() -> None:
+    dist.all_reduce(torch.ones(1 + dist.get_rank()))
+
+
+def leave_open() -> None:
+    if dist.get_rank() == 0:
+        dist.barrier()
+
+
+def test_the_replay_line_is_that_of_the_call(engine) -> None:
+    engine.call(total, replay="the first")
+    with pytest.raises(phalanx.CollectiveMismatchError) as caught:
+        engine.call(differ, replay="the second")
+    assert str(caught.value).endswith("replay    the second")
+    engine.call(total, replay="the third")
+    with pytest.raises(phalanx.DeadlockError) as caught:
+        engine.call(leave_open)
+    assert "replay" not in str(caught.value)
+
+
 # -- output -------------------------------------------------------------------------------
 
 

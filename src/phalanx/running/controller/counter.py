@@ -30,8 +30,9 @@ class Counter:
         self._decoders = [Decoder() for _ in range(size)]
         self._rendered: dict[int, tuple[Verdict, VerdictError, bytes]] = {}
 
-    def begin(self, *, fresh: bool = False) -> None:
+    def begin(self, *, fresh: bool = False, replay: str | None = None) -> None:
         """A new call of the program begins on all ranks."""
+        self._replay = replay
         self._rendered.clear()
         if fresh:
             self.desk.reset()

@@ -91,7 +91,7 @@ class CallInProgress:
     def carry_out(self, call: Call, *, whole_lines: bool = True) -> list[Any]:
         __tracebackhide__ = True
         self._number = call.number
-        self._team.begin(fresh=call.fresh)
+        self._team.begin(fresh=call.fresh, replay=self._replay)
         data = pickle.dumps(call, pickle.HIGHEST_PROTOCOL)
         for member in self._team.members:
             if member.status is None:

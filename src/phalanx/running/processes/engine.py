@@ -10,7 +10,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from phalanx.errors import UsageError
@@ -64,12 +64,13 @@ class ProcessesEngine:
         fresh: bool = False,
         limit: float | None = None,
         on_output: OnOutput | None = None,
+        replay: str | None = None,
         patient: bool = False,
     ) -> list[Any]:
         """Call `fn` once per rank and return the values in rank order.
 
-        `timeout` (seconds without a rank that returns), `limit` (seconds in all) and
-        `on_output` stand in for those of the world, for this call. With `fresh` the ranks
+        `timeout` (seconds without a rank that returns), `limit` (seconds in all), `on_output`
+        and `replay` stand in for those of the world, for this call. With `fresh` the ranks
         begin as if they had just been started: no groups of before, a new default group,
         environment, folder, arguments and random numbers as at first. With `patient` the
         ranks that are left when one has failed have as much time as without that.
@@ -86,6 +87,7 @@ class ProcessesEngine:
                 fresh=fresh,
                 limit=self.settings.limit if limit is None else limit,
                 on_output=on_output,
+                replay=replay or self.settings.replay,
                 patient=patient,
             )
         finally:
@@ -99,6 +101,7 @@ class ProcessesEngine:
         fresh: bool,
         limit: float | None,
         on_output: OnOutput | None,
+        replay: str | None,
         patient: bool,
     ) -> list[Any]:
         __tracebackhide__ = True
@@ -109,7 +112,7 @@ class ProcessesEngine:
             team,
             timeout=timeout,
             limit=limit,
-            replay=self.settings.replay,
+            replay=replay,
             on_tick=self.settings.on_tick,
             patient=patient,
         )
@@ -118,7 +121,7 @@ class ProcessesEngine:
                 Call(self._calls, parcel, fresh), whole_lines=on_output is None
             )
             self.findings += call.findings
-            tell_findings(call.findings, self.settings)
+            tell_findings(call.findings, replace(self.settings, replay=replay))
             return values
         finally:
             if not call.is_whole:
@@ -173,7 +176,7 @@ class ProcessesEngine:
                 )
                 for rank in range(settings.ranks)
             ]
-            counter = Counter(settings.ranks, settings.replay) if settings.checked else None
+            counter = Counter(settings.ranks) if settings.checked else None
             return Team(starts, listener, show=settings.on_output, counter=counter)
 
 

@@ -214,12 +214,12 @@ class Team:
 
     # -- the desk ---------------------------------------------------------------------------
 
-    def begin(self, *, fresh: bool) -> None:
+    def begin(self, *, fresh: bool, replay: str | None) -> None:
         """A new call begins on all ranks, which do nothing yet."""
         if self._board is not None and fresh:
             board.clear(self._board, len(self.members))
         if self.counter is not None:
-            self.counter.begin(fresh=fresh)
+            self.counter.begin(fresh=fresh, replay=replay)
 
     def attend(self, member: Member) -> None:
         """Take in what the rank has announced until now, and answer."""

@@ -79,14 +79,15 @@ def run_on_processes(
         out.show_on(sys.stdout)
         err.show_on(sys.stderr)
         on_tick = partial(_tick, out, err)
-    engine.settings = replace(engine.settings, replay=replay, on_tick=on_tick)
+    engine.settings = replace(engine.settings, on_tick=on_tick)
     known = len(engine.findings)
     values: list[Any] = []
     error: BaseException | None = None
     errand = _errand(item, way, shared, extra, kept.changes())
     try:
         if errand.file != kept.file:
-            engine.call(get_ready, (replace(errand, shared={}, extra={}),), limit=way.limit)
+            ready = replace(errand, shared={}, extra={})
+            engine.call(get_ready, (ready,), limit=way.limit, replay=replay)
             kept.file = errand.file
         values = engine.call(
             run_errand,
@@ -94,6 +95,7 @@ def run_on_processes(
             fresh=True,
             limit=way.limit,
             on_output=lambda rank, stream, text: streams[stream].write(rank, text),
+            replay=replay,
         )
     except UsageError as problem:
         error = _name_fixture(errand.shared) or problem
