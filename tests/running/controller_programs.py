@@ -363,6 +363,32 @@ def groups_of_threads() -> None:
         thread.join()
 
 
+def thread_unknown_to_threading() -> None:
+    """Rank 0 waits for what rank 1 sends when it has got what a thread of rank 0 sends."""
+    import _thread
+    import time
+
+    group, begun, done = dist.new_group([0, 1]), _thread.allocate_lock(), []
+    begun.acquire()
+
+    def send_later() -> None:
+        begun.release()
+        time.sleep(0.2)
+        dist.send(torch.ones(1), 1, group=group)
+        done.append(True)
+
+    if dist.get_rank() == 0:
+        _thread.start_new_thread(send_later, ())
+        begun.acquire()
+        dist.recv(torch.ones(1), 1)
+        while not done:
+            time.sleep(0.01)
+    elif dist.get_rank() == 1:
+        dist.recv(torch.ones(1), 0, group=group)
+        dist.send(torch.ones(1), 0)
+    dist.barrier()
+
+
 def late_key() -> None:
     import time
 
@@ -444,6 +470,7 @@ CORRECT = [
     batched_ring,
     futures,
     groups_of_threads,
+    thread_unknown_to_threading,
     late_key,
     once_more,
     monitored,

@@ -13,6 +13,7 @@ import os
 import pickle
 import select
 import socket
+import sys
 import threading
 import time
 from itertools import count
@@ -321,11 +322,13 @@ def _left(deadline: float | None) -> float | None:
 
 
 def _thread_count() -> int:
-    """How many threads of this rank may communicate."""
-    if threading.active_count() <= 1 + _own_threads():
+    """How many threads of this rank may communicate: all that Python runs in, also those that
+    `threading` has not heard of (of `_thread`, or of C++ that calls back)."""
+    if len(sys._current_frames()) <= 1 + _own_threads():
         return 1
-    threads = sum(map(_may_communicate, threading.enumerate()))
-    return max(1, min(threads, wire.MOST_THREADS))
+    threads = set(sys._current_frames())
+    threads.difference_update(t.ident for t in threading.enumerate() if not _may_communicate(t))
+    return max(1, min(len(threads), wire.MOST_THREADS))
 
 
 @functools.cache
