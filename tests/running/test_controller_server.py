@@ -124,6 +124,64 @@ def test_what_is_no_frame_at_all_ends_the_connection(server) -> None:
         assert caller.recv(1) == b""
 
 
+@pytest.mark.parametrize(
+    "frame",
+    [
+        encode(wire.FORM, number=1, body=b"cno_such_module\nX\n."),
+        encode(wire.PAST, body=b"12345"),
+        encode(wire.ANNOUNCE, 1, 99),
+    ],
+    ids=["pickle", "numbers", "form"],
+)
+def test_what_the_desk_does_not_understand_ends_the_checks_of_all(server, frame) -> None:
+    with say_hello(server, server.token, rank=1) as other:
+        with say_hello(server, server.token) as caller:
+            caller.sendall(frame)
+            assert caller.recv(1) == b"" and other.recv(1) == b""
+        assert server.trouble is not None and server.failures == {}
+        with say_hello(server, server.token) as late:
+            assert late.recv(1) == b""
+        with say_hello(server, server.token, generation=1) as caller:
+            caller.settimeout(0.2)
+            with pytest.raises(TimeoutError):
+                caller.recv(1)
+            assert server.trouble is None
+
+
+def test_little_is_read_of_who_has_not_said_hello(server) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as caller:
+        caller.sendall(b"\xff\xff\xff\xff" + bytes(10))
+        assert caller.recv(1) == b""
+
+
+def test_who_does_not_say_hello_is_sent_away(server, monkeypatch) -> None:
+    monkeypatch.setattr("phalanx.running.controller.server.GREETING", 0.1)
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as caller:
+        caller.sendall(b"\0\0")
+        assert caller.recv(1) == b""
+
+
+def test_a_hello_in_pieces(server) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as caller:
+        hello = encode(wire.HELLO, 1, body=server.token.encode())
+        for byte in hello + encode(wire.FAILED, body=b"ValueError: no"):
+            caller.sendall(bytes([byte]))
+        deadline = time.monotonic() + 10
+        while not server.failures and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert server.failures == {1: "ValueError: no"}
+
+
+def test_a_long_frame_takes_no_time() -> None:
+    frame, piece = encode(wire.FORM, body=bytes(16 << 20)), 4096
+    decoder, start = Decoder(), time.monotonic()
+    found = []
+    for at in range(0, len(frame), piece):
+        found += decoder.feed(frame[at : at + piece])
+    assert [len(each.body) for each in found] == [16 << 20]
+    assert time.monotonic() - start < 2
+
+
 def test_a_later_generation_begins_with_an_empty_desk(server) -> None:
     with say_hello(server, server.token, rank=1) as first:
         first.sendall(encode(wire.FAILED, body=b"ValueError: no"))
@@ -149,4 +207,4 @@ def test_frames_come_out_as_they_went_in(step) -> None:
         for at in range(0, len(data), step)
         for frame in decoder.feed(data[at : at + step])
     ]
-    assert list(map(wire.encoded, found)) == frames and decoder.rest == b""
+    assert list(map(wire.encoded, found)) == frames

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
+import time
 from collections import deque
 
 import pytest
@@ -18,6 +20,7 @@ from phalanx.errors import (
 from phalanx.running.processes.messages import Raised
 from phalanx.running.torchrun import options
 from phalanx.running.torchrun.addresses import interface_of, is_here, is_loopback, own_address
+from phalanx.running.torchrun.connections import LONGEST_HELLO, Greeting
 from phalanx.running.torchrun.judging import Incarnation, find_error
 from phalanx.running.torchrun.messages import Done, Found, Stopped
 from phalanx.running.torchrun.options import arguments_for
@@ -189,3 +192,62 @@ def test_a_standstill_is_over_its_time_only_without_work(monkeypatch) -> None:
     now[0] = 112.0
     assert still.seconds([os.getpid()]) is None  # which has worked since it was started
     assert Standstill(None).seconds([]) is None
+
+
+# -- who calls the launcher ---------------------------------------------------------------
+
+HELLO = json.dumps({"token": "secret", "stream": "agent", "pid": 7}).encode() + b"\n"
+
+
+@pytest.fixture
+def greeting():
+    near, far = socket.socketpair()
+    near.setblocking(False)
+    welcomed: list[tuple[socket.socket, int]] = []
+    made = Greeting(near, "secret", lambda end, hello: welcomed.append((end, hello.pid)))
+    yield made, far, welcomed
+    near.close()
+    far.close()
+
+
+def test_a_greeting_waits_for_nobody_and_leaves_what_follows(greeting) -> None:
+    made, far, welcomed = greeting
+    assert made()
+    far.sendall(HELLO[:9])
+    assert made() and made()
+    far.sendall(HELLO[9:] + b"more")
+    assert not made()
+    made.end()
+    ((end, pid),) = welcomed
+    assert pid == 7 and end.recv(100) == b"more"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        HELLO.replace(b"secret", b"guess"),
+        HELLO.replace(b'"secret"', b'"\\u00fc"'),
+        HELLO.replace(b'"secret"', b"[1]"),
+        b"no hello\n",
+        b"x" * LONGEST_HELLO,
+        b"",
+    ],
+    ids=["guess", "umlaut", "list", "text", "long", "nothing"],
+)
+def test_a_stranger_is_not_welcome(greeting, line) -> None:
+    made, far, welcomed = greeting
+    far.sendall(line)
+    far.shutdown(socket.SHUT_WR)
+    assert not made()
+    made.end()
+    assert welcomed == [] and far.recv(1) == b""
+
+
+def test_a_caller_that_says_nothing_is_late(greeting, monkeypatch) -> None:
+    made, _, welcomed = greeting
+    assert not made.is_late
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 60)
+    assert made.is_late
+    made.end()
+    assert welcomed == []

@@ -2,18 +2,20 @@
 
 Used by the torchrun engine's launcher, once for all nodes. Every rank says hello with the
 secret token, its rank and its generation; a later generation (torchrun restarts all ranks
-after a failure) begins with an empty desk. Must never end a rank: torchrun does that.
+after a failure) begins with an empty desk. Whoever does not know the token is sent away. What
+the desk does not understand ends the checks, and the ranks go on without them. Must never end
+a rank: torchrun does that.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hmac
-import pickle
 import secrets
 import selectors
 import socket
 import threading
+import time
 
 from phalanx.errors import VerdictError
 from phalanx.model import RankView, Snapshot, ViewBlock
@@ -23,6 +25,9 @@ from phalanx.running.controller.wire import Decoder
 from phalanx.running.snapshots import group_views
 
 READ_SIZE = 1 << 16
+
+GREETING = 10.0
+"""Seconds that a caller has to say hello."""
 
 DIED = "died"
 """What is said of a rank whose connection ended without a word."""
@@ -34,7 +39,8 @@ class _Caller:
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
-        self.decoder = Decoder()
+        self.hello = b""
+        self.until = time.monotonic() + GREETING
         self.rank: int | None = None
         self.said_goodbye = False
 
@@ -58,6 +64,8 @@ class DeskServer:
         self._lock = threading.Lock()
         self._counter = Counter(ranks, replay)
         self._failures: dict[int, str] = {}
+        self._trouble: str | None = None
+        self._strangers: set[_Caller] = set()
         self._callers: dict[int, _Caller] = {}
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, port), family=family, backlog=ranks)
@@ -76,6 +84,12 @@ class DeskServer:
         """What the desk found first in the latest generation, as the error that ranks raise."""
         with self._lock:
             return self._counter.error
+
+    @property
+    def trouble(self) -> str | None:
+        """Why the ranks of the latest generation go on unchecked, if they do."""
+        with self._lock:
+            return self._trouble
 
     @property
     def failures(self) -> dict[int, str]:
@@ -104,21 +118,34 @@ class DeskServer:
     # -- the thread -------------------------------------------------------------------------
 
     def _serve(self) -> None:
-        while True:
-            for key, _ in self._selector.select():
-                if key.fileobj is self._woken:
-                    self._end()
-                    return
-                if key.fileobj is self._listener:
-                    self._accept()
-                else:
-                    self._attend(key.data)
+        try:
+            while self._serve_once():
+                pass
+        except Exception as error:
+            with self._lock:
+                self._trouble = _named(error)
+        finally:
+            self._end()
+
+    def _serve_once(self) -> bool:
+        for key, _ in self._selector.select(1.0 if self._strangers else None):
+            if key.fileobj is self._woken:
+                return False
+            if key.fileobj is self._listener:
+                self._accept()
+            else:
+                self._attend(key.data)
+        for caller in [each for each in self._strangers if time.monotonic() > each.until]:
+            self._hang_up(caller)
+        return True
 
     def _end(self) -> None:
+        """Nobody may wait for an answer that does not come."""
         for key in list(self._selector.get_map().values()):
             if key.data is not None:
                 key.data.connection.close()
         self._selector.close()
+        self._listener.close()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
@@ -126,27 +153,43 @@ class DeskServer:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             caller = _Caller(connection)
             self._selector.register(connection, selectors.EVENT_READ, caller)
+            self._strangers.add(caller)
 
     def _attend(self, caller: _Caller) -> None:
+        hello = len(wire.encode(wire.HELLO, body=self.token.encode()))
         try:
-            data = caller.connection.recv(READ_SIZE)
+            most = READ_SIZE if caller.rank is not None else hello - len(caller.hello)
+            data = caller.connection.recv(most)
         except OSError:
             data = b""
         with self._lock:
-            try:
-                if not data:
+            if not data:
+                self._hang_up(caller)
+            elif caller.rank is None:
+                caller.hello += data
+                if wire.announced(caller.hello) not in (None, hello):
                     self._hang_up(caller)
-                elif caller.rank is None:
-                    self._greet(caller, data)
-                else:
+                elif len(caller.hello) == hello:
+                    self._greet(caller)
+            else:
+                try:
                     self._hear(caller, caller.rank, data)
-            except (pickle.UnpicklingError, LookupError, ValueError):
-                self._hang_up(caller)  # whatever that was, it was not one of our ranks
+                except Exception as error:  # of another version, or no rank of ours
+                    self._give_up(_named(error))
+
+    def _give_up(self, why: str) -> None:
+        """The desk does not know any more what the ranks do: they go on without it."""
+        self._trouble = why
+        callers = list(self._callers.values())
+        self._callers.clear()
+        for caller in callers:
+            self._hang_up(caller)
 
     def _hang_up(self, caller: _Caller) -> None:
         with contextlib.suppress(KeyError):
             self._selector.unregister(caller.connection)
         caller.connection.close()
+        self._strangers.discard(caller)
         rank = caller.rank
         if rank is None or self._callers.get(rank) is not caller:
             return
@@ -156,11 +199,8 @@ class DeskServer:
             self._failures.setdefault(rank, DIED)
             self._send(self._counter.failed(rank, DIED))
 
-    def _greet(self, caller: _Caller, data: bytes) -> None:
-        frames = list(caller.decoder.feed(data))
-        if not frames:
-            return
-        hello, rest = frames[0], frames[1:]
+    def _greet(self, caller: _Caller) -> None:
+        (hello,) = Decoder().feed(caller.hello)
         known = hello.kind == wire.HELLO and hmac.compare_digest(
             hello.body, self.token.encode()
         )
@@ -169,15 +209,17 @@ class DeskServer:
             return
         if hello.number > self.generation:
             self._begin(hello.number)
+        if self._trouble is not None:
+            self._hang_up(caller)
+            return
+        self._strangers.discard(caller)
         caller.rank = hello.ticket
         self._callers[caller.rank] = caller
-        again = b"".join(map(wire.encoded, rest)) + caller.decoder.rest
-        if again:
-            self._hear(caller, caller.rank, again)
 
     def _begin(self, generation: int) -> None:
         self.generation = generation
         self._counter = Counter(self.ranks, self._replay)
+        self._trouble = None
         self._failures.clear()
         self._callers.clear()
 
@@ -196,3 +238,7 @@ class DeskServer:
             if caller is not None:
                 with contextlib.suppress(OSError):  # noticed when it is read from
                     caller.connection.sendall(data)
+
+
+def _named(error: Exception) -> str:
+    return f"the desk did not understand a rank: {type(error).__name__}: {error}"

@@ -63,28 +63,30 @@ def encoded(frame: Frame) -> bytes:
     return encode(*frame)
 
 
+def announced(beginning: bytes) -> int | None:
+    """How long the frame that begins so will be; None if that is not known yet."""
+    if len(beginning) < _HEADER.size:
+        return None
+    return _HEADER.size + int(_HEADER.unpack_from(beginning)[0])
+
+
 class Decoder:
     """Frames out of bytes as they come."""
 
     def __init__(self) -> None:
-        self._rest = b""
-
-    @property
-    def rest(self) -> bytes:
-        """The beginning of a frame that has not come whole."""
-        return self._rest
+        self._data = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        data = self._rest + data if self._rest else data
+        self._data += data
         start, size = 0, _HEADER.size
         try:
-            while len(data) - start >= size:
-                length, kind, ticket, number, flags = _HEADER.unpack_from(data, start)
+            while len(self._data) - start >= size:
+                length, kind, ticket, number, flags = _HEADER.unpack_from(self._data, start)
                 end = start + size + length
-                if len(data) < end:
+                if len(self._data) < end:
                     return
-                body = data[start + size : end]
+                body = bytes(self._data[start + size : end])
                 start = end
                 yield Frame(kind, ticket, number, flags, body)
         finally:
-            self._rest = data[start:]
+            del self._data[:start]

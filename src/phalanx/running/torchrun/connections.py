@@ -6,10 +6,12 @@ says that it is at its end. Must never block.
 
 from __future__ import annotations
 
+import hmac
 import json
 import os
 import pickle
 import socket
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -19,6 +21,11 @@ from phalanx.running.processes import wire
 from phalanx.running.torchrun.messages import Hello
 
 READ_SIZE = 1 << 16
+
+LONGEST_HELLO = 1000
+
+GREETING = 5.0
+"""Seconds that a caller has to say hello."""
 
 
 class Member:
@@ -71,14 +78,51 @@ class Lines:
         return True
 
 
-def read_hello(end: socket.socket) -> Hello | None:
-    data = b""
-    while not data.endswith(b"\n") and len(data) < 1000:
-        more = end.recv(1)  # not a byte of what follows
-        if not more:
+class Greeting:
+    """A connection that has not said who it is. Called when it can be read; `welcome` gets it
+    with its first line, if that knows the token."""
+
+    def __init__(
+        self,
+        end: socket.socket,
+        token: str,
+        welcome: Callable[[socket.socket, Hello], Any],
+    ) -> None:
+        self._end = end
+        self._token = token
+        self._welcome = welcome
+        self._line = b""
+        self._until = time.monotonic() + GREETING
+
+    @property
+    def is_late(self) -> bool:
+        return time.monotonic() > self._until
+
+    def __call__(self) -> bool:
+        """False when the line is there, or is none of ours."""
+        try:
+            seen = self._end.recv(LONGEST_HELLO - len(self._line), socket.MSG_PEEK)
+            # Not a byte of what follows.
+            data = self._end.recv(len(seen.partition(b"\n")[0]) + (b"\n" in seen))
+        except BlockingIOError:
+            return True
+        except OSError:
+            data = b""
+        self._line += data
+        return bool(data) and b"\n" not in data and len(self._line) < LONGEST_HELLO
+
+    def end(self) -> None:
+        hello = self._hello()
+        if hello is None:
+            self._end.close()
+        else:
+            self._end.setblocking(True)
+            self._welcome(self._end, hello)
+
+    def _hello(self) -> Hello | None:
+        try:
+            hello = Hello(**json.loads(self._line))
+        except (ValueError, TypeError):
             return None
-        data += more
-    try:
-        return Hello(**json.loads(data))
-    except (ValueError, TypeError):
-        return None
+        known = hmac.compare_digest(str(hello.token).encode(), self._token.encode())
+        return hello if known else None

@@ -26,7 +26,7 @@ from phalanx.report.positions import render_positions
 from phalanx.running.controller.server import DeskServer
 from phalanx.running.processes.messages import Position, Raised, Where
 from phalanx.running.snapshots import group_views
-from phalanx.running.torchrun.connections import Lines, Member, read_hello
+from phalanx.running.torchrun.connections import Greeting, Lines, Member
 from phalanx.running.torchrun.judging import Incarnation, find_error
 from phalanx.running.torchrun.messages import (
     DeskIsOpen,
@@ -119,18 +119,22 @@ class Launch:
         for key, _ in self._selector.select(timeout):
             if key.data() is False:
                 self._selector.unregister(key.fileobj)
+                if isinstance(key.data, Greeting):
+                    key.data.end()
+        for key in list(self._selector.get_map().values()):
+            if isinstance(key.data, Greeting) and key.data.is_late:
+                self._selector.unregister(key.fileobj)
+                key.data.end()
+        if self._desk is not None and self._desk.trouble is not None:
+            self._tell_unchecked(self._desk.trouble)
         self._settings.on_tick()
 
     def _accept(self) -> None:
         with suppress(OSError):
             end, _ = self._listener.accept()
-            end.settimeout(PATIENCE)
-            hello = read_hello(end)
-            if hello is None or hello.token != self._base.token:
-                end.close()
-                return
-            end.settimeout(None)
-            self._welcome(end, hello)
+            end.setblocking(False)
+            greeting = Greeting(end, self._base.token, self._welcome)
+            self._selector.register(end, selectors.EVENT_READ, greeting)
 
     def _welcome(self, end: socket.socket, hello: Hello) -> None:
         if hello.stream in ("out", "err"):
@@ -194,15 +198,18 @@ class Launch:
         elif isinstance(message, Exits):
             self._now.exits.update(message.codes)
         elif isinstance(message, Unchecked):
-            if not self._unchecked:
-                self._settings.on_notice(f"phalanx: no checks: {message.reason}")
-            self._unchecked = True
+            self._tell_unchecked(message.reason)
         elif isinstance(message, Done):
             self._now.done[message.rank] = message.initialised
         elif isinstance(message, (Raised, Found, Stopped)):
             self._now.ended[message.rank] = message
         elif message is None:
             self._now.take_leave(member.rank)
+
+    def _tell_unchecked(self, reason: str) -> None:
+        if not self._unchecked:
+            self._settings.on_notice(f"phalanx: no checks: {reason}")
+        self._unchecked = True
 
     def _open_desk(self, member: Member, wish: OpenDesk) -> None:
         if self._desk is not None:
