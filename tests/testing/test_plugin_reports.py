@@ -45,6 +45,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
         "golden": ["test_shown.py"],
         "concise": ["test_shown.py", "--ranks-report", "concise"],
         "guide": ["test_sum.py", "test_loss.py"],
+        "elsewhere": ["test_sum.py", "test_s.py", "--rootdir=.."],
         **{option: ["test_s.py", option] for option in LINES},
     }
     files = {"test_s.py": STYLES, "test_sum.py": FIRST, "test_loss.py": IMPORTS + FAILS}
@@ -60,7 +61,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
 
 @pytest.fixture(scope="module")
 def by_processes(tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    args = ("--ranks-engine", "processes", "-k", "one or mismatch", "--showlocals")
+    which = ("-k", "one or mismatch", "--showlocals", "--rootdir=..")
+    args = ("--ranks-engine", "processes", *which)
     folder = tmp_path_factory.mktemp("processes")
     return run_pytest(folder, *args, samples=("shown",), env={"COLUMNS": "80"})
 
@@ -90,6 +92,12 @@ def test_locals_of_a_process(by_processes: Ran) -> None:
 def test_the_replay_line_is_a_command(by_processes: Ran) -> None:
     command = 'pytest "test_shown.py::test_one[ranks=4]" --ranks-engine processes'
     assert f"replay    {command}\n" in by_processes.text
+
+
+def test_started_elsewhere_than_in_rootdir(runs: dict[str, Ran]) -> None:
+    text = runs["elsewhere"].text
+    assert "1 failed, 1 passed" in text
+    assert '  replay    pytest "test_s.py::test_x[ranks=2]"\n' in text
 
 
 def test_concise(runs: dict[str, Ran]) -> None:

@@ -193,12 +193,6 @@ def rank_node(
     return node
 
 
-def shorter_id(config: Any, nodeid: str) -> str:
-    """As it must be written on the command line, relative to where pytest was started."""
-    shown: str = config.cwd_relative_nodeid(nodeid)
-    return shown
-
-
 def hypothesis_of(function: Any) -> Any:
     """What Hypothesis hangs on a test made with `@given`; its `inner_test` is the function."""
     return getattr(function, "hypothesis", None)

@@ -6,9 +6,11 @@ because it needs torch.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial, wraps
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -134,8 +136,20 @@ def replay(item: Any) -> str:
     ]
     sizes = item.config.getoption("ranks", None)
     words = [*([f"--ranks {sizes}"] if sizes else []), *given]
-    node = private.shorter_id(item.config, item.nodeid).replace('"', r"\"")
+    node = _shown_id(item).replace('"', r"\"")
     return " ".join([f'pytest "{node}"', *words])
+
+
+def _shown_id(item: Any) -> str:
+    """As it must be written on the command line, relative to where pytest was started. Not by
+    pytest's own function for this, which wants another type from 9.2 on."""
+    start = item.config.invocation_params.dir
+    if start == item.config.rootpath:
+        return str(item.nodeid)
+    with suppress(ValueError):  # two drives of Windows
+        file = Path(os.path.relpath(item.path, start)).as_posix()
+        return "::".join([file, *item.nodeid.split("::")[1:]])
+    return str(item.nodeid)
 
 
 # -- what else pytest is told -----------------------------------------------------------------
