@@ -26,6 +26,7 @@ from phalanx.analysis.waitgraph import find_deadlock
 from phalanx.backend import private, profiling, traces
 from phalanx.backend.checks import meeting_of
 from phalanx.backend.describe import describe_pending
+from phalanx.backend.device import default_backend
 from phalanx.backend.heirloom import can_be_inherited, inherit, take_stock
 from phalanx.backend.install import leave_groups
 from phalanx.backend.raising import error_for
@@ -288,7 +289,7 @@ class _Run:
         settings = self.settings
         if settings.init and context.torch_state.default_pg is None:
             dist.init_process_group(
-                settings.backend,
+                settings.backend or default_backend(),
                 store=self.session.stores["init"],
                 rank=context.rank,
                 world_size=settings.ranks,

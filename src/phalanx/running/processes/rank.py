@@ -33,6 +33,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed import distributed_c10d as c10d
 
 from phalanx import callsite
+from phalanx.backend.device import default_backend
 from phalanx.errors import UsageError
 from phalanx.running.controller.board import Board
 from phalanx.running.controller.link import Link, attach
@@ -207,7 +208,10 @@ class _Rank:
         store = c10d.PrefixStore(f"init {self._inits}", self._store())
         self._inits += 1
         dist.init_process_group(
-            start.backend, store=store, rank=start.rank, world_size=start.ranks
+            start.backend or default_backend(),
+            store=store,
+            rank=start.rank,
+            world_size=start.ranks,
         )
 
     def _store(self) -> c10d.Store:
