@@ -279,6 +279,7 @@ def all_checks() -> list[tuple[str, str, str | None]]:
     names = ["collectives", "ddp", "fsdp", "tensor_parallel", "pipeline"]
     checks = [(name, *place) for place in places for name in names]
     checks += [(name, *place) for place in places for name in ("watching", "profiling")]
+    checks.append(("collectives", "cpu", None))  # also where there are GPUs
     if torch.cuda.is_available():
         checks += [(n, "cuda", "nccl") for n in OTHERS if n not in ("watching", "profiling")]
     return checks
