@@ -442,6 +442,50 @@ except phalanx.RankFailedError as error:
     assert "raise ValueError('in a cell')" in done.stdout
 
 
+def test_in_a_rank_the_program_has_another_name(monkeypatch, tmp_path) -> None:
+    file = tmp_path / "program.py"
+    file.write_text("def work(): pass")
+    program = ModuleType("__mp_main__")
+    program.__file__ = str(file)
+    exec(compile(file.read_text(), file, "exec"), vars(program))
+    for name in ("__main__", "__mp_main__"):
+        monkeypatch.setitem(sys.modules, name, program)
+    sent = parcel.pack(program.work)
+    assert sent.modules == {"__main__": str(file)}
+    assert sent.main == {"init_main_from_path": str(file)}
+
+
+NESTED = """
+import torch, torch.distributed as dist, phalanx
+
+class Box:
+    def __init__(self, value):
+        self.value = value
+
+def inner(box):
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    return Box(tensor.item() + box.value)
+
+def outer():
+    boxes = phalanx.run(inner, Box(1), ranks=2, engine="processes", backend="gloo")
+    return [box.value for box in boxes]
+
+if __name__ == "__main__":
+    print(phalanx.run(outer, ranks=1, engine="processes", backend="gloo"))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [["nested.py"], ["-m", "nested"]], ids=["file", "module"])
+def test_ranks_of_a_rank(tmp_path, how) -> None:
+    (tmp_path / "nested.py").write_text(NESTED)
+    done = subprocess.run(
+        [sys.executable, *how], capture_output=True, text=True, timeout=50, cwd=tmp_path
+    )
+    assert done.stdout == "[[3.0, 3.0]]\n", done.stderr
+
+
 def test_torchs_launcher_is_for_scripts() -> None:
     with pytest.raises(
         phalanx.UsageError, match=r"phalanx run --engine torchrun -n 4 train\.py"

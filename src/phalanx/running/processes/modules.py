@@ -15,6 +15,13 @@ from collections.abc import Mapping
 from types import FunctionType, ModuleType
 from typing import Any
 
+MAIN = "__main__"
+
+
+def is_main(name: str) -> bool:
+    """Whether it is the name of the program, which has another one in ranks."""
+    return sys.modules.get(name) is sys.modules[MAIN]
+
 
 def is_found_by_name(thing: Any) -> bool:
     """Whether a rank that has the module gets this function or class from its name."""

@@ -54,6 +54,7 @@ class _Packer(pickle.Pickler):
         return self.hold.reduce(thing)
 
     def note(self, module: str) -> None:
+        module = modules.MAIN if modules.is_main(module) else module
         if module not in self.modules:
             self.modules[module] = modules.file_of(module)
 
@@ -126,7 +127,7 @@ def _packed(thing: Any, kind: type[_Packer], hold: Hold) -> Parcel:
     file = io.BytesIO()
     packer = kind(file, hold)
     packer.dump(thing)
-    main = modules.main() if "__main__" in packer.modules else {}
+    main = modules.main() if modules.MAIN in packer.modules else {}
     return Parcel(file.getvalue(), packer.modules, main, tuple(hold.memories), packer.sources)
 
 
