@@ -194,6 +194,41 @@ def test_a_rank_that_dies_leaves_nothing_of_its_arguments() -> None:
     assert set(os.listdir("/dev/shm")) <= before
 
 
+class Interruption:
+    """Opening it takes until another thread has opened a parcel of its own, too."""
+
+    def __init__(self, turns: threading.Barrier) -> None:
+        turns.wait(10)
+
+    def __reduce__(self) -> Any:
+        return Interruption, (), {}
+
+
+def test_parcels_that_two_threads_open_at_once(monkeypatch) -> None:
+    turns = threading.Barrier(2)
+    monkeypatch.setattr(Interruption.__init__, "__defaults__", (turns,))
+    numbers = (1.0, 2.0)
+    sent = []
+    for number in numbers:
+        with monkeypatch.context() as patch:
+            patch.setattr(Interruption, "__init__", lambda self: None)
+            content = (Interruption(), torch.full((LARGE,), number), Interruption())
+            sent.append(parcel.pack(content))
+    found: dict[float, float] = {}
+
+    def open_it(number: float, each: Any) -> None:
+        found[number] = parcel.unpack_value(each)[1][0].item()
+
+    threads = [
+        threading.Thread(target=open_it, args=pair) for pair in zip(numbers, sent, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {1.0: 1.0, 2.0: 2.0}
+
+
 def test_hundreds_of_files_go_with_one_message(world) -> None:
     sent = [torch.full((memory.SMALL,), i % 251, dtype=torch.uint8) for i in range(200)]
     shared = [each.share_memory_() for each in sent]

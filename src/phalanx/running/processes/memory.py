@@ -13,6 +13,7 @@ import ctypes
 import mmap
 import os
 import pickle
+import threading
 import weakref
 from typing import Any
 
@@ -171,7 +172,15 @@ def _write(fd: int, address: int, size: int, offset: int) -> None:
 
 # -- in the receiver ------------------------------------------------------------------------
 
-_arriving: list[tuple[Memory, ...]] = []
+
+class _Arriving(threading.local):
+    """Parcels that this thread is opening, the innermost last."""
+
+    def __init__(self) -> None:
+        self.memories: list[tuple[Memory, ...]] = []
+
+
+_arriving = _Arriving()
 
 
 class Arrival:
@@ -182,12 +191,12 @@ class Arrival:
 
     def __enter__(self) -> list[Any]:
         """The buffers that pickle wants beside its data."""
-        _arriving.append(self._memories)
+        _arriving.memories.append(self._memories)
         found = [(*each, memory.fd) for memory in self._memories for each in memory.buffers]
         return [_mapped_bytes(fd, size, offset) for _, offset, size, fd in sorted(found)]
 
     def __exit__(self, *error: object) -> None:
-        _arriving.pop()
+        _arriving.memories.pop()
         for memory in self._memories:
             memory.close()  # what is mapped stays
 
@@ -210,12 +219,12 @@ def _on_device(storage: torch.UntypedStorage, device: str) -> torch.UntypedStora
 
 
 def _shared(index: int, size: int) -> torch.UntypedStorage:
-    return private.storage_from_fd(_arriving[-1][index].fd, size)
+    return private.storage_from_fd(_arriving.memories[-1][index].fd, size)
 
 
 def _mapped(index: int, offset: int, size: int) -> torch.UntypedStorage:
     """Not by `mmap.mmap`, which keeps a file descriptor for as long as the memory lives."""
-    memory = _mapped_bytes(_arriving[-1][index].fd, size, offset)
+    memory = _mapped_bytes(_arriving.memories[-1][index].fd, size, offset)
     return torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
 
 
