@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextvars
 import os
+import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 
@@ -16,7 +18,7 @@ import torch.distributed as dist
 import phalanx
 from phalanx.backend.install import leave_groups
 from phalanx.backend.session import RankContext
-from phalanx.core.crew import Crew
+from phalanx.core.crew import FORGETS_LOCALS, Crew
 from phalanx.running.crews import make_crew
 from phalanx.running.threads import Settings, ThreadsEngine
 
@@ -216,6 +218,18 @@ def leave_autocast_on() -> None:
     torch.set_autocast_enabled("cpu", True)
 
 
+def leave_another_autocast() -> None:
+    torch.set_autocast_dtype("cpu", torch.float16)
+
+
+def leave_no_autocast_cache() -> None:
+    torch.set_autocast_cache_enabled(False)
+
+
+def leave_denormals_flushed() -> None:
+    torch.set_flush_denormal(True)
+
+
 def leave_a_trace() -> None:
     sys.settrace(lambda *about: None)
 
@@ -227,6 +241,9 @@ def leave_a_trace() -> None:
         leave_inference_on,
         leave_a_device,
         leave_autocast_on,
+        leave_another_autocast,
+        leave_no_autocast_cache,
+        leave_denormals_flushed,
         leave_a_trace,
     ],
 )
@@ -236,6 +253,9 @@ def test_what_a_thread_keeps_does_not_reach_the_next_run(crew: Crew, leave) -> N
             torch.is_grad_enabled(),
             torch.is_inference_mode_enabled(),
             torch.is_autocast_enabled("cpu"),
+            torch.get_autocast_dtype("cpu"),
+            torch.is_autocast_cache_enabled(),
+            sys.float_info.min / len("ab"),
             torch.empty(0).device.type,
             sys.gettrace(),
         )
@@ -248,6 +268,62 @@ def test_what_a_thread_keeps_does_not_reach_the_next_run(crew: Crew, leave) -> N
 def test_context_variables_do_not_reach_the_next_run(crew: Crew) -> None:
     run(crew, lambda: _left.set("something") and None)
     assert run(crew, _left.get) == ["nothing"] * 3
+
+
+class Defaults(threading.local):
+    def __init__(self) -> None:
+        self.groups: list = []
+
+
+@pytest.mark.parametrize("forgets", [FORGETS_LOCALS, False])
+def test_what_a_program_keeps_by_thread_does_not_reach_the_next_run(
+    crew: Crew, forgets: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As libraries do, with their groups. A thread that cannot forget is not used again."""
+    cache, more = threading.local(), Defaults()
+    if not forgets:
+        monkeypatch.setattr("phalanx.core.crew.FORGETS_LOCALS", False)
+        monkeypatch.setattr("phalanx.running.threads.FORGETS_LOCALS", False)
+
+    def body() -> tuple[int, int, float]:
+        if not hasattr(cache, "group"):
+            cache.group = dist.new_group()
+        more.groups.append(cache.group)
+        tensor = torch.ones(1)
+        dist.all_reduce(tensor, group=cache.group)
+        return threading.get_ident(), len(more.groups), tensor.item()
+
+    def idents(values: list) -> list:
+        return [value[0] for value in values]
+
+    first, second = run(crew, body), run(crew, body)
+    assert [value[1:] for value in first + second] == [(1, 3.0)] * 6
+    if forgets:
+        assert idents(first) == idents(second)
+
+
+def test_a_forked_child_starts_threads_of_its_own(crew: Crew) -> None:
+    first = run(crew, which_group)
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            again = run(crew, which_group, timeout=5)
+            status = 0 if len(again) == 3 else 2
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(wait_for(child)) == 0
+    assert run(crew, which_group) == first
+
+
+def wait_for(child: int) -> int:
+    for _ in range(200):
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return status
+        time.sleep(0.1)
+    os.kill(child, signal.SIGKILL)
+    return os.waitpid(child, 0)[1]
 
 
 def test_a_run_that_fails_takes_its_threads_with_it(crew: Crew) -> None:

@@ -37,6 +37,11 @@ def can_be_inherited(session: Session) -> bool:
     )
 
 
+def made_more(session: Session) -> bool:
+    """Whether a rank has made other groups besides one: a program may keep these by thread."""
+    return any(sum(context.incarnations.values()) > 1 for context in session.ranks)
+
+
 def inherit(session: Session, former: Session) -> None:
     """Give a new world the groups of one that has ended."""
     session.stores["init"] = former.stores["init"]

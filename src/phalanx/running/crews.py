@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Hashable
+from functools import partial
 
 import torch
 
@@ -13,7 +14,16 @@ from phalanx.core.crew import Crew
 
 def make_crew() -> Crew:
     """Give it to every `ThreadsEngine`, and close it in the end."""
-    return Crew(_state_of_thread)
+    return Crew(_state_of_thread, partial(torch.set_flush_denormal, _flushes_denormal()))
+
+
+def _flushes_denormal() -> bool:
+    """Whether `torch.set_flush_denormal` is in force here, which torch does not tell. Threads
+    inherit it."""
+    return _smallest / 2 == 0.0
+
+
+_smallest = sys.float_info.min
 
 
 def _state_of_thread() -> Hashable:
@@ -23,6 +33,10 @@ def _state_of_thread() -> Hashable:
         torch.is_inference_mode_enabled(),
         torch.is_autocast_enabled("cpu"),
         torch.is_autocast_enabled("cuda"),
+        torch.get_autocast_dtype("cpu"),
+        torch.get_autocast_dtype("cuda"),
+        torch.is_autocast_cache_enabled(),
+        _flushes_denormal(),
         torch.get_num_threads(),
         private.function_modes(),
         private.dispatch_modes(),

@@ -27,14 +27,14 @@ from phalanx.backend import private, profiling, traces
 from phalanx.backend.checks import meeting_of
 from phalanx.backend.describe import describe_pending
 from phalanx.backend.device import default_backend
-from phalanx.backend.heirloom import can_be_inherited, inherit, take_stock
+from phalanx.backend.heirloom import can_be_inherited, inherit, made_more, take_stock
 from phalanx.backend.install import leave_groups
 from phalanx.backend.raising import error_for
 from phalanx.backend.session import RankContext, Session
 from phalanx.backend.store import InProcessStore
 from phalanx.core.baton import PARKED, RUNNING, Baton, Strand, here
 from phalanx.core.clock import Clock, RealClock, VirtualClock
-from phalanx.core.crew import Crew
+from phalanx.core.crew import FORGETS_LOCALS, Crew
 from phalanx.core.launcher import Launcher, end_threads
 from phalanx.core.schedule import schedule_from_seed
 from phalanx.errors import RankStopped, UsageError, VerdictError
@@ -140,6 +140,8 @@ class ThreadsEngine:
         self._busy = True
         try:
             values = run.execute()
+            if self._crew is not None and not FORGETS_LOCALS and made_more(session):
+                self._crew.close()
             self._session = None if self._bequeath(session) else session
             self.findings += run.findings
             tell_findings(run.findings, self.settings)
