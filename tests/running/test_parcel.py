@@ -70,10 +70,10 @@ def die_with(tensor: torch.Tensor) -> None:
 
 
 def private_memory() -> int:
-    """Bytes that only this process has."""
+    """Bytes of this process's own: a page of a file that it has written to is one of them."""
     text = Path("/proc/self/smaps_rollup").read_text()
     fields = dict(line.split()[:2] for line in text.splitlines()[1:])
-    return (int(fields["Private_Dirty:"]) + int(fields["Private_Clean:"])) * 1024
+    return int(fields["Anonymous:"]) * 1024
 
 
 def read_all(tensor: torch.Tensor) -> tuple[float, int]:
