@@ -35,9 +35,19 @@ def test_subtests(other: tuple[Ran, Path], engine: str) -> None:
 @ENGINES
 def test_hypothesis_draws_for_all_ranks(other: tuple[Ran, Path], engine: str) -> None:
     shown = other[0].section(f"test_hypothesis[ranks=2-{engine}]")
-    assert "both ranks:" in shown
+    assert "both ranks" in shown
     assert "E       assert tensor(100) < 100" in shown
-    assert re.search(r"test_hypothesis\(\nE +number=50,\nE +\)", shown)
+    assert re.search(r"test_hypothesis\(\nE +rank=\.\.\.,\nE +number=50,\nE +\)", shown)
+    assert "phalanx" not in shown
+
+
+@ENGINES
+def test_hypothesis_in_a_class(other: tuple[Ran, Path], engine: str) -> None:
+    ran, _ = other
+    assert ran.outcomes[f"TestHypothesis::test_in_class[ranks=2-{engine}]"] == "PASSED"
+    assert "outside a property-based test" not in ran.text
+    told = ran.reasons[f"TestHypothesis::test_data[ranks=2-{engine}]"]
+    assert told.startswith("Failed: data=st.data() cannot be used on ranks: each would draw")
 
 
 @ENGINES

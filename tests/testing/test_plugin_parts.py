@@ -13,6 +13,7 @@ import pytest
 from phalanx.errors import DeadlockError, RankDied, RankFailedError
 from phalanx.testing import once_per_rank, once_per_test
 from phalanx.testing.declared import declared
+from phalanx.testing.marked.examples import OWN_FOLDER, without_own_lines
 from phalanx.testing.marked.record import Failure, Record
 from phalanx.testing.marked.run import RanksRun
 from phalanx.testing.marked.standins import RankMonkeyPatch, SharedPatches
@@ -192,3 +193,18 @@ def test_reasons_of_skips() -> None:
     assert RanksRun(skipped, None).skip_reason() == "same"
     skipped[1].end = "passed"
     assert RanksRun(skipped, None).skip_reason() == "ranks 0, 2: same"
+
+
+# -- Hypothesis -----------------------------------------------------------------------------
+
+HEADING = ["Explanation:", "    These lines were always and only run by failing test cases:"]
+
+
+def test_our_lines_explain_nothing() -> None:
+    example = ["Failing test case: test_x(\n    x=1,\n)"]
+    own, theirs = f"        {OWN_FOLDER}/core/baton.py:7", "        /home/me/model.py:9"
+    shown = example[0].splitlines()
+    assert without_own_lines(example) == shown
+    assert without_own_lines([*example, *HEADING, own]) == shown
+    assert without_own_lines([*HEADING, own, "        (and 3 more)"]) == []
+    assert without_own_lines([*HEADING, own, theirs, *example]) == [*HEADING, theirs, *shown]

@@ -13,7 +13,7 @@ import logging
 import os
 import pdb
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
@@ -193,9 +193,15 @@ def rank_node(
     return node
 
 
-def hypothesis_of(function: Any) -> Any:
-    """What Hypothesis hangs on a test made with `@given`; its `inner_test` is the function."""
-    return getattr(function, "hypothesis", None)
+def hide_from_hypothesis(item: Any, own: Iterable[str]) -> None:
+    """Hypothesis refuses fixtures of function scope, since they are not made anew for each
+    example; those that ranks make are. To see the scope it asks the item's request for the
+    fixture, which would make it, here: let it find one of wider scope there."""
+    for name in own:
+        for definition in fixture_definitions(item, name)[-1:]:
+            shown = copy.copy(definition)
+            shown._scope = Scope.Session
+            item._request._fixture_defs[name] = shown
 
 
 # -- monkeypatch ----------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given, settings
+from hypothesis import assume, given, note, settings
 from hypothesis import strategies as st
 
 pytestmark = pytest.mark.ranks(2)
@@ -35,7 +35,7 @@ class TestOfUnittest(unittest.TestCase):
 
 @settings(max_examples=20, deadline=None, derandomize=True)
 @given(number=st.integers(0, 100))
-def test_hypothesis(number):
+def test_hypothesis(number, rank):
     total = torch.tensor(number)
     dist.all_reduce(total)
     assert total < 100
@@ -71,3 +71,17 @@ def test_leaves_a_message(rank):
 @pytest.mark.parametrize("which", ["a", "b"])
 def test_plain(which):
     dist.barrier()
+
+
+class TestHypothesis:
+    @settings(max_examples=3, deadline=None)
+    @given(number=st.integers(0, 5))
+    def test_in_class(self, number, rank):
+        assume(number < 6)
+        note(f"drawn {number}")
+        assert rank in (0, 1)
+
+    @settings(max_examples=3, deadline=None)
+    @given(data=st.data())
+    def test_data(self, data):
+        data.draw(st.integers())

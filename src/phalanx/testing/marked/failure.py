@@ -14,6 +14,7 @@ from phalanx.errors import RankFailedError
 from phalanx.report.failure import render_consequences
 from phalanx.report.layout import cut, labelled, rank_list
 from phalanx.testing import pytest_private as private
+from phalanx.testing.marked.examples import without_own_lines
 from phalanx.testing.marked.record import Failure
 from phalanx.testing.marked.run import RanksRun
 
@@ -75,7 +76,9 @@ def _show_groups(groups: Sequence[Group], ranks: int) -> list[Any]:
 def _show_group(group: Group, ranks: int) -> list[Any]:
     first = group[0]
     if first.verdict:
-        return [private.native_text(f"{first.kind}: {first.message}")]
+        notes = _late_notes(first)
+        text = f"{first.kind}: {first.message}"
+        return [private.native_text(f"{text}\n{notes}" if notes else text)]
     alike = [each for each in group if each.whole == first.whole]
     others = [each for each in group if each not in alike]
     parts = [private.native_text(_heading(alike, ranks))]
@@ -108,7 +111,7 @@ def _late_notes(failure: Failure) -> str:
     """What was added to the error after its rank had shown it, as Hypothesis does."""
     text = str(failure.shown)
     late = [note for note in getattr(failure.error, "__notes__", ()) if note not in text]
-    return "\n".join(f"E   {line}" for note in late for line in note.splitlines())
+    return "\n".join(f"E   {line}" for line in without_own_lines(late))
 
 
 def _same_place(others: Group) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
-from functools import partial, wraps
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from phalanx.errors import PhalanxWarning, UsageError
 from phalanx.report.layout import rank_list
 from phalanx.report.text import render
 from phalanx.testing import pytest_private as private
+from phalanx.testing.marked.examples import call_for_examples, drawn_of, prepare_item
 from phalanx.testing.marked.failure import show_alike, show_failure
 from phalanx.testing.marked.fixtures import per_rank_names, shared_values
 from phalanx.testing.marked.marker import Ranks
@@ -54,6 +55,9 @@ def take_shared(item: Any, way: Ranks) -> None:
     """After pytest's setup: what the ranks get from it."""
     own, _ = item.stash[_ready]
     item.stash[_ready] = (own, shared_values(item, own, way))
+    if drawn_of(item.obj) is not None:
+        private.hide_from_hypothesis(item, own)
+        prepare_item(item)
 
 
 # -- the call -------------------------------------------------------------------------------
@@ -62,30 +66,16 @@ def take_shared(item: Any, way: Ranks) -> None:
 def call(item: Any, way: Ranks) -> None:
     """Run the test on its ranks and raise what it came to."""
     __tracebackhide__ = True
-    drawn = private.hypothesis_of(item.obj)
-    if drawn is None:
-        _call_once(item, way, {})
-    else:
-        _call_for_examples(item, way, drawn)
-
-
-def _call_for_examples(item: Any, way: Ranks, drawn: Any) -> None:
-    """Hypothesis draws in pytest's thread; each example is one run, the same on all ranks."""
-    __tracebackhide__ = True
-    inner = drawn.inner_test
-    named = private.argument_names(item)
-
-    @wraps(inner)
-    def on_ranks(*args: Any, **kwargs: Any) -> None:
-        __tracebackhide__ = True
-        _call_once(item, way, {k: v for k, v in kwargs.items() if k not in named})
-
-    on_ranks.__phalanx_inner__ = inner  # type: ignore[attr-defined]
-    drawn.inner_test = on_ranks
+    own, _ = item.stash[_ready]
     try:
-        item.obj(**{name: item.funcargs[name] for name in named})
+        if drawn_of(item.obj) is None:
+            _call_once(item, way, {})
+        else:
+            named = private.argument_names(item)
+            call_for_examples(item, named, own, partial(_call_once, item, way))
     finally:
-        drawn.inner_test = inner
+        if _last_run in item.stash:  # of many examples, that of the one that is shown
+            _add_sections(item, item.stash[_last_run])
 
 
 def _call_once(item: Any, way: Ranks, extra: Mapping[str, Any]) -> None:
@@ -95,7 +85,6 @@ def _call_once(item: Any, way: Ranks, extra: Mapping[str, Any]) -> None:
     run = on_ranks(item, way, shared=shared, extra=extra, replay=replay(item))
     item.stash[_last_run] = run
     item.repr_failure = partial(_represent, item, run)
-    _add_sections(item, run)
     _add_properties(item, run)
     _tell_subtests(item, run)
     _raise(item, run)

@@ -14,6 +14,7 @@ import pytest
 from phalanx.errors import RankStopped, VerdictError
 from phalanx.running.outcome import trim_traceback
 from phalanx.testing import pytest_private as private
+from phalanx.testing.marked.examples import as_in_an_example, drawn_of, inner_of
 from phalanx.testing.marked.fixtures import Maker, RankFixtures
 from phalanx.testing.marked.marker import Ranks
 from phalanx.testing.marked.record import Failure, Phase, Record
@@ -77,7 +78,7 @@ class Part:
         try:
             arguments = self._fixtures.make_all()
             self._phase = "call"
-            result = self._function()(**{**arguments, **self._extra})
+            result = self._call({**arguments, **self._extra})
         except pytest.skip.Exception as skipped:
             self._skip(skipped)
         except BaseException as error:
@@ -90,17 +91,19 @@ class Part:
             self.record.returned = None if result is None else repr(type(result))
         return None
 
-    def _function(self) -> Callable[..., Any]:
+    def _call(self, arguments: Mapping[str, Any]) -> Any:
         """The test function, bound to the rank's own instance; for Hypothesis, which has drawn
         the values already, the inner one."""
+        __tracebackhide__ = True
         in_class = isinstance(self._item.parent, pytest.Class)
         function: Callable[..., Any] = self.node.obj if in_class else self._item.obj
-        drawn = private.hypothesis_of(function)
+        drawn = drawn_of(function)
         if drawn is None:
-            return function
-        inner: Callable[..., Any] = drawn.inner_test
-        original = getattr(inner, "__phalanx_inner__", inner)
-        return original.__get__(self.node.instance) if in_class else original
+            return function(**arguments)
+        inner = inner_of(drawn)
+        function = inner.__get__(self.node.instance) if in_class else inner
+        with as_in_an_example():
+            return function(**arguments)
 
     def _skip(self, error: BaseException) -> None:
         self.record.end = "skipped"
