@@ -363,6 +363,35 @@ def groups_of_threads() -> None:
         thread.join()
 
 
+def many_forms_of_threads() -> None:
+    """Threads have forms forgotten that others are about to use."""
+    import threading
+
+    from phalanx.backend import watch
+
+    groups = [dist.new_group() for _ in range(3)]
+    failed: list[BaseException] = []
+
+    def work(group: dist.ProcessGroup) -> None:
+        try:
+            for size in range(1, 150):
+                dist.all_reduce(torch.ones(size), group=group)
+        except BaseException as error:
+            failed.append(error)
+
+    most, watch.MOST_FORMS = watch.MOST_FORMS, 2
+    try:
+        threads = [threading.Thread(target=work, args=(group,)) for group in groups]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        watch.MOST_FORMS = most
+    if failed:
+        raise failed[0]
+
+
 def thread_unknown_to_threading() -> None:
     """Rank 0 waits for what rank 1 sends when it has got what a thread of rank 0 sends."""
     import _thread
@@ -470,6 +499,7 @@ CORRECT = [
     batched_ring,
     futures,
     groups_of_threads,
+    many_forms_of_threads,
     thread_unknown_to_threading,
     late_key,
     once_more,

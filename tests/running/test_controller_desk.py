@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from phalanx.core.forms import Form, GroupForm, signature_of
 from phalanx.model import Deadlock, Mismatch, Site, TensorSpec
 from phalanx.running.controller.desk import Desk, Reply
+from phalanx.running.controller.wire import FORMS_KEPT
 
 FLOATS = TensorSpec("float32", (4,))
 REDUCE = Form("all_reduce", 0, reduce_op="SUM", inputs=(FLOATS,), site=Site("a.py", 3, "f"))
@@ -51,6 +52,37 @@ class Counted:
 
 def told(replies: list[Reply]) -> dict[int, str]:
     return {reply.rank: reply.answer for reply in replies}
+
+
+# -- forms --------------------------------------------------------------------------------
+
+
+def test_what_other_threads_are_about_to_use_is_not_forgotten() -> None:
+    desk = Counted(2)
+    for number in range(FORMS_KEPT + 1):
+        desk.desk.define_form(0, number, BARRIER)
+    desk.desk.forget(0)
+    with pytest.raises(LookupError):
+        desk.desk.announce(0, 1, 0, blocking=True)
+    assert told(desk.desk.announce(0, 1, 1, blocking=True)) == {}
+    assert desk.announce(1, BARRIER) == {0: "met", 1: "met"}
+
+
+# -- what is left -------------------------------------------------------------------------
+
+
+def test_a_call_in_which_a_thread_waits_is_not_left_over() -> None:
+    desk = Counted(2)
+    assert desk.announce(0, REDUCE, threads=2) == {}
+    for rank in range(2):
+        desk.desk.finished(rank)
+    assert desk.desk.leftovers() == []
+    desk.desk.begin()
+    assert desk.announce(1, REDUCE) == {0: "met", 1: "met"}
+    assert desk.announce(0, REDUCE, blocking=False) == {0: "go"}
+    for rank in range(2):
+        desk.desk.finished(rank)
+    assert len(desk.desk.leftovers()) == 1
 
 
 # -- collectives --------------------------------------------------------------------------

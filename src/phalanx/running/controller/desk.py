@@ -18,6 +18,7 @@ from phalanx.core.forms import Form, GroupForm, signature_of
 from phalanx.core.meeting import Slot
 from phalanx.model import RankView, Snapshot, Status, Verdict, Wait
 from phalanx.running.controller.places import DeskCall, Place
+from phalanx.running.controller.wire import FORMS_KEPT
 
 Answer = Literal["met", "go", "verdict", "stop", "withdrawn", "lost"]
 
@@ -103,8 +104,10 @@ class Desk:
         self._ranks[rank].forms[number] = form, signature_of(form)
 
     def forget(self, rank: int) -> None:
-        """The rank numbers its forms anew."""
-        self._ranks[rank].forms.clear()
+        """The rank will define its forms again, under other numbers."""
+        forms = self._ranks[rank].forms
+        for number in list(forms)[:-FORMS_KEPT]:
+            del forms[number]
 
     def announce(
         self,
@@ -222,13 +225,14 @@ class Desk:
         return replies + [self._stop(call) for call in waiting]
 
     def leftovers(self) -> list[Wait]:
-        """What was begun and is not met although all ranks have returned; told once."""
+        """What was begun and is not met although all ranks have returned; told once. A call
+        in which a thread waits may still be met: the thread lives on."""
         found = []
         for here in self._ranks:
             for call in here.calls.values():
                 place = call.place
                 unclear = call in place.deciding or place.is_undecided(call)
-                if not (call.waited or call.verdict or unclear):
+                if not (call.waited or call.asked or call.verdict or unclear):
                     call.waited = True
                     found.append(place.wait_of(call))
         return found

@@ -161,7 +161,8 @@ class Link:
 
     def forget_forms(self) -> None:
         self._send(encode(wire.FORGET))
-        self._digests.clear()
+        for number in list(self._digests)[: -wire.FORMS_KEPT]:
+            self._digests.pop(number, None)
 
     def next_ticket(self) -> int:
         return next(self._tickets)
@@ -171,15 +172,18 @@ class Link:
     ) -> bool:
         if self._off:
             return True
-        if form in self._digests and self._meet_on_board(form, blocking, limit):
+        known = self._digests.get(form)
+        if known is not None and self._meet_on_board(form, known, blocking, limit):
             return True
         flags = wire.BLOCKING if blocking else 0
         return self._ask(wire.ANNOUNCE, ticket, form, flags, name=name, limit=limit)
 
-    def _meet_on_board(self, form: int, blocking: bool, limit: Limit) -> bool:
+    def _meet_on_board(
+        self, form: int, known: tuple[Row, int | None, bool], blocking: bool, limit: Limit
+    ) -> bool:
         """Whether the call has met all others there. Only one that waits as long as need be,
         in a rank of one thread."""
-        row, digest, is_message = self._digests[form]
+        row, digest, is_message = known
         patient = blocking and not limit.explicit and limit.at_first(PATIENCE) >= PATIENCE
         if digest is None or not patient or _thread_count() > 1:
             if is_message:  # those that need not wait may be met in another order
@@ -189,7 +193,8 @@ class Link:
             return False
         if not row.meet(digest):
             return False
-        self._past.append(form)
+        with self._sending:
+            self._past.append(form)
         if len(self._past) >= MOST_PAST:
             self.flush()
         return True

@@ -34,6 +34,11 @@ MOST_THREADS = 0x3F
 """So many, or more."""
 
 
+FORMS_KEPT = 4096
+"""Forms that both ends keep when a rank has them forgotten, the newest ones: other threads of
+the rank may be about to use them."""
+
+
 class Frame(NamedTuple):
     """`ticket` names a call of the rank; what `number` is depends on the kind."""
 
