@@ -363,6 +363,31 @@ def groups_of_threads() -> None:
         thread.join()
 
 
+def store_that_goes() -> None:
+    """A group that met over a file, which is removed before the group is used."""
+    import os
+    import tempfile
+    import time
+
+    rank, size = dist.get_rank(), dist.get_world_size()
+    path = [tempfile.mktemp() if rank == 0 else None]
+    dist.broadcast_object_list(path, 0)
+    store = dist.distributed_c10d._get_default_store()
+    dist.barrier()
+    dist.destroy_process_group()
+    dist.init_process_group("gloo", init_method=f"file://{path[0]}", rank=rank, world_size=size)
+    time.sleep(0.3)  # until all have connected
+    if rank == 0:
+        os.remove(str(path[0]))
+    time.sleep(0.3)
+    dist.all_reduce(torch.ones(1))
+    assert not os.path.exists(str(path[0]))
+    dist.barrier()
+    dist.destroy_process_group()
+    store = dist.PrefixStore("afterwards", store)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+
+
 def many_forms_of_threads() -> None:
     """Threads have forms forgotten that others are about to use."""
     import threading
@@ -499,6 +524,7 @@ CORRECT = [
     batched_ring,
     futures,
     groups_of_threads,
+    store_that_goes,
     many_forms_of_threads,
     thread_unknown_to_threading,
     late_key,

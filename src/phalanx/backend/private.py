@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
 from importlib import import_module
+from inspect import signature
 from logging import NullHandler
 from pathlib import Path
 from types import FunctionType
@@ -560,6 +561,27 @@ def store_of(group: Any) -> Any:
     """2.11-2.13: the part of the store that the members of a group share."""
     known = original_world().pg_map.get(group)
     return known[1] if known is not None else group.get_group_store()
+
+
+def around_new_groups(name: Callable[[Any, str], Callable[[Any], None]]) -> Undo:
+    """2.11-2.13: what `init_process_group` and `new_group` make a group by. Before they do,
+    `name` gets the store and the name of a group that this rank belongs to, and what it
+    returns gets the group: a backend that connects does so in between, and then the store may
+    go."""
+    make = _module._new_process_group_helper
+    parameters = signature(make)
+
+    def around(*args: Any, **options: Any) -> Any:
+        given = parameters.bind(*args, **options).arguments
+        if given["group_rank"] is None or given["group_rank"] < 0:
+            return make(*args, **options)
+        note = name(given["store"], given["group_name"])
+        made = make(*args, **options)
+        note(made[0])
+        return made
+
+    _module._new_process_group_helper = around
+    return partial(setattr, _module, "_new_process_group_helper", make)
 
 
 def backend_name(group: Any, device: torch.device) -> str:

@@ -154,11 +154,13 @@ class Watcher:
         self._adding = threading.Lock()
         self._libraries: list[torch.library.Library] = []
         self._wait: Any = None
+        self._undo: private.Undo | None = None
         self.reset()
 
     def reset(self) -> None:
         """Forget groups and calls; the other end does the same."""
         self._groups: weakref.WeakKeyDictionary[Any, _Group] = weakref.WeakKeyDictionary()
+        self._names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._forms: dict[Any, tuple[int, bool]] = {}
         self._works: weakref.WeakKeyDictionary[Any, _Ticket] = weakref.WeakKeyDictionary()
         self._buffers: dict[int, _Ticket] = {}
@@ -172,6 +174,7 @@ class Watcher:
         for name, read in READERS.items():
             private.watch_operator(calls, name, self._watching(read))
         private.watch_operator(waits, "wait_tensor", self._wait_for_tensor)
+        self._undo = private.around_new_groups(self._name)
         self._wait = original = dist.Work.wait
         watcher = self
 
@@ -186,6 +189,9 @@ class Watcher:
     def stop(self) -> None:
         if self._libraries:
             dist.Work.wait = self._wait  # type: ignore[method-assign]
+        if self._undo is not None:
+            self._undo()
+            self._undo = None
         while self._libraries:
             private.forget_library(self._libraries.pop())
 
@@ -299,17 +305,29 @@ class Watcher:
 
     def _define_group(self, group: Any) -> int | None:
         with suppress(Exception):  # no store, or one that is gone: it is left alone
-            key = self._key(private.store_of(group))
+            key = self._names.get(group) or self._key(private.store_of(group), "phalanx")
             ranks = tuple(dist.get_process_group_ranks(group))
             form = GroupForm(key, group.group_name, ranks, group.rank())
             return self.line.define_group(form)
         return None
 
-    def _key(self, store: Any) -> str:
+    def _name(self, store: Any, name: str) -> Callable[[Any], None]:
+        """When a group is made: its store may be gone when it is used."""
+        key = None
+        with suppress(Exception):
+            key = self._key(store, f"phalanx {name}")
+
+        def note(group: Any) -> None:
+            if key is not None and isinstance(group, dist.ProcessGroup):
+                self._names.setdefault(group, key)
+
+        return note
+
+    def _key(self, store: Any, at: str) -> str:
         """The members of a group have its part of the store in common: the first one leaves
         a name there. A group made again over the same store is another one each time."""
         proposal = f"{self.rank}.{os.getpid()}.{next(self._proposals)}"
-        place = bytes(store.compare_set("phalanx", "", proposal)).decode()
+        place = bytes(store.compare_set(at, "", proposal)).decode()
         turn = self._incarnations[place] = self._incarnations.get(place, 0) + 1
         return f"{place}.{turn}"
 
