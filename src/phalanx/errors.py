@@ -113,6 +113,14 @@ class RankExited(BaseException):
         self.code = code
 
 
+def text_of(error: BaseException) -> str:
+    """`str(error)`, also of an error whose `__str__` is broken, in Python's words for it."""
+    try:
+        return str(error)
+    except Exception:
+        return "<exception str() failed>"
+
+
 for _public in (
     PhalanxError,
     UsageError,

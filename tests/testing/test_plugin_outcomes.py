@@ -31,6 +31,7 @@ ENDS = {
     "test_teardown_communicates": "FAILED rank 1: assert 1 == 0",
     "test_deadlock": "FAILED DeadlockError: rank 0 returned; rank 1 waits for it in call #0",
     "test_goes_on": "PASSED",
+    "test_broken_text": "FAILED rank 1: test_ends.test_broken_text.<locals>.Broken: <exception",
 }
 SKIPS = {
     "33": "not today",
@@ -61,13 +62,19 @@ def test_how_a_rank_left(ends: Ran) -> None:
     assert ends.reasons["test_os_exit_3[ranks=2-processes]"] == "rank 1: died with exit code 3"
 
 
+@pytest.mark.parametrize("engine", ["threads", "processes"])
+def test_who_skipped_is_told_where_others_wait(ends: Ran, engine: str) -> None:
+    told = ends.reasons[f"test_others_wait_for_a_skipped[ranks=2-{engine}]"]
+    assert told.endswith("(rank 1 skipped)")
+
+
 def test_skips_on_all_ranks(ends: Ran) -> None:
     for line, reason in SKIPS.items():
         assert f"SKIPPED [2] test_ends.py:{line}: {reason}" in ends.text
 
 
 def test_all_are_counted(ends: Ran) -> None:
-    assert "32 failed, 10 passed, 6 skipped, 4 xfailed" in ends.text
+    assert "34 failed, 10 passed, 6 skipped, 4 xfailed" in ends.text
     assert ends.code == 1
 
 

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from phalanx.errors import DeadlockError, RankDied, RankFailedError
+from phalanx.model import RankFailure, RankView, ViewBlock
 from phalanx.testing import once_per_rank, once_per_test
 from phalanx.testing.declared import declared
 from phalanx.testing.marked.examples import OWN_FOLDER, without_own_lines
+from phalanx.testing.marked.failure import show_failure
 from phalanx.testing.marked.record import Failure, Record
 from phalanx.testing.marked.run import RanksRun
 from phalanx.testing.marked.standins import RankMonkeyPatch, SharedPatches
@@ -193,6 +195,18 @@ def test_reasons_of_skips() -> None:
     assert RanksRun(skipped, None).skip_reason() == "same"
     skipped[1].end = "passed"
     assert RanksRun(skipped, None).skip_reason() == "ranks 0, 2: same"
+
+
+def test_who_skipped_is_not_said_to_have_returned() -> None:
+    first = ValueError("first")
+    returned = ViewBlock((0, 1), RankView(0, "finished"))
+    verdict = RankFailure("rank-failed", "error", (2,), (((2,), "x"),), {}, (returned,))
+    error = RankFailedError("text", {2: first}, verdict)
+    error.__cause__ = first
+    found = records(failure(2, first))
+    found[1] = Record(1, "skipped", reason="not here")
+    shown = str(show_failure(RanksRun(found, error), report="all", replay="pytest x"))
+    assert "\n  stopped   rank 0 had returned\n  skipped   rank 1: not here\n" in shown
 
 
 # -- Hypothesis -----------------------------------------------------------------------------

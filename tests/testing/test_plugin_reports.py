@@ -32,7 +32,7 @@ def test_x(rank):
 """
 LINES = {
     "--tb=short": ["rank 0:", "test_s.py:6: in test_x", "E   assert 0 == 5"],
-    "--tb=line": ["rank 0: test_s.py:6: assert 0 == 5"],
+    "--tb=line": ["rank 1: test_s.py:6: assert 1 == 5"],
     "--tb=native": ["rank 0:", "    assert rank == 5", "AssertionError: assert 0 == 5"],
     "--tb=no": [],
     "--ranks-report=first": ["rank 1, same line: assert 1 == 5"],
@@ -119,6 +119,7 @@ def test_styles(runs: dict[str, Ran], option: str) -> None:
     assert "FAILED test_s.py::test_x[ranks=2] - rank 0: assert 0 == 5 (1 more" in text
     for line in LINES[option]:
         assert f"\n{line}\n" in text
+    assert "rank 0: test_s.py:6" not in text  # not twice: pytest has a line for the first
     assert ("FAILURES" in text) is (option != "--tb=no")
 
 

@@ -20,6 +20,7 @@ from phalanx.errors import (
     RankFailedError,
     RankStopped,
     VerdictError,
+    text_of,
 )
 from phalanx.model import RankFailure, Site, Verdict, ViewBlock
 from phalanx.report.text import render
@@ -177,6 +178,6 @@ def _one_line(error: BaseException) -> str:
         return f"called {error}"
     if isinstance(error, RankDied):
         return str(error)
-    message = str(error).strip()
+    message = text_of(error).strip()
     name = type(error).__name__
     return f"{name}: {message.splitlines()[0]}" if message else name

@@ -12,6 +12,7 @@ from phalanx import callsite
 from phalanx.backend.describe import describe_call, describe_wait
 from phalanx.backend.session import RankContext, Session
 from phalanx.core.baton import DONE, OUTSIDE, PARKED, RUNNING, Baton, Strand
+from phalanx.errors import text_of
 from phalanx.model import Op, RankView, Site, Snapshot, Status, ViewBlock
 from phalanx.running.calls import Blocked
 from phalanx.running.outcome import Outcomes
@@ -85,8 +86,12 @@ def _view(
         wait=wait,
         last=_last_op(context),
         site=_site(strand, frame),
-        error=None if error is None else f"{type(error).__name__}: {error}".splitlines()[0],
+        error=None if error is None else _first_line(error),
     )
+
+
+def _first_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {text_of(error)}".splitlines()[0]
 
 
 def _status(strand: Strand, error: BaseException | None) -> Status:

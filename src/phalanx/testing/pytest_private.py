@@ -41,6 +41,8 @@ from _pytest.logging import (
 from _pytest.outcomes import Exit, OutcomeException, XFailed
 from _pytest.scope import Scope
 
+from phalanx.errors import text_of
+
 try:
     from _pytest import subtests as _subtests  # from 9.0 on
 except ImportError:  # pragma: no cover
@@ -123,7 +125,7 @@ def shown_without_traceback(error: BaseException) -> str:
     """All its frames are ours: the text, and for a fixture that is not there what there is."""
     if isinstance(error, fixtures.FixtureLookupError):
         return str(error.formatrepr())
-    return f"{type(error).__name__}: {error}"
+    return f"{type(error).__name__}: {text_of(error)}"
 
 
 def is_lookup_error(error: BaseException) -> bool:
@@ -135,7 +137,7 @@ def message_of(error: BaseException) -> str:
     """The text of an error; that of a missing fixture would show our request."""
     if isinstance(error, fixtures.FixtureLookupError) and error.msg is None:
         return f"fixture {error.argname!r} not found"
-    return str(error)
+    return text_of(error)
 
 
 def call_fixture(definition: Any, request: Any, arguments: Mapping[str, Any]) -> Any:
@@ -288,6 +290,10 @@ FileLocation = code.ReprFileLocation
 def native_text(text: str) -> Any:
     """Text as a part of a failure's representation, which xdist and junit can carry."""
     return code.ReprTracebackNative([text if text.endswith("\n") else text + "\n"])
+
+
+def no_text() -> Any:
+    return code.ReprTracebackNative([])
 
 
 def parts_of(representation: Any) -> list[tuple[Any, Any, str | None]]:

@@ -160,3 +160,13 @@ def test_one_rank(rank):
 
 def test_goes_on():
     dist.barrier()
+
+
+def test_broken_text(rank):
+    class Broken(Exception):
+        def __str__(self):
+            raise ValueError("no text")
+
+    if rank == 1:
+        raise Broken
+    dist.barrier()

@@ -7,10 +7,12 @@ never show a consequence as a cause.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from phalanx.callsite import shown_path
 from phalanx.errors import RankFailedError
+from phalanx.model import RankFailure
 from phalanx.report.failure import render_consequences
 from phalanx.report.layout import cut, labelled, rank_list
 from phalanx.testing import pytest_private as private
@@ -31,19 +33,28 @@ def show_failure(run: RanksRun, *, report: str, replay: str) -> Any:
     assert run.cause is not None
     groups = group_alike([run.cause, *run.others])
     whole = len(run.records)
-    if report in ("concise", "line"):
-        body = [private.native_text(_concise(groups[:1] if report == "line" else groups))]
+    if report == "line":  # pytest itself shows the first
+        body = [private.native_text(line) for line in _concise(groups[:1])[1:]]
+    elif report == "concise":
+        body = [private.native_text("\n".join(_concise(groups)))]
     else:
         shown = groups[:1] if report == "first" else groups
         body = _show_groups(shown, whole)
         if len(shown) < len(groups):
             body.append(private.native_text(_rest(groups[len(shown) :])))
-    tail = "" if report == "line" else _tail(run, groups, replay)
     parts = [(part, None, None) for part in body]
-    parts.append(
-        (private.native_text("\n" + tail if tail else ""), _crash(groups, whole), None)
+    last = (
+        private.no_text()
+        if report == "line"
+        else private.native_text(_tail(run, groups, replay))
     )
-    return private.ChainRepr(parts)
+    crash = _crash(groups, whole)
+    if groups[0][0].verdict and run.skipped:
+        gone = rank_list([record.rank for record in run.skipped])
+        crash = private.FileLocation(
+            crash.path, crash.lineno, f"{crash.message} ({gone} skipped)"
+        )
+    return private.ChainRepr([*parts, (last, crash, None)])
 
 
 def show_alike(failures: Sequence[Failure], ranks: int) -> Any:
@@ -127,7 +138,7 @@ def _same_place(others: Group) -> str:
     return "\n".join(told)
 
 
-def _concise(groups: Sequence[Group]) -> str:
+def _concise(groups: Sequence[Group]) -> list[str]:
     lines = []
     for group in groups:
         if group[0].verdict:
@@ -137,7 +148,7 @@ def _concise(groups: Sequence[Group]) -> str:
             place = group[0].crash
             where = f"{shown_path(place.path)}:{place.lineno}: " if place is not None else ""
             lines.append(f"{rank_list(ranks)}: {where}{text}")
-    return "\n".join(lines)
+    return lines
 
 
 def _by_line(group: Group) -> dict[str, list[int]]:
@@ -154,15 +165,25 @@ def _rest(groups: Sequence[Group]) -> str:
 
 def _tail(run: RanksRun, groups: Sequence[Group], replay: str) -> str:
     """What the failure led to, and how to run it again. Our own reports have said both."""
-    if groups[0][0].verdict:
-        return ""
-    lines: list[str] = []
+    lines: list[str] = [] if groups[0][0].verdict else [""]
     if isinstance(run.error, RankFailedError) and run.error.verdict is not None:
-        lines += render_consequences(run.error.verdict)
+        lines += render_consequences(_without_skipped(run, run.error.verdict))
     if run.skipped:
         lines += labelled("skipped", run.skip_reason())
-    lines += labelled("replay", replay, whole=True)
+    if not groups[0][0].verdict:
+        lines += labelled("replay", replay, whole=True)
     return "\n".join(lines)
+
+
+def _without_skipped(run: RanksRun, verdict: RankFailure) -> RankFailure:
+    """To the engine a rank that skipped has returned; they are told of apart."""
+    skipped = {record.rank for record in run.skipped}
+    kept = [
+        replace(block, ranks=ranks)
+        for block in verdict.stopped
+        if (ranks := tuple(rank for rank in block.ranks if rank not in skipped))
+    ]
+    return replace(verdict, stopped=tuple(kept))
 
 
 def _headline(failure: Failure) -> str:

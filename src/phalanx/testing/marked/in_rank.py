@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from phalanx.errors import RankStopped, VerdictError
+from phalanx.errors import RankStopped, VerdictError, text_of
 from phalanx.running.controller import link
 from phalanx.testing import pytest_private as private
 from phalanx.testing.marked.fixtures import Maker, RankRequest
@@ -115,7 +115,7 @@ class RankProcess:
             if record.end != "failed":
                 part.note(error)
             record.warnings = [_sendable(each) for each in self._pytest.warnings]
-            raise PartFailed(str(error), pack_record(record)) from None
+            raise PartFailed(text_of(error), pack_record(record)) from None
         record.warnings = [_sendable(each) for each in warned]
 
     def _enter_wide(self, item: Any, part: Part) -> None:

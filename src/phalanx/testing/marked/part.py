@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from phalanx.errors import RankStopped, VerdictError
+from phalanx.errors import RankStopped, VerdictError, text_of
 from phalanx.running.outcome import trim_traceback
 from phalanx.testing import pytest_private as private
 from phalanx.testing.marked.examples import as_in_an_example, drawn_of, inner_of
@@ -150,7 +150,7 @@ class Part:
         try:
             return self.node.repr_failure(pytest.ExceptionInfo.from_exception(error))
         except Exception as problem:  # a broken __repr__, say
-            return f"{type(error).__name__}: {error}\n(no traceback: {problem!r})"
+            return f"{type(error).__name__}: {text_of(error)}\n(no traceback: {problem!r})"
 
 
 def is_unittest_skip(error: BaseException) -> bool:
