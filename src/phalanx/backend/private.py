@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
 from importlib import import_module
-from inspect import signature
 from logging import NullHandler
 from pathlib import Path
 from types import FunctionType
@@ -39,6 +38,10 @@ WORLD_NAME = "_world"
 GLOO_NAME = "ProcessGroupGloo"
 NCCL_NAME = "ProcessGroupNCCL"
 RENDEZVOUS_NAME = "rendezvous"
+
+# 2.11-2.13: what those functions make a group by, replaced while a rank is watched. It gets the
+# number of members, the rank among them, all of them, the backend, the store, the name.
+NEW_GROUP_NAME = "_new_process_group_helper"
 
 # 2.11-2.13: what those functions look at first. A build without NCCL has no class, and None
 # for the timeout; ranks get a group that behaves as NCCL's all the same.
@@ -561,27 +564,6 @@ def store_of(group: Any) -> Any:
     """2.11-2.13: the part of the store that the members of a group share."""
     known = original_world().pg_map.get(group)
     return known[1] if known is not None else group.get_group_store()
-
-
-def around_new_groups(name: Callable[[Any, str], Callable[[Any], None]]) -> Undo:
-    """2.11-2.13: what `init_process_group` and `new_group` make a group by. Before they do,
-    `name` gets the store and the name of a group that this rank belongs to, and what it
-    returns gets the group: a backend that connects does so in between, and then the store may
-    go."""
-    make = _module._new_process_group_helper
-    parameters = signature(make)
-
-    def around(*args: Any, **options: Any) -> Any:
-        given = parameters.bind(*args, **options).arguments
-        if given["group_rank"] is None or given["group_rank"] < 0:
-            return make(*args, **options)
-        note = name(given["store"], given["group_name"])
-        made = make(*args, **options)
-        note(made[0])
-        return made
-
-    _module._new_process_group_helper = around
-    return partial(setattr, _module, "_new_process_group_helper", make)
 
 
 def backend_name(group: Any, device: torch.device) -> str:

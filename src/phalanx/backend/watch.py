@@ -22,6 +22,7 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
 
 from phalanx import callsite
 from phalanx.backend import private
@@ -154,7 +155,7 @@ class Watcher:
         self._adding = threading.Lock()
         self._libraries: list[torch.library.Library] = []
         self._wait: Any = None
-        self._undo: private.Undo | None = None
+        self._make: Any = None
         self.reset()
 
     def reset(self) -> None:
@@ -174,7 +175,8 @@ class Watcher:
         for name, read in READERS.items():
             private.watch_operator(calls, name, self._watching(read))
         private.watch_operator(waits, "wait_tensor", self._wait_for_tensor)
-        self._undo = private.around_new_groups(self._name)
+        self._make = getattr(c10d, private.NEW_GROUP_NAME)
+        setattr(c10d, private.NEW_GROUP_NAME, self._make_group)
         self._wait = original = dist.Work.wait
         watcher = self
 
@@ -189,9 +191,7 @@ class Watcher:
     def stop(self) -> None:
         if self._libraries:
             dist.Work.wait = self._wait  # type: ignore[method-assign]
-        if self._undo is not None:
-            self._undo()
-            self._undo = None
+            setattr(c10d, private.NEW_GROUP_NAME, self._make)
         while self._libraries:
             private.forget_library(self._libraries.pop())
 
@@ -311,17 +311,18 @@ class Watcher:
             return self.line.define_group(form)
         return None
 
-    def _name(self, store: Any, name: str) -> Callable[[Any], None]:
-        """When a group is made: its store may be gone when it is used."""
+    def _make_group(self, size: int, rank: int | None, *args: Any, **options: Any) -> Any:
+        """A group gets its name before its backend connects: all members do so, and when they
+        have, the store may go."""
         key = None
-        with suppress(Exception):
-            key = self._key(store, f"phalanx {name}")
-
-        def note(group: Any) -> None:
-            if key is not None and isinstance(group, dist.ProcessGroup):
-                self._names.setdefault(group, key)
-
-        return note
+        if rank is not None and rank >= 0:
+            with suppress(Exception):
+                _, _, store, name = args[:4]
+                key = self._key(store, f"phalanx {name}")
+        made = self._make(size, rank, *args, **options)
+        if key is not None and isinstance(made[0], dist.ProcessGroup):
+            self._names.setdefault(made[0], key)
+        return made
 
     def _key(self, store: Any, at: str) -> str:
         """The members of a group have its part of the store in common: the first one leaves
