@@ -31,6 +31,8 @@ from phalanx.testing.marked.run import RanksRun
 _ready = pytest.StashKey[tuple[set[str], dict[tuple[str, int], Any]]]()
 _last_run = pytest.StashKey[RanksRun]()
 
+POSITIONS = "interrupted; each rank was at"
+
 
 # -- setup ----------------------------------------------------------------------------------
 
@@ -95,6 +97,9 @@ def _raise(item: Any, run: RanksRun) -> None:
     interrupt = run.interrupt
     if isinstance(interrupt, UsageError):
         _refuse(str(interrupt))
+    if isinstance(interrupt, KeyboardInterrupt) and interrupt is run.error:
+        _show_positions(item)
+        _raise_in_test(item, interrupt)
     if interrupt is not None:
         raise interrupt
     if run.raised is not None:
@@ -109,6 +114,28 @@ def _raise(item: Any, run: RanksRun) -> None:
     if returned is not None:
         text = f"{item.nodeid} returned {returned} on a rank; use `assert`, not `return`"
         item.warn(pytest.PytestReturnNotNoneWarning(text))
+
+
+def _show_positions(item: Any) -> None:
+    """Where each rank was. The engine has printed it, and pytest, which shows nothing that it
+    has captured once a run is interrupted, has caught that."""
+    capture = item.config.pluginmanager.get_plugin("capturemanager")
+    reporter = item.config.pluginmanager.get_plugin("terminalreporter")
+    if capture is None or reporter is None:
+        return
+    _, start, text = (capture.read_global_capture().err or "").rpartition(POSITIONS)
+    if start:
+        with capture.global_and_fixture_disabled():
+            reporter.ensure_newline()
+            reporter.write_line(f"{start}{text}".rstrip())
+
+
+def _raise_in_test(item: Any, error: BaseException) -> None:
+    """pytest shows the last line of the traceback, which is one of ours; the interrupted lines
+    of the test belong to other threads or processes."""
+    line = item.location[1] or 0
+    code = compile("\n" * line + "raise error", str(item.path), "exec")
+    exec(code, {"error": error.with_traceback(None)})
 
 
 def _refuse(text: str) -> None:
