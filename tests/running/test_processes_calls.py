@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import builtins
 import ctypes
+import io
 import os
 import random
+import select
+import signal
 import sys
+import threading
 import time
+import warnings
+from contextlib import suppress
+from typing import Any
 
 import pytest
 import torch
@@ -71,6 +79,107 @@ def test_a_fresh_call_finds_a_rank_as_it_was_started(engine) -> None:
             "drawn": drawn[rank],
             "process": 0,
         }
+
+
+def leave_settings() -> None:
+    torch.set_default_dtype(torch.float64)
+    torch.set_default_device("meta")
+    torch.set_grad_enabled(False)
+    torch.use_deterministic_algorithms(True)
+    torch.autograd.set_detect_anomaly(True)
+    torch.set_num_threads(3)
+    torch.set_autocast_enabled("cpu", True)
+    torch.set_flush_denormal(True)
+    warnings.simplefilter("error")
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    signal.alarm(50)
+    os.umask(0o77)
+    builtins.input = len
+    sys.stdin = io.StringIO("left")
+    sys.setrecursionlimit(5000)
+
+
+def settings() -> dict[str, object]:
+    umask = os.umask(0)
+    os.umask(umask)
+    return {
+        "dtype": torch.get_default_dtype(),
+        "device": torch.empty(0).device,
+        "gradients": torch.is_grad_enabled(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "anomaly": torch.is_anomaly_enabled(),
+        "threads": torch.get_num_threads(),
+        "autocast": torch.is_autocast_enabled("cpu"),
+        "smallest": sys.float_info.min / len("ab"),
+        "filters": tuple((each[0], each[2].__name__) for each in warnings.filters),
+        "handler": signal.getsignal(signal.SIGUSR1),
+        "alarm": signal.alarm(0),
+        "umask": umask,
+        "input": builtins.input.__name__,
+        "stdin": type(sys.stdin).__name__,
+        "recursion": sys.getrecursionlimit(),
+    }
+
+
+def test_a_fresh_call_finds_the_settings_of_the_start(engine) -> None:
+    first = engine.call(settings, fresh=True)
+    engine.call(leave_settings, fresh=True)
+    kept = engine.call(settings)
+    assert not set(first[0].items() & kept[0].items())  # every one of them was changed
+    engine.call(leave_settings, fresh=True)
+    pids = engine.call(os.getpid)
+    assert engine.call(settings, fresh=True) == first
+    assert engine.call(os.getpid) == pids
+
+
+_entered: list[Any] = []
+
+
+def enter_and_stay(kind: str) -> int:
+    _entered.append(torch.inference_mode() if kind == "inference" else torch.device("meta"))
+    _entered[-1].__enter__()
+    return os.getpid()
+
+
+def modes() -> tuple[bool, str]:
+    return torch.is_inference_mode_enabled(), torch.empty(0).device.type
+
+
+@pytest.mark.parametrize("kind", ["inference", "device"])
+def test_what_cannot_be_put_back_costs_the_processes(engine, kind: str) -> None:
+    assert engine.call(enter_and_stay, (kind,)) == engine.call(os.getpid)  # kept, as ever
+    left = engine.call(enter_and_stay, (kind,), fresh=True)
+    assert not set(left) & set(engine.call(os.getpid, fresh=True))
+    assert engine.call(modes) == [(False, "cpu")] * 2
+
+
+def die_soon() -> None:
+    if dist.get_rank() == 1:
+        threading.Timer(0.1, os._exit, (3,)).start()
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="Linux only")
+def test_a_fresh_call_is_not_blamed_for_a_rank_that_had_died(engine) -> None:
+    pids = engine.call(os.getpid)
+    engine.call(die_soon, fresh=True, replay="the guilty one")
+    wait_for_death(pids[1])
+    with pytest.warns(phalanx.PhalanxWarning, match="rank 1 died with exit code 3") as told:
+        assert engine.call(total, fresh=True) == [2.0, 2.0]
+    assert "the last call: the guilty one" in str(told[0].message)
+    pids = engine.call(os.getpid)
+    engine.call(die_soon)
+    wait_for_death(pids[1])
+    with pytest.raises(phalanx.RankFailedError, match=r"rank 1.* died with exit code 3"):
+        engine.call(total)  # it counts on what the call before has left
+
+
+def wait_for_death(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        watch = os.pidfd_open(pid)
+        try:
+            assert select.select([watch], [], [], 20)[0]
+        finally:
+            os.close(watch)
 
 
 def wreck() -> None:

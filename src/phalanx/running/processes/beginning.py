@@ -1,4 +1,5 @@
-"""How a rank begins: environment, folder, arguments, random numbers; and back to that.
+"""How a rank begins: environment, folder, arguments, random numbers; and back to that. What
+else a call may leave behind is in `leftovers.py`.
 
 Used by `rank.py`. A fresh call finds a rank as it was when it was started, but warm. Groups of
 before are put away and not destroyed: Gloo takes 20 to 40 ms for that and holds Python's lock
@@ -18,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from phalanx.backend import private
+from phalanx.running.processes.leftovers import Leftovers
 from phalanx.running.processes.messages import Start
 
 MOST_GROUPS = 48
@@ -53,14 +55,17 @@ class Beginning:
         numpy_random = sys.modules.get("numpy.random")
         self._numpy: Any = None if numpy_random is None else numpy_random.get_state()
         self._put_away: list[Any] = []
+        self._leftovers = Leftovers()
 
-    @property
-    def is_worn(self) -> bool:
+    def is_worn(self, *, fresh: bool) -> bool:
+        """After a call. One that was not `fresh` may leave behind what it likes."""
         groups = len(self._put_away)
-        return groups > MOST_GROUPS or (groups > 0 and _lacks_descriptors())
+        too_many = groups > MOST_GROUPS or (groups > 0 and _lacks_descriptors())
+        return too_many or (fresh and self._leftovers.stay)
 
     def come_back(self) -> None:
         self._leave_groups()
+        self._leftovers.put_back()
         settle_in(self._start)
         torch.set_rng_state(self._torch)
         random.setstate(self._random)

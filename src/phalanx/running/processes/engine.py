@@ -9,19 +9,22 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from phalanx.errors import UsageError
+from phalanx.errors import PhalanxWarning, UsageError
 from phalanx.model import Verdict
+from phalanx.report.layout import rank_list
 from phalanx.running.controller import board
 from phalanx.running.controller.counter import Counter
 from phalanx.running.processes.call import CallInProgress
+from phalanx.running.processes.evidence import death
 from phalanx.running.processes.messages import Call, Parcel, Start
 from phalanx.running.processes.nursery import nursery
 from phalanx.running.processes.parcel import check_not_loading, pack_call
-from phalanx.running.processes.team import OnOutput, Team, print_line
+from phalanx.running.processes.team import Member, OnOutput, Team, print_line
 from phalanx.running.threads import Settings, rank_environ, tell_findings
 
 MOST_PROCESSES = 128
@@ -49,9 +52,12 @@ class ProcessesEngine:
         check_not_loading()
         self.settings = settings
         self.findings: list[Verdict] = []
+        self.base_environ: dict[str, str] | None = None
+        """The program's environment when the present ranks were started, if they were."""
         self._team: Team | None = None
         self._busy = False
         self._calls = 0
+        self._replay: str | None = None
         nursery()  # begins to load torch while the caller goes on
 
     def call(
@@ -72,7 +78,8 @@ class ProcessesEngine:
         `timeout` (seconds without a rank that returns), `limit` (seconds in all), `on_output`
         and `replay` stand in for those of the world, for this call. With `fresh` the ranks
         begin as if they had just been started: no groups of before, a new default group,
-        environment, folder, arguments and random numbers as at first. With `patient` the
+        environment, folder, arguments and random numbers as at first, and what else is in
+        `leftovers.py`; ranks that died meanwhile are replaced. With `patient` the
         ranks that are left when one has failed have as much time as without that.
         """
         __tracebackhide__ = True
@@ -105,9 +112,12 @@ class ProcessesEngine:
         patient: bool,
     ) -> list[Any]:
         __tracebackhide__ = True
+        if fresh:
+            self.replace_dead()
         team = self._take_team()
         team.show = on_output or self.settings.on_output
         self._calls += 1
+        self._replay = replay
         call = CallInProgress(
             team,
             timeout=timeout,
@@ -140,6 +150,22 @@ class ProcessesEngine:
         if team is not None:
             team.close()
 
+    def replace_dead(self) -> bool:
+        """Whether ranks have died since the last call, of something it had left running. Then
+        all of them are replaced, and a warning says so: the next call is not to blame."""
+        team = self._team
+        if team is None or not team.is_ours:
+            return False
+        for _ in team.hear(0):
+            pass
+        dead = [member for member in team.members if member.status is not None]
+        if not dead:
+            return False
+        self._team = None
+        team.kill()
+        warnings.warn(PhalanxWarning(_tell_dead(dead, self._replay)), stacklevel=2)
+        return True
+
     def _take_team(self) -> Team:
         team, self._team = self._team, None
         if team is not None and team.is_ours:
@@ -148,7 +174,8 @@ class ProcessesEngine:
 
     def _new_team(self) -> Team:
         settings = self.settings
-        base = {**os.environ, **(settings.environ or {})}
+        self.base_environ = dict(os.environ)
+        base = {**self.base_environ, **(settings.environ or {})}
         base.setdefault("MASTER_ADDR", LOOPBACK)
         if "MASTER_PORT" not in base:
             base["MASTER_PORT"] = str(_free_port())
@@ -178,6 +205,15 @@ class ProcessesEngine:
             ]
             counter = Counter(settings.ranks) if settings.checked else None
             return Team(starts, listener, show=settings.on_output, counter=counter)
+
+
+def _tell_dead(dead: Sequence[Member], replay: str | None) -> str:
+    alike: dict[str, list[int]] = {}
+    for member in dead:
+        alike.setdefault(str(death(member.status or 0, member.stderr)), []).append(member.rank)
+    lines = [f"{rank_list(who)} {how}" for how, who in alike.items()]
+    lines.append("after the last call had returned; all ranks were started anew")
+    return "\n".join([*lines, *([f"the last call: {replay}"] if replay else [])])
 
 
 def _free_port() -> int:

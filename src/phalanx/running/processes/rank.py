@@ -172,7 +172,8 @@ class _Rank:
             if self._link is not None:
                 self._link.flush()
         try:
-            worn = self._beginning is not None and self._beginning.is_worn
+            begun = self._beginning
+            worn = begun is not None and begun.is_worn(fresh=call.fresh)
             return Returned(rank, pack_value(value), preloadable(), worn)
         except UsageError as error:
             return Unsendable(rank, str(error))

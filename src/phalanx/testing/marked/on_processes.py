@@ -34,20 +34,23 @@ _engines: dict[tuple[Any, ...], _Kept] = {}
 
 
 class _Kept:
-    """An engine, and the environment its ranks began with."""
+    """An engine, and what its ranks know."""
 
     def __init__(self, engine: ProcessesEngine) -> None:
         self.engine = engine
-        self.environ = dict(os.environ)
         self.file: str | None = None
         """The one that its present processes have collected."""
 
     def changes(self) -> dict[str, str | None]:
-        now = dict(os.environ)
+        """In the environment, since the ranks were started. Those that are started now begin
+        with that of now, to which this adds nothing."""
+        now, before = dict(os.environ), self.engine.base_environ
+        if before is None:
+            return {}
         changed: dict[str, str | None] = {
-            name: value for name, value in now.items() if self.environ.get(name) != value
+            name: value for name, value in now.items() if before.get(name) != value
         }
-        changed.update((name, None) for name in self.environ if name not in now)
+        changed.update((name, None) for name in before if name not in now)
         return changed
 
 
@@ -83,6 +86,8 @@ def run_on_processes(
     known = len(engine.findings)
     values: list[Any] = []
     error: BaseException | None = None
+    if engine.replace_dead():
+        kept.file = None
     errand = _errand(item, way, shared, extra, kept.changes())
     try:
         if errand.file != kept.file:

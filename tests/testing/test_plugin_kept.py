@@ -1,0 +1,76 @@
+"""What a test leaves in processes that are kept does not reach the tests after it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.testing.pytest_runs import run_pytest
+
+pytestmark = pytest.mark.timeout(180)  # whole runs of pytest, with many processes
+
+LEFT = {
+    "test_first.py": """
+import os
+import threading
+import time
+import pytest
+import torch
+
+pytestmark = pytest.mark.ranks(2, engine="processes")
+
+@pytest.fixture(scope="module")
+def variable():
+    os.environ["SET_BY_A_FIXTURE"] = "1"
+    yield
+    del os.environ["SET_BY_A_FIXTURE"]
+
+def test_fails(rank):
+    assert rank == 5  # the next test gets new processes
+
+def test_sets(variable):
+    assert os.environ["SET_BY_A_FIXTURE"] == "1"
+""",
+    "test_second.py": """
+import os
+import threading
+import time
+import pytest
+import torch
+
+processes = pytest.mark.ranks(2, engine="processes")
+
+@processes
+def test_environment():
+    assert "SET_BY_A_FIXTURE" not in os.environ
+
+@processes
+def test_leaves_settings():
+    torch.set_default_dtype(torch.float64)
+    torch.set_grad_enabled(False)
+
+@processes
+def test_settings():
+    assert torch.get_default_dtype() == torch.float32 and torch.is_grad_enabled()
+
+@processes
+def test_guilty():
+    threading.Timer(0.1, os._exit, (3,)).start()
+
+def test_between():
+    time.sleep(1.5)
+
+@processes
+def test_innocent():
+    pass
+""",
+}
+
+
+def test_what_a_test_leaves_stays_with_it(tmp_path: Path) -> None:
+    ran = run_pytest(tmp_path, "-rA", files=LEFT)
+    failed = [name for name, outcome in ran.outcomes.items() if outcome == "FAILED"]
+    assert len(ran.outcomes) == 8 and failed == ["test_fails[ranks=2]"], ran.text
+    assert "PhalanxWarning: ranks 0, 1 died with exit code 3" in ran.text
+    assert 'the last call: pytest "test_second.py::test_guilty[ranks=2]"' in ran.text
