@@ -74,3 +74,47 @@ def test_what_a_test_leaves_stays_with_it(tmp_path: Path) -> None:
     assert len(ran.outcomes) == 8 and failed == ["test_fails[ranks=2]"], ran.text
     assert "PhalanxWarning: ranks 0, 1 died with exit code 3" in ran.text
     assert 'the last call: pytest "test_second.py::test_guilty[ranks=2]"' in ran.text
+
+
+WIDE = """
+import os
+import pytest
+
+def log(what):
+    if "RANK" in os.environ:
+        with open("log.txt", "a") as file:
+            file.write(f"{what} {os.getpid()}\\n")
+
+def setup_module():
+    log("+module")
+
+def teardown_module():
+    log("-module")
+
+@pytest.mark.ranks(2, engine="processes")
+class TestA:
+    @classmethod
+    def setup_class(cls):
+        log("+class")
+
+    @classmethod
+    def teardown_class(cls):
+        log("-class")
+
+    def test_1(self):
+        pass
+
+    @pytest.mark.ranks(1)
+    def test_2(self):
+        pass
+"""
+
+
+def test_what_a_class_and_a_module_set_up_in_ranks_is_torn_down_there(tmp_path: Path) -> None:
+    ran = run_pytest(tmp_path, files={"test_wide.py": WIDE})
+    assert "2 passed" in ran.text, ran.text
+    by_process: dict[str, list[str]] = {}
+    for line in (tmp_path / "log.txt").read_text().splitlines():
+        what, pid = line.split()
+        by_process.setdefault(pid, []).append(what)
+    assert list(by_process.values()) == [["+module", "+class", "-class", "-module"]] * 3

@@ -6,6 +6,7 @@ pytest between tests, so a file is collected once. Never used in pytest's own pr
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
@@ -48,8 +49,16 @@ def _settle(errand: Errand) -> RankProcess:
     if _present and not _present[0].is_for(errand):
         _present.pop().close()
     if not _present:
+        atexit.unregister(_leave)
+        atexit.register(_leave)
         _present.append(RankProcess(errand))
     return _present[0]
+
+
+def _leave() -> None:
+    """When the process is told to end: `teardown_class` and `teardown_module`."""
+    while _present:
+        _present.pop().close()
 
 
 class RankProcess:
