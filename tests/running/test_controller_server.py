@@ -11,7 +11,7 @@ import pytest
 
 import phalanx
 from phalanx.running.controller import wire
-from phalanx.running.controller.server import DIED, DeskServer
+from phalanx.running.controller.server import DIED, DeskServer, _Caller
 from phalanx.running.controller.wire import Decoder, encode
 
 PROGRAM = """
@@ -146,6 +146,15 @@ def test_what_the_desk_does_not_understand_ends_the_checks_of_all(server, frame)
             with pytest.raises(TimeoutError):
                 caller.recv(1)
             assert server.trouble is None
+
+
+def test_who_was_hung_up_on_in_the_same_round_is_left_alone(server) -> None:
+    near, far = socket.socketpair()
+    with near, far:
+        caller = _Caller(near)
+        server._hang_up(caller)
+        server._hang_up(caller)
+        server._attend(caller)
 
 
 def test_little_is_read_of_who_has_not_said_hello(server) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import time
 from collections import deque
+from multiprocessing.connection import Connection
+from pathlib import Path
 
 import pytest
 
@@ -18,11 +21,12 @@ from phalanx.errors import (
     VerdictError,
 )
 from phalanx.running.processes.messages import Raised
-from phalanx.running.torchrun import options
+from phalanx.running.torchrun import options, start
 from phalanx.running.torchrun.addresses import interface_of, is_here, is_loopback, own_address
-from phalanx.running.torchrun.connections import LONGEST_HELLO, Greeting
+from phalanx.running.torchrun.connections import LONGEST_HELLO, Greeting, Member
 from phalanx.running.torchrun.judging import Incarnation, find_error
-from phalanx.running.torchrun.messages import Done, Found, Stopped
+from phalanx.running.torchrun.launcher import Launch
+from phalanx.running.torchrun.messages import Done, Found, Hello, Stopped
 from phalanx.running.torchrun.options import arguments_for
 from phalanx.running.torchrun.standstill import Standstill
 
@@ -251,3 +255,67 @@ def test_a_caller_that_says_nothing_is_late(greeting, monkeypatch) -> None:
     assert made.is_late
     made.end()
     assert welcomed == []
+
+
+# -- the launcher -------------------------------------------------------------------------
+
+
+class Agent:
+    """Stands for torch's launcher: ended as soon as it was started."""
+
+    stdout = stderr = None
+    returncode = 0
+
+    def poll(self) -> int:
+        return self.returncode
+
+
+def nothing(*args: object) -> None: ...
+
+
+SETTINGS = start.TorchrunSettings(
+    options=[],
+    program=[],
+    on_world=nothing,
+    on_output=nothing,
+    on_notice=nothing,
+    on_tick=lambda: None,
+)
+
+
+@pytest.fixture
+def launch(monkeypatch):
+    monkeypatch.setattr(start, "_start_agent", lambda settings, base: Agent())
+    with start._started(SETTINGS) as started:
+        made = Launch(SETTINGS, started)
+        yield made
+        made.close()
+
+
+def test_the_folder_of_logs_goes_whoever_ends_first(monkeypatch) -> None:
+    monkeypatch.setattr(start, "_start_agent", lambda settings, base: Agent())
+    for agent_removes_it in (True, False):
+        with start._started(SETTINGS) as started:
+            folder = Path(started.base.logs)
+            (folder / "left").mkdir()
+            if agent_removes_it:
+                shutil.rmtree(folder)
+        assert not folder.exists()
+
+
+def begin(launch: Launch, pid: int, generation: int) -> tuple[Member, Connection]:
+    near, far = socket.socketpair()
+    hello = Hello("token", "control", pid, rank=0, ranks=1, generation=generation)
+    launch._welcome(near, hello)
+    return launch._now.members[0], Connection(far.detach())
+
+
+def test_the_last_words_of_ranks_before_a_restart_are_theirs(launch) -> None:
+    old, old_end = begin(launch, 1, 0)
+    before = launch._now
+    _, end = begin(launch, 2, 1)
+    launch.take_in(old, None)
+    assert set(before.lost) == {0}
+    assert launch._now.lost == {} and launch._now.pids() == [2]
+    old_end.close()
+    end.close()

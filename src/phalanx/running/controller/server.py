@@ -156,6 +156,8 @@ class DeskServer:
             self._strangers.add(caller)
 
     def _attend(self, caller: _Caller) -> None:
+        if caller.connection.fileno() < 0:
+            return  # hung up on while another one was heard
         hello = len(wire.encode(wire.HELLO, body=self.token.encode()))
         try:
             most = READ_SIZE if caller.rank is not None else hello - len(caller.hello)
@@ -186,7 +188,7 @@ class DeskServer:
             self._hang_up(caller)
 
     def _hang_up(self, caller: _Caller) -> None:
-        with contextlib.suppress(KeyError):
+        with contextlib.suppress(KeyError, ValueError):  # it may be closed already
             self._selector.unregister(caller.connection)
         caller.connection.close()
         self._strangers.discard(caller)

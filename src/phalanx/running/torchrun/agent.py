@@ -9,9 +9,9 @@ from __future__ import annotations
 import ctypes
 import os
 import pickle
+import shutil
 import signal
 import sys
-import tempfile
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> int:
     _end_with_launcher()
     sys.argv[0] = "torchrun"
     try:
-        _run(arguments)
+        _run(base, arguments)
     except ChildFailedError as error:
         _tell(base, Exits({rank: each.exitcode for rank, each in error.failures.items()}))
         print(error, file=sys.stderr)
@@ -51,13 +51,14 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _run(arguments: list[str]) -> None:
-    """As torchrun does, which would leave the folder of its logs behind."""
+def _run(base: Base, arguments: list[str]) -> None:
     parser = launcher.get_args_parser()
     parser.error = _refuse
-    with tempfile.TemporaryDirectory(prefix="phalanx-") as folder:
+    try:
         # Of two the last counts: that of the user.
-        launcher.run(parser.parse_args([f"--log-dir={folder}", *arguments]))
+        launcher.run(parser.parse_args([f"--log-dir={base.logs}", *arguments]))
+    finally:
+        shutil.rmtree(base.logs, ignore_errors=True)
 
 
 def _refuse(message: str) -> NoReturn:

@@ -18,6 +18,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from phalanx.running.processes import wire
+from phalanx.running.torchrun.judging import Incarnation
 from phalanx.running.torchrun.messages import Hello
 
 READ_SIZE = 1 << 16
@@ -32,9 +33,15 @@ class Member:
     """The control connection of a rank, or of the agent. Called when it can be read."""
 
     def __init__(
-        self, take_in: Callable[[Member, Any], Any], hello: Hello, control: Connection
+        self,
+        take_in: Callable[[Member, Any], Any],
+        hello: Hello,
+        control: Connection,
+        now: Incarnation,
     ) -> None:
         self._take_in = take_in
+        self.now = now
+        """Those it belongs to; it may be heard when others have been started."""
         self.rank = hello.rank
         self.pid = hello.pid
         self._control = control

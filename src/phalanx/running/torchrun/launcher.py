@@ -146,7 +146,7 @@ class Launch:
             self._begin(hello)
             self._standstill.renew()
         control = Connection(end.detach())
-        member = Member(self.take_in, hello, control)
+        member = Member(self.take_in, hello, control, self._now)
         if hello.stream == "control":
             self._now.members[hello.rank] = member
         self._selector.register(control, selectors.EVENT_READ, member)
@@ -194,17 +194,18 @@ class Launch:
         if isinstance(message, OpenDesk):
             self._open_desk(member, message)
         elif isinstance(message, Position):
-            self._positions[message.rank] = message
+            if member.now is self._now:
+                self._positions[message.rank] = message
         elif isinstance(message, Exits):
-            self._now.exits.update(message.codes)
+            member.now.exits.update(message.codes)
         elif isinstance(message, Unchecked):
             self._tell_unchecked(message.reason)
         elif isinstance(message, Done):
-            self._now.done[message.rank] = message.initialised
+            member.now.done[message.rank] = message.initialised
         elif isinstance(message, (Raised, Found, Stopped)):
-            self._now.ended[message.rank] = message
+            member.now.ended[message.rank] = message
         elif message is None:
-            self._now.take_leave(member.rank)
+            member.now.take_leave(member.rank)
 
     def _tell_unchecked(self, reason: str) -> None:
         if not self._unchecked:

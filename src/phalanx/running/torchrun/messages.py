@@ -24,6 +24,8 @@ class Base:
 
     address: str
     token: str
+    logs: str
+    """A folder for what torch's launcher would leave behind. Whoever ends last removes it."""
     checked: bool = True
     own_output: bool = True
 

@@ -92,6 +92,7 @@ def _started(settings: TorchrunSettings) -> Iterator[Started]:
         base = Base(
             address=_new_address(token, stack),
             token=token,
+            logs=stack.enter_context(tempfile.TemporaryDirectory(prefix="phalanx-")),
             checked=settings.checked,
             own_output=not settings.raw_output,
         )
