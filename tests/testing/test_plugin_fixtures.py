@@ -69,8 +69,8 @@ def test_async_fixture(later):
     pass
 """
 TOLD = {
-    "test_unmarked": "the fixture 'rank' is a rank's own",
-    "test_wide": "the fixture 'rank' is a rank's own",
+    "test_unmarked": "once_per_rank). Here the test asks for it",
+    "test_wide": "once_per_rank). Here the fixture 'wide' (test_refused.py:11) asks for it",
     "test_missing": "fixture 'no_such' not found",
     "test_unknown_name": "shared='nothing_here': there is no such fixture here",
     "test_async_fixture": "the fixture 'later' is async",

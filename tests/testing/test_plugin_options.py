@@ -242,6 +242,7 @@ def test_the_plugin_costs_little_where_it_is_not_used(tmp_path: Path) -> None:
     markers, options = run_many(tmp_path, [["--markers"], ["--help"]], files={})
     assert "@pytest.mark.ranks(*sizes, engine=None" in markers.text
     assert "--ranks-report=HOW" in options.text
+    assert re.search(r"ranks \(string\): +where the marker does not say", options.text)
 
 
 def test_private_names_of_pytest_are_in_one_module() -> None:

@@ -27,7 +27,7 @@ from phalanx.testing.marked.marker import (
     find_plan,
     is_ranks_marker,
 )
-from phalanx.testing.pytest_private import in_rank, leave_asserts_alone
+from phalanx.testing.pytest_private import Failed, in_rank, leave_asserts_alone
 
 _given = pytest.StashKey[Given]()
 
@@ -42,6 +42,13 @@ OPTIONS = (
     ("ranks-report", "HOW", "all (default): every different failure; first; concise"),
 )
 
+UNSAID = "where the marker does not say"
+INI_HELP = {
+    "ranks": f"{UNSAID}, that is in ranks(): on how many ranks, e.g. 2,4",
+    "ranks-report": f"default of --ranks-report: {OPTIONS[-1][-1]}",
+}
+"""An option is stronger than the marker, an ini setting is weaker: texts that must differ."""
+
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     leave_asserts_alone(pluginmanager)
@@ -49,10 +56,10 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
     for name, metavar, text in OPTIONS:
         dest = name.replace("-", "_")
         group.addoption(f"--{name}", metavar=metavar, dest=dest, default=None, help=text)
-        parser.addini(dest, f"default of --{name}: {text}", default="")
+        parser.addini(dest, INI_HELP.get(name, f"{UNSAID}: {text}"), default="")
     text = "what is only a warning of Phalanx's checks fails the test"
     group.addoption("--ranks-strict", action="store_true", dest="ranks_strict", help=text)
-    parser.addini("ranks_strict", f"default of --ranks-strict: {text}", "bool", default=False)
+    parser.addini("ranks_strict", f"{UNSAID}: {text}", "bool", default=False)
     for name, text in (
         ("per_rank", "fixtures that every rank makes for itself, whatever their scope"),
         ("shared", "fixtures that are made once per test, whatever their scope"),
@@ -204,14 +211,25 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
     way = _way(item)
     if way is None:
         _refuse_lost_marker(item)
-        return (yield)
+        return (yield from _name_who_asks(item, None))
     from phalanx.testing.marked import items
 
     _refuse_async(item)
     items.prepare(item, way)
-    result = yield
+    result = yield from _name_who_asks(item, way)
     items.take_shared(item, way)
     return result
+
+
+def _name_who_asks(item: Any, way: Ranks | None) -> Generator[None, Any, Any]:
+    """pytest keeps the error of a fixture for whoever asks next, so it names nobody."""
+    try:
+        return (yield)
+    except _OnlyOnRanks as error:
+        from phalanx.testing.marked.fixtures import askers
+
+        who, text = askers(item, error.name, way), str(error)
+    pytest.fail(f"{text}. Here {who} asks for it" if who else text, pytrace=False)
 
 
 def _refuse_async(item: Any) -> None:
@@ -346,13 +364,24 @@ def _loaded(name: str) -> Any:
 # -- fixtures ---------------------------------------------------------------------------------
 
 
+class _OnlyOnRanks(Failed):
+    """Somebody asks for a fixture of ours where there is no rank."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"the fixture {name!r} is a rank's own: it is there in tests marked with "
+            "@pytest.mark.ranks(N), and in fixtures that each rank makes (function scope, or "
+            "@phalanx.testing.once_per_rank)",
+            pytrace=False,
+        )
+        self.name = name
+
+
+_OnlyOnRanks.__module__, _OnlyOnRanks.__name__ = "builtins", "Failed"  # as pytest's own
+
+
 def _only_on_ranks(name: str) -> Any:
-    pytest.fail(
-        f"the fixture {name!r} is a rank's own: it is there in tests marked with "
-        "@pytest.mark.ranks(N), and in fixtures that each rank makes (function scope, or "
-        "@phalanx.testing.once_per_rank)",
-        pytrace=False,
-    )
+    raise _OnlyOnRanks(name)
 
 
 # Made by `standins.py` in the rank. Session scope, so that fixtures of any scope that ask for

@@ -38,7 +38,7 @@ from _pytest.logging import (
     caplog_records_key,
     catching_logs,
 )
-from _pytest.outcomes import Exit, OutcomeException, XFailed
+from _pytest.outcomes import Exit, Failed, OutcomeException, XFailed
 from _pytest.scope import Scope
 
 from phalanx.errors import text_of
@@ -51,6 +51,7 @@ except ImportError:  # pragma: no cover
 # What `pytest.exit`, `pytest.xfail` and their like raise; all derive from BaseException.
 __all__ = [
     "Exit",
+    "Failed",
     "LogCaptureHandler",
     "OutcomeException",
     "XFailed",

@@ -6,11 +6,13 @@ made here and which come from pytest's own process is decided by `is_per_rank`.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 
+from phalanx.callsite import shown_path
 from phalanx.testing import pytest_private as private
 from phalanx.testing.declared import declared
 from phalanx.testing.marked.marker import PARAMETER, Ranks
@@ -70,6 +72,23 @@ def shared_values(item: Any, own: set[str], way: Ranks) -> dict[tuple[str, int],
                 values[name, index - 1] = value
                 break
     return values
+
+
+def askers(item: Any, name: str, way: Ranks | None) -> str:
+    """Who asks pytest itself for a fixture: the test, if it has no marker, or shared fixtures,
+    with the lines they are at."""
+    found = ["the test"] if way is None and name in private.argument_names(item) else []
+    for each in item.fixturenames:
+        for definition in private.fixture_definitions(item, each):
+            made_in_rank = way is not None and is_per_rank(definition, way)
+            if name in definition.argnames and not made_in_rank:
+                found.append(f"the fixture {each!r}{_place_of(definition.func)}")
+    return " and ".join(found)
+
+
+def _place_of(function: Any) -> str:
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return "" if code is None else f" ({shown_path(code.co_filename)}:{code.co_firstlineno})"
 
 
 class RankRequest(private.RequestBase):
