@@ -41,6 +41,13 @@ SCRIPTS = {
                 raise ValueError("once")
             if how == "sleep":
                 time.sleep(60)
+            if how == "steps":
+                for number in range(8):
+                    time.sleep(0.5)
+                    dist.barrier()
+            if how == "loop" and rank == 1:
+                while True:
+                    pass
             if how == "mismatch" and rank == 1:
                 dist.barrier()
             elif how == "deadlock":
@@ -141,7 +148,7 @@ def test_a_mismatch_is_found_as_with_threads(phalanx) -> None:
     assert done.err.startswith(
         "CollectiveMismatchError: rank 0 called all_reduce where rank 1 called barrier\n"
     )
-    assert "           ends.py:25 in step\n           >  dist.barrier()\n" in done.err
+    assert "           ends.py:32 in step\n           >  dist.barrier()\n" in done.err
     assert "replay    phalanx run --ranks 2 --engine torchrun ends.py mismatch" in done.err
 
 
@@ -150,7 +157,7 @@ def test_a_rank_that_dies_is_named_with_its_last_words(phalanx) -> None:
     assert done.status == 1
     assert done.err.startswith("[1]   last words\nRankFailedError: rank 1 died of SIGKILL\n")
     assert "\n           last words\n" in done.err
-    assert "stopped   rank 0 in all_reduce(op=SUM) (call #1) at ends.py:29" in done.err
+    assert "stopped   rank 0 in all_reduce(op=SUM) (call #1) at ends.py:36" in done.err
     assert "torch/distributed" not in done.err and "ChildFailedError" not in done.err
 
 
@@ -189,6 +196,21 @@ def test_without_checks_nothing_is_compared(phalanx) -> None:
     assert done.status == 3
     assert done.err.startswith("StallError: ")
     assert "dist.recv(torch.ones(3), src=1 - rank)" in done.err
+
+
+def test_a_rank_that_computes_for_ever_is_a_stall(phalanx) -> None:
+    done = phalanx("-n 2 --timeout 3 ends.py loop")
+    assert done.status == 3
+    assert done.err.startswith("StallError: no rank ended its call for 3")
+    assert "rank 1   outside Phalanx's sight\n           ends.py:29 in step" in done.err
+    assert "needs rank 1, which is outside Phalanx's sight" in done.err
+
+
+@pytest.mark.slow
+def test_ranks_that_call_do_not_stall(phalanx) -> None:
+    done = phalanx("-n 2 --timeout 3 ends.py steps")
+    assert (done.status, done.err) == (0, "")
+    assert done.out == "[0-1] begin steps\n[0-1] end of steps\n"
 
 
 @pytest.mark.slow

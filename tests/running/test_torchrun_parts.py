@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import socket
 import time
@@ -20,13 +19,13 @@ from phalanx.errors import (
     UsageError,
     VerdictError,
 )
-from phalanx.running.processes.messages import Raised
+from phalanx.running.processes.messages import Position, Raised
 from phalanx.running.torchrun import options, start
 from phalanx.running.torchrun.addresses import interface_of, is_here, is_loopback, own_address
 from phalanx.running.torchrun.connections import LONGEST_HELLO, Greeting, Member
 from phalanx.running.torchrun.judging import Incarnation, find_error
 from phalanx.running.torchrun.launcher import Launch
-from phalanx.running.torchrun.messages import Done, Found, Hello, Stopped
+from phalanx.running.torchrun.messages import Done, Found, Hello, Progress, Stopped
 from phalanx.running.torchrun.options import arguments_for
 from phalanx.running.torchrun.standstill import Standstill
 
@@ -185,17 +184,20 @@ def test_without_a_desk_the_others_are_referred_to() -> None:
     assert text.endswith("ended because a rank of another machine failed; the report is there")
 
 
-def test_a_standstill_is_over_its_time_only_without_work(monkeypatch) -> None:
+def test_a_standstill_is_over_its_time_whoever_computes(monkeypatch) -> None:
     now = [100.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    still = Standstill(5.0)
+    still, unlimited = Standstill(5.0), Standstill(None)
+    assert not still.is_time_to_ask()
+    now[0] = 101.5
+    assert still.is_time_to_ask() and not still.is_time_to_ask()
+    assert still.seconds() is None
     now[0] = 106.0
-    assert still.seconds([]) == 6.0
+    assert still.seconds() == 6.0
     still.renew()
-    assert still.seconds([]) is None
-    now[0] = 112.0
-    assert still.seconds([os.getpid()]) is None  # which has worked since it was started
-    assert Standstill(None).seconds([]) is None
+    assert still.seconds() is None
+    now[0] = 1000.0
+    assert unlimited.seconds() is None and not unlimited.is_time_to_ask()
 
 
 # -- who calls the launcher ---------------------------------------------------------------
@@ -316,6 +318,26 @@ def test_the_last_words_of_ranks_before_a_restart_are_theirs(launch) -> None:
     _, end = begin(launch, 2, 1)
     launch.take_in(old, None)
     assert set(before.lost) == {0}
-    assert launch._now.lost == {} and launch._now.pids() == [2]
+    assert launch._now.lost == {} and [each.pid for each in launch._now.living()] == [2]
+    old_end.close()
+    end.close()
+
+
+def test_ranks_that_call_or_end_do_not_stand_still(launch, monkeypatch) -> None:
+    old, old_end = begin(launch, 1, 0)
+    member, end = begin(launch, 2, 1)
+    moved: list[object] = []
+    for who, message in [
+        (member, Progress(0, 3)),
+        (member, Progress(0, 3)),
+        (old, Progress(0, 9)),
+        (member, Progress(0, 4)),
+        (member, Position(0, 1, ())),
+        (old, None),
+        (member, Done(0, True)),
+    ]:
+        monkeypatch.setattr(launch._standstill, "renew", lambda m=message: moved.append(m))
+        launch.take_in(who, message)
+    assert moved == [Progress(0, 3), Progress(0, 4), Done(0, True)]
     old_end.close()
     end.close()

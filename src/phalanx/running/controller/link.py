@@ -49,6 +49,8 @@ class Link:
         self, connection: socket.socket, rank: int, board: Board | None = None
     ) -> None:
         self.rank = rank
+        self.calls = 0
+        """How many were announced, roughly where several threads do."""
         self._board = board
         self._members: dict[int, GroupForm] = {}
         self._rows: dict[str, Row | None] = {}
@@ -170,6 +172,7 @@ class Link:
     def announce(
         self, ticket: int, form: int, *, name: str, blocking: bool, limit: Limit
     ) -> bool:
+        self.calls += 1
         if self._off:
             return True
         known = self._digests.get(form)

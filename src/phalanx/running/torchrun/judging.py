@@ -61,8 +61,9 @@ class Incarnation:
         if rank in self.members and rank not in self.done and rank not in self.ended:
             self.lost[rank] = time.monotonic()
 
-    def pids(self) -> list[int]:
-        return [each.pid for rank, each in self.members.items() if rank not in self.gone]
+    def living(self) -> list[Any]:
+        """The members that have not left."""
+        return [each for rank, each in self.members.items() if rank not in self.gone]
 
     @property
     def has_failed(self) -> bool:

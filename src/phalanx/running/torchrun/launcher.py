@@ -14,6 +14,7 @@ import socket
 import sys
 import time
 from collections import deque
+from collections.abc import Mapping
 from contextlib import suppress
 from math import inf
 from multiprocessing.connection import Connection
@@ -34,7 +35,9 @@ from phalanx.running.torchrun.messages import (
     Exits,
     Found,
     Hello,
+    HowFar,
     OpenDesk,
+    Progress,
     Stopped,
     Unchecked,
 )
@@ -107,10 +110,14 @@ class Launch:
             if meeting and time.monotonic() > patience and not self._now.members:
                 self._settings.on_notice(f"phalanx: {meeting()}")
                 patience = inf
-            seconds = self._standstill.seconds(self._now.pids())
-            if seconds is not None and self._now.members:
+            if self._standstill.is_time_to_ask():
+                for member in self._now.living():
+                    member.send(HowFar())
+            seconds = self._standstill.seconds()
+            if seconds is not None and self._now.living():
+                waiting = self._waiting()
                 self._ask_positions()
-                raise self._stall(seconds)
+                raise self._stall(seconds, waiting)
         deadline = time.monotonic() + LAST_OUTPUT
         while len(self._selector.get_map()) > 1 and time.monotonic() < deadline:
             self._hear(TICK)
@@ -191,6 +198,8 @@ class Launch:
     # -- what ranks say ---------------------------------------------------------------------
 
     def take_in(self, member: Member, message: Any) -> None:
+        if member.now is self._now and _is_progress(member, message):
+            self._standstill.renew()
         if isinstance(message, OpenDesk):
             self._open_desk(member, message)
         elif isinstance(message, Position):
@@ -236,13 +245,19 @@ class Launch:
             text = render_positions("interrupted; each rank of this machine was at", blocks)
             print(text, file=sys.stderr, flush=True)
 
-    def _stall(self, seconds: float) -> BaseException:
+    def _waiting(self) -> dict[int, RankView]:
+        """Who waits in a call for whom, which the desk knows where there is one."""
+        views = () if self._desk is None else self._desk.snapshot().ranks
+        return {view.rank: view for view in views if view.status == "waiting"}
+
+    def _stall(self, seconds: float, waiting: Mapping[int, RankView]) -> BaseException:
+        views = [waiting.get(rank) or self._view(rank) for rank in sorted(self._now.members)]
         verdict = Stall(
             kind="stall",
             severity="error",
-            ranks=tuple(sorted(set(self._now.members) - self._now.gone)),
+            ranks=tuple(view.rank for view in views if view.status == "outside"),
             seconds=round(seconds, 1),
-            blocks=self._blocks(),
+            blocks=group_views(views),
             stacks={rank: each.stack for rank, each in self._positions.items() if each.stack},
         )
         return error_for(verdict, self._settings.replay)
@@ -277,6 +292,14 @@ class Launch:
         self._selector.close()
         if self._desk is not None:
             self._desk.close()
+
+
+def _is_progress(member: Member, message: Any) -> bool:
+    """Whether the rank has moved: it has begun calls since it was asked before, or ended."""
+    if not isinstance(message, Progress):
+        return message is None or isinstance(message, (Done, Raised, Found, Stopped))
+    before, member.calls = member.calls, message.calls
+    return message.calls > before
 
 
 def _launcher_died(code: int) -> RankFailedError:

@@ -98,6 +98,19 @@ class Unchecked:
 
 
 @dataclass(frozen=True)
+class HowFar:
+    """To a rank: how many calls have you begun? Answered by a thread of its own."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The answer."""
+
+    rank: int
+    calls: int
+
+
+@dataclass(frozen=True)
 class Done:
     """The script came to its end; whether it went about it as a distributed program."""
 

@@ -40,7 +40,9 @@ from phalanx.running.torchrun.messages import (
     Done,
     Found,
     Hello,
+    HowFar,
     OpenDesk,
+    Progress,
     Stopped,
     Stream,
     Unchecked,
@@ -76,7 +78,7 @@ def main(arguments: list[str]) -> int:
     except Exception as error:
         home.tell(_raised(place.rank, error))
         return 1
-    home.listen()
+    home.listen(link)
     return carry_out(program, link, home)
 
 
@@ -120,11 +122,13 @@ class Home:
         self.tell(message)
         return wire.receive(self._control)
 
-    def listen(self) -> None:
+    def listen(self, link: Link | None) -> None:
         os.register_at_fork(after_in_child=self._control.close)
-        threading.Thread(target=self._listen, daemon=True, name="phalanx-control").start()
+        threading.Thread(
+            target=self._listen, args=(link,), daemon=True, name="phalanx-control"
+        ).start()
 
-    def _listen(self) -> None:
+    def _listen(self, link: Link | None) -> None:
         with suppress(EOFError, OSError):
             while True:
                 order = wire.receive(self._control)
@@ -132,6 +136,8 @@ class Home:
                     frame = sys._current_frames().get(self._main_thread)
                     stack = callsite.user_stack(frame)
                     self.tell(Position(self._place.rank, order.number, stack))
+                elif isinstance(order, HowFar):
+                    self.tell(Progress(self._place.rank, 0 if link is None else link.calls))
         # The launcher is gone: nobody would ever stop us or what we started.
         if os.getpgrp() == os.getpid():
             os.killpg(0, signal.SIGKILL)

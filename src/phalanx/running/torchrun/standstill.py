@@ -1,16 +1,15 @@
-"""Notice that the ranks of this machine stand still: they neither print, end nor compute.
+"""Notice that the ranks of this machine stand still: they neither start, print, call nor end.
 
-Used by `launcher.py` when the user gave a time for that. Must never judge why.
+Used by `launcher.py` when the user gave a time for that. A rank that computes or polls makes
+no progress by this measure, as on the other engines. Must never judge why.
 """
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Iterable
 
-BUSY = 0.05
-"""The part of a core that ranks use while they only wait: their threads look about."""
+LOOKS = 5
+"""How often the ranks are asked within the time that they have."""
 
 
 class Standstill:
@@ -18,33 +17,20 @@ class Standstill:
 
     def __init__(self, limit: float | None) -> None:
         self._limit = limit
-        self._since = self._looked = time.monotonic()
-        self._work = 0
+        self._since = self._asked = time.monotonic()
 
     def renew(self) -> None:
         self._since = time.monotonic()
 
-    def seconds(self, pids: Iterable[int]) -> float | None:
-        """How long it has lasted, if that is longer than it may."""
+    def is_time_to_ask(self) -> bool:
+        """Whether the ranks are to say how far they are; what they say comes a bit later."""
         now = time.monotonic()
-        if self._limit is None:
-            return None
-        if now - self._looked > 1.0:
-            work = sum(map(_cpu_ticks, pids))
-            if abs(work - self._work) > BUSY * (now - self._looked) * os.sysconf("SC_CLK_TCK"):
-                self._since = now
-            self._work, self._looked = work, now
-        return now - self._since if now - self._since > self._limit else None
+        if self._limit is None or now - self._asked < self._limit / LOOKS:
+            return False
+        self._asked = now
+        return True
 
-
-def _cpu_ticks(pid: int) -> int:
-    """What the process has computed so far. Unknown (not Linux): the wall clock, so that
-    nothing is taken for standing still."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            fields = file.read().rpartition(")")[2].split()
-    except OSError:
-        if os.path.isdir("/proc/self"):  # it has ended
-            return 0
-        return int(time.monotonic() * os.sysconf("SC_CLK_TCK"))
-    return int(fields[11]) + int(fields[12])
+    def seconds(self) -> float | None:
+        """How long it has lasted, if that is longer than it may."""
+        idle = time.monotonic() - self._since
+        return None if self._limit is None or idle <= self._limit else idle
