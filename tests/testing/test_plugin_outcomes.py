@@ -32,6 +32,8 @@ ENDS = {
     "test_deadlock": "FAILED DeadlockError: rank 0 returned; rank 1 waits for it in call #0",
     "test_goes_on": "PASSED",
     "test_broken_text": "FAILED rank 1: test_ends.test_broken_text.<locals>.Broken: <exception",
+    "test_xfail_mark_on_one_only": "FAILED rank ",
+    "test_xfail_mark_and_teardown": "FAILED rank 1: assert 1 == 0",
 }
 SKIPS = {
     "33": "not today",
@@ -74,7 +76,7 @@ def test_skips_on_all_ranks(ends: Ran) -> None:
 
 
 def test_all_are_counted(ends: Ran) -> None:
-    assert "34 failed, 10 passed, 6 skipped, 4 xfailed" in ends.text
+    assert "38 failed, 10 passed, 6 skipped, 4 xfailed" in ends.text
     assert ends.code == 1
 
 

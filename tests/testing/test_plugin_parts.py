@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from phalanx.errors import DeadlockError, RankDied, RankFailedError
+from phalanx.errors import DeadlockError, RankDied, RankFailedError, UsageError
 from phalanx.model import RankFailure, RankView, ViewBlock
 from phalanx.testing import once_per_rank, once_per_test
 from phalanx.testing.declared import declared
@@ -195,6 +195,24 @@ def test_reasons_of_skips() -> None:
     assert RanksRun(skipped, None).skip_reason() == "same"
     skipped[1].end = "passed"
     assert RanksRun(skipped, None).skip_reason() == "ranks 0, 2: same"
+
+
+def test_what_an_xfail_mark_covers() -> None:
+    def is_beyond(*errors: BaseException, phase: Any = "call", told: bool = True) -> bool:
+        error = RankFailedError("text", dict(enumerate(errors)))
+        error.__cause__ = errors[0]
+        failures = [failure(rank, each) for rank, each in enumerate(errors)]
+        failures[-1].phase = phase
+        run = RanksRun(records(*(failures if told else [])), error)
+        return run.is_beyond(lambda each: isinstance(each, ValueError))
+
+    known, other = ValueError("known"), KeyError("other")
+    assert not is_beyond(known, known)
+    assert not is_beyond(known, pytest.xfail.Exception("known, too"))
+    assert is_beyond(known, other)
+    assert is_beyond(known, known, phase="teardown")
+    assert is_beyond(pytest.fail.Exception("a rank did not find the test"), told=False)
+    assert RanksRun(records(), UsageError("cannot be sent")).is_beyond(lambda each: True)
 
 
 def test_who_skipped_is_not_said_to_have_returned() -> None:

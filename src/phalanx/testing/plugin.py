@@ -286,11 +286,13 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    report = yield
-    if _way(item) is not None and call.when == "call":
-        from phalanx.testing.marked import items
+    if _way(item) is None or call.when != "call":
+        return (yield)
+    from phalanx.testing.marked import items
 
-        items.set_place_of_skip(item, report)
+    items.judge_xfail(item)
+    report = yield
+    items.set_place_of_skip(item, report)
     return report
 
 

@@ -40,6 +40,7 @@ from _pytest.logging import (
 )
 from _pytest.outcomes import Exit, Failed, OutcomeException, XFailed
 from _pytest.scope import Scope
+from _pytest.skipping import xfailed_key
 
 from phalanx.errors import text_of
 
@@ -332,6 +333,25 @@ class _AsItIs(str):
 
     def __repr__(self) -> str:
         return str(self)
+
+
+def xfail_allows(item: Any) -> Callable[[BaseException], bool] | None:
+    """Which errors the item's `xfail` mark covers, as pytest decides it; None without one. It
+    keeps the mark's values in the stash, where it finds them when it makes the report."""
+    mark = item.stash.get(xfailed_key, None)
+    if mark is None or item.config.option.runxfail:
+        return None
+    raises = mark.raises
+    if raises is None:
+        return lambda error: True
+    if hasattr(raises, "matches"):  # `pytest.RaisesExc`, from 8.4 on
+        return lambda error: bool(raises.matches(error))
+    return lambda error: isinstance(error, raises)
+
+
+def drop_xfail(item: Any) -> None:
+    """Let the next report be made as if there were no such mark."""
+    item.stash[xfailed_key] = None
 
 
 def count_failed_subtest(item: Any) -> None:

@@ -170,3 +170,15 @@ def test_broken_text(rank):
     if rank == 1:
         raise Broken
     dist.barrier()
+
+
+@pytest.mark.xfail(raises=ValueError, strict=True)
+def test_xfail_mark_on_one_only(rank):
+    if rank == 0:
+        raise ValueError("known")
+    raise KeyError("not known")
+
+
+@pytest.mark.xfail(raises=AssertionError, strict=True)
+def test_xfail_mark_and_teardown(late, rank):
+    assert rank == 0

@@ -250,6 +250,15 @@ def _represent(item: Any, run: RanksRun, excinfo: Any) -> Any:
     return show_failure(run, report=mode, replay=replay(item))
 
 
+def judge_xfail(item: Any) -> None:
+    """Before the report of the call: pytest compares only the error that came first with what
+    an `xfail` mark covers."""
+    run = item.stash.get(_last_run, None)
+    allows = private.xfail_allows(item)
+    if run is not None and allows is not None and run.is_beyond(allows):
+        private.drop_xfail(item)
+
+
 def set_place_of_skip(item: Any, report: Any) -> None:
     """Where the first rank skipped; pytest would say where the test begins."""
     run = item.stash.get(_last_run, None)

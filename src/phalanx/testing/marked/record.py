@@ -31,6 +31,8 @@ class Failure:
     verdict: bool = False
     """Whether it is one of our own reports (a deadlock, ...), shown without a traceback."""
     error: BaseException | None = None
+    refused: bool = False
+    """Whether the rank could not begin with the test."""
 
     @property
     def place(self) -> tuple[Any, ...]:

@@ -6,11 +6,18 @@ Used by `items.py`. Pure decisions over the ranks' records and the error of the 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from phalanx.errors import HazardError, RankDied, RankExited, RankFailedError, VerdictError
+from phalanx.errors import (
+    HazardError,
+    RankDied,
+    RankExited,
+    RankFailedError,
+    UsageError,
+    VerdictError,
+)
 from phalanx.report.layout import rank_list
 from phalanx.testing import pytest_private as private
 from phalanx.testing.marked.record import Failure, Record
@@ -78,6 +85,19 @@ class RanksRun:
             return None
         return self.error
 
+    def is_beyond(self, allows: Callable[[BaseException], bool]) -> bool:
+        """Whether some failure is none that an `xfail` mark may cover: on another rank, in a
+        teardown, or because the test could not be run at all."""
+        if isinstance(self.interrupt, UsageError):
+            return True
+        return any(
+            failure.phase == "teardown"
+            or failure.refused
+            or (failure.error is not None and not allows(failure.error))
+            for failure in [self.cause, *self.others]
+            if failure is not None and not isinstance(failure.error, private.XFailed)
+        )
+
     @property
     def skipped(self) -> list[Record]:
         return [record for record in self.records if record.end == "skipped"]
@@ -105,6 +125,8 @@ def _bare(error: BaseException, rank: int, site: Any = None) -> Failure:
     text = str(error)
     if isinstance(error, RankDied):
         text = text.partition("\n")[0]  # what it wrote last is among the captured output
+        if error.last is not None:
+            text += f"\n{error.last}"
         if site is not None:
             text += f"\n{site} in {site.function}\n>  {site.source}"
     return Failure(
@@ -115,5 +137,6 @@ def _bare(error: BaseException, rank: int, site: Any = None) -> Failure:
         message=text,
         shown=text if died else f"{type(error).__name__}: {text}",
         verdict=isinstance(error, OWN_REPORTS),
+        refused=isinstance(error, private.Failed),
         error=error,
     )
