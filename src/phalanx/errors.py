@@ -94,12 +94,22 @@ class RankStopped(BaseException):
 
 class RankDied(PhalanxError):
     """A rank's process ended in the middle of a call: by a signal, or by itself with a code.
-    `stderr` holds the last lines it wrote there."""
+    `stderr` holds the last lines it wrote there, `last` says what it was seen doing last."""
 
-    def __init__(self, *, code: int, signal: str | None, stderr: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        *,
+        code: int,
+        signal: str | None,
+        stderr: Sequence[str] = (),
+        last: str | None = None,
+    ) -> None:
         how = f"of {signal}" if signal else f"with exit code {code}"
-        last = ["its last lines on standard error:", *stderr[-RANK_STDERR:]] if stderr else []
-        super().__init__("\n".join([f"died {how}", *last]))
+        text = [f"died {how}"] if last is None else [f"died {how}", last]
+        if stderr:
+            text += ["its last lines on standard error:", *stderr[-RANK_STDERR:]]
+        super().__init__("\n".join(text))
+        self.last = last
         self.code = code
         self.signal = signal
         self.stderr = tuple(stderr)

@@ -218,6 +218,20 @@ def wait_for_a_time() -> str:
     return text
 
 
+def die_after(calls: int) -> None:
+    for _ in range(calls):
+        dist.barrier()
+    if dist.get_rank() == 1:
+        os._exit(3)
+    dist.barrier()
+
+
+def test_the_last_call_of_a_rank_that_left_no_trace(processes) -> None:
+    text = str(error_of(processes, die_after, 5)).splitlines()
+    assert text[0] == "rank 1 died with exit code 3"
+    assert any("last seen after barrier() (call #4) at tests" in line for line in text)
+
+
 def test_the_timeout_of_a_group_ends_a_wait(processes) -> None:
     text = processes.run(wait_for_a_time)[0]
     assert text == "all_reduce: Timed out waiting 400ms for the other ranks"

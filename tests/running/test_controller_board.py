@@ -147,6 +147,22 @@ def test_threads_of_two_ranks_on_two_rows() -> None:
     assert done.stdout == "[] 0\n", done.stderr
 
 
+def test_what_a_dead_rank_could_not_tell() -> None:
+    fd = board.make(2)
+    view = Board(fd, 2)
+    for at in range(board.MOST_PAST):
+        view.note_past(0, at, 7 + at)
+    view.note_past(0, board.MOST_PAST, 5)
+    assert board.past_of(fd, 2, 0) == tuple(range(7, 7 + board.MOST_PAST))
+    assert board.past_of(fd, 2, 1) == ()
+    view.forget_past(0)
+    view.note_past(0, 0, 9)
+    assert board.past_of(fd, 2, 0) == (9,)
+    board.clear(fd, 2)
+    assert board.past_of(fd, 2, 0) == ()
+    os.close(fd)
+
+
 def test_signatures_have_one_digest_each() -> None:
     assert digest_of(("all_reduce", None, 4)) == digest_of(("all_reduce", None, 4))
     assert digest_of(("all_reduce", None, 4)) != digest_of(("all_reduce", None, 5))

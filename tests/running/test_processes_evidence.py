@@ -9,11 +9,13 @@ import pytest
 
 import phalanx
 from phalanx.errors import RankDied
+from phalanx.model import Group, Op, RankView, Site, Wait
 from phalanx.running.processes.evidence import (
     death,
     is_lost_peer,
     precedence,
     restored,
+    tidied,
     written_stack,
 )
 from phalanx.running.processes.messages import Raised
@@ -60,6 +62,34 @@ def test_how_a_rank_died() -> None:
     assert (by_code.signal, by_code.code, str(by_code)) == (None, 7, "died with exit code 7")
     assert "of signal 63" in str(death(63, []))  # without a name
     assert restored(by_code) == (by_code, None)
+
+
+def test_what_a_dead_rank_was_seen_doing_last() -> None:
+    op = Op(1, "barrier", Group("world", (0, 1)), number=3, site=Site("a.py", 7, "f"))
+    after, within = RankView(1, "computing", last=op), RankView(1, "waiting", Wait(op, (0,)))
+    killed = death(signal.SIGKILL, ["a line"], after)
+    assert str(killed).splitlines()[:3] == [
+        "died of SIGKILL",
+        "last seen after barrier() (call #3) at a.py:7",
+        "its last lines on standard error:",
+    ]
+    assert death(3 << 8, [], within).last == "last seen in barrier() (call #3) at a.py:7"
+    assert death(3 << 8, [], RankView(1, "computing")).last is None
+    stack = ["Current thread 0x1 (most recent call first):", '  File "a.py", line 3 in f']
+    assert death(signal.SIGSEGV, stack, after).last is None
+
+
+def test_what_torch_says_of_its_frames_is_left_out() -> None:
+    text = """mine
+[W1115 15:28:23.34 TCPStore.cpp:138] [c10d] recvValueWithTimeout failed on SocketImpl(fd=5)
+Exception raised from recvBytes at /torch/csrc/Utils.hpp:784 (most recent call first):
+frame #0: c10::Error::Error(c10::SourceLocation, std::string) + 0x9d (0x7fd in libc10.so)
+<omitting python frames>
+frame #41: _start + 0x21 (0x55b in python)
+
+mine, too: frame #7
+"""
+    assert tidied(text) == "mine\n\nmine, too: frame #7\n"
 
 
 def test_only_the_last_lines_are_shown_and_all_are_kept() -> None:

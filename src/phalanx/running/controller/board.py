@@ -43,9 +43,15 @@ AT_DESK = 1
 NEVER_HERE = 2
 """The rank takes all its calls on this group to the desk."""
 
+MOST_PAST = 256
+"""Calls of a rank that met here before it tells the desk of them. Their forms stand behind the
+rows, for the case that it dies before that."""
+
 _HEAD = struct.Struct("=QII")  # the group's key, completed calls, events (what is waited on)
 _WORD = struct.Struct("=QQ")  # of each member: number of its call, signature
 _EVENTS = 12
+_NUMBER = struct.Struct("=I")
+_PAST = struct.Struct(f"={1 + MOST_PAST}I")  # of each rank: how many, then the forms
 
 _FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine())
 _WAIT, _WAKE = 0, 1
@@ -58,13 +64,19 @@ def is_available() -> bool:
 def make(size: int) -> int:
     """A file descriptor for a board of so many ranks."""
     fd = os.memfd_create("phalanx-board")
-    os.ftruncate(fd, ROWS * _row_size(size))
+    os.ftruncate(fd, _size_of(size))
     return fd
 
 
 def clear(fd: int, size: int) -> None:
     """Forget all groups. Only while no rank uses it."""
-    os.pwrite(fd, bytes(ROWS * _row_size(size)), 0)
+    os.pwrite(fd, bytes(_size_of(size)), 0)
+
+
+def past_of(fd: int, size: int, rank: int) -> tuple[int, ...]:
+    """Forms of calls that a rank, which is dead, has not told the desk of."""
+    many, *forms = _PAST.unpack(os.pread(fd, _PAST.size, _past_at(size, rank)))
+    return tuple(forms[:many])
 
 
 def digest_of(signature: Hashable) -> int:
@@ -77,17 +89,37 @@ def _row_size(size: int) -> int:
     return _HEAD.size + size * _WORD.size
 
 
+def _past_at(size: int, rank: int) -> int:
+    return ROWS * _row_size(size) + rank * _PAST.size
+
+
+def _size_of(size: int) -> int:
+    return _past_at(size, size)
+
+
 class Board:
     """One rank's view of it."""
 
     def __init__(self, fd: int, size: int) -> None:
         self._fd = fd
         self._size = size
-        self._memory = mmap.mmap(fd, ROWS * _row_size(size))
+        self._memory = mmap.mmap(fd, _size_of(size))
         self.is_roomy = len(os.sched_getaffinity(0)) > size
         self._threads = threading.Lock()
         libc = ctypes.CDLL(None, use_errno=True)
         self._syscall = libc.syscall
+
+    def note_past(self, rank: int, at: int, form: int) -> None:
+        """The rank has made such a call here; `at` others are not told to the desk yet."""
+        if at >= MOST_PAST:
+            return  # another thread is about to tell it
+        start = _past_at(self._size, rank)
+        _NUMBER.pack_into(self._memory, start + (1 + at) * _NUMBER.size, form)
+        _NUMBER.pack_into(self._memory, start, at + 1)
+
+    def forget_past(self, rank: int) -> None:
+        """The desk is about to be told."""
+        _NUMBER.pack_into(self._memory, _past_at(self._size, rank), 0)
 
     def row(self, key: str, member: int, members: int) -> Row | None:
         """This rank's place in the row of a group, or of a pair; None if the board is full."""

@@ -52,6 +52,13 @@ class Counter:
             out += self._encoded(self._take_in(rank, frame))
         return out
 
+    def past(self, rank: int, forms: Iterable[int]) -> Outgoing:
+        """Calls of a rank that met on the board."""
+        return self._encoded(self._past(rank, forms))
+
+    def _past(self, rank: int, forms: Iterable[int]) -> list[Reply]:
+        return [reply for form in forms for reply in self.desk.met(rank, form)]
+
     def finished(self, rank: int) -> Outgoing:
         return self._encoded(self.desk.finished(rank))
 
@@ -74,7 +81,7 @@ class Counter:
         elif kind == wire.GROUP:
             desk.define_group(rank, frame.number, pickle.loads(frame.body))
         elif kind == wire.PAST:
-            return [reply for form in wire.past_in(frame) for reply in desk.met(rank, form)]
+            return self._past(rank, wire.past_in(frame))
         elif kind == wire.GIVE_UP:
             return desk.give_up(rank, ticket)
         elif kind == wire.RECEIVED:

@@ -24,16 +24,13 @@ from phalanx.core.forms import Form, GroupForm, message_signature_of, signature_
 from phalanx.errors import PhalanxError, RankStopped
 from phalanx.running.calls import SERVICES
 from phalanx.running.controller import wire
-from phalanx.running.controller.board import PATIENCE, Board, Row, digest_of
+from phalanx.running.controller.board import MOST_PAST, PATIENCE, Board, Row, digest_of
 from phalanx.running.controller.wire import Decoder, Frame, encode
 
 READ_SIZE = 1 << 16
 
 OWN_THREADS = "phalanx-"
 """How the names of our own threads begin."""
-
-MOST_PAST = 256
-"""Calls that met on the board before the desk is told."""
 
 SOON = 0.25
 """Most answers come within so many seconds."""
@@ -197,6 +194,8 @@ class Link:
         if not row.meet(digest):
             return False
         with self._sending:
+            if self._board is not None:
+                self._board.note_past(self.rank, len(self._past), form)
             self._past.append(form)
         if len(self._past) >= MOST_PAST:
             self.flush()
@@ -242,6 +241,8 @@ class Link:
                 if self._past:
                     data = wire.encode_past(self._past) + data
                     self._past.clear()
+                    if self._board is not None:
+                        self._board.forget_past(self.rank)
                 self._socket.sendall(data)
         except OSError:
             self._lose()

@@ -179,14 +179,12 @@ class CallInProgress:
             if message.number == self._number:
                 self._positions[rank] = message
             return
+        if message is None and rank in self._pending:
+            died = death(member.status or 0, member.stderr, self._last_view(member))
+            self._failed.append((time.monotonic(), rank, died))
         if rank in self._pending:
             self._tell_desk(member, message)
-        if message is None:
-            if rank in self._pending:
-                self._failed.append(
-                    (time.monotonic(), rank, death(member.status or 0, member.stderr))
-                )
-        elif isinstance(message, Raised):
+        if isinstance(message, Raised):
             if message.stopped:
                 self._stopped[rank] = message
             else:
@@ -196,6 +194,13 @@ class CallInProgress:
         elif isinstance(message, Returned):
             self._take_value(rank, message)
         self._pending.pop(rank, None)
+
+    def _last_view(self, member: Member) -> RankView | None:
+        if self._counter is None:
+            return None
+        self._team.attend(member)
+        self._team.attend_dead(member)
+        return self._counter.desk.snapshot().ranks[member.rank]
 
     def _tell_desk(self, member: Member, message: Any) -> None:
         """A rank has ended its call. What it announced before comes first."""

@@ -14,7 +14,8 @@ from collections.abc import Iterable, Sequence
 
 from phalanx import callsite
 from phalanx.errors import PhalanxError, RankDied, VerdictError
-from phalanx.model import Site
+from phalanx.model import RankView, Site
+from phalanx.report.calls import call_text
 from phalanx.running.processes.messages import Raised
 
 Failure = Raised | RankDied
@@ -25,6 +26,11 @@ _LOST_PEER = re.compile(
     re.IGNORECASE,
 )
 """What Gloo, NCCL and the stores say when another rank's process is gone."""
+
+_CPP_FRAMES = re.compile(
+    r"frame #\d+: |<omitting python frames>|Exception raised from .*\(most recent call first\):"
+    r"|\[[WE]\d{4} .*\] \[c10d\] (recv|send)\w+ failed on SocketImpl"
+)
 
 _FAULT = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)$')
 
@@ -61,21 +67,44 @@ def is_lost_peer(failure: Failure) -> bool:
     return isinstance(failure, Raised) and _LOST_PEER.search(failure.message) is not None
 
 
-def death(status: int, stderr: Iterable[str]) -> RankDied:
+def death(status: int, stderr: Iterable[str], view: RankView | None = None) -> RankDied:
+    """`view` is what the desk knew of the rank."""
     code = os.waitstatus_to_exitcode(status)
     name = _signal_name(-code) if code < 0 else None
-    return RankDied(code=code, signal=name, stderr=_readable(stderr))
+    lines = _readable(stderr)
+    last = None if view is None or written_stack(lines) else _last_seen(view)
+    return RankDied(code=code, signal=name, stderr=lines, last=last)
+
+
+def _last_seen(view: RankView) -> str | None:
+    """For a rank that left no stack: its last call."""
+    waits = view.status == "waiting" and view.wait is not None
+    op = view.wait.op if waits and view.wait is not None else view.last
+    if op is None:
+        return None
+    number = "" if op.number is None else f" (call #{op.number})"
+    where = "" if op.site is None else f" at {op.site}"
+    return f"last seen {'in' if waits else 'after'} {call_text(op)}{number}{where}"
 
 
 def _readable(lines: Iterable[str]) -> tuple[str, ...]:
-    """Without what Python writes of our own frames, and of modules, when a fault kills it."""
-    return tuple(
-        line
-        for line in lines
-        if line.strip()
-        and not line.startswith("Extension modules: ")
-        and not ((found := _FAULT.match(line)) and callsite.is_own_file(found["file"]))
-        and line != '  File "<string>", line 1 in <module>'
+    return tuple(line for line in lines if line.strip() and not _is_noise(line))
+
+
+def tidied(text: str) -> str:
+    """What a rank of a run that failed wrote to standard error, without what says nothing."""
+    return "".join(line for line in text.splitlines(keepends=True) if not _is_noise(line))
+
+
+def _is_noise(line: str) -> bool:
+    """What Python writes of our own frames, and of modules, when a fault kills it, and torch of
+    its C++ frames, when it loses the connection to a rank that died."""
+    found = _FAULT.match(line.rstrip("\n"))
+    return (
+        line.startswith("Extension modules: ")
+        or (found is not None and callsite.is_own_file(found["file"]))
+        or (found is not None and found["file"] == "<string>")
+        or _CPP_FRAMES.match(line) is not None
     )
 
 

@@ -190,6 +190,7 @@ class Team:
         with contextlib.suppress(EOFError, OSError):
             while member.control.poll():
                 yield member, receive(member.control)
+        self.attend(member)
         self._end(member)
         yield member, None
 
@@ -236,6 +237,13 @@ class Team:
             self.answer(self.counter.feed(member.rank, data))
             if len(data) < READ_SIZE:
                 return
+
+    def attend_dead(self, member: Member) -> None:
+        """Take in what the rank did and could not tell any more."""
+        if self.counter is not None and self._board is not None:
+            forms = board.past_of(self._board, len(self.members), member.rank)
+            with contextlib.suppress(LookupError):  # it died before it had told what they are
+                self.answer(self.counter.past(member.rank, forms))
 
     def answer(self, replies: Outgoing) -> None:
         for rank, data in replies:

@@ -16,6 +16,7 @@ from typing import Any
 
 from phalanx.errors import RankFailedError, UsageError
 from phalanx.running.processes.engine import ProcessesEngine, ProcessSettings
+from phalanx.running.processes.evidence import tidied
 from phalanx.running.processes.nursery import nursery
 from phalanx.running.processes.parcel import pack
 from phalanx.testing import pytest_private as private
@@ -113,6 +114,8 @@ def run_on_processes(
     records = _records(way, values, error)
     for record in records:
         record.out, record.err = out.text(record.rank), err.text(record.rank)
+        if error is not None:
+            record.err = tidied(record.err)
         _warn_again(record)
     return RanksRun(records, error, engine.findings[known:])
 
