@@ -54,6 +54,94 @@ def test_what_checks_find_is_a_warning() -> None:
     )
 
 
+DETAILS = """
+import pytest
+import torch
+import torch.distributed as dist
+
+from phalanx.testing import (
+    MultiProcContinuousTest,
+    MultiProcessTestCase,
+    MultiThreadedTestCase,
+)
+
+
+class Threads(MultiThreadedTestCase):
+    world_size = 2
+
+    def setUp(self):
+        super().setUp()
+        self._spawn_threads()
+
+    def test_fail(self):
+        pytest.fail("told")  # here
+
+    def test_sub(self):
+        for number in range(3):
+            with self.subTest("a message", number=number):
+                self.assertNotEqual(number, 1)
+
+
+class Processes(MultiProcessTestCase):
+    world_size = 2
+
+    def setUp(self):
+        super().setUp()
+        self._spawn_processes()
+
+    def test_fail(self):
+        pytest.fail("told")  # here
+
+    def test_sub(self):
+        with self.subTest(number=1):
+            self.assertEqual(self.rank, 5)
+
+    def test_send(self):
+        store = dist.FileStore(self.file_name, 2)
+        dist.init_process_group("gloo", store=store, rank=self.rank, world_size=2)
+        if self.rank == 0:
+            self.work = dist.isend(torch.ones(1), dst=1)
+
+
+class Continuous(MultiProcContinuousTest):
+    world_size = 2
+
+    @classmethod
+    def backend_str(cls):
+        return "gloo"
+
+    def test_fail(self):
+        pytest.fail("told")  # here
+
+    def test_send(self):
+        if self.rank == 0:
+            type(self).work = dist.isend(torch.ones(1), dst=1)
+
+    def test_twice(self):
+        dist.barrier()
+"""
+
+
+@pytest.mark.timeout(120)
+def test_what_pytest_tells_of_the_classes(tmp_path: Path) -> None:
+    """The user's line of `pytest.fail`, subtests, the replay line, and what checks found."""
+    (tmp_path / "test_details.py").write_text(DETAILS)
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "test_details.py"]
+    done = run(command, folder=tmp_path, seconds=100)
+    text = done.stdout
+    assert "5 failed, 3 passed, 2 warnings" in text, text
+    assert len(re.findall(r"^E +>  pytest.fail\(.told.\)  # here$", text, re.M)) == 3
+    assert "_pytest/" not in text
+    for kind in ("Threads", "Processes", "Continuous"):
+        assert f'replay    pytest "test_details.py::{kind}::test_fail"' in text
+    for kind in ("Processes", "Continuous"):
+        assert f"test_details.py::{kind}::test_send\n" in text
+    assert text.count("PhalanxWarning: send(dst=1, tag=0) of rank 0 was never received") == 2
+    if sys.version_info >= (3, 11):
+        assert "in subTest('a message', number=1)" in text
+        assert "in subTest(number=1)" in text
+
+
 SAMPLE = """
 import unittest
 

@@ -11,7 +11,8 @@ import os
 import sys
 import types
 import unittest
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
@@ -100,6 +101,20 @@ class RanksTestCase(TestCase):
                 fn()
 
         return types.MethodType(wrapper, self)
+
+    @contextmanager
+    def subTest(self, *message: Any, **params: Any) -> Iterator[None]:  # noqa: N802
+        """In a rank the first subtest that fails ends the test; the error names it."""
+        try:
+            with super().subTest(*message, **params):
+                yield
+        except unittest.SkipTest:
+            raise
+        except Exception as error:
+            if sys.version_info >= (3, 11):
+                told = [*map(repr, message), *(f"{k}={v!r}" for k, v in params.items())]
+                error.add_note(f"in subTest({', '.join(told)})")
+            raise
 
     def _join(self, fn: Callable[..., Any]) -> None:
         raise NotImplementedError

@@ -26,10 +26,11 @@ from phalanx.testing.cases import (
     RanksTestCase,
     get_timeout,
     leave_out_torchrun,
+    replay_of,
     run_cleanups,
 )
 from phalanx.testing.equality import seed_everything
-from phalanx.testing.judging import Ended, end_of, run_all, settle
+from phalanx.testing.judging import Ended, end_of, run_all, settle, warn_of
 
 __unittest = True
 
@@ -149,14 +150,20 @@ class MultiProcContinuousTest(RanksTestCase):
 
     def _join(self, fn: Callable[..., Any]) -> None:
         __tracebackhide__ = True
-        settle(self._run_ranks, fn)
+        engine = type(self)._engine
+        assert engine is not None
+        known = len(engine.findings)
+        settle(lambda: self._run_ranks(engine), fn)
+        warn_of(engine.findings[known:], fn)
 
-    def _run_ranks(self) -> Sequence[Ended]:
+    def _run_ranks(self, engine: ProcessesEngine) -> Sequence[Ended]:
         cls = type(self)
-        assert cls._engine is not None
+        if engine.replace_dead():
+            cls._renew_file()
         what = cls, self.id(), cls.world_size, cls.rdvz_file, cls._environ
+        limit, replay = get_timeout(self.id()), replay_of(self)
         try:
-            return cls._engine.call(live_as_rank, what, limit=get_timeout(self.id()))
+            return engine.call(live_as_rank, what, limit=limit, replay=replay)
         except PhalanxError:
             cls._renew_file()
             raise

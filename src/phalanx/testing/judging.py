@@ -14,6 +14,7 @@ import unittest
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 from phalanx.core.baton import here
@@ -148,7 +149,7 @@ def drop_harness_frames(error: BaseException) -> None:
     """Leave out the inside of assertions and decorators: the test's own lines say it all."""
     trace, kept = error.__traceback__, []
     while trace is not None:
-        if not _is_harness(trace.tb_frame.f_code.co_filename, trace.tb_frame.f_globals):
+        if not _is_harness(trace.tb_frame):
             kept.append(trace)
         trace = trace.tb_next
     for each, following in zip(kept, [*kept[1:], None], strict=True):
@@ -157,10 +158,15 @@ def drop_harness_frames(error: BaseException) -> None:
         error.__traceback__ = kept[0]
 
 
-def _is_harness(filename: str, names: Mapping[str, Any]) -> bool:
-    place = filename.replace("\\", "/")
+def _is_harness(frame: FrameType) -> bool:
+    """unittest's own, torch's, what manages contexts, and what says so itself, as
+    `pytest.fail` does."""
+    place = frame.f_code.co_filename.replace("\\", "/")
     return (
-        "__unittest" in names or "/torch/testing/" in place or place.endswith("/contextlib.py")
+        "__unittest" in frame.f_globals
+        or "/torch/testing/" in place
+        or place.endswith("/contextlib.py")
+        or bool(frame.f_locals.get("__tracebackhide__"))
     )
 
 

@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from phalanx.backend import private
 from phalanx.errors import RankDied, RankFailedError
+from phalanx.model import Verdict
 from phalanx.report.layout import rank_list
 from phalanx.running.processes.engine import ProcessesEngine, ProcessSettings
 from phalanx.testing.cases import (
@@ -34,7 +35,7 @@ from phalanx.testing.cases import (
     test_name_of,
 )
 from phalanx.testing.equality import seed_everything
-from phalanx.testing.judging import Ended, end_of, run_all, settle
+from phalanx.testing.judging import Ended, end_of, run_all, settle, warn_of
 
 __unittest = True
 
@@ -121,11 +122,13 @@ class MultiProcessTestCase(RanksTestCase):
         __tracebackhide__ = True
         check_spawned(self._environ is not None, "_spawn_processes")
         began = time.monotonic()
-        self._ends = settle(lambda: self._run_ranks(fn), fn)
+        findings: list[Verdict] = []
+        self._ends = settle(lambda: self._run_ranks(fn, findings), fn)
         self.processes = [EndedProcess(rank, end.code) for rank, end in enumerate(self._ends)]
         self._check_return_codes(fn, time.monotonic() - began)
+        warn_of(findings, fn)
 
-    def _run_ranks(self, fn: Callable[..., Any]) -> Sequence[Ended]:
+    def _run_ranks(self, fn: Callable[..., Any], findings: list[Verdict]) -> Sequence[Ended]:
         assert self._environ is not None
         expects_code = self._expects_code(fn)
         settings = ProcessSettings(
@@ -133,6 +136,7 @@ class MultiProcessTestCase(RanksTestCase):
             init=False,
             environ=self._environ,
             replay=replay_of(self),
+            on_findings=findings.extend,
             checked=not expects_code,  # or ranks that wait for one that dies would be stopped
         )
         engine = ProcessesEngine(settings)
