@@ -465,3 +465,24 @@ def test_under_torchrun(tmp_path: Path) -> None:
         done.stdout.splitlines()
         == ["rank differs: rank 1 from rank 0 in 1 of 1 element, by up to 1"] * 2
     )
+
+
+class Twin:
+    """Keys of a dict that look alike."""
+
+    def __repr__(self) -> str:
+        return "twin"
+
+
+@pytest.mark.parametrize("odd", [0, 1, 2])
+def test_keys_that_look_alike_are_told_apart(odd: int) -> None:
+    def program() -> None:
+        values = {Twin(): [torch.ones(2), 5] for _ in range(3)}
+        assert_same_on_all_ranks(values)
+        if rank() == 1:
+            list(values.values())[odd][1] = 6
+        assert_same_on_all_ranks(values)
+
+    text = text_of(program, ranks=3)
+    number = ["", " (2)", " (3)"][odd]
+    assert text.startswith(f"value[twin][1]{number} differs: rank 1 has 6, ranks 0, 2 have 5")

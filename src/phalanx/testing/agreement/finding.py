@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any, NamedTuple
 
 import torch
@@ -132,7 +133,9 @@ def find_differences(
     own: dict[str, Leaf] = {}
 
     def digest_all() -> str:
-        own.update((leaf.path, leaf) for leaf in leaves())
+        for leaf in leaves():
+            path = _new_path(leaf.path, own)
+            own[path] = leaf if path == leaf.path else replace(leaf, path=path)
         text = "\n".join(f"{leaf.path}\0{leaf.what}\0{leaf.digest}" for leaf in own.values())
         return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 
@@ -149,6 +152,13 @@ def find_differences(
         if found is not None:
             differences.append(found)
     return differences, len(paths)
+
+
+def _new_path(path: str, taken: Container[str]) -> str:
+    """Keys of a dict may look alike: the second is `x[a] (2)`."""
+    if path not in taken:
+        return path
+    return next(new for i in count(2) if (new := f"{path} ({i})") not in taken)
 
 
 def _is_inside(path: str, container: str) -> bool:
