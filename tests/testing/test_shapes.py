@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 
 import phalanx
+import phalanx.testing
 from phalanx.testing import DistributedFixture, debug_launcher
 from tests.testing.pytest_runs import run_pytest
 
@@ -76,3 +78,18 @@ def fails() -> None:
 def test_debug_launcher_tells_of_failures() -> None:
     with pytest.raises(phalanx.RankFailedError, match="ValueError: on rank 0"):
         debug_launcher(fails, engine="threads")
+
+
+def test_without_pytest_the_classes_say_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    phalanx.testing.DistributedTest  # noqa: B018 (it is there now, and comes back)
+    for name in ("shapes", "launching"):
+        monkeypatch.delitem(sys.modules, f"phalanx.testing.{name}", raising=False)
+    for name in ("DistributedTest", "debug_launcher"):
+        monkeypatch.delitem(vars(phalanx.testing), name)
+    monkeypatch.setitem(sys.modules, "pytest", None)
+    with pytest.raises(ModuleNotFoundError, match="not installed here: pip install pytest"):
+        phalanx.testing.DistributedTest  # noqa: B018
+    phalanx.testing.debug_launcher(launched, (str(tmp_path), "rank"), 1, engine="threads")
+    assert (tmp_path / "rank0").exists()

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from phalanx.testing.dynamo import _dynamo_dist_per_rank_init as _dynamo_dist_per_rank_init
     from phalanx.testing.judging import RankAssertionError as RankAssertionError
     from phalanx.testing.judging import RankTestError as RankTestError
+    from phalanx.testing.launching import debug_launcher as debug_launcher
     from phalanx.testing.processes import DistributedTestBase as DistributedTestBase
     from phalanx.testing.processes import MultiProcessTestCase as MultiProcessTestCase
     from phalanx.testing.requirements import (
@@ -82,7 +83,6 @@ if TYPE_CHECKING:
     from phalanx.testing.samples import simple_sparse_reduce_tests as simple_sparse_reduce_tests
     from phalanx.testing.shapes import DistributedFixture as DistributedFixture
     from phalanx.testing.shapes import DistributedTest as DistributedTest
-    from phalanx.testing.shapes import debug_launcher as debug_launcher
     from phalanx.testing.skips import TEST_SKIPS as TEST_SKIPS
     from phalanx.testing.skips import TestSkip as TestSkip
     from phalanx.testing.skips import at_least_x_gpu as at_least_x_gpu
@@ -140,6 +140,7 @@ _ROOMS = {
         "_dynamo_dist_per_rank_init",
     ),
     "judging": ("RankAssertionError", "RankTestError"),
+    "launching": ("debug_launcher",),
     "processes": ("DistributedTestBase", "MultiProcessTestCase"),
     "requirements": (
         "ACCELERATOR_DIST_BACKENDS",
@@ -170,7 +171,7 @@ _ROOMS = {
         "SaveForwardInputsModule",
         "simple_sparse_reduce_tests",
     ),
-    "shapes": ("DistributedFixture", "DistributedTest", "debug_launcher"),
+    "shapes": ("DistributedFixture", "DistributedTest"),
     "skips": (
         "TEST_SKIPS",
         "TestSkip",

@@ -1,18 +1,26 @@
 """Test harnesses in the shapes that other projects have, on our engines.
 
 `DistributedTest` and `DistributedFixture` are classes as in DeepSpeed's tests and the many
-projects that copied them; `debug_launcher` is accelerate's. (mpi-pytest's `parallel_assert` is
-an assertion and lives with those.) They only translate: tests run in the pytest plugin.
+projects that copied them. (accelerate's `debug_launcher` needs no pytest and is in
+`launching.py`; mpi-pytest's `parallel_assert` is an assertion and lives with those.) They only
+translate: tests run in the pytest plugin.
 """
 
 from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar
 
-import pytest
+try:
+    import pytest
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "phalanx.testing: DistributedTest and DistributedFixture are pytest's classes and "
+        "fixtures, and pytest is not installed here: pip install pytest",
+        name=error.name,
+    ) from None
 
 from phalanx.errors import PhalanxError, RankFailedError, UsageError
 from phalanx.testing.declared import once_per_rank, once_per_test
@@ -188,31 +196,3 @@ def _engine_of(request: Any) -> str:
     way = None if callspec is None else callspec.params.get("_phalanx_ranks")
     engine: str = getattr(way, "engine", "threads")
     return engine
-
-
-def debug_launcher(
-    function: Callable[..., Any],
-    args: Iterable[Any] = (),
-    num_processes: int = 2,
-    *,
-    engine: str = "processes",
-) -> None:
-    """Run `function(*args)` on CPU ranks with a Gloo group, as accelerate's function of this
-    name does. Ranks are processes, because accelerate keeps its state once per process; what
-    keeps none runs faster with `engine="threads"`.
-    """
-    __tracebackhide__ = True
-    from phalanx.running.world import World
-
-    replay = f"debug_launcher({getattr(function, '__name__', 'function')}, ...)"
-    with World(ranks=num_processes, engine=engine, backend="gloo", replay=replay) as world:
-        world.run(_as_launched, function, tuple(args))
-
-
-def _as_launched(function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    """What accelerate's launcher sets up for the function."""
-    __tracebackhide__ = True
-    os.environ.update(
-        ACCELERATE_USE_CPU="yes", ACCELERATE_MIXED_PRECISION="no", FORK_LAUNCHED="1"
-    )
-    function(*args)
