@@ -1,10 +1,12 @@
 """How often fixtures are made, where, and in which order they go. All of these pass."""
 
+import json
 import logging
 import os
 import sys
 import warnings
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -249,3 +251,30 @@ def test_a_rank_starts_nothing_by_itself(world):
     children = Path(f"/proc/self/task/{os.getpid()}/children")
     if world.engine == "processes" and children.exists():
         assert children.read_text() == ""
+
+
+TABLE = {}
+
+
+@mock.patch("json.dumps")
+def test_mock_as_decorator(dumps, rank):
+    json.dumps(rank)
+    dist.barrier()
+    assert dumps.called
+
+
+def test_mocks_left_in_the_order_they_were_entered(rank, world_size):
+    table = mock.patch.dict(TABLE, {"of": rank})
+    environ = mock.patch.dict(os.environ, {"OF_RANK": str(rank)})
+    with mock.patch("json.loads", return_value=rank), table, environ:
+        for _ in range(rank + 1):
+            dist.barrier()
+        assert os.environ["OF_RANK"] == str(rank)
+    for _ in range(world_size - rank - 1):
+        dist.barrier()
+    assert "OF_RANK" not in os.environ
+
+
+def test_nothing_is_left_of_mocks():
+    assert (json.dumps(1), json.loads("1")) == ("1", 1)
+    assert TABLE == {}

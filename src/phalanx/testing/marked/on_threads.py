@@ -22,6 +22,7 @@ from phalanx.running.patches import patched
 from phalanx.running.threads import Settings, ThreadsEngine
 from phalanx.testing import pytest_private as private
 from phalanx.testing.marked.marker import Ranks
+from phalanx.testing.marked.mocks import patches_by_rank
 from phalanx.testing.marked.output import RankLogs, Streams
 from phalanx.testing.marked.part import Part
 from phalanx.testing.marked.record import Record
@@ -100,7 +101,7 @@ class _Threads:
         search_path = list(sys.path)
         _running.append(self._streams)
         try:
-            with self._streams.redirected(), self._logs.installed():
+            with self._streams.redirected(), self._logs.installed(), patches_by_rank():
                 engine.run(self._body)
         except BaseException as problem:
             error = problem

@@ -1,0 +1,122 @@
+"""`unittest.mock.patch` in ranks that are threads, which enter and leave patches in any order.
+
+Used by `on_threads.py`. As it is, `mock` keeps what it found in the patch object, which is one
+for all ranks where it decorates a test; and a rank that leaves before another puts the original
+back under the other's patch, which then puts back the first one's mock for good. The private
+names of `unittest.mock` are here only: `_patch`, `_patch_dict` and what they keep.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+from phalanx.core.baton import here
+
+FOUND_BY_PATCH = ("target", "temp_original", "is_local", "_exit_stack", "is_started")
+HANDED_DOWN = ("temp_original", "is_local", "_original")
+
+
+@dataclass
+class _Entered:
+    """One rank inside of one patch: what the patch object held then."""
+
+    patch: Any
+    rank: int
+    place: tuple[Any, ...]
+    found: dict[str, Any]
+
+
+class _Ledger:
+    """Who is inside of which patch, in the order they entered."""
+
+    def __init__(self) -> None:
+        self._entered: list[_Entered] = []
+
+    def enter(self, patch: Any, place: tuple[Any, ...], names: tuple[str, ...]) -> None:
+        found = {name: vars(patch)[name] for name in names if name in vars(patch)}
+        rank = here.strand.rank if here.strand is not None else -1
+        self._entered.append(_Entered(patch, rank, place, found))
+
+    def leave(self, patch: Any) -> _Entered | None:
+        """Give the patch back what it held when this rank entered it."""
+        rank = here.strand.rank if here.strand is not None else -1
+        for entry in reversed(self._entered):
+            if entry.patch is patch and entry.rank == rank:
+                vars(patch).update(entry.found)
+                return entry
+        return None
+
+    def is_covered(self, entry: _Entered) -> bool:
+        """Take the entry out. Where another patch of the same thing lies above, that one gets
+        to know what was there before, and nothing is to be put back now."""
+        index = self._entered.index(entry)
+        del self._entered[index]
+        above = [each for each in self._entered[index:] if each.place == entry.place]
+        if not above:
+            return False
+        above[0].found.update((n, v) for n, v in entry.found.items() if n in HANDED_DOWN)
+        return True
+
+    def rest(self) -> Iterator[_Entered]:
+        """Those whom ranks that could not be stopped have left, the last one first."""
+        while self._entered:
+            yield self._entered.pop()
+
+
+@contextmanager
+def patches_by_rank() -> Iterator[None]:
+    """While ranks run: let each have its own way through patches of `mock`."""
+    ledger = _Ledger()
+    patch, patch_dict = mock._patch, mock._patch_dict  # type: ignore[attr-defined]
+    kept = (patch.__enter__, patch.__exit__, patch_dict._patch_dict, patch_dict._unpatch_dict)
+    patch.__enter__, patch.__exit__ = _of_attributes(ledger, *kept[:2])
+    patch_dict._patch_dict, patch_dict._unpatch_dict = _of_dicts(ledger, *kept[2:])
+    try:
+        yield
+    finally:
+        patch.__enter__, patch.__exit__, patch_dict._patch_dict, patch_dict._unpatch_dict = kept
+        for entry in ledger.rest():
+            vars(entry.patch).update(entry.found)
+            if "_original" in entry.found:
+                kept[3](entry.patch)
+            else:
+                kept[1](entry.patch, None, None, None)
+
+
+def _of_attributes(
+    ledger: _Ledger, enter: Callable[..., Any], leave: Callable[..., Any]
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    def enter_patch(self: Any) -> Any:
+        result = enter(self)
+        ledger.enter(self, ("attribute", id(self.target), self.attribute), FOUND_BY_PATCH)
+        return result
+
+    def leave_patch(self: Any, *error: Any) -> Any:
+        entry = ledger.leave(self)
+        if entry is None or not ledger.is_covered(entry):
+            return leave(self, *error)
+        return entry.found["_exit_stack"].__exit__(*error)
+
+    return enter_patch, leave_patch
+
+
+def _of_dicts(
+    ledger: _Ledger, enter: Callable[..., Any], leave: Callable[..., Any]
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    def enter_patch(self: Any) -> None:
+        enter(self)
+        own = here.strand is not None and self.in_dict is os.environ  # a rank's own, there
+        rank = here.strand.rank if own else None
+        ledger.enter(self, ("dict", id(self.in_dict), rank), ("_original",))
+
+    def leave_patch(self: Any) -> None:
+        entry = ledger.leave(self)
+        if entry is None or not ledger.is_covered(entry):
+            leave(self)
+
+    return enter_patch, leave_patch
