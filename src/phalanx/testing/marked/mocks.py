@@ -31,6 +31,11 @@ class _Entered:
     found: dict[str, Any]
 
 
+def _rank() -> int:
+    """Whose thread this is; -1 in one that is no rank's."""
+    return here.strand.rank if here.strand is not None else -1
+
+
 class _Ledger:
     """Who is inside of which patch, in the order they entered."""
 
@@ -39,12 +44,11 @@ class _Ledger:
 
     def enter(self, patch: Any, place: tuple[Any, ...], names: tuple[str, ...]) -> None:
         found = {name: vars(patch)[name] for name in names if name in vars(patch)}
-        rank = here.strand.rank if here.strand is not None else -1
-        self._entered.append(_Entered(patch, rank, place, found))
+        self._entered.append(_Entered(patch, _rank(), place, found))
 
     def leave(self, patch: Any) -> _Entered | None:
         """Give the patch back what it held when this rank entered it."""
-        rank = here.strand.rank if here.strand is not None else -1
+        rank = _rank()
         for entry in reversed(self._entered):
             if entry.patch is patch and entry.rank == rank:
                 vars(patch).update(entry.found)
@@ -72,7 +76,8 @@ class _Ledger:
 def patches_by_rank() -> Iterator[None]:
     """While ranks run: let each have its own way through patches of `mock`."""
     ledger = _Ledger()
-    patch, patch_dict = mock._patch, mock._patch_dict  # type: ignore[attr-defined]
+    unchecked: Any = mock
+    patch, patch_dict = unchecked._patch, unchecked._patch_dict
     kept = (patch.__enter__, patch.__exit__, patch_dict._patch_dict, patch_dict._unpatch_dict)
     patch.__enter__, patch.__exit__ = _of_attributes(ledger, *kept[:2])
     patch_dict._patch_dict, patch_dict._unpatch_dict = _of_dicts(ledger, *kept[2:])
@@ -110,9 +115,8 @@ def _of_dicts(
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
     def enter_patch(self: Any) -> None:
         enter(self)
-        own = here.strand is not None and self.in_dict is os.environ  # a rank's own, there
-        rank = here.strand.rank if own else None
-        ledger.enter(self, ("dict", id(self.in_dict), rank), ("_original",))
+        owner = _rank() if self.in_dict is os.environ else None  # each rank has its own
+        ledger.enter(self, ("dict", id(self.in_dict), owner), ("_original",))
 
     def leave_patch(self: Any) -> None:
         entry = ledger.leave(self)
