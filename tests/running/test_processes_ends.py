@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import signal
@@ -11,6 +12,7 @@ import tempfile
 import textwrap
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ import torch.distributed as dist
 
 import phalanx
 from phalanx.running.processes import nursery
+from phalanx.running.processes.team import Team
 
 GLOO: dict[str, Any] = {"engine": "processes", "backend": "gloo", "timeout": 30.0}
 
@@ -220,3 +223,28 @@ def test_ctrl_c_says_where_each_rank_was(program) -> None:
     assert "interrupted; each rank was at" in text
     assert "time.sleep(60)" in text
     assert text.rstrip().endswith("KeyboardInterrupt")
+
+
+def test_a_rank_that_cannot_be_started_leaves_nothing_open(monkeypatch) -> None:
+    def fork(given: list[int]) -> int:
+        raise OSError(errno.EAGAIN, "no more processes")
+
+    def pipe_once() -> tuple[int, int]:
+        monkeypatch.setattr(os, "pipe", fail)
+        return real_pipe()
+
+    def fail() -> tuple[int, int]:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    def start() -> None:
+        team = SimpleNamespace(nursery=SimpleNamespace(fork=fork), _board=None)
+        Team._start(team, SimpleNamespace(rank=0, checked=True), None)  # type: ignore[arg-type]
+
+    real_pipe = os.pipe
+    before = set(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError, match="no more processes"):
+        start()
+    monkeypatch.setattr(os, "pipe", pipe_once)
+    with pytest.raises(OSError, match="too many open files"):
+        start()
+    assert set(os.listdir("/proc/self/fd")) <= before

@@ -94,6 +94,17 @@ def _watch(pid: int) -> int | None:
         return None
 
 
+def _enter(stack: contextlib.ExitStack, end: socket.socket) -> socket.socket:
+    return stack.enter_context(end)
+
+
+def _pipe(reader: contextlib.ExitStack, writer: contextlib.ExitStack) -> tuple[int, int]:
+    out, out_end = os.pipe()
+    reader.callback(os.close, out)
+    writer.callback(os.close, out_end)
+    return out, out_end
+
+
 class Team:
     """All ranks of one world. `hear` yields what they say and who has ended; what they
     announce goes to the counter, and its answers back. `show` gets their output."""
@@ -132,32 +143,23 @@ class Team:
         return self in _open_teams
 
     def _start(self, start: Start, listener: socket.socket | None) -> Member:
-        ours, theirs = socket.socketpair()
-        desk, desk_end = socket.socketpair() if start.checked else (None, None)
-        out, out_end = os.pipe()
-        err, err_end = os.pipe()
-        given = [theirs.fileno(), out_end, err_end]
-        given += [desk_end.fileno()] if desk_end is not None else []
-        given += [self._board] if self._board is not None else []
-        given += [listener.fileno()] if listener is not None else []
-        try:
+        # What is made here is closed again if anything fails, the rank's ends in any case.
+        with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
+            control, control_end = map(_enter, (ours, theirs), socket.socketpair())
+            out, out_end = _pipe(ours, theirs)
+            err, err_end = _pipe(ours, theirs)
+            given = [control_end.fileno(), out_end, err_end]
+            desk = None
+            if start.checked:
+                desk, desk_end = map(_enter, (ours, theirs), socket.socketpair())
+                given.append(desk_end.fileno())
+            given += [self._board] if self._board is not None else []
+            given += [listener.fileno()] if listener is not None else []
+            os.set_blocking(out, False)
+            os.set_blocking(err, False)
             pid = self.nursery.fork(given)
-        except BaseException:
-            ours.close()
-            if desk is not None:
-                desk.close()
-            os.close(out)
-            os.close(err)
-            raise
-        finally:
-            theirs.close()
-            if desk_end is not None:
-                desk_end.close()
-            os.close(out_end)
-            os.close(err_end)
-        os.set_blocking(out, False)
-        os.set_blocking(err, False)
-        return Member(start.rank, pid, Connection(ours.detach()), out, err, desk)
+            ours.pop_all()
+        return Member(start.rank, pid, Connection(control.detach()), out, err, desk)
 
     def _register(self, member: Member) -> None:
         for fd in _descriptors(member):
