@@ -88,7 +88,7 @@ def test_a_mismatch_is_raised_in_the_ranks_and_known_to_the_launcher(server) -> 
     ("what", "why"),
     [
         pytest.param("fail", "ValueError: no data", marks=pytest.mark.slow),
-        ("die", DIED),
+        pytest.param("die", DIED, marks=pytest.mark.slow),
     ],
 )
 def test_a_failure_stops_the_others(server, what, why) -> None:

@@ -351,6 +351,7 @@ def run_script(path: Path, source: str, *args: str) -> subprocess.CompletedProce
     )
 
 
+@pytest.mark.slow
 def test_functions_and_classes_of_a_script_travel(tmp_path) -> None:
     done = run_script(
         tmp_path / "program.py",

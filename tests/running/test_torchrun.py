@@ -136,6 +136,7 @@ def all_end(pids: list[int]) -> bool:
 # -- programs -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_program_that_is_right(phalanx) -> None:
     done = phalanx("-n 2 ends.py well")
     assert (done.status, done.err) == (0, "")
@@ -198,6 +199,7 @@ def test_without_checks_nothing_is_compared(phalanx) -> None:
     assert "dist.recv(torch.ones(3), src=1 - rank)" in done.err
 
 
+@pytest.mark.slow
 def test_a_rank_that_computes_for_ever_is_a_stall(phalanx) -> None:
     done = phalanx("-n 2 --timeout 3 ends.py loop")
     assert done.status == 3
