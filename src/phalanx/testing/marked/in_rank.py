@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import os
 from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -51,7 +52,11 @@ def _settle(errand: Errand) -> RankProcess:
     if not _present:
         atexit.unregister(_leave)
         atexit.register(_leave)
+        with suppress(OSError):  # gone
+            os.chdir(errand.started_in)
         _present.append(RankProcess(errand))
+    with suppress(OSError):
+        os.chdir(errand.working_in)
     return _present[0]
 
 

@@ -164,6 +164,7 @@ def _errand(
         folder=private.base_folder(item.config),
         environ=environ,
         worker=getattr(item.config, "workerinput", None),
+        started_in=str(item.config.invocation_params.dir),
     )
 
 

@@ -137,6 +137,6 @@ def _bare(error: BaseException, rank: int, site: Any = None) -> Failure:
         message=text,
         shown=text if died else f"{type(error).__name__}: {text}",
         verdict=isinstance(error, OWN_REPORTS),
-        refused=isinstance(error, private.Failed),
+        refused=not died and not isinstance(error, OWN_REPORTS),
         error=error,
     )

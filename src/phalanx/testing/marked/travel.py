@@ -7,6 +7,7 @@ where they can, else by name and bases, so that `xfail(raises=...)` sees their t
 from __future__ import annotations
 
 import importlib
+import os
 import pickle
 from collections.abc import Mapping
 from contextlib import suppress
@@ -32,6 +33,17 @@ class Errand:
     environ: Mapping[str, str | None] = field(default_factory=dict)
     """What has changed in the environment since the ranks began; None: it is gone."""
     worker: Any = None
+    started_in: str = ""
+    """Where pytest was started: its options and ids are relative to that."""
+    working_in: str = field(default_factory=lambda: _current_folder())
+    """Where it is now; a shared fixture may have gone elsewhere."""
+
+
+def _current_folder() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # it has been removed
+        return ""
 
 
 class PartFailed(Exception):
