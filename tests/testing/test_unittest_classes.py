@@ -55,6 +55,10 @@ def test_what_checks_find_is_a_warning() -> None:
 
 
 DETAILS = """
+import os
+import threading
+import time
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -119,6 +123,22 @@ class Continuous(MultiProcContinuousTest):
 
     def test_twice(self):
         dist.barrier()
+
+
+class Dies(MultiProcContinuousTest):
+    world_size = 2
+    backend_str = Continuous.backend_str
+
+    def setUp(self):
+        super().setUp()
+        time.sleep(1)
+
+    def test_1_guilty(self):
+        if self.rank == 1:
+            threading.Timer(0.1, os._exit, (3,)).start()
+
+    def test_2_innocent(self):
+        dist.barrier()
 """
 
 
@@ -129,7 +149,7 @@ def test_what_pytest_tells_of_the_classes(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "test_details.py"]
     done = run(command, folder=tmp_path, seconds=100)
     text = done.stdout
-    assert "5 failed, 3 passed, 2 warnings" in text, text
+    assert "5 failed, 5 passed, 3 warnings" in text, text
     assert len(re.findall(r"^E +>  pytest.fail\(.told.\)  # here$", text, re.M)) == 3
     assert "_pytest/" not in text
     for kind in ("Threads", "Processes", "Continuous"):
@@ -137,6 +157,8 @@ def test_what_pytest_tells_of_the_classes(tmp_path: Path) -> None:
     for kind in ("Processes", "Continuous"):
         assert f"test_details.py::{kind}::test_send\n" in text
     assert text.count("PhalanxWarning: send(dst=1, tag=0) of rank 0 was never received") == 2
+    assert "PhalanxWarning: rank 1 died with exit code 3" in text
+    assert 'the last call: pytest "test_details.py::Dies::test_1_guilty"' in text
     if sys.version_info >= (3, 11):
         assert "in subTest('a message', number=1)" in text
         assert "in subTest(number=1)" in text
