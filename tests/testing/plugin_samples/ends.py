@@ -182,3 +182,9 @@ def test_xfail_mark_on_one_only(rank):
 @pytest.mark.xfail(raises=AssertionError, strict=True)
 def test_xfail_mark_and_teardown(late, rank):
     assert rank == 0
+
+
+def test_xfail_mark_by_a_rank(request, rank):
+    if rank == 1:
+        request.node.add_marker(pytest.mark.xfail(reason="found out late", strict=True))
+        raise ValueError("known")

@@ -22,7 +22,7 @@ from phalanx.testing.marked.fixtures import Maker, RankRequest
 from phalanx.testing.marked.part import Part
 from phalanx.testing.marked.record import Record
 from phalanx.testing.marked.standins import COMMON_MAKERS
-from phalanx.testing.marked.travel import Errand, PartFailed, pack_record
+from phalanx.testing.marked.travel import Errand, PartFailed, is_picklable, pack_record
 from phalanx.testing.marked.worlds import RankWorld
 
 _present: list[RankProcess] = []
@@ -113,6 +113,7 @@ class RankProcess:
     def _run(self, part: Part, item: Any) -> None:
         __tracebackhide__ = True
         record = part.record
+        known = list(part.node.own_markers)
         try:
             with (
                 self._pytest.around(item) as warned,
@@ -123,6 +124,7 @@ class RankProcess:
                     part.run()
                 finally:
                     record.log = text()
+                    record.marks = _added(part.node.own_markers, known)
         except (RankStopped, VerdictError):
             raise
         except BaseException as error:
@@ -169,6 +171,14 @@ def _tell_desk(error: BaseException) -> None:
     here = None if current is None else current()
     if here is not None:
         here.failed(error)
+
+
+def _added(marks: list[Any], known: list[Any]) -> list[Any]:
+    """What the test has put on its item, for the one in pytest's process; those of its own
+    item are taken off again."""
+    added = [mark for mark in marks if not any(mark is each for each in known)]
+    marks[:] = known
+    return [mark for mark in added if is_picklable(mark)]
 
 
 def _sendable(warning: Any) -> tuple[str, Any, str, int]:

@@ -91,3 +91,5 @@ class Record:
     err: str = ""
     log: str = ""
     warnings: list[Any] = field(default_factory=list)
+    marks: list[Any] = field(default_factory=list)
+    """Those that a rank that is a process has put on the item while it ran."""

@@ -70,11 +70,17 @@ class Packed:
 def pack_record(record: Record) -> Record:
     for failure in _failures(record):
         failure.error = pack_error(failure.error)  # type: ignore[assignment]
-        try:
-            pickle.dumps(failure.shown)
-        except Exception:
+        if not is_picklable(failure.shown):
             failure.shown = str(failure.shown)
     return record
+
+
+def is_picklable(value: Any) -> bool:
+    try:
+        pickle.dumps(value)
+    except Exception:
+        return False
+    return True
 
 
 def unpack_record(record: Record) -> Record:
