@@ -40,6 +40,25 @@ else:
     dist.all_reduce(torch.ones(4))
 """
 
+RESTARTED = """
+import sys, time
+from pathlib import Path
+import torch, torch.distributed as dist
+
+mark = Path("failed")
+first = not mark.exists()
+dist.init_process_group("gloo")
+dist.barrier()
+if first and dist.get_rank() == 3:
+    mark.touch()
+    raise ValueError("once")
+if first:
+    time.sleep(60)
+if dist.get_rank() == 1:
+    dist.barrier()
+dist.all_reduce(torch.ones(4))
+"""
+
 
 def ip(*words: str) -> None:
     try:
@@ -107,6 +126,7 @@ def on_both(hosts, tmp_path):
         ]
 
     (tmp_path / "program.py").write_text(textwrap.dedent(PROGRAM))
+    (tmp_path / "restarted.py").write_text(textwrap.dedent(RESTARTED))
     return run
 
 
@@ -163,6 +183,14 @@ def test_an_exception_on_the_second_machine_is_told_on_both(on_both) -> None:
     assert headline in there.err and desk.err.startswith(headline)
     assert "program.py:12 in <module>" in there.err
     assert "stopped   ranks 0-2 in all_reduce(op=SUM) (call #1)" in desk.err
+
+
+@pytest.mark.slow
+def test_ranks_that_only_one_machine_counts_a_restart_of_are_checked(on_both) -> None:
+    for each in on_both("--max-restarts", "2", "restarted.py"):
+        assert "torch's launcher starts the ranks again\n" in each.err
+        assert each.status == 3
+        assert "CollectiveMismatchError: rank 1 called barrier where ranks 0, 2, 3" in each.err
 
 
 def test_nothing_is_left_of_the_machines_processes(hosts) -> None:

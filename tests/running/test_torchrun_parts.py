@@ -9,6 +9,7 @@ import time
 from collections import deque
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -305,11 +306,14 @@ def test_the_folder_of_logs_goes_whoever_ends_first(monkeypatch) -> None:
         assert not folder.exists()
 
 
-def begin(launch: Launch, pid: int, generation: int) -> tuple[Member, Connection]:
+def begin(
+    launch: Launch, pid: int, generation: int = 0, **more: Any
+) -> tuple[Member, Connection]:
     near, far = socket.socketpair()
-    hello = Hello("token", "control", pid, rank=0, ranks=1, generation=generation)
+    given = {"rank": 0, "ranks": 1, "generation": generation, **more}
+    hello = Hello("token", "control", pid, **given)
     launch._welcome(near, hello)
-    return launch._now.members[0], Connection(far.detach())
+    return launch._now.members[hello.rank], Connection(far.detach())
 
 
 def test_the_last_words_of_ranks_before_a_restart_are_theirs(launch) -> None:
@@ -341,3 +345,29 @@ def test_ranks_that_call_or_end_do_not_stand_still(launch, monkeypatch) -> None:
     assert moved == [Progress(0, 3), Progress(0, 4), Done(0, True)]
     old_end.close()
     end.close()
+
+
+def test_machines_that_meet_anew_are_new_ranks_without_a_restart_counted(launch) -> None:
+    ends = [begin(launch, 1, rank=0, ranks=4, local_ranks=2, meeting="one")[1]]
+    ends.append(begin(launch, 2, rank=1, ranks=4, local_ranks=2, meeting="one")[1])
+    before = launch._now
+    assert set(before.members) == {0, 1}
+    ends.append(begin(launch, 3, rank=2, ranks=4, local_ranks=2, meeting="two")[1])
+    assert launch._now is not before
+    assert set(launch._now.members) == {2}
+    for end in ends:
+        end.close()
+
+
+def test_what_ranks_before_a_restart_still_print_is_theirs(launch) -> None:
+    _, old_end = begin(launch, 1)
+    before = launch._now
+    near, far = socket.socketpair()
+    launch._welcome(near, Hello("token", "err", 1, rank=0, ranks=1))
+    _, end = begin(launch, 2, 1)
+    far.sendall(b"late\n")
+    launch._hear(1.0)
+    assert list(before.stderr[0]) == ["late"]
+    assert launch._now.stderr == {}
+    for each in (old_end, end, far):
+        each.close()

@@ -9,17 +9,20 @@ from __future__ import annotations
 import ctypes
 import os
 import pickle
+import secrets
 import shutil
 import signal
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
 from torch.distributed import run as _launcher
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.elastic.rendezvous import RendezvousError
+from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousInfo
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
 
 from phalanx.running.processes import wire
 from phalanx.running.torchrun.messages import VARIABLE, Base, Exits, Hello, connect, read_base
@@ -32,6 +35,7 @@ def main(arguments: list[str]) -> int:
     base = read_base()
     os.environ[VARIABLE] = base.export()  # for the ranks
     _end_with_launcher()
+    _name_meetings(base)
     sys.argv[0] = "torchrun"
     try:
         _run(base, arguments)
@@ -59,6 +63,21 @@ def _run(base: Base, arguments: list[str]) -> None:
         launcher.run(parser.parse_args([f"--log-dir={base.logs}", *arguments]))
     finally:
         shutil.rmtree(base.logs, ignore_errors=True)
+
+
+def _name_meetings(base: Base) -> None:
+    """Tell the ranks which meeting of the machines they came out of: the store that a meeting
+    gives to its machines is new each time, and the first one writes a name into it."""
+    meet = DynamicRendezvousHandler.next_rendezvous
+
+    def next_rendezvous(handler: DynamicRendezvousHandler) -> RendezvousInfo:
+        info = meet(handler)
+        name = info.store.compare_set("phalanx meeting", "", secrets.token_hex(8))
+        os.environ[VARIABLE] = replace(base, meeting=name.decode()).export()
+        return info
+
+    replaced: Any = DynamicRendezvousHandler
+    replaced.next_rendezvous = next_rendezvous
 
 
 def _refuse(message: str) -> NoReturn:

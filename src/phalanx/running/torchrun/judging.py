@@ -47,6 +47,7 @@ class Incarnation:
 
     generation: int
     ranks: int
+    meeting: str = ""
     members: dict[int, Any] = field(default_factory=dict)
     done: dict[int, bool] = field(default_factory=dict)
     ended: dict[int, Raised | Found | Stopped] = field(default_factory=dict)

@@ -145,8 +145,8 @@ class Launch:
 
     def _welcome(self, end: socket.socket, hello: Hello) -> None:
         if hello.stream in ("out", "err"):
-            rank, stream = hello.rank, hello.stream
-            lines = Lines(end.fileno(), lambda text: self._show(rank, stream, text))
+            now, rank, stream = self._now, hello.rank, hello.stream
+            lines = Lines(end.fileno(), lambda text: self._show(now, rank, stream, text))
             self._selector.register(end, selectors.EVENT_READ, lines)
             return
         if hello.stream == "control":
@@ -161,13 +161,14 @@ class Launch:
     def _begin(self, hello: Hello) -> None:
         """A rank has started; the first one of a restart starts a new world."""
         now = self._now
-        if (now.generation, now.ranks) == (hello.generation, hello.ranks) and (
+        known = (now.generation, now.ranks, now.meeting)
+        if known == (hello.generation, hello.ranks, hello.meeting) and (
             hello.rank not in now.members
         ):
             return
         if now.ranks:
             self._tell_restart()
-        self._now = Incarnation(hello.generation, hello.ranks)
+        self._now = Incarnation(hello.generation, hello.ranks, hello.meeting)
         first = hello.rank - hello.local_rank
         self._settings.on_world(hello.ranks, range(first, first + hello.local_ranks))
 
@@ -178,10 +179,11 @@ class Launch:
         self._settings.on_notice("torch's launcher starts the ranks again")
         self._notices.clear()
 
-    def _show(self, rank: int, stream: str, text: str) -> None:
-        self._standstill.renew()
+    def _show(self, now: Incarnation, rank: int, stream: str, text: str) -> None:
+        if now is self._now:
+            self._standstill.renew()
         if stream == "err":
-            kept = self._now.stderr.setdefault(rank, deque(maxlen=STDERR_KEPT))
+            kept = now.stderr.setdefault(rank, deque(maxlen=STDERR_KEPT))
             kept.extend(text.splitlines())
         self._settings.on_output(rank, stream, text)
 

@@ -28,6 +28,10 @@ class Base:
     """A folder for what torch's launcher would leave behind. Whoever ends last removes it."""
     checked: bool = True
     own_output: bool = True
+    meeting: str = ""
+    """Names the meeting of the machines that these ranks came out of. Machines count restarts
+    each for itself, and not those because a machine came or went. Empty where it is unknown.
+    """
 
     def export(self) -> str:
         return json.dumps(asdict(self))
@@ -50,6 +54,7 @@ class Hello:
     local_rank: int = 0
     local_ranks: int = 1
     generation: int = 0
+    meeting: str = ""
 
 
 def connect(base: Base, hello: Hello) -> socket.socket:

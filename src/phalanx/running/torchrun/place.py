@@ -27,12 +27,19 @@ class Place:
     local_rank: int
     local_ranks: int
     generation: int
+    meeting: str
     master: str
     port: int
     has_store: bool
 
+    @property
+    def world(self) -> str:
+        """A name for these ranks that those before a restart did not have."""
+        return f"{self.meeting or self.generation} of {self.ranks}"
 
-def read_place() -> Place:
+
+def read_place(meeting: str = "") -> Place:
+    """`meeting` names the meeting of the machines, if it is known."""
     environ = os.environ
     return Place(
         rank=int(environ["RANK"]),
@@ -40,6 +47,7 @@ def read_place() -> Place:
         local_rank=int(environ["LOCAL_RANK"]),
         local_ranks=int(environ["LOCAL_WORLD_SIZE"]),
         generation=int(environ["TORCHELASTIC_RESTART_COUNT"]),
+        meeting=meeting,
         master=environ["MASTER_ADDR"],
         port=int(environ["MASTER_PORT"]),
         has_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
@@ -69,7 +77,7 @@ def open_store(place: Place) -> Store | None:
         wait_for_workers=False,
         timeout=timedelta(seconds=PATIENCE),
     )
-    if place.generation > 0:
+    if place.meeting or place.generation > 0:
         _forget_before(store, place)
     return store
 
@@ -78,7 +86,7 @@ def _forget_before(store: TCPStore, place: Place) -> None:
     """After a restart torch 2.11-2.13 gives the ranks the store of before, with the addresses
     of ranks that are gone in it: with plain torchrun, 5 of 7 restarts on Gloo failed or hung.
     """
-    key = f"phalanx restart {place.generation} of {place.ranks}"
+    key = f"phalanx restart {place.world}"
     if place.rank == 0 and hasattr(store, "list_keys"):
         for name in store.list_keys():
             if name.startswith("default_pg/"):

@@ -63,7 +63,8 @@ _libc = ctypes.CDLL(None)
 
 
 def main(arguments: list[str]) -> int:
-    base, place = read_base(), read_place()
+    base = read_base()
+    place = read_place(base.meeting)
     _end_with_agent()
     home = Home(base, place)
     if base.own_output:
@@ -103,6 +104,7 @@ class Home:
             local_rank=place.local_rank,
             local_ranks=place.local_ranks,
             generation=place.generation,
+            meeting=place.meeting,
         )
         return connect(self._base, hello)
 
@@ -162,7 +164,7 @@ def find_desk(home: Home, place: Place, store: Store | None) -> Link | None:
         reason = "torch's launcher shares no store with the ranks (use --rdzv-backend c10d)"
         home.tell(Unchecked(place.rank, reason))
         return None
-    key = f"phalanx desk {place.generation} of {place.ranks}"
+    key = f"phalanx desk {place.world}"
     if place.rank == 0:
         desk = home.ask(OpenDesk(_address_to_serve(place), place.ranks))
         assert isinstance(desk, DeskIsOpen)
@@ -171,13 +173,7 @@ def find_desk(home: Home, place: Place, store: Store | None) -> Link | None:
     while True:
         port, token = store.get(key).decode().split()
         try:
-            return attach_tcp(
-                place.master,
-                int(port),
-                token=token,
-                rank=place.rank,
-                generation=place.generation,
-            )
+            return attach_tcp(place.master, int(port), token=token, rank=place.rank)
         except OSError as error:  # perhaps that of a world that is gone
             if time.monotonic() > deadline:
                 raise UsageError(
