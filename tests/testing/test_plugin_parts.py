@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import itertools
 import os
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from phalanx.errors import DeadlockError, RankDied, RankFailedError, UsageError
+from phalanx.errors import DeadlockError, RankDied, RankFailedError, StallError, UsageError
 from phalanx.model import RankFailure, RankView, ViewBlock
 from phalanx.testing import once_per_rank, once_per_test
 from phalanx.testing.declared import declared
@@ -19,7 +20,7 @@ from phalanx.testing.marked.failure import show_failure
 from phalanx.testing.marked.record import Failure, Record
 from phalanx.testing.marked.run import RanksRun
 from phalanx.testing.marked.standins import RankMonkeyPatch, SharedPatches
-from phalanx.testing.marked.travel import pack_error, unpack_error
+from phalanx.testing.marked.travel import find_note, leave_note, pack_error, unpack_error
 
 # -- monkeypatch ----------------------------------------------------------------------------
 
@@ -185,6 +186,19 @@ def test_a_verdict_that_no_rank_raised() -> None:
     assert run.raised is error
     assert run.cause is not None
     assert run.cause.verdict
+
+
+def test_a_failure_comes_before_the_teardown_that_hangs(tmp_path: Path) -> None:
+    path = str(tmp_path / "run")
+    leave_note(records(failure(1, ValueError("first"), when=1.0))[1], path)
+    assert find_note(path, 0) is None
+    note = find_note(path, 1)
+    assert note is not None
+    run = RanksRun([Record(0), note, Record(2)], StallError("over the limit\n\n  replay    x"))
+    assert str(run.raised) == "first"
+    shown = str(show_failure(run, report="all", replay="x"))
+    assert shown.index("rank 1:") < shown.index("StallError: over the limit")
+    assert shown.count("replay") == 1
 
 
 def test_reasons_of_skips() -> None:

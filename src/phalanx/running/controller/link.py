@@ -21,7 +21,7 @@ from itertools import count
 from phalanx.backend.raising import OpTimeoutError, error_of
 from phalanx.backend.watch import Limit, Watcher
 from phalanx.core.forms import Form, GroupForm, message_signature_of, signature_of
-from phalanx.errors import PhalanxError, RankStopped
+from phalanx.errors import PhalanxError, RankStopped, text_of
 from phalanx.running.calls import SERVICES
 from phalanx.running.controller import wire
 from phalanx.running.controller.board import MOST_PAST, PATIENCE, Board, Row, digest_of
@@ -93,7 +93,7 @@ class Link:
 
     def failed(self, error: BaseException) -> None:
         """The program of this rank has raised."""
-        text = f"{type(error).__name__}: {error}"
+        text = f"{type(error).__name__}: {text_of(error)}"
         self._send(encode(wire.FAILED, body=text.encode("utf-8", errors="replace")))
 
     def detach(self) -> None:

@@ -170,7 +170,7 @@ def _tail(run: RanksRun, groups: Sequence[Group], replay: str) -> str:
         lines += render_consequences(_without_skipped(run, run.error.verdict))
     if run.skipped:
         lines += labelled("skipped", run.skip_reason())
-    if not groups[0][0].verdict:
+    if not any(group[0].verdict for group in groups):
         lines += labelled("replay", replay, whole=True)
     return "\n".join(lines)
 
@@ -199,7 +199,7 @@ def _crash(groups: Sequence[Group], ranks: int) -> Any:
     else:
         alike = [each for each in groups[0] if each.whole == first.whole]
         text = f"{_who(alike, ranks)}: {text}"
-        failed = {each.rank for group in groups for each in group}
+        failed = {each.rank for group in groups for each in group if not each.verdict}
         rest = len(failed - {each.rank for each in alike})
         if rest:
             text += f" ({rest} more {'ranks' if rest > 1 else 'rank'} failed)"

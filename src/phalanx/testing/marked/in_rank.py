@@ -22,7 +22,13 @@ from phalanx.testing.marked.fixtures import Maker, RankRequest
 from phalanx.testing.marked.part import Part
 from phalanx.testing.marked.record import Record
 from phalanx.testing.marked.standins import COMMON_MAKERS
-from phalanx.testing.marked.travel import Errand, PartFailed, is_picklable, pack_record
+from phalanx.testing.marked.travel import (
+    Errand,
+    PartFailed,
+    is_picklable,
+    leave_note,
+    pack_record,
+)
 from phalanx.testing.marked.worlds import RankWorld
 
 _present: list[RankProcess] = []
@@ -105,7 +111,7 @@ class RankProcess:
             extra=errand.extra,
             makers=PROCESS_MAKERS,
             ask=_refuse_late,
-            tell=_tell_desk,
+            tell=lambda error: _tell(error, part.record, errand.notes),
         )
         self._run(part, item)
         return pack_record(part.record)
@@ -165,8 +171,9 @@ def _refuse_late(name: str) -> Any:
     )
 
 
-def _tell_desk(error: BaseException) -> None:
-    """Let the others know before the teardown, which may communicate."""
+def _tell(error: BaseException, record: Record, notes: str) -> None:
+    """Let others know before the teardown, which may communicate, or hang."""
+    leave_note(record, notes)
     current: Callable[[], Any] | None = getattr(link, "current", None)
     here = None if current is None else current()
     if here is not None:

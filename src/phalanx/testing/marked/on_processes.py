@@ -6,15 +6,17 @@ each; after a failure the next test gets new ones.
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from phalanx.errors import RankFailedError, UsageError
+from phalanx.errors import RankFailedError, StallError, UsageError
 from phalanx.running.processes.engine import ProcessesEngine, ProcessSettings
 from phalanx.running.processes.evidence import tidied
 from phalanx.running.processes.nursery import nursery
@@ -26,12 +28,14 @@ from phalanx.testing.marked.marker import Ranks
 from phalanx.testing.marked.output import Collected
 from phalanx.testing.marked.record import Record
 from phalanx.testing.marked.run import RanksRun
-from phalanx.testing.marked.travel import Errand, PartFailed, unpack_record
+from phalanx.testing.marked.travel import Errand, PartFailed, find_note, unpack_record
 
 MOST_KEPT = 2
 """How many sizes of worlds are kept warm: each rank is a process with torch in it."""
 
 _engines: dict[tuple[Any, ...], _Kept] = {}
+_notes: list[TemporaryDirectory[str]] = []
+_runs = itertools.count()
 
 
 class _Kept:
@@ -63,6 +67,14 @@ def begin() -> None:
 def close_engines() -> None:
     while _engines:
         _engines.popitem()[1].engine.close()
+    while _notes:
+        _notes.pop().cleanup()
+
+
+def _notes_folder() -> str:
+    if not _notes:
+        _notes.append(TemporaryDirectory(prefix="phalanx-notes-"))
+    return _notes[0].name
 
 
 def run_on_processes(
@@ -112,6 +124,8 @@ def run_on_processes(
     out.close()
     err.close()
     records = _records(way, values, error)
+    if isinstance(error, StallError):
+        records = [find_note(errand.notes, each.rank) or each for each in records]
     for record in records:
         record.out, record.err = out.text(record.rank), err.text(record.rank)
         if error is not None:
@@ -165,6 +179,7 @@ def _errand(
         folder=private.base_folder(item.config),
         environ=environ,
         worker=getattr(item.config, "workerinput", None),
+        notes=os.path.join(_notes_folder(), str(next(_runs))),
         started_in=str(item.config.invocation_params.dir),
     )
 

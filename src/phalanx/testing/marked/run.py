@@ -15,6 +15,7 @@ from phalanx.errors import (
     RankDied,
     RankExited,
     RankFailedError,
+    StallError,
     UsageError,
     VerdictError,
 )
@@ -69,8 +70,11 @@ class RanksRun:
         return getattr(verdict, "sites", {}).get(rank)
 
     def _first(self) -> BaseException | None:
-        """Whose error the engine calls the cause."""
+        """Whose error the engine calls the cause. That the time ran out after a failure, in a
+        teardown that hangs, is none."""
         error = self.error
+        if isinstance(error, StallError):
+            return None
         return error.__cause__ if isinstance(error, RankFailedError) else error
 
     @property
