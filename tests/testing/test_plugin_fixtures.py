@@ -60,6 +60,19 @@ def test_lock_by_name(request):
 def test_unknown_name():
     pass
 
+@pytest.mark.parametrize("locked", [threading.Lock()])
+@ranks
+def test_lock_as_parameter(locked):
+    pass
+
+@ranks
+@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.ranks(4))])
+def test_marked_parameter(size):
+    pass
+
+def test_marked_late():
+    pass
+
 @pytest.fixture
 async def later():
     pass
@@ -68,16 +81,27 @@ async def later():
 def test_async_fixture(later):
     pass
 """
+MARKED_LATE = """
+import pytest
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.name == "test_marked_late":
+            item.add_marker(pytest.mark.ranks(2))
+"""
 TOLD = {
     "test_unmarked": "once_per_rank). Here the test asks for it",
     "test_wide": "once_per_rank). Here the fixture 'wide' (test_refused.py:11) asks for it",
     "test_missing": "fixture 'no_such' not found",
     "test_unknown_name": "shared='nothing_here': there is no such fixture here",
+    "test_marked_parameter": "a marker of ranks in pytest.param(..., marks=...) has no effect",
+    "test_marked_late": "test_marked_late: it came after the test was collected",
     "test_async_fixture": "the fixture 'later' is async",
 }
 ON_THREADS = {"test_capfd": "capfd cannot tell ranks apart that share a process"}
 ON_PROCESSES = {
     "test_lock": "its value cannot be sent to ranks that are processes: cannot pickle",
+    "test_lock_as_parameter": "the parameter 'locked' cannot be sent to ranks",
     "test_lock_by_name": "the fixture 'lock' is made once, in pytest's process",
 }
 
@@ -87,11 +111,12 @@ ON_PROCESSES = {
 )
 def test_what_cannot_be_is_told(tmp_path: Path, engine: str) -> None:
     args = ("-rA", "--ranks-engine", engine)
-    ran = run_pytest(tmp_path, *args, files={"test_refused.py": REFUSED})
+    files = {"test_refused.py": REFUSED, "conftest.py": MARKED_LATE}
+    ran = run_pytest(tmp_path, *args, files=files)
     expected = {**TOLD, **(ON_THREADS if engine == "threads" else ON_PROCESSES)}
     passed = {name for name, outcome in ran.outcomes.items() if outcome == "PASSED"}
-    others = {"test_capfd", "test_lock", "test_lock_by_name"} - set(expected)
-    assert passed == {f"{name}[ranks=2]" for name in others}
+    of_engine = {"test_capfd", "test_lock", "test_lock_by_name", "test_lock_as_parameter"}
+    assert {name.partition("[")[0] for name in passed} == of_engine - set(expected)
     for text in expected.values():
         assert text in ran.text
     assert "All traceback entries are hidden" not in ran.text

@@ -214,6 +214,7 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
         return (yield from _name_who_asks(item, None))
     from phalanx.testing.marked import items
 
+    _refuse_marked_parameter(item)
     _refuse_async(item)
     items.prepare(item, way)
     result = yield from _name_who_asks(item, way)
@@ -230,6 +231,15 @@ def _name_who_asks(item: Any, way: Ranks | None) -> Generator[None, Any, Any]:
 
         who, text = askers(item, error.name, way), str(error)
     pytest.fail(f"{text}. Here {who} asks for it" if who else text, pytrace=False)
+
+
+def _refuse_marked_parameter(item: Any) -> None:
+    if any(is_ranks_marker(mark.name) for mark in item.callspec.marks):
+        pytest.fail(
+            "a marker of ranks in pytest.param(..., marks=...) has no effect, because sizes "
+            "are parameters themselves; put it on the function: ranks(2, 4)",
+            pytrace=False,
+        )
 
 
 def _refuse_async(item: Any) -> None:
@@ -253,11 +263,20 @@ def _refuse_lost_marker(item: Any) -> None:
         base.__module__.startswith("phalanx.testing") for base in getattr(own, "__mro__", ())
     ):
         return  # one of our classes, which has its own way to say it
+    why = (
+        "pytest cannot run this kind of test on ranks. Write a function or a plain class, or "
+        "derive from phalanx.testing.MultiThreadedTestCase"
+    )
+    is_unittest = "unittest" in sys.modules and issubclass(
+        own or object, sys.modules["unittest"].TestCase
+    )
+    if isinstance(item, pytest.Function) and not is_unittest:
+        why = (
+            "it came after the test was collected, or from pytest.param. Put it on the "
+            "function, the class or the module (pytestmark)"
+        )
     pytest.fail(
-        f"@pytest.mark.{mark.name} has no effect on {item.nodeid}: pytest cannot run this kind "
-        "of test on ranks. Write a function or a plain class, or derive from "
-        "phalanx.testing.MultiThreadedTestCase",
-        pytrace=False,
+        f"@pytest.mark.{mark.name} has no effect on {item.nodeid}: {why}", pytrace=False
     )
 
 

@@ -116,7 +116,7 @@ def run_on_processes(
             replay=replay,
         )
     except UsageError as problem:
-        error = _name_fixture(errand.shared) or problem
+        error = _name_value(errand.shared, item.callspec.params) or problem
         kept.file = None
     except BaseException as problem:
         error = problem
@@ -201,12 +201,20 @@ def _needed(item: Any, way: Ranks) -> set[str]:
     return needed - set(OWN_MAKERS)
 
 
-def _name_fixture(shared: Mapping[tuple[str, int], Any]) -> UsageError | None:
-    """The fixture whose value cannot be sent, if that is the reason of a refusal."""
+def _name_value(
+    shared: Mapping[tuple[str, int], Any], parameters: Mapping[str, Any]
+) -> UsageError | None:
+    """The fixture or parameter that cannot be sent, if that is the reason of a refusal."""
     for (name, _), value in shared.items():
         try:
             pack(value)
         except Exception as error:
+            if name in parameters:
+                return UsageError(
+                    f"the parameter {name!r} cannot be sent to ranks that are processes: "
+                    f"{str(error) or type(error).__name__}. Give what it is made from and "
+                    "make it in the test, or run the test on threads"
+                )
             return UsageError(
                 f"the fixture {name!r} is made once, in pytest's process, and its value cannot "
                 f"be sent to ranks that are processes: {str(error) or type(error).__name__}. "
