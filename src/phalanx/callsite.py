@@ -11,6 +11,7 @@ import functools
 import linecache
 import os
 import sys
+import threading
 from types import CodeType, FrameType, TracebackType
 
 from phalanx.model import Site
@@ -23,8 +24,21 @@ _library: dict[CodeType, bool] = {}
 
 
 def mark(depth: int = 1) -> Mark | None:
-    """The user's frame above the caller, as cheaply as possible."""
-    frame: FrameType | None = sys._getframe(depth)
+    """The user's frame above the caller, as cheaply as possible. None in a thread of native
+    code, such as one of autograd's for a GPU, that has called into Python."""
+    try:
+        frame: FrameType | None = sys._getframe(depth)
+    except ValueError:
+        return None
+    return mark_of(frame)
+
+
+def mark_of_main_thread() -> Mark | None:
+    """Where the main thread is: whoever called `backward` waits there for autograd's own."""
+    return mark_of(sys._current_frames().get(threading.main_thread().ident or 0))
+
+
+def mark_of(frame: FrameType | None) -> Mark | None:
     known = _library
     while frame is not None:
         code = frame.f_code

@@ -103,7 +103,7 @@ def check_torchrun(folder: str) -> None:
         ]
         start = time.perf_counter()
         done = subprocess.run(
-            [sys.executable, *line.split(), script, *words.split()],
+            [*line, script, *words.split()],
             capture_output=True,
             text=True,
             timeout=120,

@@ -261,7 +261,7 @@ class Watcher:
     def _form(
         self, group: Any, known: _Group, parts: Parts, given: Arguments
     ) -> tuple[int, bool]:
-        place = callsite.mark(5)
+        place = callsite.mark(5) or callsite.mark_of_main_thread()
         key = (known.number, place, parts.key())
         found = self._forms.get(key)
         if found is None:
