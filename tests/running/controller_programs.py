@@ -417,6 +417,20 @@ def many_forms_of_threads() -> None:
         raise failed[0]
 
 
+def thread_without_python_frames() -> None:
+    """As autograd's threads for a GPU: native code calls the operator."""
+    import _thread
+    import time
+
+    tensor = torch.ones(2)
+    _thread.start_new_thread(dist.group.WORLD.allreduce, ([tensor],))
+    limit = time.monotonic() + 10
+    while tensor[0] != dist.get_world_size():
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+    dist.barrier()
+
+
 def thread_unknown_to_threading() -> None:
     """Rank 0 waits for what rank 1 sends when it has got what a thread of rank 0 sends."""
     import _thread
@@ -527,6 +541,7 @@ CORRECT = [
     store_that_goes,
     many_forms_of_threads,
     thread_unknown_to_threading,
+    thread_without_python_frames,
     late_key,
     once_more,
     monitored,

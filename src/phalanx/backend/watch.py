@@ -219,7 +219,10 @@ class Watcher:
         self, group: Any, known: _Group, parts: Parts, given: Arguments, proceed: Any
     ) -> Any:
         form, doubtful = self._form(group, known, parts, given)
-        caller = self._caller(sys._getframe(4))
+        try:
+            caller = self._caller(sys._getframe(4))
+        except ValueError:  # nobody of Python's called: a thread of autograd's own, for a GPU
+            caller = _IN_BACKWARD if private.is_in_backward() else _OTHER
         holds = known.holds(group, parts.device(given))
         limit = self._limit(known, parts, given)
         blocking = holds and self._is_blocking(parts, given, caller, limit)
