@@ -34,7 +34,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from phalanx import callsite
 from phalanx.backend.device import default_backend
-from phalanx.errors import UsageError
+from phalanx.errors import UsageError, text_of
 from phalanx.running.controller.board import Board
 from phalanx.running.controller.link import Link, attach
 from phalanx.running.outcome import trim_traceback, was_stopped
@@ -244,7 +244,7 @@ class _Rank:
         return Raised(
             rank=self._start.rank,
             kind=type(error).__name__,
-            message=_text_of(error),
+            message=text_of(error),
             trace="".join(traceback.format_exception(error)),
             when=when,
             error=_pickled(error),
@@ -294,13 +294,6 @@ def _raising_call(error: BaseException) -> str | None:
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     return None if trace is None else _torch_call(trace.tb_frame)
-
-
-def _text_of(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:
-        return "(its text could not be made)"
 
 
 def _pickled(error: BaseException) -> bytes | None:

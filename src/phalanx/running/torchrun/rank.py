@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from phalanx import callsite
-from phalanx.errors import RankStopped, UsageError, VerdictError
+from phalanx.errors import RankStopped, UsageError, VerdictError, text_of
 from phalanx.running.controller.link import Link, attach_tcp
 from phalanx.running.outcome import trim_traceback
 from phalanx.running.processes import wire
@@ -225,7 +225,7 @@ def _raised(rank: int, error: BaseException) -> Raised:
     return Raised(
         rank=rank,
         kind=type(error).__name__,
-        message=_text_of(error),
+        message=text_of(error),
         trace="".join(traceback.format_exception(error)),
         when=when,
         error=_pickled(error),
@@ -240,13 +240,6 @@ def _pickled(error: BaseException) -> bytes | None:
     with suppress(Exception):
         return pickle.dumps(type(error)(*error.args))
     return None
-
-
-def _text_of(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:
-        return "(its text could not be made)"
 
 
 def _status(error: BaseException) -> int:
