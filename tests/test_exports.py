@@ -14,13 +14,16 @@ import phalanx
 from phalanx.cli import run as run_command
 
 EXPORTS = [
+    "BackendHazardError",
     "CollectiveMismatchError",
     "DeadlockError",
     "HazardError",
+    "InFlightBufferError",
     "PhalanxError",
     "PhalanxWarning",
     "RankFailedError",
     "StallError",
+    "ThreadRaceError",
     "UsageError",
     "World",
     "run",

@@ -35,6 +35,7 @@ LAYER_OF = {
     "analysis": "analysis",
     "report": "report",
     "model": "words",
+    "kinds": "words",
     "errors": "words",
     "callsite": "words",
 }

@@ -12,13 +12,16 @@
 from typing import TYPE_CHECKING, Any
 
 from phalanx.errors import (
+    BackendHazardError,
     CollectiveMismatchError,
     DeadlockError,
     HazardError,
+    InFlightBufferError,
     PhalanxError,
     PhalanxWarning,
     RankFailedError,
     StallError,
+    ThreadRaceError,
     UsageError,
 )
 
@@ -26,13 +29,16 @@ if TYPE_CHECKING:
     from phalanx.running.world import World, run
 
 __all__ = [
+    "BackendHazardError",
     "CollectiveMismatchError",
     "DeadlockError",
     "HazardError",
+    "InFlightBufferError",
     "PhalanxError",
     "PhalanxWarning",
     "RankFailedError",
     "StallError",
+    "ThreadRaceError",
     "UsageError",
     "World",
     "run",

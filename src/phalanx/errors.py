@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from phalanx.model import Deadlock, Mismatch, RankFailure, Stall, Verdict
+from phalanx.model import Deadlock, Finding, Mismatch, RankFailure, Stall, Verdict
 
 RANK_STDERR = 10
 """How many lines of a dead rank's standard error its error shows."""
@@ -53,6 +53,24 @@ class StallError(VerdictError):
     """Time ran out while a rank was outside our sight: nothing is proved."""
 
     verdict: Stall | None
+
+
+class InFlightBufferError(VerdictError):
+    """A tensor of an operation that was not yet waited for is written, read or used again."""
+
+    verdict: Finding | None
+
+
+class ThreadRaceError(VerdictError):
+    """Two threads of one rank use one group, and nothing orders their calls."""
+
+    verdict: Finding | None
+
+
+class BackendHazardError(VerdictError):
+    """Under the profile of a backend: it may hang or corrupt what this program does."""
+
+    verdict: Finding | None
 
 
 class HazardError(PhalanxError, RuntimeError):
@@ -137,6 +155,9 @@ for _public in (
     CollectiveMismatchError,
     DeadlockError,
     StallError,
+    InFlightBufferError,
+    ThreadRaceError,
+    BackendHazardError,
     HazardError,
     PhalanxWarning,
     RankFailedError,

@@ -31,7 +31,20 @@ Status = Literal[
 ]
 Severity = Literal["error", "warning"]
 Kind = Literal[
-    "mismatch", "deadlock", "stall", "rank-failed", "unmatched-message", "unwaited-work"
+    "invalid-call",
+    "mismatch",
+    "deadlock",
+    "stall",
+    "rank-failed",
+    "in-flight-buffer",
+    "unwaited-work",
+    "unmatched-message",
+    "crossed-order",
+    "backend-hazard",
+    "message-race",
+    "thread-race",
+    "rank-space",
+    "leak",
 ]
 Cause = Literal["cycle", "finished-peer", "failed-peer", "nobody-can"]
 
@@ -247,3 +260,24 @@ class Unmet(Verdict):
     blocks: tuple[OpBlock, ...]
     needs: tuple[int, ...]
     near: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class CallBlock:
+    """Ranks, one call of theirs, and what is to be said about it."""
+
+    ranks: tuple[int, ...]
+    op: Op
+    notes: tuple[str, ...] = ()
+    mark: str = ""
+
+
+@dataclass(frozen=True)
+class Finding(Verdict):
+    """What every kind without a form of its own has: a headline that is whole on its own, the
+    calls concerned, lines with a label ("rule", "agreed", "would"), and a hint."""
+
+    headline: str
+    blocks: tuple[CallBlock, ...] = ()
+    facts: tuple[tuple[str, str], ...] = ()
+    hint: str | None = None

@@ -24,7 +24,7 @@ from phalanx.backend.raising import InvalidCallError, one_for_each
 from phalanx.backend.session import RankContext, Session
 from phalanx.backend.work import OpWork, wait_for
 from phalanx.core.baton import RUNNING, here
-from phalanx.core.meeting import Assembly, Call, Slot
+from phalanx.core.meeting import Assembly, Call, Slot, Step
 from phalanx.errors import PhalanxError
 
 _UNSET = timedelta(0)
@@ -284,15 +284,18 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
             device.record_arrival(call, sample)
         if private.recording and private.is_recorded():
             profiling.begin(call, self._backend_name)
-        strand.local.last_call = call
+        context = strand.local
+        context.last_call = call
+        call.asynchronous = opts is None or opts.asyncOp or self._coalescing is not None
         baton.critical = True
         try:
             slot = call.assembly.join(call)
+            context.journal.append(Step("call", call))
             if slot is not None:
                 self._complete(slot, meaning)
         finally:
             baton.critical = False
-        if opts is not None and not opts.asyncOp and self._coalescing is None:
+        if not call.asynchronous:
             try:
                 self._finish_now(call, opts)
             finally:
@@ -357,7 +360,10 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
             device.record_arrival(call, sample)
         if private.recording and private.is_recorded():
             profiling.begin(call, self._backend_name)
-        strand.local.last_call = call
+        context = strand.local
+        context.last_call = call
+        call.asynchronous = True
+        context.journal.append(Step("call", call))
         sending = call.name == "send"
         met = call.assembly
         baton.critical = True

@@ -26,6 +26,18 @@ class StallError(errors.StallError, dist.DistError):
     __module__ = "phalanx"
 
 
+class InFlightBufferError(errors.InFlightBufferError, dist.DistError):
+    __module__ = "phalanx"
+
+
+class ThreadRaceError(errors.ThreadRaceError, dist.DistError):
+    __module__ = "phalanx"
+
+
+class BackendHazardError(errors.BackendHazardError, dist.DistError):
+    __module__ = "phalanx"
+
+
 class InvalidCallError(errors.PhalanxError, dist.DistError, ValueError):
     """One rank's own arguments are wrong. torch raises ValueError for some of these mistakes
     and RuntimeError, from C++, for others; this is both."""
@@ -56,6 +68,11 @@ _CLASSES: dict[type[Verdict], type[errors.VerdictError]] = {
     Deadlock: DeadlockError,
     Stall: StallError,
 }
+_FINDINGS: dict[str, type[errors.VerdictError]] = {
+    "in-flight-buffer": InFlightBufferError,
+    "thread-race": ThreadRaceError,
+    "backend-hazard": BackendHazardError,
+}
 
 
 def error_for(verdict: Verdict, replay: str | None) -> errors.VerdictError:
@@ -64,7 +81,8 @@ def error_for(verdict: Verdict, replay: str | None) -> errors.VerdictError:
 
 def error_of(verdict: Verdict, text: str) -> errors.VerdictError:
     """The error for a verdict that was rendered elsewhere."""
-    return _CLASSES[type(verdict)](text, verdict)
+    found = _FINDINGS.get(verdict.kind) or _CLASSES[type(verdict)]
+    return found(text, verdict)
 
 
 def one_for_each(error: Exception, count: int) -> list[Exception]:
@@ -93,6 +111,9 @@ for _class in (
     CollectiveMismatchError,
     DeadlockError,
     StallError,
+    InFlightBufferError,
+    ThreadRaceError,
+    BackendHazardError,
     InvalidCallError,
     UnsupportedTypeError,
     NotSupportedError,

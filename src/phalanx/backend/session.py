@@ -7,15 +7,21 @@ The running layer makes one `Session` per world; each thread of a rank finds its
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch.distributed.distributed_c10d import Store
 
 from phalanx.core.baton import Strand, here
-from phalanx.core.meeting import Assembly, Call
+from phalanx.core.meeting import Assembly, Call, Step
 from phalanx.errors import VerdictError
+from phalanx.kinds import ALL, ALWAYS
 from phalanx.model import Verdict, Wait
+
+JOURNAL = 65536
+LEAST_JOURNAL = 128
+"""How many entries are kept: of all ranks together, and of each at least."""
 
 
 class TorchState:
@@ -51,6 +57,8 @@ class RankContext:
         """The thread of its own that the rank waits for after it has returned."""
         self.tell_failure: Callable[[BaseException], None] | None = None
         """For a body that fails and has to clean up: the others stop at once."""
+        self.journal: deque[Step] = deque(maxlen=session.journal_length)
+        """What the rank did, oldest first, as far as kept; for checks that look back."""
         self.stock: tuple[Any, ...] | None = None
         """What `heirloom.py` found when the default group was new."""
 
@@ -65,10 +73,19 @@ class Session:
         report: Callable[[Verdict], VerdictError],
         environs: Iterable[dict[str, str]],
         checked: bool = True,
+        kinds: frozenset[str] = ALL,
+        profile: str | None = None,
     ) -> None:
         self.size = size
         self.report = report
         self.checked = checked
+        self.kinds = kinds if checked else ALWAYS
+        """What is checked: names of `phalanx.kinds`."""
+        self.profile = profile
+        """The backend by whose rules hazards are errors, if one was asked for."""
+        self.journal_length = max(LEAST_JOURNAL, JOURNAL // size)
+        self.findings: list[Verdict] = []
+        """Warnings that checks found on the way; told when the run has succeeded."""
         self.ranks = [RankContext(self, rank, env) for rank, env in enumerate(environs)]
         self.assemblies: dict[tuple[str, int], Assembly] = {}
         self.leftovers: list[Wait] = []

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from phalanx.backend import device, private, profiling
 from phalanx.backend.raising import OpTimeoutError
 from phalanx.core.baton import RUNNING, Strand, here
-from phalanx.core.meeting import Call
+from phalanx.core.meeting import Call, Step
 from phalanx.errors import PhalanxError
 
 NO_TIMEOUT = timedelta(0)
@@ -33,6 +33,8 @@ def wait_for(call: Call, timeout: float, *, explicit: bool = False) -> None:
         raise RuntimeError(f"{call.name}: waited for by a thread that belongs to no rank")
     if not call.done:
         _park_until_done(strand, call, timeout, explicit)
+    if call.asynchronous and not call.waited:
+        strand.local.journal.append(Step("wait", call))
     call.waited = True
     if private.recording:
         profiling.end(call)

@@ -42,6 +42,7 @@ class Call:
     uneven = False
     done = False
     waited = False
+    asynchronous = False
     error: BaseException | None = None
     waiters: list[Strand] | None = None
     callbacks: list[Callable[[], None]] | None = None
@@ -95,6 +96,41 @@ class Call:
             self.waiters = None
         if self.whole is not None:
             self.whole.finish_part(error)
+
+
+class Step:
+    """One thing a rank did, kept in its journal for checks that look back. It holds no tensors.
+
+    `what` is "call" when an op is issued and "wait" when the program has waited for one.
+    `asynchronous` says that the program got a `Work` for it.
+    """
+
+    __slots__ = (
+        "assembly",
+        "asynchronous",
+        "mark",
+        "member",
+        "name",
+        "number",
+        "op",
+        "peer",
+        "root",
+        "tag",
+        "what",
+    )
+
+    def __init__(self, what: str, call: Call) -> None:
+        self.what = what
+        self.assembly = call.assembly
+        self.member = call.member
+        self.name = call.name
+        self.mark = call.mark
+        self.number = call.number
+        self.op = call.op
+        self.root = call.root
+        self.peer = call.peer
+        self.tag = call.tag
+        self.asynchronous = call.asynchronous
 
 
 class Slot:

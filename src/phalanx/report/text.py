@@ -7,9 +7,10 @@ equal texts.
 
 from __future__ import annotations
 
-from phalanx.model import Deadlock, Mismatch, RankFailure, Stall, Unmet, Verdict
+from phalanx.model import Deadlock, Finding, Mismatch, RankFailure, Stall, Unmet, Verdict
 from phalanx.report.deadlock import headline_deadlock, render_deadlock
 from phalanx.report.failure import headline_failure, render_failure
+from phalanx.report.finding import headline_finding, render_finding
 from phalanx.report.layout import ascii_text
 from phalanx.report.mismatch import headline_mismatch, render_mismatch
 from phalanx.report.stall import headline_stall, render_stall
@@ -32,6 +33,8 @@ def render(verdict: Verdict, *, replay: str | None = None) -> str:
         return render_failure(verdict, replay=replay)
     if isinstance(verdict, Unmet):
         return render_unmet(verdict, replay=replay)
+    if isinstance(verdict, Finding):
+        return render_finding(verdict, replay=replay)
     raise TypeError(f"no report for a {type(verdict).__name__}")
 
 
@@ -47,4 +50,6 @@ def headline(verdict: Verdict) -> str:
         return ascii_text(headline_failure(verdict))
     if isinstance(verdict, Unmet):
         return ascii_text(headline_unmet(verdict))
+    if isinstance(verdict, Finding):
+        return ascii_text(headline_finding(verdict))
     raise TypeError(f"no headline for a {type(verdict).__name__}")

@@ -29,6 +29,7 @@ from phalanx.backend.describe import describe_pending
 from phalanx.backend.device import default_backend
 from phalanx.backend.heirloom import can_be_inherited, inherit, made_more, take_stock
 from phalanx.backend.install import leave_groups
+from phalanx.backend.observers import find_at_end
 from phalanx.backend.raising import error_for
 from phalanx.backend.session import RankContext, Session
 from phalanx.backend.store import InProcessStore
@@ -38,6 +39,7 @@ from phalanx.core.crew import FORGETS_LOCALS, Crew
 from phalanx.core.launcher import Launcher, end_threads
 from phalanx.core.schedule import schedule_from_seed
 from phalanx.errors import RankStopped, UsageError, VerdictError
+from phalanx.kinds import ALL
 from phalanx.model import Stall, Verdict
 from phalanx.report.positions import render_positions
 from phalanx.running.calls import enter_thread
@@ -66,6 +68,10 @@ class Settings:
     seed: int = 0
     clock: str = "real"
     checked: bool = True
+    kinds: frozenset[str] = ALL
+    """Which checks, by their names in `phalanx.kinds`; `checked` turns all of them off."""
+    profile: str | None = None
+    """The backend by whose rules hazards are errors."""
     strict: bool = False
     timeout: float | None = None
     limit: float | None = None
@@ -161,7 +167,8 @@ class ThreadsEngine:
         return True
 
     def _kind(self) -> tuple[Any, ...]:
-        return (self.settings.ranks, self.settings.backend, self.settings.checked)
+        settings = self.settings
+        return (settings.ranks, settings.backend, settings.checked, settings.kinds)
 
     def _new_session(self) -> Session:
         settings = self.settings
@@ -171,6 +178,8 @@ class ThreadsEngine:
             report=lambda verdict: error_for(verdict, settings.replay),
             environs=[rank_environ(base, settings, rank) for rank in range(settings.ranks)],
             checked=settings.checked,
+            kinds=settings.kinds,
+            profile=settings.profile,
         )
         former = self._crew.heirlooms.pop(self._kind(), None) if self._crew else None
         if former is not None and settings.init and not settings.seed:
@@ -240,7 +249,7 @@ class _Run:
         if error is not None:
             raise error
         if settings.checked:
-            self.findings = self._find_leftovers()
+            self.findings = [*self._find_leftovers(), *find_at_end(self.session)]
         return [outcome.value for outcome in self.outcomes.ranks]
 
     def _find_leftovers(self) -> Sequence[Verdict]:

@@ -1,0 +1,28 @@
+"""What checks look at besides the calls that meet: one module per kind.
+
+Each has a function from the session to findings, run when all ranks have ended well; the
+deciding is done in `analysis/`, over values. It must cost nothing where there is nothing to
+see: a test's whole run takes a millisecond.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+
+from phalanx.backend.session import Session
+from phalanx.model import Verdict
+
+Check = Callable[[Session], Iterable[Verdict]]
+
+AT_END: Mapping[str, Check] = MappingProxyType({})
+"""By kind."""
+
+
+def find_at_end(session: Session) -> list[Verdict]:
+    """What was found on the way, and what can be seen only now."""
+    found, session.findings = session.findings, []
+    for kind, check in AT_END.items():
+        if kind in session.kinds:
+            found += check(session)
+    return found
