@@ -27,7 +27,15 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Status = Literal[
-    "waiting", "sleeping", "ready", "computing", "outside", "lingering", "finished", "failed"
+    "waiting",
+    "sleeping",
+    "ready",
+    "computing",
+    "outside",
+    "lingering",
+    "moving",
+    "finished",
+    "failed",
 ]
 Severity = Literal["error", "warning"]
 Kind = Literal[
@@ -113,13 +121,15 @@ class Wait:
     """What a blocked rank needs: all of `needs`, or any one of them if `any_of`.
 
     `near` says what ranks did that came close but is not the thing needed (another tag,
-    another group).
+    another group). `joins` names the thread of its own that has to end, for a rank that joins
+    one.
     """
 
     op: Op
     needs: tuple[int, ...]
     any_of: bool = False
     near: tuple[str, ...] = ()
+    joins: str | None = None
 
 
 @dataclass(frozen=True)
@@ -128,7 +138,8 @@ class RankView:
 
     A rank whose calls nobody records (`traced` is false) has no `last`, and of `wait` only
     the name of the call is known. One that is *lingering* has returned, but `thread`, which it
-    started, has not.
+    started, has not. One that is *moving* can go on, whatever it does: nothing more is said
+    of it where others cannot.
     """
 
     rank: int
@@ -143,11 +154,17 @@ class RankView:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All ranks at one instant. `in_flight` counts messages sent and not yet received."""
+    """All ranks at one instant. `in_flight` counts messages sent and not yet received.
+
+    `threads` are those that ranks have started, each with its name as `thread`: they may act
+    for their rank. `parted` says where the ranks' ways parted, if that is clear.
+    """
 
     ranks: tuple[RankView, ...]
     in_flight: int = 0
     timers: int = 0
+    threads: tuple[RankView, ...] = ()
+    parted: str | None = None
 
 
 @dataclass(frozen=True)
@@ -156,12 +173,14 @@ class Meeting:
 
     `members` is the whole group; ranks without an op in `ops` have not arrived.
     `history` maps a rank to its earlier ops on this group, oldest first, as far as kept.
+    `trails` maps a rank to the places of all its calls, of any group, up to the last.
     """
 
     group: Group
     number: int
     ops: tuple[Op, ...]
     history: dict[int, tuple[Op, ...]] = field(default_factory=dict)
+    trails: dict[int, tuple[Site | None, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -204,11 +223,13 @@ class Mismatch(Verdict):
     agreed: Op | None = None
     missing: tuple[int, ...] = ()
     hint: str | None = None
+    parted: str | None = None
 
 
 @dataclass(frozen=True)
 class Deadlock(Verdict):
-    """No rank can move: proved. Blocks come in the order a reader needs them."""
+    """Ranks that can never move again: proved. Blocks come in the order a reader needs them.
+    It is *partial* if others can still move; `parted` says where the ranks' ways parted."""
 
     cause: Cause
     cycle: tuple[int, ...]
@@ -217,6 +238,11 @@ class Deadlock(Verdict):
     total: int
     in_flight: int = 0
     hint: str | None = None
+    parted: str | None = None
+
+    @property
+    def partial(self) -> bool:
+        return any(block.view.status == "moving" for block in self.blocks)
 
 
 @dataclass(frozen=True)
@@ -281,3 +307,23 @@ class Finding(Verdict):
     blocks: tuple[CallBlock, ...] = ()
     facts: tuple[tuple[str, str], ...] = ()
     hint: str | None = None
+
+
+@dataclass(frozen=True)
+class Silenced:
+    """A finding that the program's own line silences, and why."""
+
+    kind: Kind
+    reason: str
+    site: Site
+
+
+@dataclass(frozen=True)
+class Tally:
+    """How much was checked in a run. `None`: the engine does not know."""
+
+    ranks: int
+    collectives: int | None = None
+    messages: int | None = None
+    groups: int | None = None
+    silenced: tuple[Silenced, ...] = ()

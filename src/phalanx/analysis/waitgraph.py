@@ -1,14 +1,25 @@
-"""Prove that nobody can move, and say why.
+"""Prove that ranks can never move again, and say why.
 
-Used by the engine when a rank parks and no other is ready. A collective waits for all missing
-members, a receive from any source for one of several: an AND/OR graph whose fix point says
-exactly who can still move. Must never use a clock; a verdict from here is a proof.
+Used by the engine when a rank parks and no other is ready, and now and then for ranks that
+stay parked while others work. What a wait needs:
+
+    collective                all members that are missing
+    receive from one, send    that one
+    receive from any source   any of the other members
+    key in a store            any rank
+    join of a thread          that thread, to end
+    event, queue, condition   any thread of any rank
+    timer, anything unknown   nobody: it may end by itself
+
+An AND/OR graph over threads, whose fix point says exactly who can still move: a rank acts
+through any of its threads. Must never use a clock; a verdict from here is a proof.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from phalanx.analysis.cycles import find_cycle
 from phalanx.analysis.hints import hint_deadlock
@@ -17,23 +28,90 @@ from phalanx.model import Cause, Deadlock, Op, RankView, Snapshot, ViewBlock, Wa
 _Waits = Mapping[int, Wait]
 
 
+class Node(NamedTuple):
+    """One thread of a rank, as the graph sees it: `thread` is None for the main one.
+
+    It acts once all of `needs` (or any one, if `any_of`) can act, and the rank's own thread
+    `joins` can end. A rank can act as long as one of its threads can.
+    """
+
+    rank: int
+    thread: str | None = None
+    needs: tuple[int, ...] = ()
+    any_of: bool = False
+    joins: str | None = None
+    free: bool = False
+
+
+def find_stuck(nodes: Sequence[Node]) -> list[int]:
+    """The places in `nodes` of those that can never act again. Exact: the least fix point.
+
+    >>> find_stuck([Node(0, needs=(1,)), Node(1, needs=(0,)), Node(2, free=True)])
+    [0, 1]
+    """
+    if not any(node.free for node in nodes):
+        return list(range(len(nodes)))
+    held: dict[Hashable, list[int]] = {}
+    missing: list[int] = []
+    needed_by: dict[Hashable, list[int]] = {}
+    for at, node in enumerate(nodes):
+        if node.free:
+            continue
+        key = (node.needs, node.any_of, node.joins and (node.rank, node.joins))
+        alike = held.setdefault(key, [])
+        alike.append(at)
+        if len(alike) == 1:
+            _add_needs(node, missing, needed_by)
+    released = list(held.values())
+    moving = [node.free for node in nodes]
+    todo: list[Hashable] = []
+    acting: set[int] = set()
+
+    def release(at: int) -> None:
+        node = nodes[at]
+        moving[at] = True
+        todo.append((node.rank, node.thread))
+        if node.rank not in acting:
+            acting.add(node.rank)
+            todo.append(node.rank)
+
+    for at, node in enumerate(nodes):
+        if node.free:
+            release(at)
+    while todo:
+        for place in needed_by.get(todo.pop(), ()):
+            missing[place] -= 1
+            if missing[place] == 0:
+                for at in released[place]:
+                    release(at)
+    return [at for at, moves in enumerate(moving) if not moves]
+
+
+def _add_needs(node: Node, missing: list[int], needed_by: dict[Hashable, list[int]]) -> None:
+    """Threads that need the same are released together, so a collective costs one pass over
+    its missing members, however many ranks wait in it."""
+    place = len(missing)
+    if node.joins is not None:
+        missing.append(1)
+        needed_by.setdefault((node.rank, node.joins), []).append(place)
+        return
+    missing.append(1 if node.any_of else len(node.needs))
+    for rank in node.needs:
+        needed_by.setdefault(rank, []).append(place)
+
+
 def find_movable(snapshot: Snapshot) -> frozenset[int]:
     """The ranks that can still act, at once or after others have acted.
 
     Timers are not looked at: who they wake is for the caller to say.
     """
-    movable = [view.rank for view in snapshot.ranks if _is_free(view)]
-    if not movable:
-        return frozenset()
-    held: dict[tuple[tuple[int, ...], bool], list[int]] = {}
-    for view in snapshot.ranks:
-        if view.wait is not None and view.status == "waiting" and not _is_free(view):
-            held.setdefault((view.wait.needs, view.wait.any_of), []).append(view.rank)
-    return _spread(movable, held)
+    nodes, stuck = _judge(snapshot)
+    return frozenset(node.rank for at, node in enumerate(nodes) if at not in stuck)
 
 
-def find_deadlock(snapshot: Snapshot) -> Deadlock | None:
-    """Why no rank can ever move again, or None as long as one can, or none waits.
+def find_deadlock(snapshot: Snapshot, *, partial: bool = False) -> Deadlock | None:
+    """Why no rank can ever move again, or None as long as one can, or none waits. With
+    `partial`, why some cannot, though others can.
 
     >>> from phalanx.model import Group
     >>> world = Group("world", (0, 1))
@@ -42,10 +120,20 @@ def find_deadlock(snapshot: Snapshot) -> Deadlock | None:
     >>> find_deadlock(Snapshot(views)).cycle
     (0, 1)
     """
-    waits = {v.rank: v.wait for v in snapshot.ranks if v.wait and v.status == "waiting"}
-    if snapshot.timers or not waits or find_movable(snapshot):
+    nodes, stuck = _judge(snapshot)
+    if not partial and (snapshot.timers or len(stuck) < len(nodes)):
         return None
-    views = sorted(snapshot.ranks, key=lambda view: view.rank)
+    lost = {(nodes[at].rank, nodes[at].thread) for at in stuck}
+    views = [
+        view
+        if _is_gone(view) or (view.rank, None) in lost
+        else replace(_MOVING, rank=view.rank)
+        for view in sorted(snapshot.ranks, key=lambda view: view.rank)
+    ]
+    threads = [view for view in snapshot.threads if (view.rank, view.thread) in lost]
+    waits = _root_waits(views, threads)
+    if not waits:
+        return None
     cause, at_fault, cycle = _find_cause(views, waits)
     verdict = Deadlock(
         kind="deadlock",
@@ -53,40 +141,56 @@ def find_deadlock(snapshot: Snapshot) -> Deadlock | None:
         ranks=at_fault,
         cause=cause,
         cycle=cycle,
-        blocks=_build_blocks(views, cycle, at_fault),
+        blocks=_build_blocks([*views, *threads], cycle, at_fault),
         blocked=len(waits),
         total=len(views),
         in_flight=snapshot.in_flight,
+        parted=snapshot.parted,
     )
-    return replace(verdict, hint=hint_deadlock(verdict, views))
+    return replace(verdict, hint=hint_deadlock(verdict, [*views, *threads]))
+
+
+def _judge(snapshot: Snapshot) -> tuple[list[Node], set[int]]:
+    alive = [view for view in (*snapshot.ranks, *snapshot.threads) if not _is_gone(view)]
+    nodes = [_node(view) for view in alive]
+    return nodes, set(find_stuck(nodes))
+
+
+def _node(view: RankView) -> Node:
+    name = view.thread if view.status != "lingering" else None
+    if _is_free(view) or view.wait is None:
+        return Node(view.rank, name, free=True)
+    wait = view.wait
+    return Node(view.rank, name, wait.needs, wait.any_of, wait.joins)
+
+
+def _root_waits(views: Sequence[RankView], threads: Sequence[RankView]) -> dict[int, Wait]:
+    """What each stuck rank waits for in the end: not for its own thread, but for what that
+    one waits for; and a rank that has returned, for what its threads do."""
+    waits = {v.rank: v.wait for v in views if v.wait and v.status == "waiting"}
+    by_name = {(view.rank, view.thread): view.wait for view in threads if view.wait}
+    for view in threads:
+        assert view.wait is not None
+        waits.setdefault(view.rank, view.wait)
+    for rank, wait in waits.items():
+        seen: set[str] = set()
+        while wait.joins is not None and wait.joins not in seen:
+            seen.add(wait.joins)
+            wait = by_name.get((rank, wait.joins), wait)
+        waits[rank] = wait
+    return waits
+
+
+def _is_gone(view: RankView) -> bool:
+    return view.status in ("finished", "failed")
 
 
 def _is_free(view: RankView) -> bool:
-    if view.status != "waiting":
-        return view.status in ("computing", "ready", "sleeping", "outside")
+    if view.status not in ("waiting", "lingering"):
+        return True
     # A wait that is not known could end at any time: no proof may rest on it.
-    return view.wait is None or not (view.wait.needs or view.wait.any_of)
-
-
-def _spread(
-    movable: list[int], held: Mapping[tuple[tuple[int, ...], bool], Sequence[int]]
-) -> frozenset[int]:
-    """The fix point. Ranks that need the same are released together, so a collective costs
-    one pass over its missing members, however many ranks wait in it."""
-    released = list(held.values())
-    missing = [1 if any_of else len(needs) for needs, any_of in held]
-    needed_by: dict[int, list[int]] = {}
-    for at, (needs, _) in enumerate(held):
-        for rank in needs:
-            needed_by.setdefault(rank, []).append(at)
-    todo = list(movable)
-    while todo:
-        for at in needed_by.get(todo.pop(), ()):
-            missing[at] -= 1
-            if missing[at] == 0:
-                todo.extend(released[at])
-                movable.extend(released[at])
-    return frozenset(movable)
+    wait = view.wait
+    return wait is None or not (wait.needs or wait.any_of or wait.joins)
 
 
 def _find_cause(

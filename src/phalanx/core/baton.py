@@ -23,7 +23,7 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from phalanx.core.clock import Clock, RealClock
@@ -56,6 +56,7 @@ class Strand:
         "error",
         "errands",
         "gate",
+        "granted",
         "helper",
         "ident",
         "limit",
@@ -65,6 +66,7 @@ class Strand:
         "rank",
         "refusals",
         "state",
+        "thread",
         "timed_out",
         "timer",
         "why",
@@ -89,6 +91,10 @@ class Strand:
         self.timed_out = False
         self.why: Any = None
         self.refusals = 0
+        self.granted = 0
+        """Which hand-over gave it the baton last: unchanged, it has not run since."""
+        self.thread: threading.Thread | None = None
+        """A helper's, as the program knows it."""
 
 
 class Switcher:
@@ -113,6 +119,8 @@ class Baton:
         switcher: Switcher | None = None,
         on_stuck: Callable[[], None] | None = None,
         courier: Callable[[Strand], None] | None = None,
+        on_look: Callable[[], None] | None = None,
+        on_condemned: Callable[[Any], None] | None = None,
         camp: Camp | None = None,
     ) -> None:
         self.schedule = schedule or FirstInFirstOut()
@@ -120,6 +128,10 @@ class Baton:
         self.switcher = switcher or Switcher()
         self.on_stuck = on_stuck
         self.courier = courier
+        self.on_look = on_look
+        """Called by the monitor now and then, in the launcher's thread."""
+        self.on_condemned = on_condemned
+        """Called by a strand whose wait ends with an error, with what it waited for."""
         self.huddle = Huddle(camp)
         self.strands: list[Strand] = []
         self.holder: Strand | None = None
@@ -219,6 +231,8 @@ class Baton:
         if timed_out or strand.timer:
             self._clear_timer(strand)
         if strand.error is not None:
+            if self.on_condemned is not None:
+                self.on_condemned(why)
             self._raise_pending(strand)
         return not timed_out
 
@@ -339,6 +353,24 @@ class Baton:
             granted = self._grant_if_free()
         _open(granted)
 
+    @contextlib.contextmanager
+    def still(self) -> Iterator[None]:
+        """For a look from outside: meanwhile no strand changes its state, though the holder
+        runs on until it wants to."""
+        with self._mutex:
+            yield
+
+    def condemn(self, doomed: Sequence[tuple[Strand, int, BaseException]]) -> None:
+        """Raise in parked strands, each given with its `granted` of the time of the proof: one
+        that has run since, because its limit has passed, is left alone."""
+        with self._mutex:
+            for strand, granted, error in doomed:
+                if strand.state is PARKED and strand.granted == granted:
+                    strand.error = error
+                    self._set_state(strand, READY)
+            free = self._grant_if_free()
+        _open(free)
+
     def stop(self, *, at_once: bool = False) -> None:
         """Unwind everybody: parked strands raise `RankStopped` now, the others when they
         next come by; `at_once` also those that are ready to run, or have not even begun."""
@@ -417,7 +449,7 @@ class Baton:
         self.holder = strand
         if strand is not None:
             strand.state = RUNNING
-            self.hand_overs += 1
+            self.hand_overs = strand.granted = self.hand_overs + 1
             self.fingerprint = (self.fingerprint * 1000003 ^ (strand.rank + 1)) & _HASH_MASK
         return strand
 

@@ -24,6 +24,9 @@ own threads may be working for it."""
 APART = 0.2
 """Seconds to stay apart after the one core turned out to be busy."""
 
+LOOK = 0.02
+"""Seconds between two looks for ranks that can never move again while others do."""
+
 _TASKS = "/proc/self/task"
 
 
@@ -40,6 +43,7 @@ class Monitor:
         self._tick = self.moved_at, time.process_time(), 0
         self._apart_until = 0.0
         self._progress = 0
+        self._looked_at = self.moved_at
 
     def check(self) -> None:
         """Push the holder outside if it blocks, and fire timers that are due."""
@@ -50,6 +54,9 @@ class Monitor:
         baton.fire_due()
         holder, hand_overs = baton.holder, baton.hand_overs
         now, process = time.monotonic(), time.process_time()
+        if now - self._looked_at >= LOOK and baton.on_look is not None and not baton.stopping:
+            self._looked_at = now
+            baton.on_look()
         self._arrange_threads(now, process, hand_overs)
         spent = cpu_time(holder) if holder is not None else 0.0
         if baton.has_timer():
