@@ -125,9 +125,7 @@ def find_deadlock(snapshot: Snapshot, *, partial: bool = False) -> Deadlock | No
         return None
     lost = {(nodes[at].rank, nodes[at].thread) for at in stuck}
     views = [
-        view
-        if _is_gone(view) or (view.rank, None) in lost
-        else replace(_MOVING, rank=view.rank)
+        view if _is_gone(view) or (view.rank, None) in lost else RankView(view.rank, "moving")
         for view in sorted(snapshot.ranks, key=lambda view: view.rank)
     ]
     threads = [view for view in snapshot.threads if (view.rank, view.thread) in lost]
