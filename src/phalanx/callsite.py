@@ -20,7 +20,8 @@ Mark = tuple[CodeType, int]
 
 _OWN_ROOT = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _STDLIB_ROOT = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
-_library: dict[CodeType, bool] = {}
+_library: dict[str, bool] = {}
+"""By file: to hash a name is far cheaper than to hash a code object."""
 
 
 def mark(depth: int = 1) -> Mark | None:
@@ -42,9 +43,10 @@ def mark_of(frame: FrameType | None) -> Mark | None:
     known = _library
     while frame is not None:
         code = frame.f_code
-        skip = known.get(code)
+        file = code.co_filename
+        skip = known.get(file)
         if skip is None:
-            skip = known[code] = is_library_file(code.co_filename)
+            skip = known[file] = is_library_file(file)
         if not skip:
             return code, frame.f_lasti
         frame = frame.f_back
