@@ -31,7 +31,7 @@ EXPORTS = [
 
 OPTIONS = (
     "ranks, engine='threads', backend=None, seed=0, clock='real', checks='all', "
-    "strict=False, timeout=None, init=True"
+    "strict=False, profile=None, timeout=None, init=True"
 )
 
 SIGNATURES = {
@@ -52,6 +52,7 @@ RUN_OPTIONS = {
     "--clock",
     "--checks",
     "--strict",
+    "--profile",
     "--timeout",
     "-q, --quiet",
     "--rank",

@@ -7,6 +7,7 @@ anything but errors and words.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from types import MappingProxyType
 
 from phalanx.errors import UsageError
@@ -34,16 +35,22 @@ ALWAYS = frozenset({"invalid-call", "deadlock", "stall"})
 """Without these a run could not end."""
 
 
-def parse_checks(given: object) -> frozenset[str]:
+PROFILES = ("gloo", "nccl")
+"""Backends by whose rules hazards can be made errors."""
+
+
+def parse_checks(given: object, *, where: str | None = None) -> frozenset[str]:
     """What is to be checked, from "all", "none", or kinds by name, "-kind" to leave one out.
+    `where` is how the user wrote it, for the text of an error.
 
     >>> sorted(ALL - parse_checks("all,-leak"))
     ['leak']
     >>> sorted(parse_checks("mismatch") - ALWAYS)
     ['mismatch']
     """
+    where = where or f"checks={given!r}"
     if not isinstance(given, str) or not given.strip():
-        raise _refusal(given)
+        raise _refusal(where)
     chosen: set[str] | None = None
     for word in (part.strip() for part in given.split(",")):
         name = word.removeprefix("-")
@@ -52,17 +59,34 @@ def parse_checks(given: object) -> frozenset[str]:
         elif word == "none" and chosen is None:
             chosen = set()
         elif name not in KINDS:
-            raise _refusal(given)
+            raise _refusal(where, word)
         elif word.startswith("-"):
+            if name in ALWAYS:
+                raise UsageError(f"{where}: {name} is always found; it cannot be left out")
             chosen = (set(ALL) if chosen is None else chosen) - {name}
         else:
             chosen = (chosen or set()) | {name}
     return frozenset(chosen or ()) | ALWAYS
 
 
-def _refusal(given: object) -> UsageError:
-    names = ", ".join(KINDS)
+def is_on(given: str) -> bool:
+    """Whether anything is checked at all. With "none" engines do not even look."""
+    return given.strip() != "none"
+
+
+def check_profile(given: object, *, where: str | None = None) -> None:
+    if given is not None and given not in PROFILES:
+        raise UsageError(
+            f"{where or f'profile={given!r}'}: give {' or '.join(PROFILES)}, the backend that "
+            "the program is meant for; without it that is the one it asks for"
+        )
+
+
+def _refusal(where: str, word: str | None = None) -> UsageError:
+    near = get_close_matches((word or "").removeprefix("-"), KINDS, n=1)
+    wrong = f"there is no kind {word!r}" if word else "nothing is said"
+    end = f"; did you mean {near[0]!r}?" if near else "."
     return UsageError(
-        f"checks={given!r}: give 'all', 'none', or kinds with commas between them, "
-        f"e.g. 'mismatch,deadlock' or 'all,-leak'; kinds are {names}"
+        f"{where}: {wrong}{end} Give all, none, or kinds with commas between them, e.g. "
+        f"mismatch,leak or all,-leak. Kinds are {', '.join(KINDS)}"
     )

@@ -89,6 +89,26 @@ SCRIPTS = {
             dist.isend(torch.ones(2), 1)
         print("done")
         """,
+    "silenced.py": """
+        import torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        if dist.get_rank() == 0:
+            dist.isend(torch.ones(2), 1)  # phalanx: ignore[unmatched-message] nobody listens
+        """,
+    "counted.py": """
+        import torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        rank, t = dist.get_rank(), torch.ones(2)
+        for _ in range(10):
+            dist.all_reduce(t)
+        pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+        dist.barrier(group=pairs[rank // 2])
+        if rank % 2:
+            dist.send(t, rank - 1)
+        else:
+            dist.recv(t, rank + 1)
+        dist.destroy_process_group(pairs[rank // 2])
+        """,
     "talkative.py": """
         import torch.distributed as dist
         dist.init_process_group("gloo")
@@ -204,7 +224,8 @@ def test_a_script_runs_as_under_torchrun(processes) -> None:
             f"rank {rank} LOCAL_RANK={rank % 2} GROUP_RANK={rank // 2} WORLD_SIZE=4 "
             "LOCAL_WORLD_SIZE=2 MASTER_PORT=1234",
         ]
-    assert answer.err == "[0]   only rank 0\n"
+    closing = "phalanx: 4 ranks, 2 collectives on 1 group checked: nothing found"
+    assert answer.err == f"[0]   only rank 0\n{closing}\n"
 
 
 def test_quiet_shows_no_output_of_ranks(phalanx) -> None:
@@ -214,7 +235,7 @@ def test_quiet_shows_no_output_of_ranks(phalanx) -> None:
 
 def test_rank_shows_these_only(phalanx) -> None:
     answer = phalanx("run -n 4 --rank 1,2-3 show.py a b")
-    assert answer.status == 0 and answer.err == ""
+    assert answer.status == 0 and answer.err.count("\n") == 1, "the closing line"
     assert answer.out.splitlines()[0] == "[1-3] arguments a b"
     assert "[0" not in answer.out
     assert phalanx("run -n 2 --rank 0 show.py").out.startswith("[0] arguments\n")
@@ -283,26 +304,66 @@ def test_sys_exit_with_a_text_is_a_failure_without_traceback(phalanx) -> None:
 
 
 def test_a_verdict_has_a_status_of_its_own(phalanx) -> None:
-    answer = phalanx("run -n 3 --seed 4 mismatch.py --fast")
+    answer = phalanx("run -n 3 --seed 4 --profile gloo mismatch.py --fast")
     assert answer.status == 3
     assert answer.err.startswith(
         "CollectiveMismatchError: rank 1 called barrier where ranks 0, 2 called all_reduce\n"
     )
     assert "Traceback" not in answer.err
-    assert answer.err.rstrip().endswith(
-        "replay    phalanx run --ranks 3 --seed 4 mismatch.py --fast"
+    *_, replay, closing = answer.err.splitlines()
+    assert replay == (
+        "  replay    phalanx run --ranks 3 --seed 4 --profile gloo mismatch.py --fast"
     )
+    assert closing == "phalanx: 3 ranks, 1 collective on 1 group checked: 1 error (mismatch)"
 
 
 def test_a_finding_is_a_warning_and_under_strict_a_verdict(phalanx) -> None:
     told = "send(dst=1, tag=0) of rank 0 was never received; the run ended without it\n"
-    answer = phalanx("run -n 2 unheard.py")
+    answer = phalanx("run -n 2 --checks unmatched-message unheard.py")
     assert (answer.status, answer.out) == (0, "[0-1] done\n")
-    assert answer.err.startswith(f"PhalanxWarning: {told}")
-    answer = phalanx("run -n 2 --strict unheard.py")
+    assert answer.err.startswith(f"warning [unmatched-message]: {told}")
+    closing = "1 message on 1 group checked: 1 warning (1 unmatched-message)"
+    assert answer.err.splitlines()[-1] == f"phalanx: 2 ranks, {closing}"
+    answer = phalanx("run -n 2 --checks unmatched-message --strict unheard.py")
     assert (answer.status, answer.out) == (3, "[0-1] done\n")
-    assert answer.err.startswith(f"HazardError: {told}")
-    assert answer.err.rstrip().endswith("phalanx run --ranks 2 --strict unheard.py")
+    assert answer.err.startswith(f"HazardError: [unmatched-message]: {told}")
+    *_, replay, last = answer.err.splitlines()
+    words = "run --ranks 2 --checks unmatched-message --strict unheard.py"
+    assert replay == f"  replay    phalanx {words}"
+    assert last == f"phalanx: 2 ranks, {closing}"
+
+
+@pytest.mark.parametrize(
+    "checks", ["none", "all,-unmatched-message,-unwaited-work", "mismatch,leak"]
+)
+def test_a_kind_that_was_not_chosen_is_not_told(phalanx, checks: str) -> None:
+    answer = phalanx(f"run -n 2 --strict --checks {checks} unheard.py")
+    assert (answer.status, answer.out) == (0, "[0-1] done\n")
+    nothing = "phalanx: 2 ranks, 1 message on 1 group checked: nothing found\n"
+    assert answer.err == ("" if checks == "none" else nothing)
+
+
+def test_the_chosen_kinds_are_in_the_replay_line(phalanx) -> None:
+    answer = phalanx("run -n 3 --checks mismatch,leak mismatch.py")
+    assert (
+        "  replay    phalanx run --ranks 3 --checks mismatch,leak mismatch.py\n" in answer.err
+    )
+    assert phalanx("run -n 3 --checks all,-mismatch mismatch.py").status != 3
+
+
+def test_a_line_can_silence_its_finding_with_a_reason(phalanx) -> None:
+    answer = phalanx("run -n 2 --checks unmatched-message --strict silenced.py")
+    assert answer.status == 0
+    assert answer.err == (
+        "phalanx: silenced unmatched-message at silenced.py:5: nobody listens\n"
+        "phalanx: 2 ranks, 1 message on 1 group checked: nothing found; 1 silenced\n"
+    )
+
+
+def test_collectives_are_counted_on_all_groups_also_destroyed_ones(phalanx) -> None:
+    told = "phalanx: 4 ranks, 12 collectives and 2 messages on 3 groups checked: nothing found"
+    assert phalanx("run -n 4 counted.py").err == f"{told}\n"
+    assert phalanx("run -n 4 --quiet counted.py").err == ""
 
 
 def test_a_stall_is_a_verdict(phalanx) -> None:
@@ -348,6 +409,17 @@ MANY = "give the number of ranks as a whole number from 1 to 4096"
         ("run -n 4 --seed -1 show.py", "--seed -1: a seed is a whole number from 0 on"),
         ("run -n 4 --timeout soon show.py", "--timeout soon: seconds are needed"),
         ("run -n 4 --timeout 0 show.py", "--timeout 0.0: give seconds above 0"),
+        (
+            "run -n 4 --checks mismach show.py",
+            "--checks mismach: there is no kind 'mismach'; did",
+        ),
+        (
+            "run -n 4 --checks all,-x show.py",
+            "--checks all,-x: there is no kind '-x'. Give all",
+        ),
+        ("run -n 4 --profile mpi show.py", "--profile mpi: give gloo or nccl"),
+        ("run -n 4 --engine torchrun --checks x show.py", "--checks x: there is no kind 'x'"),
+        ("run -n 4 --engine torchrun --profile x show.py", "--profile x: give gloo or nccl"),
         ("run -n 4 --clock sun show.py", "--clock sun: choose one of 'real', 'virtual'"),
         ("run -n 4 --engine cloud show.py", "--engine cloud: choose one of 'threads'"),
         ("run -n 4 --rank 4 show.py", "--rank 4: there are ranks 0 to 3"),

@@ -61,7 +61,10 @@ def test_warnings(other: tuple[Ran, Path], engine: str) -> None:
     assert f"test_returns[ranks=2-{engine}] returned <class 'int'> on a rank" in ran.text
     assert ran.outcomes[f"test_leaves_a_message[ranks=2-{engine}]"] == "PASSED"
     assert f"test_other.py::test_leaves_a_message[ranks=2-{engine}]\n" in ran.text
-    assert "PhalanxWarning: send(dst=1, tag=0) of rank 0 was never received" in ran.text
+    assert (
+        "PhalanxWarning: [unmatched-message]: send(dst=1, tag=0) of rank 0 was never received"
+        in ran.text
+    )
 
 
 def test_what_cannot_run_on_ranks_is_refused(other: tuple[Ran, Path]) -> None:

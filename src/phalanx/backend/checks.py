@@ -36,7 +36,8 @@ def meeting_of(slot: Slot) -> Meeting:
 
 
 def judge_meeting(session: Session, slot: Slot) -> Sequence[Exception] | None:
-    verdict = find_mismatch(meeting_of(slot)) if session.checked else None
+    wanted = "mismatch" in session.kinds
+    verdict = find_mismatch(meeting_of(slot)) if wanted else None
     return session.report(verdict).for_each(len(slot.calls)) if verdict else None
 
 

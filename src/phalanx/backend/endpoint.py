@@ -233,7 +233,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
             and self._assembly is not None
             and self._assembly.leave(self._context.rank)
         ):
-            self._session.assemblies.pop(self._place, None)
+            self._session.end_assembly(self._place)
             calls = self._assembly.open_calls()
             self._session.leftovers += [describe_pending(c) for c in calls if not c.waited]
         self._closed = True

@@ -17,7 +17,7 @@ from phalanx.core.baton import Strand, here
 from phalanx.core.meeting import Assembly, Call, Step
 from phalanx.errors import VerdictError
 from phalanx.kinds import ALL, ALWAYS
-from phalanx.model import Verdict, Wait
+from phalanx.model import Tally, Verdict, Wait
 
 JOURNAL = 65536
 LEAST_JOURNAL = 128
@@ -88,10 +88,23 @@ class Session:
         """Warnings that checks found on the way; told when the run has succeeded."""
         self.ranks = [RankContext(self, rank, env) for rank, env in enumerate(environs)]
         self.assemblies: dict[tuple[str, int], Assembly] = {}
+        self._ended = [0, 0, 0]
         self.leftovers: list[Wait] = []
         """What was still open in groups when their last member destroyed them."""
         self.stores: dict[str, Store] = {}
         self.store_waiters: list[Strand] = []
+
+    def end_assembly(self, key: tuple[str, int]) -> None:
+        """The last member has destroyed its end of the group."""
+        met = self.assemblies.pop(key, None)
+        if met is not None:
+            self._ended = [a + b for a, b in zip(self._ended, _counts(met), strict=True)]
+
+    def tally(self) -> Tally:
+        """How many collectives and messages there were, on how many groups."""
+        all_counts = [self._ended, *map(_counts, self.assemblies.values())]
+        collectives, messages, groups = map(sum, zip(*all_counts, strict=True))
+        return Tally(self.size, collectives, messages, groups)
 
     def assembly(self, key: tuple[str, int], name: str, ranks: tuple[int, ...]) -> Assembly:
         """The meeting place of a group; the first member to come makes it."""
@@ -100,6 +113,11 @@ class Session:
             shown = "world" if len(ranks) == self.size and name == "0" else f"group {name}"
             found = self.assemblies[key] = Assembly(shown, ranks)
         return found
+
+
+def _counts(met: Assembly) -> tuple[int, int, int]:
+    collectives, messages = max(met.next_number), met.messages
+    return collectives, messages, int(collectives > 0 or messages > 0)
 
 
 def context_here() -> RankContext | None:

@@ -20,8 +20,10 @@ from typing import TYPE_CHECKING, Any
 from phalanx.cli.output import FoldingPrinter
 from phalanx.cli.streams import redirected
 from phalanx.errors import HazardError, RankDied, RankFailedError, UsageError, VerdictError
-from phalanx.model import Verdict
-from phalanx.report.text import render
+from phalanx.kinds import is_on, parse_checks
+from phalanx.model import Tally, Verdict
+from phalanx.report.closing import render_closing
+from phalanx.report.text import render_kind
 from phalanx.running.torchrun.options import FLAGS, WITH_VALUE
 
 if TYPE_CHECKING:
@@ -75,7 +77,15 @@ def add_parser(commands: Any) -> None:
     )
     how.add_argument("--seed", default="0", metavar="S", help="order of ranks; 0: first come")
     how.add_argument("--clock", default="real", help="real, or virtual: sleeps take no time")
-    how.add_argument("--checks", default="all", help="all, or none: do not compare calls")
+    how.add_argument(
+        "--checks",
+        default="all",
+        metavar="KINDS",
+        help="all, none, or kinds of findings: mismatch,leak or all,-leak",
+    )
+    how.add_argument(
+        "--profile", metavar="NAME", help="gloo or nccl: what may fail on it is an error"
+    )
     how.add_argument(
         "--strict", action="store_true", help="what is only a warning fails the run: exit 3"
     )
@@ -136,7 +146,7 @@ def handle(arguments: argparse.Namespace) -> int:
 
 def _as_options(text: str) -> str:
     """Options as they are written here: `--engine threads` for `engine='threads'`."""
-    named = r"\b(engine|seed|clock|checks|timeout|ranks)=('?)([\w.-]+)\2"
+    named = r"\b(engine|seed|clock|checks|profile|timeout|ranks)=('?)([\w.,-]*[\w-])\2"
     return re.sub(named, r"--\1 \3", text)
 
 
@@ -160,10 +170,12 @@ def _run(arguments: argparse.Namespace) -> int:
         checks=arguments.checks,
         seed=seed,
         timeout=timeout,
+        profile=arguments.profile,
     )
     load = load_module if arguments.module else load_script
     program = load(arguments.script, program_args)
     findings: list[Verdict] = []
+    tallies: list[Tally] = []
     sinks = (None, None) if arguments.quiet else (sys.stdout, sys.stderr)
     with ExitStack() as stack:
         printers = [
@@ -175,9 +187,12 @@ def _run(arguments: argparse.Namespace) -> int:
             "ranks": ranks,
             "seed": seed,
             "clock": arguments.clock,
-            "checked": arguments.checks == "all",
+            "checked": is_on(arguments.checks),
+            "kinds": parse_checks(arguments.checks),
+            "profile": arguments.profile,
             "strict": arguments.strict,
             "on_findings": findings.extend,
+            "on_tally": tallies.append,
             "timeout": timeout,
             "init": False,
             "per_node": per_node,
@@ -188,8 +203,29 @@ def _run(arguments: argparse.Namespace) -> int:
         run = _on_processes if arguments.engine == "processes" else _on_threads
         initialised, error = _outcome(lambda: run(program, options, printers))
     for finding in findings:
-        print(f"PhalanxWarning: {render(finding)}", file=sys.stderr)
-    return _tell(error, initialised or ranks == 1, arguments)
+        print(f"warning {render_kind(finding)}\n", file=sys.stderr)
+    status = _tell(error, initialised or ranks == 1, arguments)
+    _close(tallies, findings, error, arguments)
+    return status
+
+
+def _close(
+    tallies: list[Tally],
+    findings: list[Verdict],
+    error: BaseException | None,
+    arguments: argparse.Namespace,
+) -> None:
+    """How much was checked, and what came of it: the last line, unless nobody wants it, there
+    was nothing to check, or the script's own error is what is to be read."""
+    if not tallies or arguments.quiet or not is_on(arguments.checks):
+        return
+    verdict = getattr(error, "verdict", None)
+    if isinstance(error, HazardError):
+        findings, verdict = list(error.findings), None
+    elif error is not None and (verdict is None or verdict.kind == "rank-failed"):
+        return
+    if tallies[-1].groups != 0 or findings or verdict:
+        print(render_closing(tallies[-1], findings, verdict), file=sys.stderr)
 
 
 def _run_by_torchrun(arguments: argparse.Namespace) -> int:
@@ -348,6 +384,8 @@ def _replay(arguments: argparse.Namespace) -> str:
         words += ["--checks", arguments.checks]
     if arguments.strict:
         words.append("--strict")
+    if arguments.profile is not None:
+        words += ["--profile", arguments.profile]
     if arguments.timeout is not None:
         words += ["--timeout", arguments.timeout]
     if arguments.engine == "torchrun":

@@ -11,6 +11,7 @@ from contextlib import suppress
 
 from phalanx.cli.output import FoldingPrinter
 from phalanx.errors import UsageError
+from phalanx.kinds import check_profile, is_on, parse_checks
 from phalanx.running.program import load_module, load_script
 from phalanx.running.terminal import terminal_name
 from phalanx.running.torchrun.addresses import own_address
@@ -23,7 +24,6 @@ from phalanx.running.torchrun.options import (
 )
 from phalanx.running.torchrun.start import TorchrunSettings, run_by_torchrun
 
-CHECKS = ("all", "none")
 WORDS_FOR_RANKS = ("auto", "cpu", "gpu", "xpu")
 """What torchrun takes for the number of ranks besides a number."""
 
@@ -51,7 +51,7 @@ def run_by_launcher(
         on_output=show.output,
         on_notice=show.notice,
         on_tick=show.tick,
-        checked=arguments.checks == "all",
+        checked=is_on(arguments.checks),
         meeting=None if is_alone(arguments.nnodes) else lambda: _meeting(arguments),
         raw_output=arguments.redirects is not None or arguments.tee is not None,
         timeout=timeout,
@@ -83,8 +83,8 @@ def check_arguments(arguments: argparse.Namespace) -> None:
             f"--clock {arguments.clock}: real processes have the real clock; leave it out, or "
             "use --engine threads"
         )
-    if arguments.checks not in CHECKS:
-        raise UsageError(f"--checks {arguments.checks}: choose one of {', '.join(CHECKS)}")
+    parse_checks(arguments.checks)
+    check_profile(arguments.profile)
     if arguments.strict:
         raise UsageError(
             "--strict: --engine torchrun finds errors only, no warnings; leave it out, or use "

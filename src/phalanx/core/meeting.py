@@ -158,6 +158,8 @@ class Assembly:
         self.sends: dict[int, list[Call]] = {}
         self.receives: dict[int, list[Call]] = {}
         self.history: list[deque[Past]] = [deque(maxlen=HISTORY) for _ in ranks]
+        self.messages = 0
+        """How many were sent."""
         self._places: dict[int, int] = {}
         self._left = 0
         self.ends: dict[int, Any] = {}
@@ -200,6 +202,7 @@ class Assembly:
     def post_send(self, call: Call) -> Call | None:
         """A message to `call.peer`; the receive that takes it, if one is waiting."""
         assert call.peer is not None
+        self.messages += 1
         waiting = self.receives.get(call.peer, [])
         for index, receive in enumerate(waiting):
             if receive.tag == call.tag and receive.peer in (None, call.member):

@@ -38,6 +38,11 @@ def render(verdict: Verdict, *, replay: str | None = None) -> str:
     raise TypeError(f"no report for a {type(verdict).__name__}")
 
 
+def render_kind(verdict: Verdict, *, replay: str | None = None) -> str:
+    """The report with its kind in front, which is what a user writes to silence it."""
+    return f"[{verdict.kind}]: {render(verdict, replay=replay)}"
+
+
 def headline(verdict: Verdict) -> str:
     """The first line of the report, which is whole on its own."""
     if isinstance(verdict, Mismatch):

@@ -23,7 +23,7 @@ from phalanx.errors import (
     text_of,
 )
 from phalanx.model import RankFailure, Site, Verdict, ViewBlock
-from phalanx.report.text import render
+from phalanx.report.text import render, render_kind
 
 
 @dataclass
@@ -81,13 +81,13 @@ def find_error(outcomes: Outcomes, replay: str | None) -> BaseException | None:
 def check_findings(findings: Sequence[Verdict], replay: str | None, *, strict: bool) -> None:
     """Under `strict` a run that succeeded fails by what was found in it."""
     if findings and strict:
-        texts = [render(each, replay=replay) for each in findings]
+        texts = [render_kind(each, replay=replay) for each in findings]
         raise HazardError("\n\n".join(texts), findings)
 
 
 def warn_of(findings: Sequence[Verdict], *, stacklevel: int) -> None:
     for each in findings:
-        warnings.warn(PhalanxWarning(render(each), each), stacklevel=stacklevel + 1)
+        warnings.warn(PhalanxWarning(render_kind(each), each), stacklevel=stacklevel + 1)
 
 
 def trim_traceback(error: BaseException) -> BaseException:

@@ -11,20 +11,18 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import thread as pools
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch.distributed as dist
 
 from phalanx.analysis.leftovers import find_leftovers
-from phalanx.analysis.matching import find_mismatch
-from phalanx.analysis.waitgraph import find_deadlock
+from phalanx.analysis.silencing import split_silenced
 from phalanx.backend import private, profiling, traces
-from phalanx.backend.checks import meeting_of
 from phalanx.backend.describe import describe_pending
 from phalanx.backend.device import default_backend
 from phalanx.backend.heirloom import can_be_inherited, inherit, made_more, take_stock
@@ -33,26 +31,24 @@ from phalanx.backend.observers import find_at_end
 from phalanx.backend.raising import error_for
 from phalanx.backend.session import RankContext, Session
 from phalanx.backend.store import InProcessStore
-from phalanx.core.baton import PARKED, RUNNING, Baton, Strand, here
+from phalanx.core.baton import RUNNING, Baton, Strand, here
 from phalanx.core.clock import Clock, RealClock, VirtualClock
 from phalanx.core.crew import FORGETS_LOCALS, Crew
 from phalanx.core.launcher import Launcher, end_threads
 from phalanx.core.schedule import schedule_from_seed
 from phalanx.errors import RankStopped, UsageError, VerdictError
 from phalanx.kinds import ALL
-from phalanx.model import Stall, Verdict
+from phalanx.model import Silenced, Tally, Verdict
 from phalanx.report.positions import render_positions
 from phalanx.running.calls import enter_thread
 from phalanx.running.isolation import RankSwitcher, environ_here
 from phalanx.running.outcome import Outcome, Outcomes, check_findings, find_error
 from phalanx.running.patches import groups_by_thread, patched
 from phalanx.running.snapshots import group_views, is_debugging, take_snapshot, user_stacks
+from phalanx.running.verdicts import Judge
 
 IDLE_STALL = 300.0
 """Seconds without any sign of life after which a run without a timeout is given up."""
-
-AT_FAULT = ("outside", "computing", "lingering")
-"""What ranks do that keep a run from ending."""
 
 _one_run = threading.Lock()
 if hasattr(os, "register_at_fork"):  # a child of a rank is in no run
@@ -80,6 +76,8 @@ class Settings:
     replay: str | None = None
     on_tick: Callable[[], Any] | None = None
     on_findings: Callable[[Sequence[Verdict]], Any] | None = None
+    on_tally: Callable[[Tally], Any] | None = None
+    """Is told at the end, whatever it was, how much was checked."""
     environ: Mapping[str, str] | None = None
     as_torchrun: bool = True
     """Whether ranks find in their environment what torchrun sets."""
@@ -94,6 +92,8 @@ class ThreadsEngine:
         self.fingerprint = 0
         self.findings: list[Verdict] = []
         """What checks found in runs that succeeded."""
+        self.silenced: list[Silenced] = []
+        """What they found and the program has silenced."""
         self._session: Session | None = None
         self._busy = False
         self._patches = patched()
@@ -149,10 +149,15 @@ class ThreadsEngine:
             if self._crew is not None and not FORGETS_LOCALS and made_more(session):
                 self._crew.close()
             self._session = None if self._bequeath(session) else session
-            self.findings += run.findings
-            tell_findings(run.findings, self.settings)
+            findings, silenced = choose_findings(run.findings, self.settings)
+            self.findings += findings
+            self.silenced += silenced
+            tell_findings(findings, self.settings)
             return values
         finally:
+            if self.settings.on_tally is not None:
+                found = replace(session.tally(), silenced=tuple(self.silenced))
+                self.settings.on_tally(found)
             self._busy = False
             self.fingerprint = run.baton.fingerprint
             here.strand = outer
@@ -212,10 +217,13 @@ class _Run:
             schedule=schedule_from_seed(settings.seed),
             clock=clock,
             switcher=self.switcher,
-            on_stuck=self._judge_stuck,
             courier=self._send_courier,
             camp=crew.camp if crew is not None else None,
         )
+        self.judge = Judge(session, self.baton, self.outcomes)
+        self.baton.on_stuck = self.judge.judge_stuck
+        self.baton.on_look = self.judge.look
+        self.baton.on_condemned = self.judge.forget
 
     def execute(self) -> list[Any]:
         __tracebackhide__ = True
@@ -325,44 +333,11 @@ class _Run:
 
     # -- called by the baton, the launcher and the monitor --------------------------------
 
-    def _judge_stuck(self) -> None:
-        """No rank can move: find out why, and raise it in every rank that waits."""
-        error = self.session.report(self._find_verdict())
-        parked = [strand for strand in self.baton.strands if strand.state is PARKED]
-        for strand, own in zip(parked, error.for_each(len(parked)), strict=True):
-            self.baton.wake(strand, own)
-        for met in self.session.assemblies.values():
-            met.abandon(error)
-
-    def _find_verdict(self) -> Verdict:
-        """Calls that disagree explain a deadlock better than who waits for whom."""
-        if self.settings.checked:
-            for met in self.session.assemblies.values():
-                for slot in met.slots.values():
-                    verdict = find_mismatch(meeting_of(slot)) if slot.clash else None
-                    if verdict is not None:
-                        return verdict
-        snapshot = take_snapshot(self.session, self.baton, self.outcomes)
-        deadlock = find_deadlock(snapshot)
-        return deadlock if deadlock is not None else self._stalled(0.0)
-
-    def _stalled(self, seconds: float, *, over_limit: bool = False) -> Stall:
-        snapshot = take_snapshot(self.session, self.baton, self.outcomes)
-        at_fault = tuple(v.rank for v in snapshot.ranks if v.status in AT_FAULT)
-        return Stall(
-            kind="stall",
-            severity="error",
-            ranks=at_fault,
-            seconds=seconds,
-            blocks=group_views(list(snapshot.ranks)),
-            stacks=user_stacks(self.baton),
-            over_limit=over_limit,
-        )
-
     def _stall(self, seconds: float, *, over_limit: bool = False) -> bool:
         if is_debugging(self.baton):
             return False  # somebody thinks, at a prompt
-        error: VerdictError = self.session.report(self._stalled(seconds, over_limit=over_limit))
+        stall = self.judge.stalled(seconds, over_limit=over_limit)
+        error: VerdictError = self.session.report(stall)
         verdict = error.verdict
         rank = verdict.ranks[0] if verdict is not None and verdict.ranks else 0
         self.outcomes.record(rank, error, stopping=False)
@@ -408,6 +383,14 @@ class _Run:
         end_threads(threads, patience=0.5)
         for context in self.session.ranks:
             context.helpers.clear()
+
+
+def choose_findings(
+    findings: Iterable[Verdict], settings: Settings
+) -> tuple[list[Verdict], list[Silenced]]:
+    """Those that the user wants to hear of, and those that the program's own lines silence.
+    For every engine."""
+    return split_silenced(each for each in findings if each.kind in settings.kinds)
 
 
 def tell_findings(findings: Sequence[Verdict], settings: Settings) -> None:

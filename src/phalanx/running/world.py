@@ -14,6 +14,7 @@ from typing import Any
 import torch.distributed as dist
 
 from phalanx.errors import UsageError
+from phalanx.kinds import check_profile, is_on, parse_checks
 from phalanx.model import Verdict
 from phalanx.running.outcome import warn_of
 from phalanx.running.processes.engine import MOST_PROCESSES, ProcessesEngine, ProcessSettings
@@ -22,7 +23,6 @@ from phalanx.running.threads import Settings, ThreadsEngine
 ENGINES = ("threads", "processes")
 BACKENDS = ("gloo", "nccl", "cpu:gloo,cuda:nccl")
 CLOCKS = ("real", "virtual")
-CHECKS = ("all", "none")
 MOST_RANKS = 4096
 
 
@@ -54,6 +54,7 @@ class World:
         clock: str = "real",
         checks: str = "all",
         strict: bool = False,
+        profile: str | None = None,
         timeout: float | None = None,
         init: bool = True,
         replay: str | None = None,
@@ -66,6 +67,7 @@ class World:
             checks=checks,
             seed=seed,
             timeout=timeout,
+            profile=profile,
         )
         self.ranks = ranks
         self._open = True
@@ -75,7 +77,9 @@ class World:
             "backend": backend,
             "seed": seed,
             "clock": clock,
-            "checked": checks == "all",
+            "checked": is_on(checks),
+            "kinds": parse_checks(checks),
+            "profile": profile,
             "strict": strict,
             "timeout": timeout,
             "init": init,
@@ -140,6 +144,7 @@ def run(
     clock: str = "real",
     checks: str = "all",
     strict: bool = False,
+    profile: str | None = None,
     timeout: float | None = None,
     init: bool = True,
     **kwargs: Any,
@@ -151,8 +156,10 @@ def run(
     how many seconds may pass without the baton changing hands, whatever the ranks do; without
     one, a run in which no rank even works is given up after 300 seconds. `clock="virtual"`
     lets sleeps and timeouts pass at once when every rank waits. What checks find in a run that
-    succeeds is a `PhalanxWarning`; with `strict` it is a `HazardError`. Keyword arguments
-    with these names are for `run`; wrap `fn` if it needs them itself.
+    succeeds is a `PhalanxWarning`; with `strict` it is a `HazardError`. `checks` chooses among
+    the kinds of `phalanx.kinds`: "all", "none", "mismatch,leak", "all,-leak". With
+    `profile="nccl"` the run is judged by NCCL's rules, and hazards are errors. Keyword
+    arguments with these names are for `run`; wrap `fn` if it needs them itself.
 
     With `engine="processes"` each rank is a process on this machine and `backend` may be any
     that torch knows. `fn`, its arguments and results travel by pickle, and what no module
@@ -174,6 +181,7 @@ def run(
         "clock": clock,
         "checks": checks,
         "strict": strict,
+        "profile": profile,
         "timeout": timeout,
         "init": init,
     }
@@ -199,6 +207,7 @@ def check_options(
     seed: Any,
     timeout: Any,
     backend: Any = None,
+    profile: Any = None,
 ) -> None:
     """Refuse what cannot work, with what was given and what is allowed."""
     if isinstance(ranks, bool) or not isinstance(ranks, int) or not 1 <= ranks <= MOST_RANKS:
@@ -214,7 +223,8 @@ def check_options(
         )
     _check_choice("engine", engine, ENGINES)
     _check_choice("clock", clock, CLOCKS)
-    _check_choice("checks", checks, CHECKS)
+    parse_checks(checks)
+    check_profile(profile)
     if engine == "processes":
         _check_process_options(ranks, seed=seed, clock=clock, backend=backend)
     elif backend is not None:

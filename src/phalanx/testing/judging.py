@@ -28,7 +28,7 @@ from phalanx.errors import (
 )
 from phalanx.model import Deadlock, Verdict
 from phalanx.report.layout import rank_list
-from phalanx.report.text import render
+from phalanx.report.text import render_kind
 from phalanx.running.outcome import trim_traceback
 from phalanx.running.processes.evidence import RemoteTraceback
 from phalanx.testing.places import place_of
@@ -193,7 +193,7 @@ def warn_of(findings: Sequence[Verdict], test: Callable[..., Any]) -> None:
     """Say what checks found in a test that passed: messages that nobody received and such."""
     code = inspect.unwrap(test).__code__
     for each in findings:
-        warning = PhalanxWarning(render(each), each)
+        warning = PhalanxWarning(render_kind(each), each)
         warnings.warn_explicit(warning, PhalanxWarning, code.co_filename, code.co_firstlineno)
 
 

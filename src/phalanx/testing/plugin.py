@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from phalanx.errors import UsageError
+from phalanx.kinds import check_profile, parse_checks
 from phalanx.testing.marked.marker import (
     MARKER_HELP,
     PARAMETER,
@@ -38,6 +39,8 @@ OPTIONS = (
     ("ranks-engine", "NAMES", "threads, processes, or both with a comma between them"),
     ("ranks-backend", "NAME", "the backend of the default group, e.g. gloo"),
     ("ranks-seed", "S", "order in which threads run; 0: in order, others: a schedule each"),
+    ("ranks-checks", "KINDS", "all, none, or kinds of findings: mismatch,leak or all,-leak"),
+    ("ranks-profile", "NAME", "gloo or nccl: what may fail on that backend is an error"),
     ("ranks-timeout", "SEC", "seconds for a whole test on ranks, 0: no limit (default 300)"),
     ("ranks-report", "HOW", "all (default): every different failure; first; concise"),
 )
@@ -103,6 +106,12 @@ def _parse(
         values["backend"] = text
     if text := read("ranks_seed"):
         values["seed"] = _number(text, f"{prefix}{joint}seed {text}", "7")
+    if text := read("ranks_checks"):
+        values["checks"] = text
+        parse_checks(text, where=f"{prefix}{joint}checks {text}")
+    if text := read("ranks_profile"):
+        values["profile"] = text
+        check_profile(text, where=f"{prefix}{joint}profile {text}")
     if text := read("ranks_timeout"):
         values["timeout"] = _seconds(text, f"{prefix}{joint}timeout {text}")
     report = read("ranks_report")
@@ -167,6 +176,7 @@ def _check(plan: Plan) -> None:
             checks=way.checks,
             seed=way.seed,
             timeout=way.limit,
+            profile=way.profile,
         )
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from phalanx.errors import PhalanxWarning, UsageError
-from phalanx.model import Verdict
+from phalanx.model import Silenced, Tally, Verdict
 from phalanx.report.layout import rank_list
 from phalanx.running.controller import board
 from phalanx.running.controller.counter import Counter
@@ -25,7 +25,7 @@ from phalanx.running.processes.messages import Call, Parcel, Start
 from phalanx.running.processes.nursery import nursery
 from phalanx.running.processes.parcel import check_not_loading, pack_call
 from phalanx.running.processes.team import Member, OnOutput, Team, print_line
-from phalanx.running.threads import Settings, rank_environ, tell_findings
+from phalanx.running.threads import Settings, choose_findings, rank_environ, tell_findings
 
 MOST_PROCESSES = 128
 """Each rank costs five file descriptors here, of which systems often allow 1,024."""
@@ -52,6 +52,7 @@ class ProcessesEngine:
         check_not_loading()
         self.settings = settings
         self.findings: list[Verdict] = []
+        self.silenced: list[Silenced] = []
         self.base_environ: dict[str, str] | None = None
         """The program's environment when the present ranks were started, if they were."""
         self._team: Team | None = None
@@ -130,10 +131,15 @@ class ProcessesEngine:
             values = call.carry_out(
                 Call(self._calls, parcel, fresh), whole_lines=on_output is None
             )
-            self.findings += call.findings
-            tell_findings(call.findings, replace(self.settings, replay=replay))
+            findings, silenced = choose_findings(call.findings, self.settings)
+            self.findings += findings
+            self.silenced += silenced
+            tell_findings(findings, replace(self.settings, replay=replay))
             return values
         finally:
+            if self.settings.on_tally is not None:
+                tally = Tally(self.settings.ranks, silenced=tuple(self.silenced))
+                self.settings.on_tally(tally)
             if not call.is_whole:
                 team.kill()
             elif call.is_worn:

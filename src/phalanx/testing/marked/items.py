@@ -17,7 +17,7 @@ import pytest
 
 from phalanx.errors import PhalanxWarning, UsageError
 from phalanx.report.layout import rank_list
-from phalanx.report.text import render
+from phalanx.report.text import render_kind
 from phalanx.testing import pytest_private as private
 from phalanx.testing.marked.examples import call_for_examples, drawn_of, prepare_item
 from phalanx.testing.marked.failure import show_alike, show_failure
@@ -109,7 +109,7 @@ def _raise(item: Any, run: RanksRun) -> None:
     if len(run.skipped) == len(run.records):
         raise pytest.skip.Exception(run.skip_reason(), _use_item_location=True)
     for each in run.findings:
-        item.warn(PhalanxWarning(render(each), each))
+        item.warn(PhalanxWarning(render_kind(each), each))
     returned = next((each.returned for each in run.records if each.returned), None)
     if returned is not None:
         text = f"{item.nodeid} returned {returned} on a rank; use `assert`, not `return`"
@@ -147,7 +147,7 @@ def replay(item: Any) -> str:
     """The command that runs this item again, with what was said about ranks."""
     given = [
         f"--ranks-{name}" if value is True else f"--ranks-{name} {value}"
-        for name in ("engine", "backend", "seed", "strict", "timeout")
+        for name in ("engine", "backend", "seed", "checks", "profile", "strict", "timeout")
         if (value := item.config.getoption(f"ranks_{name}", None))
     ]
     sizes = item.config.getoption("ranks", None)

@@ -22,8 +22,8 @@ DEFAULT_LIMIT = 300.0
 
 MARKER_HELP = (
     "ranks(*sizes, engine=None, backend=None, timeout=None, seed=None, clock=None, "
-    "checks=None, strict=None, per_rank=(), shared=()): run the test on so many ranks, once "
-    "for each size (Phalanx)."
+    "checks=None, strict=None, profile=None, per_rank=(), shared=()): run the test on so many "
+    "ranks, once for each size (Phalanx)."
 )
 WORLD_SIZE_HELP = "world_size(N): the same as ranks(N) (Phalanx)."
 
@@ -35,6 +35,7 @@ KEYWORDS = (
     "clock",
     "checks",
     "strict",
+    "profile",
     "per_rank",
     "shared",
 )
@@ -52,6 +53,7 @@ class Ranks:
     clock: str = "real"
     checks: str = "all"
     strict: bool = False
+    profile: str | None = None
     per_rank: frozenset[str] = frozenset()
     shared: frozenset[str] = frozenset()
 
@@ -194,6 +196,7 @@ def _way(
         clock=values.get("clock", "real"),
         checks=values.get("checks", "all"),
         strict=strict,
+        profile=values.get("profile"),
         per_rank=_names("per_rank", values.get("per_rank", ())),
         shared=_names("shared", values.get("shared", ())),
     )

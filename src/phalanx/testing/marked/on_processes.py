@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from phalanx.errors import RankFailedError, StallError, UsageError
+from phalanx.kinds import is_on, parse_checks
 from phalanx.running.processes.engine import ProcessesEngine, ProcessSettings
 from phalanx.running.processes.evidence import tidied
 from phalanx.running.processes.nursery import nursery
@@ -141,7 +142,7 @@ def _tick(*streams: Collected) -> None:
 
 
 def _kept_engine(way: Ranks) -> _Kept:
-    key = (way.size, way.backend, way.checks, way.strict)
+    key = (way.size, way.backend, way.checks, way.strict, way.profile)
     kept = _engines.pop(key, None)
     while kept is None and len(_engines) >= MOST_KEPT:
         _engines.pop(next(iter(_engines))).engine.close()
@@ -151,7 +152,9 @@ def _kept_engine(way: Ranks) -> _Kept:
                 ProcessSettings(
                     ranks=way.size,
                     backend=way.backend,
-                    checked=way.checks == "all",
+                    checked=is_on(way.checks),
+                    kinds=parse_checks(way.checks),
+                    profile=way.profile,
                     strict=way.strict,
                 )
             )

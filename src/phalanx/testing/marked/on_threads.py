@@ -17,6 +17,7 @@ from phalanx.backend.install import leave_groups
 from phalanx.backend.session import RankContext
 from phalanx.core.baton import here
 from phalanx.core.crew import Crew
+from phalanx.kinds import is_on, parse_checks
 from phalanx.running.crews import make_crew
 from phalanx.running.patches import patched
 from phalanx.running.threads import Settings, ThreadsEngine
@@ -89,7 +90,9 @@ class _Threads:
                 backend=way.backend,
                 seed=way.seed,
                 clock=way.clock,
-                checked=way.checks == "all",
+                checked=is_on(way.checks),
+                kinds=parse_checks(way.checks),
+                profile=way.profile,
                 strict=way.strict,
                 limit=way.limit,
                 replay=replay,

@@ -1,0 +1,52 @@
+"""Comments that silence a finding: the rule table of `silencing.py`."""
+
+from __future__ import annotations
+
+import pytest
+
+from phalanx.analysis.silencing import split_silenced
+from phalanx.model import CallBlock, Finding, Group, Op, Site
+
+WORLD = Group("world", (0, 1))
+
+
+def leak(*sources: str, severity: str = "warning") -> Finding:
+    blocks = [
+        CallBlock((0,), Op(0, "new_group", WORLD, site=Site("a.py", line, "main", source)))
+        for line, source in enumerate(sources, 1)
+    ]
+    return Finding("leak", severity, (0,), headline="x", blocks=tuple(blocks))  # type: ignore
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("f()  # phalanx: ignore[leak] kept for the next step", "kept for the next step"),
+        ("f()  # noqa  # phalanx:ignore[unwaited-work, leak] why", "why"),
+        ("f()  # phalanx: ignore[leak]", None),
+        ("f()  # phalanx: ignore[mismatch] other", None),
+        ("f()  # phalanx: ignore[] nothing", None),
+        ("f()  # ignore[leak] not ours", None),
+        ("f()", None),
+    ],
+)
+def test_the_comment_names_the_kind_and_a_reason(source: str, reason: str | None) -> None:
+    told, silenced = split_silenced([leak(source)])
+    assert [each.reason for each in silenced] == ([] if reason is None else [reason])
+    assert len(told) == (reason is None)
+
+
+def test_one_line_of_several_is_enough() -> None:
+    told, silenced = split_silenced([leak("f()", "g()  # phalanx: ignore[leak] why"), leak("")])
+    assert len(told) == 1 and str(silenced[0].site) == "a.py:2"
+
+
+def test_an_error_is_not_silenced() -> None:
+    finding = leak("f()  # phalanx: ignore[leak] why", severity="error")
+    assert split_silenced([finding]) == ([finding], [])
+
+
+def test_a_comment_without_a_reason_is_told() -> None:
+    told, _ = split_silenced([leak("f()  # phalanx: ignore[leak]")])
+    assert isinstance(told[0], Finding)
+    assert told[0].facts[0][1].startswith("give a reason: # phalanx: ignore[leak] why")
