@@ -165,11 +165,12 @@ def _node(view: RankView) -> Node:
 def _root_waits(views: Sequence[RankView], threads: Sequence[RankView]) -> dict[int, Wait]:
     """What each stuck rank waits for in the end: not for its own thread, but for what that
     one waits for; and a rank that has returned, for what its threads do."""
-    waits = {v.rank: v.wait for v in views if v.wait and v.status == "waiting"}
+    waits = {v.rank: v.wait for v in views if v.wait and v.status in ("waiting", "lingering")}
     by_name = {(view.rank, view.thread): view.wait for view in threads if view.wait}
-    for view in threads:
-        assert view.wait is not None
-        waits.setdefault(view.rank, view.wait)
+    for (rank, _), thread_wait in by_name.items():
+        wait = waits.get(rank)
+        if wait is None or (wait.joins is None and wait.op.key is None and _is_open(wait)):
+            waits[rank] = thread_wait
     for rank, wait in waits.items():
         seen: set[str] = set()
         while wait.joins is not None and wait.joins not in seen:
@@ -222,8 +223,9 @@ def _all_needs(waits: Iterable[Wait]) -> set[int]:
 
 
 def _is_open(wait: Wait) -> bool:
-    """A store key may be set by anyone: such a wait points at nobody in particular."""
-    return wait.op.key is not None and wait.any_of
+    """A store key may be set by anyone, and a queue filled: such a wait points at nobody in
+    particular."""
+    return wait.any_of and (wait.op.key is not None or wait.op.rank in wait.needs)
 
 
 def _waits_for(wait: Wait, gone: set[int]) -> bool:
@@ -261,7 +263,8 @@ def _situation(view: RankView) -> Hashable:
     if view.wait is None or view.status != "waiting":
         return (view.status, view.error, view.site, _call(view.last) if view.last else None)
     wait = view.wait
-    return (view.status, _call(wait.op), wait.needs, wait.any_of, wait.near)
+    own = (view.thread, wait.joins)
+    return (view.status, _call(wait.op), wait.needs, wait.any_of, wait.near, *own)
 
 
 def _call(op: Op) -> Hashable:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from torch import Tensor
@@ -10,7 +11,7 @@ from phalanx.backend.reduction import NAMES
 from phalanx.backend.store import StoreWait
 from phalanx.callsite import resolve
 from phalanx.core.baton import Strand
-from phalanx.core.meeting import Assembly, Call, Past
+from phalanx.core.meeting import Assembly, Call, Past, Slot
 from phalanx.model import Group, Op, TensorSpec, Wait
 
 
@@ -51,13 +52,17 @@ def describe_past(met: Assembly, rank: int, past: Past) -> Op:
     )
 
 
-def describe_wait(strand: Strand, size: int) -> Wait | None:
+Slots = dict[int, tuple[int, ...]]
+"""Who is missing in a slot, by the slot's identity: looked up once for all who wait in it."""
+
+
+def describe_wait(strand: Strand, size: int, known: Slots | None = None) -> Wait | None:
     """What a parked strand needs, None if it waits for time only."""
     why = strand.why
     if isinstance(why, Call):
-        return describe_pending(why)
+        return describe_pending(why, known)
     if isinstance(why, StoreWait):
-        world = Group("world", tuple(range(size)))
+        world = Group("world", everyone(size))
         op = Op(
             rank=strand.rank,
             name=why.call,
@@ -65,27 +70,58 @@ def describe_wait(strand: Strand, size: int) -> Wait | None:
             key=", ".join(why.keys),
             site=resolve(why.mark),
         )
-        others = tuple(rank for rank in range(size) if rank != strand.rank)
-        return Wait(op=op, needs=others, any_of=True)
+        return Wait(op=op, needs=world.ranks, any_of=True)
     return None
 
 
-def describe_pending(call: Call) -> Wait:
+def describe_pending(call: Call, known: Slots | None = None) -> Wait:
     """What an op that is not complete needs."""
+    if call.parts_left:
+        parts = parts_of(call)
+        if parts:
+            return describe_pending(parts[0], known)
+    needs, any_of = needs_of(call, known)
+    near = _near_misses(call) if call.number is None else ()
+    return Wait(op=describe_call(call), needs=needs, any_of=any_of, near=near)
+
+
+def needs_of(call: Call, known: Slots | None = None) -> tuple[tuple[int, ...], bool]:
+    """The ranks that an op needs, and whether any one of them is enough. No ranks, and not
+    any: it is about to complete."""
     met = call.assembly
-    op = describe_call(call)
+    if call.parts_left:
+        parts = [needs_of(part, known) for part in parts_of(call)]
+        one_of = [part for part in parts if part[1]]
+        return one_of[0] if one_of else (tuple({r for needs, _ in parts for r in needs}), False)
+    if call.done:
+        return (), False
     if call.number is not None:
-        slot = met.slots.get(call.number)
-        missing = [
-            met.ranks[member]
-            for member, there in enumerate(slot.calls if slot else ())
-            if there is None
-        ]
-        return Wait(op=op, needs=tuple(missing))
+        return _missing(met.slots.get(call.number), met, {} if known is None else known), False
     if call.peer is not None:
-        return Wait(op=op, needs=(met.ranks[call.peer],), near=_near_misses(call))
-    others = tuple(rank for rank in met.ranks if rank != op.rank)
-    return Wait(op=op, needs=others, any_of=True, near=_near_misses(call))
+        return (met.ranks[call.peer],), False
+    me = met.ranks[call.member]
+    return tuple(rank for rank in met.ranks if rank != me), True
+
+
+def parts_of(call: Call) -> list[Call]:
+    """What is left of a coalesced batch."""
+    return [part for part in call.assembly.open_calls() if part.whole is call]
+
+
+@cache
+def everyone(size: int) -> tuple[int, ...]:
+    return tuple(range(size))
+
+
+def _missing(slot: Slot | None, met: Assembly, known: Slots) -> tuple[int, ...]:
+    if slot is None:
+        return ()
+    found = known.get(id(slot))
+    if found is None:
+        calls = enumerate(slot.calls)
+        found = tuple(met.ranks[member] for member, there in calls if there is None)
+        known[id(slot)] = found
+    return found
 
 
 def _near_misses(call: Call) -> tuple[str, ...]:

@@ -119,8 +119,6 @@ class Baton:
         switcher: Switcher | None = None,
         on_stuck: Callable[[], None] | None = None,
         courier: Callable[[Strand], None] | None = None,
-        on_look: Callable[[], None] | None = None,
-        on_condemned: Callable[[Any], None] | None = None,
         camp: Camp | None = None,
     ) -> None:
         self.schedule = schedule or FirstInFirstOut()
@@ -128,9 +126,9 @@ class Baton:
         self.switcher = switcher or Switcher()
         self.on_stuck = on_stuck
         self.courier = courier
-        self.on_look = on_look
+        self.on_look: Callable[[], None] | None = None
         """Called by the monitor now and then, in the launcher's thread."""
-        self.on_condemned = on_condemned
+        self.on_condemned: Callable[[Any], None] | None = None
         """Called by a strand whose wait ends with an error, with what it waited for."""
         self.huddle = Huddle(camp)
         self.strands: list[Strand] = []
@@ -285,7 +283,7 @@ class Baton:
         self.leave(strand)
         try:
             limit = None if timeout is None else time.monotonic() + timeout
-            while not self.stopping:
+            while not self.stopping and strand.error is None:
                 left = SLICE if limit is None else limit - time.monotonic()
                 if attempt(max(0.0, min(SLICE, left))):
                     return True
@@ -361,13 +359,18 @@ class Baton:
             yield
 
     def condemn(self, doomed: Sequence[tuple[Strand, int, BaseException]]) -> None:
-        """Raise in parked strands, each given with its `granted` of the time of the proof: one
-        that has run since, because its limit has passed, is left alone."""
+        """Raise in strands that wait, each given with its `granted` of the time of the proof:
+        one that has run since, because its limit has passed, is left alone. Ranks that wait
+        outside raise when they come back; threads that they started there do not."""
         with self._mutex:
             for strand, granted, error in doomed:
-                if strand.state is PARKED and strand.granted == granted:
+                if strand.granted != granted:
+                    continue
+                if strand.state is PARKED:
                     strand.error = error
                     self._set_state(strand, READY)
+                elif strand.state is OUTSIDE and not strand.helper:
+                    strand.error = error
             free = self._grant_if_free()
         _open(free)
 

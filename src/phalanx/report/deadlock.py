@@ -31,6 +31,7 @@ def render_deadlock(verdict: Deadlock, *, replay: str | None = None) -> str:
         labelled("cycle", _cycle_text(verdict.cycle)) if verdict.cycle else (),
         lay_blocks(_blocks(verdict)),
         labelled("proof", _proof_text(verdict))
+        + (labelled("parted", verdict.parted) if verdict.parted else [])
         + (labelled("hint", verdict.hint) if verdict.hint else []),
         labelled("replay", replay, whole=True) if replay else (),
     )
@@ -38,7 +39,7 @@ def render_deadlock(verdict: Deadlock, *, replay: str | None = None) -> str:
 
 def headline_deadlock(verdict: Deadlock) -> str:
     if verdict.cause == "cycle":
-        return f"{_cycle_headline(verdict)}; no rank can continue"
+        return f"{_cycle_headline(verdict)}; {_continue_text(verdict)}"
     if verdict.cause == "nobody-can":
         return _nobody_headline(verdict)
     fault = verdict.ranks
@@ -80,7 +81,13 @@ def _nobody_headline(verdict: Deadlock) -> str:
             )
     ranks = tuple(rank for block in _waiting(verdict) for rank in block.ranks)
     waits = verb(ranks, "waits", "wait")
-    return f"{_ranks(ranks)} {waits} for what no rank can give; no rank can continue"
+    return f"{_ranks(ranks)} {waits} for what no rank can give; {_continue_text(verdict)}"
+
+
+def _continue_text(verdict: Deadlock) -> str:
+    if not verdict.partial:
+        return "no rank can continue"
+    return "none of them can ever continue" if verdict.blocked > 1 else "it can never continue"
 
 
 def _waiting(verdict: Deadlock) -> list[ViewBlock]:
@@ -146,6 +153,8 @@ def _proof_text(verdict: Deadlock) -> str:
         gone = sum(len(b.ranks) for b in verdict.blocks if b.view.status == status)
         if gone:
             parts.append(f"{gone} {word}")
+    if verdict.partial:
+        return ", ".join([*parts, "and what these need no other rank can do any more"])
     if verdict.in_flight:
         parts.append(f"{count(verdict.in_flight, 'message')} in flight that nobody waits for")
     else:

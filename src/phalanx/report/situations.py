@@ -20,9 +20,13 @@ _FATES: Mapping[str, tuple[str, str]] = {
     "computing": ("computes", "compute"),
     "outside": ("is outside Phalanx's sight", "are outside Phalanx's sight"),
     "lingering": ("has returned, but not its thread", "have returned, but not their threads"),
+    "moving": ("can still move", "can still move"),
     "finished": ("has returned", "have returned"),
     "failed": ("failed", "failed"),
 }
+
+
+_NOTIFIED = frozenset({"threading.Condition.wait"})
 
 
 def situation_block(block: ViewBlock, notes: Sequence[str] = ()) -> Block:
@@ -49,6 +53,10 @@ def need_text(wait: Wait, fates: Mapping[int, str]) -> str:
     op = wait.op
     if op.key is not None:
         return f'needs a rank that sets "{op.key}"'
+    if wait.joins is not None:
+        return f"needs its thread {wait.joins} to end"
+    if op.name in _NOTIFIED:
+        return "needs a thread that notifies it"
     if not wait.needs:
         return "needs what no rank can give"
     if is_receive(op) or is_send(op):
@@ -75,7 +83,10 @@ def _pieces(block: ViewBlock) -> tuple[str, ...]:
     if not view.traced and view.wait is not None:
         return (f"in {short_name(view.wait.op)}",)
     if view.wait is not None and view.status == "waiting":
-        return call_pieces(view.wait.op, where=True)
+        name, *more = call_pieces(view.wait.op, where=True)
+        return (f"in its thread {view.thread}: {name}" if view.thread else name, *more)
+    if view.status == "moving":
+        return (f"{verb(block.ranks, 'is', 'are')} not blocked",)
     if view.status == "finished":
         return (f"returned; {last_call_text(view.last, block.ranks)}",)
     if view.status == "failed":

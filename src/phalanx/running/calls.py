@@ -23,12 +23,13 @@ from typing import Any
 
 import torch
 
-from phalanx import callsite
 from phalanx.backend import private, profiling
 from phalanx.backend.session import RankContext
 from phalanx.core.baton import RUNNING, Strand, here
 from phalanx.core.crew import no_daemon
 from phalanx.errors import RankExited, RankStopped
+from phalanx.running import blocking
+from phalanx.running.blocking import Blocked, main_strand, starting
 
 LOOKS = ("stat", "access", "listdir", "scandir")
 POLLS = 50
@@ -37,24 +38,6 @@ PLACES = 1000
 """Who looks at more files than this is not polling."""
 
 _ENV_PLACE = list(inspect.signature(subprocess.Popen).parameters).index("env")
-
-
-def main_strand() -> Strand | None:
-    """The calling thread's strand if it is a rank's main thread and holds the baton."""
-    strand = here.strand
-    if strand is None or strand.helper or strand.state is not RUNNING:
-        return None
-    return strand
-
-
-class Blocked:
-    """Why a rank is outside, as the report shows it."""
-
-    __slots__ = ("mark", "what")
-
-    def __init__(self, what: str) -> None:
-        self.what = what
-        self.mark = callsite.mark(2)
 
 
 def call_patches() -> list[tuple[Any, str, Any]]:
@@ -71,8 +54,8 @@ def call_patches() -> list[tuple[Any, str, Any]]:
         (os, "system", _in_a_shell(os.system)),
         *((torch, name, _in_turn(getattr(torch, name))) for name in _SEEDS),
         *((torch.random, name, _in_turn(getattr(torch.random, name))) for name in _SEEDS),
-        (threading.Condition, "wait", _waiting(threading.Condition.wait)),
-        (threading.Thread, "join", _joining(threading.Thread.join)),
+        (threading.Condition, "wait", blocking.waiting(threading.Condition.wait)),
+        (threading.Thread, "join", blocking.joining(threading.Thread.join)),
         (threading.Thread, "start", _adopting(threading.Thread.start)),
     ]
 
@@ -204,6 +187,7 @@ def _stepping_out(original: Any) -> Any:
         try:
             return original(*args, **kwargs)
         finally:
+            strand.why = None
             strand.baton.rejoin(strand)
 
     return wait
@@ -249,62 +233,6 @@ def _on_all_cores(original: Any) -> Any:
     return start
 
 
-def _waiting(original: Any) -> Any:
-    """What queues, events and the like of Python wait with: the rank lets the others run
-    meanwhile. Written out anew, because no slice of the original may miss a `notify`."""
-
-    def wait(self: Any, timeout: float | None = None) -> bool:
-        strand = main_strand()
-        if strand is None or _starting.now or not self._is_owned():
-            return bool(original(self, timeout))
-        strand.why = Blocked("threading.Condition.wait")
-        waiter = threading.Lock()
-        waiter.acquire()
-        self._waiters.append(waiter)
-        lock_state = self._release_save()
-        notified = False
-        try:
-            notified = strand.baton.wait_outside(
-                strand, lambda seconds: waiter.acquire(True, seconds), timeout
-            )
-        finally:
-            self._acquire_restore(lock_state)
-            if not notified:
-                with suppress(ValueError):
-                    self._waiters.remove(waiter)
-        return notified
-
-    return wait
-
-
-def _joining(original: Any) -> Any:
-    """A rank that waits for one of its threads lets the others run meanwhile."""
-
-    def join(self: threading.Thread, timeout: float | None = None) -> None:
-        strand = main_strand()
-        if strand is None or not self.is_alive():
-            original(self, timeout)
-            return
-
-        def attempt(seconds: float) -> bool:
-            original(self, seconds)
-            return not self.is_alive()
-
-        strand.why = Blocked("threading.Thread.join")
-        strand.baton.wait_outside(strand, attempt, timeout)
-
-    return join
-
-
-class _Starting(threading.local):
-    now = False
-
-
-_starting = _Starting()
-"""Whether the calling thread waits for a thread it started to be there: too short a time to
-let other ranks run."""
-
-
 def _adopting(original: Any) -> Any:
     """A thread that a rank starts belongs to that rank."""
 
@@ -322,10 +250,11 @@ def _adopting(original: Any) -> Any:
             return
         context: RankContext = strand.local
         child = strand.baton.add(strand.rank, context, helper=True)
+        child.thread = self
         self.run = _as_helper(child, self, self.run)  # type: ignore[method-assign]
         self.daemon = True
         context.helpers.append(self)
-        _starting.now = True
+        starting.now = True
         try:
             original(self)
         except BaseException:
@@ -333,7 +262,7 @@ def _adopting(original: Any) -> Any:
             here.strand = strand
             raise
         finally:
-            _starting.now = False
+            starting.now = False
 
     return start
 

@@ -6,29 +6,48 @@ Called by the engine with the baton in hand (or after everybody stopped), so not
 from __future__ import annotations
 
 import sys
+from collections.abc import Container
+from dataclasses import replace
 from types import FrameType
 
 from phalanx import callsite
-from phalanx.backend.describe import describe_call, describe_wait
+from phalanx.backend.describe import Slots, describe_call, describe_wait, everyone
 from phalanx.backend.session import RankContext, Session
+from phalanx.callsite import resolve
 from phalanx.core.baton import DONE, OUTSIDE, PARKED, RUNNING, Baton, Strand
 from phalanx.errors import text_of
-from phalanx.model import Op, RankView, Site, Snapshot, Status, ViewBlock
-from phalanx.running.calls import Blocked
+from phalanx.model import Group, Op, RankView, Site, Snapshot, Status, ViewBlock, Wait
+from phalanx.running.blocking import Blocked
 from phalanx.running.outcome import Outcomes
 
 
-def take_snapshot(session: Session, baton: Baton, outcomes: Outcomes) -> Snapshot:
-    """Every rank by its main thread; a helper thread that waits speaks for its rank if the
-    main thread has ended or waits for nothing we know."""
+def take_snapshot(
+    session: Session,
+    baton: Baton,
+    outcomes: Outcomes,
+    *,
+    stuck: Container[Strand] | None = None,
+) -> Snapshot:
+    """Every rank by its main thread, and the threads that ranks have started as far as they
+    wait. With `stuck`, the strands that can never move, the others are only told to move."""
     frames = sys._current_frames()
-    views = tuple(
-        _view(session, strand, outcomes, frames.get(strand.ident))
-        for strand in baton.strands
-        if not strand.helper
-    )
-    in_flight = sum(met.in_flight() for met in session.assemblies.values())
-    return Snapshot(views, in_flight=in_flight)
+    known: Slots = {}
+    views, threads = [], []
+    for strand in list(baton.strands):
+        if stuck is not None and strand not in stuck and strand.state is not DONE:
+            if not strand.helper:
+                views.append(RankView(strand.rank, "moving"))
+        elif not strand.helper:
+            view = _view(session, strand, outcomes, frames.get(strand.ident), known)
+            if stuck is not None and view.status == "outside":
+                view = replace(view, status="waiting")
+            views.append(view)
+        elif strand.state is PARKED or stuck is not None:
+            view = _thread_view(session, strand, known)
+            if view.wait is not None:  # an idle worker of a pool has none
+                threads.append(view)
+    in_flight = sum(met.in_flight() for met in list(session.assemblies.values()))
+    return Snapshot(tuple(views), in_flight=in_flight, threads=tuple(threads))
 
 
 DEBUGGERS = {"bdb", "pdb", "IPython.terminal.debugger", "code"}
@@ -74,11 +93,16 @@ def group_views(views: list[RankView]) -> tuple[ViewBlock, ...]:
 
 
 def _view(
-    session: Session, strand: Strand, outcomes: Outcomes, frame: FrameType | None
+    session: Session,
+    strand: Strand,
+    outcomes: Outcomes,
+    frame: FrameType | None,
+    known: Slots,
 ) -> RankView:
     context: RankContext = strand.local
     error = outcomes.ranks[strand.rank].error
-    wait = describe_wait(strand, session.size) if strand.state is PARKED else None
+    wait = describe_wait(strand, session.size, known) if strand.state is PARKED else None
+    wait = wait or _describe_blocked(strand, session.size)
     return RankView(
         rank=strand.rank,
         status=_status(strand, error),
@@ -88,6 +112,36 @@ def _view(
         site=_site(strand, frame),
         error=None if error is None else _first_line(error),
     )
+
+
+def _thread_view(session: Session, strand: Strand, known: Slots) -> RankView:
+    wait = describe_wait(strand, session.size, known) if strand.state is PARKED else None
+    wait = wait or _describe_blocked(strand, session.size)
+    return RankView(
+        rank=strand.rank,
+        status="waiting",
+        wait=wait,
+        thread=thread_name(strand),
+        site=wait.op.site if wait is not None else None,
+    )
+
+
+def thread_name(strand: Strand) -> str | None:
+    """What a report calls a thread that a rank started; None for the rank's main one."""
+    if not strand.helper:
+        return None
+    return strand.thread.name if strand.thread is not None else "of a callback"
+
+
+def _describe_blocked(strand: Strand, size: int) -> Wait | None:
+    """What a thread waits for that is in one of Python's own waits, without a timeout."""
+    why = strand.why
+    if strand.state is not OUTSIDE or not isinstance(why, Blocked):
+        return None
+    op = Op(strand.rank, why.what, Group("world", everyone(size)), site=resolve(why.mark))
+    if why.thread is not None:
+        return Wait(op, needs=(), joins=why.thread.name)
+    return Wait(op, needs=op.group.ranks, any_of=True) if why.is_waiting else None
 
 
 def _first_line(error: BaseException) -> str:

@@ -11,17 +11,16 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import thread as pools
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch.distributed as dist
 
 from phalanx.analysis.leftovers import find_leftovers
-from phalanx.analysis.silencing import split_silenced
 from phalanx.backend import private, profiling, traces
 from phalanx.backend.describe import describe_pending
 from phalanx.backend.device import default_backend
@@ -38,7 +37,7 @@ from phalanx.core.launcher import Launcher, end_threads
 from phalanx.core.schedule import schedule_from_seed
 from phalanx.errors import RankStopped, UsageError, VerdictError
 from phalanx.kinds import ALL
-from phalanx.model import Silenced, Tally, Verdict
+from phalanx.model import Verdict
 from phalanx.report.positions import render_positions
 from phalanx.running.calls import enter_thread
 from phalanx.running.isolation import RankSwitcher, environ_here
@@ -76,8 +75,6 @@ class Settings:
     replay: str | None = None
     on_tick: Callable[[], Any] | None = None
     on_findings: Callable[[Sequence[Verdict]], Any] | None = None
-    on_tally: Callable[[Tally], Any] | None = None
-    """Is told at the end, whatever it was, how much was checked."""
     environ: Mapping[str, str] | None = None
     as_torchrun: bool = True
     """Whether ranks find in their environment what torchrun sets."""
@@ -92,8 +89,6 @@ class ThreadsEngine:
         self.fingerprint = 0
         self.findings: list[Verdict] = []
         """What checks found in runs that succeeded."""
-        self.silenced: list[Silenced] = []
-        """What they found and the program has silenced."""
         self._session: Session | None = None
         self._busy = False
         self._patches = patched()
@@ -149,15 +144,10 @@ class ThreadsEngine:
             if self._crew is not None and not FORGETS_LOCALS and made_more(session):
                 self._crew.close()
             self._session = None if self._bequeath(session) else session
-            findings, silenced = choose_findings(run.findings, self.settings)
-            self.findings += findings
-            self.silenced += silenced
-            tell_findings(findings, self.settings)
+            self.findings += run.findings
+            tell_findings(run.findings, self.settings)
             return values
         finally:
-            if self.settings.on_tally is not None:
-                found = replace(session.tally(), silenced=tuple(self.silenced))
-                self.settings.on_tally(found)
             self._busy = False
             self.fingerprint = run.baton.fingerprint
             here.strand = outer
@@ -383,14 +373,6 @@ class _Run:
         end_threads(threads, patience=0.5)
         for context in self.session.ranks:
             context.helpers.clear()
-
-
-def choose_findings(
-    findings: Iterable[Verdict], settings: Settings
-) -> tuple[list[Verdict], list[Silenced]]:
-    """Those that the user wants to hear of, and those that the program's own lines silence.
-    For every engine."""
-    return split_silenced(each for each in findings if each.kind in settings.kinds)
 
 
 def tell_findings(findings: Sequence[Verdict], settings: Settings) -> None:

@@ -1,0 +1,120 @@
+"""What the threads engine concludes when ranks cannot move, and how they are told.
+
+Used by `threads.py`. The baton calls `judge_stuck` when nobody can move, the monitor calls
+`look` while somebody can. Evidence is gathered here, decided in `analysis/`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+
+from phalanx.analysis.matching import find_mismatch
+from phalanx.analysis.waitgraph import find_deadlock
+from phalanx.backend.checks import meeting_of
+from phalanx.backend.session import Session
+from phalanx.core.baton import OUTSIDE, PARKED, Baton, Strand
+from phalanx.core.meeting import Call, Slot
+from phalanx.errors import VerdictError
+from phalanx.model import Stall, Verdict
+from phalanx.running.outcome import Outcomes
+from phalanx.running.partial import PartialWatch
+from phalanx.running.snapshots import group_views, take_snapshot, user_stacks
+
+AT_FAULT = ("outside", "computing", "lingering")
+"""What ranks do that keep a run from ending."""
+
+GRACE = 0.25
+"""Seconds that a rank may go on computing, and so keep the others from raising what was found
+out about them, before the run is stopped."""
+
+
+class Judge:
+    def __init__(self, session: Session, baton: Baton, outcomes: Outcomes) -> None:
+        self._session = session
+        self._baton = baton
+        self._outcomes = outcomes
+        self._watch = PartialWatch(session, baton, self._condemn)
+        self._dead: set[Call] = set()
+        self._told: tuple[float, int, VerdictError] | None = None
+
+    def judge_stuck(self) -> None:
+        """No rank can move: find out why, and raise it in every rank that waits."""
+        verdict = self._find_verdict()
+        error = self._session.report(verdict or self.stalled(0.0))
+        parked = [strand for strand in self._baton.strands if strand.state is PARKED]
+        for strand, own in zip(parked, error.for_each(len(parked)), strict=True):
+            self._baton.wake(strand, own)
+        for met in self._session.assemblies.values():
+            met.abandon(error)
+
+    def look(self) -> None:
+        """While others move: called by the monitor."""
+        if self._told is None:
+            self._watch.look()
+            return
+        since, hand_overs, error = self._told
+        if self._baton.hand_overs != hand_overs:
+            self._told = None
+        elif time.monotonic() - since > GRACE:
+            self._told = None
+            verdict = error.verdict
+            rank = min(verdict.ranks, default=0) if verdict is not None else 0
+            self._outcomes.record(rank, error, stopping=False)
+            self._baton.stop()
+
+    def forget(self, why: object) -> None:
+        """A rank gives up what it waited for: nobody is to meet its message any more."""
+        if isinstance(why, Call) and why in self._dead:
+            self._dead.discard(why)
+            why.waited = True
+            why.assembly.withdraw(why)
+
+    def stalled(self, seconds: float, *, over_limit: bool = False) -> Stall:
+        snapshot = take_snapshot(self._session, self._baton, self._outcomes)
+        at_fault = tuple(v.rank for v in snapshot.ranks if v.status in AT_FAULT)
+        return Stall(
+            kind="stall",
+            severity="error",
+            ranks=at_fault,
+            seconds=seconds,
+            blocks=group_views(list(snapshot.ranks)),
+            stacks=user_stacks(self._baton),
+            over_limit=over_limit,
+        )
+
+    def _condemn(self, stuck: Sequence[tuple[Strand, int]]) -> None:
+        """These can never move, though others do."""
+        verdict = self._find_verdict([strand for strand, _ in stuck])
+        if verdict is None:
+            return
+        error = self._session.report(verdict)
+        doomed = [each for each in stuck if each[0].state in (PARKED, OUTSIDE)]
+        errors = error.for_each(len(doomed))
+        self._dead.update(s.why for s, _ in doomed if isinstance(s.why, Call))
+        self._told = time.monotonic(), self._baton.hand_overs, error
+        self._baton.condemn([(*each, own) for each, own in zip(doomed, errors, strict=True)])
+
+    def _find_verdict(self, stuck: Sequence[Strand] | None = None) -> Verdict | None:
+        """Calls that disagree explain a deadlock better than who waits for whom. `stuck` are
+        those who can never move, where others can."""
+        if self._session.checked:
+            for slot in self._open_slots(stuck):
+                verdict = find_mismatch(meeting_of(slot)) if slot.clash else None
+                if verdict is not None:
+                    return verdict
+        lost = None if stuck is None else set(stuck)
+        snapshot = take_snapshot(self._session, self._baton, self._outcomes, stuck=lost)
+        return find_deadlock(snapshot, partial=stuck is not None)
+
+    def _open_slots(self, stuck: Sequence[Strand] | None) -> Iterable[Slot]:
+        if stuck is None:
+            for met in self._session.assemblies.values():
+                yield from met.slots.values()
+            return
+        seen: set[int] = set()
+        for call in (strand.why for strand in stuck if isinstance(strand.why, Call)):
+            slot = call.assembly.slots.get(call.number) if call.number is not None else None
+            if slot is not None and id(slot) not in seen:
+                seen.add(id(slot))
+                yield slot
