@@ -1,0 +1,181 @@
+"""Orders of calls in which NCCL may stand still, from the precedence graph.
+
+NCCL's kernels wait on the GPU for their counterparts, and a rank's kernels may run one after
+the other in the order in which they were issued, whatever stream they are on. So a program is
+safe if it would get through with every call blocking, a batch being one call. A wait for a
+`Work` changes nothing about that: it makes an order that is only likely certain, and where it
+closes a cycle the run itself is a deadlock. Calls of different threads have no order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from phalanx.analysis.hazards import Hazard, Issued, Law, Trace
+from phalanx.analysis.hazards_messages import Traffic, Way, joints_of
+from phalanx.analysis.hints import name_ranks
+from phalanx.analysis.precedence import Cycle, find_cycles
+
+OPPOSITE_ORDERS = Law(
+    "opposite-orders",
+    "with several communicators, all ranks must issue operations in one order",
+    "torch.distributed.new_group, Safe concurrent usage; NCCL user guide, Using multiple "
+    "NCCL communicators concurrently",
+    "issue them in the same order on all ranks",
+)
+UNBATCHED = Law(
+    "unbatched",
+    "sends and receives that need each other to go on must be one batch",
+    "NCCL user guide, Point-to-point communication; ProcessGroupNCCL.cpp: pointToPoint",
+    "give them all to one dist.batch_isend_irecv, or let one rank send first and the other "
+    "receive first",
+)
+MOST_RANKS = 4
+"""How many of a longer cycle are shown."""
+
+
+@dataclass
+class _Lane:
+    """What one thread of a rank issued, as units and their joints."""
+
+    calls: list[list[Issued]] = field(default_factory=list)
+    joints: list[list[Hashable]] = field(default_factory=list)
+    batch: tuple[int, int] | None = None
+
+    def add(self, call: Issued, joint: Hashable) -> None:
+        batch = None if call.batch is None else (call.group, call.batch)
+        if batch is None or batch != self.batch:
+            self.calls.append([])
+            self.joints.append([])
+        self.batch = batch
+        self.calls[-1].append(call)
+        self.joints[-1].append(joint)
+
+    def call_at(self, unit: int, joint: Hashable) -> Issued:
+        return self.calls[unit][self.joints[unit].index(joint)]
+
+
+def find_orders(trace: Trace, traffic: dict[Way, Traffic]) -> Iterator[Hazard]:
+    """Cycles, those of equal lines with equal keys. One group without messages has none."""
+    if len(trace.groups) < 2 and not traffic:
+        return
+    lanes = _lanes(trace, joints_of(trace, traffic))
+    known: dict[Hashable, Hazard] = {}
+    for cycle in find_cycles([lane.joints for lane in lanes]):
+        firsts = [lanes[hop.lane].call_at(hop.at, hop.waits) for hop in cycle]
+        laters = [lanes[hop.lane].call_at(hop.later, hop.owes) for hop in cycle]
+        key = frozenset((call.name, call.place) for call in (*firsts, *laters))
+        if key in known:
+            yield replace(known[key], ranks=tuple(sorted({call.rank for call in firsts})))
+            continue
+        if all(call.is_message for call in firsts):
+            hazard = _of_messages(firsts, laters)
+        else:
+            hazard = _of_orders(trace, firsts, _orders(lanes, cycle, firsts, laters))
+        known[key] = replace(hazard, key=(hazard.law.name, key))
+        yield known[key]
+
+
+def _lanes(trace: Trace, messages: dict[int, Hashable]) -> list[_Lane]:
+    found: dict[tuple[int, int], _Lane] = {}
+    for calls in trace.ranks:
+        for call in calls:
+            if call.number is not None:
+                joint: Hashable = (call.group, call.number)
+            elif id(call) in messages:
+                joint = messages[id(call)]
+            else:
+                continue
+            found.setdefault((call.rank, call.thread), _Lane()).add(call, joint)
+    return list(found.values())
+
+
+Row = tuple[tuple[int, ...], Issued, Issued]
+"""Ranks that issue one call and later the other."""
+
+
+def _orders(
+    lanes: Sequence[_Lane], cycle: Cycle, firsts: list[Issued], laters: list[Issued]
+) -> list[Row]:
+    """Of two operations: all ranks that have both, by order. Else those of the cycle alone."""
+    if len(cycle) != 2:
+        return _rows(firsts, laters)
+    rows: dict[bool, list[int]] = {True: [], False: []}
+    one, other = (hop.waits for hop in cycle)
+    for lane in lanes:
+        at = [unit for unit, joints in enumerate(lane.joints) if one in joints]
+        then = [unit for unit, joints in enumerate(lane.joints) if other in joints]
+        if at and then and at != then:
+            rows[at < then].append(lane.calls[0][0].rank)
+    return [
+        (tuple(sorted(rows[True])), firsts[0], laters[0]),
+        (tuple(sorted(rows[False])), firsts[1], laters[1]),
+    ]
+
+
+def _at_fault(rows: list[Row]) -> tuple[int, ...]:
+    """The smaller part, if there is one."""
+    if len(rows) != 2 or len(rows[0][0]) == len(rows[1][0]):
+        return ()
+    return min((row[0] for row in rows), key=len)
+
+
+def _of_messages(firsts: list[Issued], laters: list[Issued]) -> Hazard:
+    ranks = tuple(sorted({call.rank for call in firsts}))
+    who, names = name_ranks(ranks), {call.name for call in firsts}
+    whom = "each other" if len(ranks) == 2 else "one another in a ring"
+    if len(ranks) == 1:
+        headline = f"{who} sends to itself and receives in two calls; NCCL may hang"
+    elif names == {"send"}:
+        headline = f"{who} send to {whom} before they receive, unbatched; NCCL may hang"
+    elif names == {"recv"}:
+        headline = f"{who} receive from {whom} before they send, unbatched; NCCL may hang"
+    else:
+        headline = f"{who} exchange unbatched messages in orders that clash; NCCL may hang"
+    rows = _rows(firsts, laters)
+    return Hazard(UNBATCHED, None, ranks, headline, _calls(rows), _path(firsts))
+
+
+def _of_orders(trace: Trace, firsts: list[Issued], rows: list[Row]) -> Hazard:
+    odd = _at_fault(rows)
+    ranks = odd or tuple(sorted({rank for row in rows for rank in row[0]}))
+    if any(call.is_message for call in firsts):
+        words = dict.fromkeys(_word(call) for call in firsts)
+        verb, what = "issue", " and ".join(words)
+    else:
+        *most, last = dict.fromkeys(f'"{trace.groups[c.group].name}"' for c in firsts)
+        verb, what = "use", f"groups {', '.join(most)} and {last}"
+    if odd:
+        rest = next(row[0] for row in rows if row[0] != odd)
+        verb += "s" if len(odd) == 1 else ""
+        how = f"in the opposite order of {name_ranks(rest)}"
+    else:
+        how = "in opposite orders" if len(rows) == 2 else "in orders that make a cycle"
+    headline = f"{name_ranks(ranks)} {verb} {what} {how}; NCCL may hang"
+    return Hazard(OPPOSITE_ORDERS, None, ranks, headline, _calls(rows), _path(firsts))
+
+
+def _rows(firsts: list[Issued], laters: list[Issued]) -> list[Row]:
+    return [((a.rank,), a, b) for a, b in zip(firsts, laters, strict=True)]
+
+
+def _calls(rows: list[Row]) -> tuple[tuple[tuple[int, ...], Issued, str], ...]:
+    shown = []
+    for ranks, first, later in rows[:MOST_RANKS]:
+        shown += [(ranks, first, "first"), (ranks, later, "then")]
+    return tuple(shown)
+
+
+def _word(call: Issued) -> str:
+    return "a message" if call.is_message else call.name
+
+
+def _path(firsts: list[Issued]) -> tuple[tuple[str, str], ...]:
+    """The way around a cycle of more than two."""
+    ranks = [call.rank for call in firsts]
+    if len(ranks) < 3:
+        return ()
+    shown = [*ranks, ranks[0]] if len(ranks) <= 8 else ranks[:8]
+    text = " -> ".join(f"rank {rank}" for rank in shown)
+    return (("cycle", text if len(ranks) <= 8 else f"{text} -> ... ({len(ranks)} ranks)"),)
