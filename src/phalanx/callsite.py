@@ -53,11 +53,19 @@ def mark_of(frame: FrameType | None) -> Mark | None:
     return None
 
 
+def is_library(filename: str) -> bool:
+    """`is_library_file`, remembered."""
+    skip = _library.get(filename)
+    if skip is None:
+        skip = _library[filename] = is_library_file(filename)
+    return skip
+
+
 def resolve(place: Mark | None) -> Site | None:
     if place is None:
         return None
     code, offset = place
-    return _site(code, _line_at(code, offset))
+    return _site(code, line_at(code, offset))
 
 
 def user_stack(frame: FrameType | None) -> tuple[Site, ...]:
@@ -118,7 +126,8 @@ def _named_site(filename: str, line: int, function: str, _cwd: str) -> Site:
     return Site(shown_path(filename), line, function, source)
 
 
-def _line_at(code: CodeType, offset: int) -> int:
+def line_at(code: CodeType, offset: int) -> int:
+    """The line of an instruction."""
     line = code.co_firstlineno
     for start, end, candidate in code.co_lines():
         if start <= offset < end and candidate is not None:

@@ -21,6 +21,8 @@ from phalanx.backend import checks, collectives, device, private, profiling
 from phalanx.backend.collectives import Meaning
 from phalanx.backend.describe import describe_pending
 from phalanx.backend.raising import InvalidCallError, one_for_each
+from phalanx.backend.observers import crossed_order
+from phalanx.backend.origins import origin_here
 from phalanx.backend.session import RankContext, Session
 from phalanx.backend.work import OpWork, wait_for
 from phalanx.core.baton import RUNNING, here
@@ -29,6 +31,7 @@ from phalanx.errors import PhalanxError
 
 _UNSET = timedelta(0)
 
+_PERIOD_MASK = crossed_order.PERIOD - 1
 _CHANGES_BY_USE = frozenset({"_coalescing"})
 
 CPP_NAME = "phalanx"
@@ -243,6 +246,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
     def __repr__(self) -> str:
         return f"<{self._backend_name} group {self._name!r}, rank {self._member}/{self._count}>"
 
+            self._session.findings += crossed_order.look(self._assembly)
     # -- inside ---------------------------------------------------------------------------
 
     @property
@@ -308,6 +312,8 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         if self._coalescing is not None:
             self._coalescing.append(work)
         return work
+            if call.number & _PERIOD_MASK < self._session.watched:  # type: ignore[operator]
+                crossed_order.note(call)
 
     def _finish_now(self, call: Call, opts: Any) -> None:
         if not call.done:

@@ -21,7 +21,8 @@ from phalanx.model import Tally, Verdict, Wait
 
 JOURNAL = 65536
 LEAST_JOURNAL = 128
-"""How many entries are kept: of all ranks together, and of each at least."""
+"""How many entries are kept: of all ranks together, under a profile, and of each at least."""
+MOST_WATCHED, LEAST_WATCHED = 128, 16
 
 
 class TorchState:
@@ -123,4 +124,13 @@ def _counts(met: Assembly) -> tuple[int, int, int]:
 def context_here() -> RankContext | None:
     """The rank that the calling thread belongs to, None outside of runs."""
     strand = here.strand
+        self.notes: dict[str, Any] = {}
+        """What checks remember about the run, by their kind."""
+        self.watched = _watched(size) if "crossed-order" in self.kinds else 0
+        """Of how many calls in a row `observers/crossed_order.py` takes notes."""
     return strand.local if strand is not None else None
+def _watched(size: int) -> int:
+    """Fewer if there are many ranks."""
+    return min(MOST_WATCHED, max(LEAST_WATCHED, MOST_WATCHED * 16 // size))
+
+

@@ -184,6 +184,8 @@ class Assembly:
     def join(self, call: Call) -> Slot | None:
         """Put a collective call into its slot; the slot, once the last member is there."""
         member = call.member
+        self.notes: dict[str, Any] = {}
+        """What checks remember about the group, by their kind."""
         number = call.number = self.next_number[member]
         self.next_number[member] = number + 1
         self.history[member].append((number, call.name, call.op, call.root, call.mark))

@@ -1,0 +1,219 @@
+"""Find collectives that are paired crosswise: rank a's first with rank b's second and back.
+
+Used by the observer of this kind when a group ends or a run does. Pure: what the source says
+about two places comes in as functions. Evidence of a call is kept per user frame (*level*,
+innermost first), since the order may be wrong in the caller of a wrapper.
+
+| evidence at one level                                  | if it goes crosswise            |
+|--------------------------------------------------------|---------------------------------|
+| same place, a loop over words; the words differ        | crossed                         |
+| same place, tensors of other names, and a loop that goes |                               |
+| over the tensors, or whose values differ likewise      | crossed                         |
+| different places, tensors or expressions of other names, |                               |
+| and each rank passes its places in one pass, without a |                                 |
+| branch between them                                    | crossed                         |
+| different places only                                  | legal: branches that do the same |
+| same place and value of the loop, other tensors        | legal: a choice by rank and step |
+| tensors of the same name, other numbers in the loop    | legal: a rank's own data        |
+
+"Crosswise" is a cycle: the ranks pair A with B, B with C, C with A, within `WINDOW` calls. A
+value of a loop is part of what is paired, so things of different iterations never match.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+WINDOW = 256
+LONGEST = 16
+"""How long a cycle may be."""
+
+Values = tuple[tuple[str, int | str], ...]
+
+
+@dataclass(frozen=True)
+class Level:
+    """One user frame of a call: its place, what the tensor is called there, the values of the
+    loops around the place, and whether such a loop goes over the tensors themselves."""
+
+    place: Any
+    names: tuple[str, ...] = ()
+    loop: Values = ()
+    swept: bool = False
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One call as this check remembers it; `what` is equal for calls of one kind."""
+
+    number: int
+    what: Any
+    levels: tuple[Level, ...]
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """In call `number` one rank had `one` where the other had `other`."""
+
+    number: int
+    one: Level
+    other: Level
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """`ranks` agree with each other, and so do `others`; `pairs` go round in a circle."""
+
+    ranks: tuple[int, ...]
+    others: tuple[int, ...]
+    pairs: tuple[Pairing, ...]
+    labels: tuple[str, ...]
+    """What each pairing is about, as `ranks` call it."""
+    what: Any
+    in_loop: bool
+
+
+@dataclass(frozen=True)
+class Source:
+    """What the program's text says. `together(a, b)`: whether who passes place a passes b in
+    the same pass; `expression(a)`: the text of the call there."""
+
+    together: Callable[[Any, Any], bool]
+    expression: Callable[[Any], str | None]
+
+
+def find_crossing(trails: Mapping[int, Sequence[Trace]], source: Source) -> Crossing | None:
+    """The first crossing between the largest set of ranks that agree and any other."""
+    alike: dict[tuple[Trace, ...], list[int]] = {}
+    for rank, trail in sorted(trails.items()):
+        alike.setdefault(tuple(trail), []).append(rank)
+    if len(alike) < 2:
+        return None
+    sets = sorted(alike.items(), key=lambda item: (-len(item[1]), item[1]))
+    trail, ranks = sets[0]
+    for other, others in sets[1:]:
+        found = _find_between(trail, other, source)
+        if found is not None:
+            pairs, labels, what, in_loop = found
+            return Crossing(tuple(ranks), tuple(others), pairs, labels, what, in_loop)
+    return None
+
+
+_Found = tuple[tuple[Pairing, ...], tuple[str, ...], Any, bool]
+
+
+def _find_between(
+    trail: Sequence[Trace], other: Sequence[Trace], source: Source
+) -> _Found | None:
+    there = {trace.number: trace for trace in other}
+    met = [(mine, there[mine.number]) for mine in trail if mine.number in there]
+    kinds = dict.fromkeys(mine.what for mine, _ in met)
+    for depth in range(max((len(mine.levels) for mine, _ in met), default=0)):
+        for what in kinds:
+            pairs = [
+                Pairing(mine.number, mine.levels[depth], theirs.levels[depth])
+                for mine, theirs in met
+                if mine.what == theirs.what == what
+                and depth < min(len(mine.levels), len(theirs.levels))
+            ]
+            found = _find_circle(pairs, source)
+            if found is not None:
+                return (*found, what, found[0][0].one.place == found[0][0].other.place)
+    return None
+
+
+def _find_circle(
+    pairs: Iterable[Pairing], source: Source
+) -> tuple[tuple[Pairing, ...], tuple[str, ...]] | None:
+    edges: dict[Any, list[tuple[Any, Pairing]]] = {}
+    order = []
+    for pair in pairs:
+        keys = _keys(pair, source)
+        if keys is not None:
+            edges.setdefault(keys[0], []).append((keys[1], pair))
+            order.append((keys[0], keys[1], pair))
+    for start, following, pair in order:
+        circle = _walk(edges, start, following, pair)
+        if circle is not None and _is_sure(circle, source):
+            return tuple(circle), tuple(_label(each, source) for each in circle)
+    return None
+
+
+def _walk(
+    edges: Mapping[Any, Any], start: Any, at: Any, first: Pairing
+) -> list[Pairing] | None:
+    """Follow who stands for whom until the circle closes: back to the start if that is one
+    step away, else along the nearest pairing."""
+    circle = [first]
+    while len(circle) < LONGEST:
+        near = [
+            (key, pair)
+            for key, pair in edges.get(at, ())
+            if abs(pair.number - first.number) <= WINDOW
+        ]
+        closing = next((pair for key, pair in near if key == start), None)
+        if closing is not None:
+            return [*circle, closing]
+        if not near or any(near[0][1] is pair for pair in circle):
+            return None
+        at, following = near[0]
+        circle.append(following)
+    return None
+
+
+def _keys(pair: Pairing, source: Source) -> tuple[Any, Any] | None:
+    """What the two ranks have in this call, where that differs enough to mean something."""
+    one, other = pair.one, pair.other
+    if one.place == other.place:
+        words = _by_words(one, other)
+        if words is not None:
+            return words
+        swept = one.swept and other.swept
+        if one.names != other.names and (swept or one.loop != other.loop):
+            return (one.names, one.loop), (other.names, other.loop)
+        return None
+    if one.loop != other.loop:
+        return _by_words(one, other)
+    names, theirs = one.names, other.names
+    if not names or not theirs:
+        texts = source.expression(one.place), source.expression(other.place)
+        if None in texts:
+            return None
+        names, theirs = (str(texts[0]),), (str(texts[1]),)
+    return None if names == theirs else ((names, one.loop), (theirs, other.loop))
+
+
+def _by_words(one: Level, other: Level) -> tuple[Any, Any] | None:
+    """By the values of the loop alone: only words name things, numbers may be data."""
+    changed = [(a, b) for a, b in zip(one.loop, other.loop, strict=False) if a != b]
+    if len(one.loop) != len(other.loop) or not changed:
+        return None
+    if all(isinstance(value, str) for pair in changed for _, value in pair):
+        return ("words", one.loop), ("words", other.loop)
+    return None
+
+
+def _is_sure(circle: Sequence[Pairing], source: Source) -> bool:
+    """In a loop the values go round; elsewhere each rank must pass its places in one pass."""
+    if all(pair.one.place == pair.other.place for pair in circle):
+        return True
+    if all(pair.one.loop != pair.other.loop for pair in circle):
+        return True
+    return all(
+        source.together(circle[0].one.place, pair.one.place)
+        and source.together(circle[0].other.place, pair.other.place)
+        for pair in circle[1:]
+    )
+
+
+def _label(pair: Pairing, source: Source) -> str:
+    """What tells the two apart, as the first rank has it."""
+    one, other = pair.one, pair.other
+    if one.names != other.names and one.names:
+        return max(set(one.names) - set(other.names), key=lambda name: ("[" in name, name))
+    words = [(a, b) for a, b in zip(one.loop, other.loop, strict=False) if a != b]
+    if words:
+        return ", ".join(f"{name}={value!r}" for (name, value), _ in words)
+    return source.expression(one.place) or "?"

@@ -1,0 +1,155 @@
+"""What a user's frame tells about a call: names of its tensor, values of the loops around it.
+
+Used by the observer of crossed order, for a few calls of each group, because reading a frame
+costs about a microsecond. What is kept holds no objects of the program but words and numbers.
+"""
+
+from __future__ import annotations
+
+import dis
+import sys
+from types import CodeType, FrameType
+from typing import Any
+
+from phalanx import callsite
+
+MOST_NAMES = 64
+MOST_ITEMS = 64
+"""How many names of a frame, and items of a container, are looked through."""
+
+MOST_PLACES = 4096
+_OPTIMIZED = 1  # inspect.CO_OPTIMIZED: the frame's names are slots, and no dict
+_FOR_ITER = dis.opmap["FOR_ITER"]
+_SNAPSHOTS = sys.version_info < (3, 13)
+_HELD_BY_US = 3
+"""References to a frame's snapshot that are not the program's: of the frame, ours, a call's."""
+
+Reading = tuple[CodeType, int, tuple[str, ...], tuple[tuple[str, int | str], ...], bool]
+
+
+class Plan:
+    """What to look at in frames that are at one place; found out once."""
+
+    __slots__ = ("code", "globals", "loops", "names")
+
+    def __init__(self, code: CodeType, offset: int) -> None:
+        self.code = code
+        self.loops = loops_around(code, offset)
+        local = (*code.co_varnames, *code.co_cellvars, *code.co_freevars)
+        is_function = bool(code.co_flags & _OPTIMIZED)
+        self.names = (local if is_function else code.co_names)[:MOST_NAMES]
+        self.globals = code.co_names[:MOST_NAMES] if is_function else ()
+
+
+_plans: dict[tuple[int, int], Plan] = {}
+
+
+def read_frames(frame: FrameType | None, tensor: Any, *, most: int) -> tuple[Reading, ...]:
+    """The innermost user frames, innermost first."""
+    found: list[Reading] = []
+    while frame is not None and len(found) < most:
+        if not callsite.is_library(frame.f_code.co_filename):
+            found.append(_read(frame, tensor))
+        frame = frame.f_back
+    return tuple(found)
+
+
+def _read(frame: FrameType, tensor: Any) -> Reading:
+    code, offset = frame.f_code, frame.f_lasti
+    plan = _plans.get((id(code), offset))
+    if plan is None:
+        if len(_plans) >= MOST_PLACES:
+            _plans.clear()
+        plan = _plans[id(code), offset] = Plan(code, offset)
+    known = frame.f_locals
+    names = _names_of(plan, known, frame, tensor)
+    loop, swept = _loop_values(plan, known, tensor)
+    if _SNAPSHOTS and code.co_flags & _OPTIMIZED and sys.getrefcount(known) <= _HELD_BY_US:
+        known.clear()  # or the frame would keep alive what the program drops
+    return code, offset, names, loop, swept
+
+
+def _names_of(plan: Plan, known: Any, frame: FrameType, tensor: Any) -> tuple[str, ...]:
+    found: list[str] = []
+    for name in plan.names:
+        value: Any = known.get(name)
+        if value is tensor:
+            found.append(name)
+        elif type(value) in _CONTAINERS and len(value) <= MOST_ITEMS:
+            _look_into(name, value, tensor, found)
+    for name in plan.globals:
+        value = frame.f_globals.get(name)
+        if value is tensor:
+            found.append(name)
+        elif type(value) in _CONTAINERS and len(value) <= MOST_ITEMS:
+            _look_into(name, value, tensor, found)
+    return tuple(found)
+
+
+_CONTAINERS = frozenset({dict, list, tuple})
+
+
+def _look_into(name: str, container: Any, tensor: Any, found: list[str]) -> None:
+    if type(container) is dict:
+        for key, value in list(container.items()):
+            if value is tensor and type(key) in _SIMPLE:
+                found.append(f"{name}[{key!r}]")
+    else:
+        for index, value in enumerate(container):
+            if value is tensor:
+                found.append(f"{name}[{index}]")
+
+
+_SIMPLE = frozenset({int, str})
+
+
+def _loop_values(
+    plan: Plan, known: Any, tensor: Any
+) -> tuple[tuple[tuple[str, int | str], ...], bool]:
+    """Of a loop over words the words alone count: a counter beside them, as of `enumerate`, is
+    where they stand and not what they are. So with a loop over the tensors themselves."""
+    values: list[tuple[str, int | str]] = []
+    swept = False
+    for targets in plan.loops:
+        own = [(name, known.get(name)) for name in targets]
+        words = [(name, value) for name, value in own if type(value) is str]
+        if words:
+            values += words
+        elif any(value is tensor for _, value in own):
+            swept = True
+        else:
+            values += [(name, value) for name, value in own if type(value) is int]
+    return tuple(values), swept
+
+
+def loops_around(code: CodeType, offset: int) -> tuple[tuple[str, ...], ...]:
+    """The targets of the `for` loops that an instruction is in, outermost first."""
+    if _FOR_ITER not in code.co_code[::2]:
+        return ()
+    steps = list(dis.get_instructions(code))
+    found = []
+    for index, step in enumerate(steps):
+        if step.opcode == _FOR_ITER and step.offset < offset < step.argval:
+            found.append(_targets(steps[index + 1 : index + 33]))
+    return tuple(found)
+
+
+def _targets(steps: list[dis.Instruction]) -> tuple[str, ...]:
+    """What the loop binds, as far as these are plain names."""
+    names: list[str] = []
+    wanted = 1
+    for step in steps:
+        if step.opname == "CACHE":
+            continue
+        if step.opname == "UNPACK_SEQUENCE":
+            wanted += int(step.arg or 0) - 1
+        elif step.opname.startswith("STORE_"):
+            stored = step.argval if isinstance(step.argval, tuple) else (step.argval,)
+            stored = stored[:1] if step.opname.endswith("_LOAD_FAST") else stored
+            names += [name for name in stored if isinstance(name, str)]
+            wanted -= len(stored)
+        else:
+            break
+        if wanted <= 0:
+            break
+    return tuple(names)

@@ -1,0 +1,139 @@
+"""Crossed order: collectives of one shape that ranks call in different orders.
+
+`note` is called for some calls of each group, the same ones on every rank; `look` when a group
+or the run has ended. Deciding is done in `analysis/crossed.py`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import Any, Literal
+
+from torch import Tensor
+
+from phalanx.analysis.crossed import Crossing, Level, Source, Trace, find_crossing
+from phalanx.backend import source_text
+from phalanx.backend.describe import group_of
+from phalanx.backend.evidence import Reading, read_frames
+from phalanx.backend.reduction import NAMES
+from phalanx.backend.session import Session
+from phalanx.callsite import resolve
+from phalanx.core.meeting import Assembly, Call
+from phalanx.model import CallBlock, Finding, Op, Site, Verdict
+from phalanx.report.layout import rank_list
+
+KIND: Literal["crossed-order"] = "crossed-order"
+PERIOD = 4096
+"""Of so many calls on a group the first `session.watched` are noted. A power of two."""
+LEVELS = 3
+LONGEST_TRAIL = 1024
+MOST_SHOWN = 3
+
+_SOURCE = Source(source_text.together, source_text.expression)
+
+
+def note(call: Call) -> None:
+    """Remember what the user's frames say about this call."""
+    tensor = _tensor_of(call)
+    if tensor is None:
+        return
+    trails = call.assembly.notes.get(KIND)
+    if trails is None:
+        trails = call.assembly.notes[KIND] = [[] for _ in range(call.assembly.size)]
+    trail = trails[call.member]
+    if len(trail) < LONGEST_TRAIL:
+        what = (call.name, None if call.op is None else call.op[0], call.root)
+        frames = read_frames(sys._getframe(1), tensor, most=LEVELS)
+        trail.append((call.number, what, frames))
+
+
+def look(met: Assembly) -> list[Verdict]:
+    """What was noted on a group, judged and forgotten."""
+    trails = met.notes.pop(KIND, None)
+    if trails is None or all(trail == trails[0] for trail in trails):
+        return []
+    by_rank = {
+        rank: [_trace(*noted) for noted in trail]
+        for rank, trail in zip(met.ranks, trails, strict=True)
+        if trail
+    }
+    crossing = find_crossing(by_rank, _SOURCE)
+    return [] if crossing is None else [_finding(met, crossing)]
+
+
+def find_crossed_order(session: Session) -> Iterable[Verdict]:
+    return [each for met in session.assemblies.values() for each in look(met)]
+
+
+def _tensor_of(call: Call) -> Any:
+    """The tensor by which the program would name this call."""
+    for given in (call.inputs, call.outputs):
+        if given and isinstance(given[0], Tensor):
+            return given[0]
+    return None
+
+
+def _trace(number: int, what: Any, frames: tuple[Reading, ...]) -> Trace:
+    levels = tuple(
+        Level((code, offset), names, loop, swept) for code, offset, names, loop, swept in frames
+    )
+    return Trace(number, what, levels)
+
+
+def _finding(met: Assembly, crossing: Crossing) -> Finding:
+    """What each side had in each call, in the order of the calls."""
+    turned = (*crossing.labels[1:], crossing.labels[0])
+    rows = sorted(
+        zip(crossing.pairs, crossing.labels, turned, strict=True),
+        key=lambda row: row[0].number,
+    )
+    ranks, others = crossing.ranks, crossing.others
+    blocks = []
+    for pair, label, theirs in rows[:MOST_SHOWN]:
+        for who, level, mine, mark in (
+            (ranks, pair.one, label, ""),
+            (others, pair.other, theirs, "<- crossed"),
+        ):
+            op = _op(met, who[0], pair.number, crossing.what, resolve(level.place))
+            blocks.append(CallBlock(who, op, (f"with {mine}",), mark))
+    return Finding(
+        kind=KIND,
+        severity="warning",
+        ranks=others if len(others) < len(ranks) else (),
+        headline=(
+            f"{rank_list(others, width=24)} called {crossing.what[0]} with "
+            f"{_in_order([row[2] for row in rows])}; {rank_list(ranks, width=24)} with "
+            f"{_in_order([row[1] for row in rows])}"
+        ),
+        blocks=tuple(blocks),
+        hint=_hint(crossing, resolve(rows[0][0].one.place)),
+    )
+
+
+def _op(met: Assembly, rank: int, number: int, what: Any, site: Site | None) -> Op:
+    name, code, root = what
+    return Op(
+        rank=rank,
+        name=name,
+        group=group_of(met),
+        number=number,
+        root=None if root is None else met.ranks[root],
+        reduce_op=None if code is None else NAMES[code],
+        site=site,
+    )
+
+
+def _in_order(labels: list[str]) -> str:
+    shown = ", then ".join(labels[:2])
+    return shown if len(labels) == 2 else f"{shown}, ..."
+
+
+def _hint(crossing: Crossing, site: Site | None) -> str:
+    others = rank_list(crossing.others)
+    if crossing.in_loop:
+        return (
+            f"the loop around {site} goes another way on {others}: "
+            "go through it in one order on all ranks, e.g. over sorted(...)"
+        )
+    return f"{others} came to these calls in another order: all ranks must call them in one"

@@ -1,0 +1,353 @@
+"""Crossed order: what is found in real programs, and what must stay silent."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+import weakref
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import phalanx
+
+
+def findings(program, ranks: int = 3, **options):
+    with phalanx.World(ranks=ranks, **options) as world:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", phalanx.PhalanxWarning)
+            world.run(program)
+        return [each for each in world.findings if each.kind == "crossed-order"]
+
+
+def turned(things, *, on: int = 1):
+    things = list(things)
+    return things[::-1] if dist.get_rank() == on else things
+
+
+def named() -> dict[str, Tensor]:
+    return {"w": torch.ones(1), "b": torch.zeros(1)}
+
+
+# -- programs with the bug ---------------------------------------------------------------
+
+
+def a_dict_of_another_order() -> None:
+    for _, grad in turned(named().items()):
+        dist.all_reduce(grad)
+
+
+def its_values() -> None:
+    grads = dict(turned(named().items()))
+    for grad in grads.values():
+        dist.all_reduce(grad)
+
+
+def its_values_counted() -> None:
+    grads = dict(turned(named().items()))
+    for _, grad in enumerate(grads.values()):
+        dist.all_reduce(grad)
+
+
+def its_keys() -> None:
+    grads = named()
+    for key in turned(grads):
+        dist.all_reduce(grads[key])
+
+
+def fresh_tensors_by_name() -> None:
+    metrics = {"loss": 1.0 + dist.get_rank(), "accuracy": 2.0, "count": 3.0}
+    for _name, value in turned(metrics.items()):
+        total = torch.tensor([value])
+        dist.all_reduce(total)
+
+
+def a_comprehension() -> None:
+    grads = named()
+    [dist.all_reduce(grads[key]) for key in turned(grads)]
+
+
+def numbers_of_buffers() -> None:
+    buffers = [torch.ones(1), torch.zeros(1)]
+    for index in turned(range(2)):
+        dist.all_reduce(buffers[index])
+
+
+def two_lines_swapped() -> None:
+    one, two = torch.ones(1), torch.zeros(1)
+    if dist.get_rank() == 1:
+        dist.all_reduce(two)
+        dist.all_reduce(one)
+    else:
+        dist.all_reduce(one)
+        dist.all_reduce(two)
+
+
+class State:
+    def __init__(self) -> None:
+        self.loss, self.count = torch.ones(1), torch.zeros(1)
+
+
+def attributes_swapped() -> None:
+    state = State()
+    if dist.get_rank() == 1:
+        dist.all_reduce(state.count)
+        dist.all_reduce(state.loss)
+    else:
+        dist.all_reduce(state.loss)
+        dist.all_reduce(state.count)
+
+
+def reduce(tensor: Tensor) -> None:
+    dist.all_reduce(tensor)
+
+
+def swapped_behind_a_wrapper() -> None:
+    one, two = torch.ones(1), torch.zeros(1)
+    if dist.get_rank() == 1:
+        reduce(two)
+        reduce(one)
+    else:
+        reduce(one)
+        reduce(two)
+
+
+def reduce_loss(state: State) -> None:
+    dist.all_reduce(state.loss)
+
+
+def reduce_count(state: State) -> None:
+    dist.all_reduce(state.count)
+
+
+def two_functions_swapped() -> None:
+    state = State()
+    if dist.get_rank() == 1:
+        reduce_count(state)
+        reduce_loss(state)
+    else:
+        reduce_loss(state)
+        reduce_count(state)
+
+
+def turned_round_by_three() -> None:
+    grads = {name: torch.ones(1) for name in "abc"}
+    names = list(grads)
+    if dist.get_rank() == 1:
+        names = names[1:] + names[:1]
+    for name in names:
+        dist.all_reduce(grads[name])
+
+
+def in_every_step() -> None:
+    for _ in range(20):
+        its_keys()
+
+
+def on_a_group_that_is_destroyed() -> None:
+    group = dist.new_group([0, 1, 2])
+    grads = named()
+    for key in turned(grads):
+        dist.all_reduce(grads[key], group=group)
+    dist.destroy_process_group(group)
+
+
+def asynchronous() -> None:
+    grads = named()
+    works = [dist.all_reduce(grads[key], async_op=True) for key in turned(grads)]
+    for work in works:
+        work.wait()
+
+
+def broadcasts() -> None:
+    weights = named()
+    for key in turned(weights):
+        dist.broadcast(weights[key], src=0)
+
+
+# -- correct programs --------------------------------------------------------------------
+
+
+def branches_that_do_the_same() -> None:
+    loss = torch.ones(1)
+    for _ in range(4):
+        if dist.get_rank() == 0:
+            dist.all_reduce(loss)
+        else:
+            dist.all_reduce(loss)
+
+
+def roots_in_turn() -> None:
+    mine, buffer = torch.ones(1), torch.zeros(1)
+    for source in range(dist.get_world_size()):
+        if source == dist.get_rank():
+            dist.broadcast(mine, src=source)
+        else:
+            dist.broadcast(buffer, src=source)
+
+
+def sums_as_broadcasts() -> None:
+    data, zeros = torch.ones(1), torch.zeros(1)
+    for step in range(6):
+        if step % dist.get_world_size() == dist.get_rank():
+            dist.all_reduce(data)
+        else:
+            dist.all_reduce(zeros)
+
+
+def sums_as_broadcasts_written_out() -> None:
+    data, zeros = torch.ones(1), torch.zeros(1)
+    if dist.get_rank() == 0:
+        dist.all_reduce(data)
+    else:
+        dist.all_reduce(zeros)
+    if dist.get_rank() == 1:
+        dist.all_reduce(data)
+    else:
+        dist.all_reduce(zeros)
+
+
+def one_step(step: int, data: Tensor, zeros: Tensor) -> None:
+    if step % 2 == dist.get_rank() % 2:
+        dist.all_reduce(data)
+        return
+    dist.all_reduce(zeros)
+
+
+def sums_as_broadcasts_by_step() -> None:
+    data, zeros = torch.ones(1), torch.zeros(1)
+    step = 0
+    while step < 6:
+        one_step(step, data, zeros)
+        step += 1
+
+
+def double_buffering_by_parity() -> None:
+    buffers = [torch.ones(1), torch.zeros(1)]
+    step = 0
+    while step < 6:
+        buffer = buffers[(step + dist.get_rank()) % 2]
+        dist.all_reduce(buffer)
+        step += 1
+    for turn in range(6):
+        dist.all_reduce(buffers[(turn + dist.get_rank()) % 2])
+
+
+def own_samples_in_own_order() -> None:
+    order = [0, 1, 2, 3] if dist.get_rank() else [3, 2, 1, 0]
+    for sample in order:
+        loss = torch.tensor([float(sample)])
+        dist.all_reduce(loss)
+
+
+def barriers_of_two_lines() -> None:
+    for step in range(4):
+        if (step + dist.get_rank()) % 2:
+            dist.barrier()
+        else:
+            dist.barrier()
+
+
+def a_group_for_each_name() -> None:
+    groups = {name: dist.new_group([0, 1, 2]) for name in "ab"}
+    works = [
+        dist.all_reduce(torch.ones(1), group=groups[name], async_op=True)
+        for name in turned("ab")
+    ]
+    for work in works:
+        work.wait()
+
+
+def the_same_order() -> None:
+    for _ in range(3):
+        for _, grad in named().items():
+            dist.all_reduce(grad)
+
+
+def swapping_names() -> None:
+    now, later = torch.ones(1), torch.zeros(1)
+    for _ in range(6):
+        dist.all_reduce(now)
+        now, later = later, now
+
+
+BUGS = [
+    a_dict_of_another_order,
+    its_values,
+    its_values_counted,
+    its_keys,
+    fresh_tensors_by_name,
+    a_comprehension,
+    numbers_of_buffers,
+    two_lines_swapped,
+    attributes_swapped,
+    swapped_behind_a_wrapper,
+    two_functions_swapped,
+    turned_round_by_three,
+    in_every_step,
+    on_a_group_that_is_destroyed,
+    asynchronous,
+    broadcasts,
+]
+CORRECT = [
+    branches_that_do_the_same,
+    roots_in_turn,
+    sums_as_broadcasts,
+    sums_as_broadcasts_written_out,
+    sums_as_broadcasts_by_step,
+    double_buffering_by_parity,
+    own_samples_in_own_order,
+    barriers_of_two_lines,
+    a_group_for_each_name,
+    the_same_order,
+    swapping_names,
+]
+
+
+@pytest.mark.parametrize("program", BUGS, ids=lambda program: program.__name__)
+def test_a_crossing_is_found_once_and_the_odd_rank_named(program) -> None:
+    (finding,) = findings(program)
+    assert finding.severity == "warning" and finding.ranks == (1,)
+    assert finding.blocks[0].op.site.file.endswith("test_crossed_order.py")
+    assert (
+        finding.headline.startswith("rank 1 called ") and "ranks 0, 2 with" in finding.headline
+    )
+
+
+@pytest.mark.parametrize("program", CORRECT, ids=lambda program: program.__name__)
+def test_correct_programs_are_left_alone(program) -> None:
+    assert findings(program) == []
+
+
+def test_two_ranks_are_not_told_who_is_wrong() -> None:
+    (finding,) = findings(its_keys, ranks=2)
+    assert finding.ranks == ()
+
+
+def test_it_can_be_turned_off() -> None:
+    assert findings(its_keys, checks="all,-crossed-order") == []
+
+
+def test_what_a_program_drops_is_gone_although_its_frame_was_read() -> None:
+    def program() -> None:
+        for name in ("a", "b"):
+            kept = torch.ones(1)
+            last = weakref.ref(kept)
+            dist.all_reduce(torch.ones(1))
+            del kept
+            gc.collect()
+            assert last() is None, name
+
+    findings(program)
+
+
+def test_locals_that_a_program_took_stay_as_they_are() -> None:
+    def program() -> None:
+        for name in ("a", "b"):
+            taken = locals()
+            dist.all_reduce(torch.ones(1))
+            assert taken["name"] == name
+
+    findings(program)
