@@ -9,7 +9,6 @@ unbatched         messages that would, of two ranks or around a ring      hazard
 ignored-tags      receives that take by tag another message than in order hazards_messages
 half-batched      a message batched on one side only                      hazards_messages
 first-batch       a batch is the first use of a group, not by all of it   here
-any-source        a receive from any source                               here
 monitored-barrier which is Gloo's alone                                   here
 one-device        ranks of one machine on one GPU                         here
 
@@ -92,12 +91,6 @@ FIRST_BATCH = Law(
     "torch.distributed.batch_isend_irecv, note on NCCL",
     "call a collective on the group first, such as dist.barrier(group), on all its members",
 )
-ANY_SOURCE = Law(
-    "any-source",
-    "NCCL cannot receive from just anyone",
-    "torch's Backend.hpp: recvAnysource, which ProcessGroupNCCL does not override",
-    "name the source",
-)
 MONITORED = Law(
     "monitored-barrier",
     "only Gloo has monitored_barrier",
@@ -152,20 +145,23 @@ def _first_batch(
     )
 
 
-def find_refused_calls(trace: Trace) -> Iterator[Hazard]:
-    for calls in trace.ranks:
-        for call in calls:
+def find_monitored_barriers(trace: Trace) -> Iterator[Hazard]:
+    """One for each line. What else NCCL refuses depends on tensors, and is not seen here."""
+    found: dict[Hashable, list[Issued]] = {}
+    for issued in trace.ranks:
+        for call in issued:
             if call.name == "monitored_barrier":
-                yield _refused(MONITORED, call, "calls monitored_barrier, which NCCL has not")
-            elif call.name == "recv" and call.peer is None:
-                yield _refused(ANY_SOURCE, call, "receives from any source; NCCL cannot")
-
-
-def _refused(law: Law, call: Issued, does: str) -> Hazard:
-    key = (law.name, call.place)
-    return Hazard(
-        law, key, (call.rank,), f"rank {call.rank} {does}", (((call.rank,), call, ""),)
-    )
+                found.setdefault(call.place, []).append(call)
+    for place, calls in found.items():
+        ranks = tuple(sorted({call.rank for call in calls}))
+        headline = f"{name_ranks(ranks)} {_verb(ranks, 'calls', 'call')} monitored_barrier"
+        yield Hazard(
+            MONITORED,
+            (MONITORED.name, place),
+            ranks,
+            f"{headline}, which NCCL has not",
+            ((ranks, calls[0], ""),),
+        )
 
 
 def find_shared_devices(

@@ -95,10 +95,10 @@ def _manner(call: Issued) -> str:
 
 
 def _find_ignored_tags(messages: Traffic, pairs: list[tuple[int, int]]) -> Iterator[Hazard]:
-    """Where the order of receives is not that of the sends that they took."""
+    """Where a receive takes a message and leaves an earlier one to a later receive."""
     by_order = sorted(sent for sent, _ in pairs)
     for (sent, received), instead in zip(pairs, by_order, strict=True):
-        if sent != instead:
+        if sent > instead:
             receive = messages.receives[received]
             yield _ignored_tag(messages.sends[sent], messages.sends[instead], receive)
 

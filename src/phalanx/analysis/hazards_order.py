@@ -32,7 +32,7 @@ UNBATCHED = Law(
     "receive first",
 )
 MOST_RANKS = 4
-"""How many of a longer cycle are shown."""
+"""How many of a longer cycle are shown, unless all are at the same lines."""
 
 
 @dataclass
@@ -124,15 +124,15 @@ def _at_fault(rows: list[Row]) -> tuple[int, ...]:
 def _of_messages(firsts: list[Issued], laters: list[Issued]) -> Hazard:
     ranks = tuple(sorted({call.rank for call in firsts}))
     who, names = name_ranks(ranks), {call.name for call in firsts}
-    whom = "each other" if len(ranks) == 2 else "one another in a ring"
+    to, at = ("to each other", "from each other") if len(ranks) == 2 else ("in a ring",) * 2
     if len(ranks) == 1:
         headline = f"{who} sends to itself and receives in two calls; NCCL may hang"
     elif names == {"send"}:
-        headline = f"{who} send to {whom} before they receive, unbatched; NCCL may hang"
+        headline = f"{who} send {to} before they receive, unbatched; NCCL may hang"
     elif names == {"recv"}:
-        headline = f"{who} receive from {whom} before they send, unbatched; NCCL may hang"
+        headline = f"{who} receive {at} before they send, unbatched; NCCL may hang"
     else:
-        headline = f"{who} exchange unbatched messages in orders that clash; NCCL may hang"
+        headline = f"{who} exchange messages, unbatched, in orders that clash; NCCL may hang"
     rows = _rows(firsts, laters)
     return Hazard(UNBATCHED, None, ranks, headline, _calls(rows), _path(firsts))
 
@@ -145,7 +145,7 @@ def _of_orders(trace: Trace, firsts: list[Issued], rows: list[Row]) -> Hazard:
         verb, what = "issue", " and ".join(words)
     else:
         *most, last = dict.fromkeys(f'"{trace.groups[c.group].name}"' for c in firsts)
-        verb, what = "use", f"groups {', '.join(most)} and {last}"
+        verb, what = "use", f"{', '.join(most)} and {last}"
     if odd:
         rest = next(row[0] for row in rows if row[0] != odd)
         verb += "s" if len(odd) == 1 else ""
@@ -162,8 +162,9 @@ def _rows(firsts: list[Issued], laters: list[Issued]) -> list[Row]:
 
 def _calls(rows: list[Row]) -> tuple[tuple[tuple[int, ...], Issued, str], ...]:
     shown = []
-    for ranks, first, later in rows[:MOST_RANKS]:
-        shown += [(ranks, first, "first"), (ranks, later, "then")]
+    alike = {(first.place, later.place) for _, first, later in rows}
+    for ranks, first, later in rows[: MOST_RANKS if len(alike) > 1 else 2]:
+        shown += [(ranks, first, "issued first"), (ranks, later, "issued after it")]
     return tuple(shown)
 
 

@@ -25,11 +25,19 @@ group, and tests make many that are used for a call or two."""
 
 class Admission:
     """The rules of one group. `config` gives torch's description of its backends, such as
-    "cpu:gloo,cuda:nccl", or None as long as the group is being made."""
+    "cpu:gloo,cuda:nccl", or None as long as the group is being made. `second` is asked about
+    what passed: whether it has nothing against it either (a profile, which only takes notes).
+    """
 
-    def __init__(self, backend_name: str, config: Callable[[], str | None]) -> None:
+    def __init__(
+        self,
+        backend_name: str,
+        config: Callable[[], str | None],
+        second: Callable[[Use, Tensor, str | None], bool] | None = None,
+    ) -> None:
         self._name = backend_name
         self._config = config
+        self._second = second
         self._profile: Profile | None = None
         self._known = False
         self.passed: set[Any] = set()
@@ -43,7 +51,8 @@ class Admission:
             self._known = config is not None
             self._profile = profile_of(config or self._name)
             if config is not None:
-                self._elsewhere = _passed.setdefault(config, set())
+                known_as = config if self._second is None else f"{config} and a profile"
+                self._elsewhere = _passed.setdefault(known_as, set())
         return self._profile.on(device) if self._profile else None
 
     def check(
@@ -67,6 +76,8 @@ class Admission:
         rule = profile.refusal(use)
         if rule is not None:
             raise rule.error_for(use)
+        if self._second is not None and not self._second(use, tensor, self._config()):
+            return
         if self._known and is_ordinary(use):
             self.passed.add(key)
             self._elsewhere.add(key)

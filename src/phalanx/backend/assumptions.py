@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from phalanx.backend import private
 from phalanx.backend.endpoint import CPP_NAME
 from phalanx.backend.session import context_here
+from phalanx.core.baton import here
 
 Patch = tuple[Any, str, Any]
 """Owner, name, replacement."""
@@ -40,7 +41,13 @@ LOGGED_VARIABLES = (
 
 
 def patches() -> list[Patch]:
-    return [*debug_patches(), *nccl_patches(), *ddp_patches(), *mesh_patches()]
+    return [
+        *debug_patches(),
+        *nccl_patches(),
+        *ddp_patches(),
+        *mesh_patches(),
+        *batch_patches(),
+    ]
 
 
 def nccl_patches() -> list[Patch]:
@@ -53,6 +60,22 @@ def nccl_patches() -> list[Patch]:
         return version() if known else (0, 0, 0)
 
     return [(nccl, "version", version_or_none)]
+
+
+def batch_patches() -> list[Patch]:
+    """To a group that is no C++ class `batch_isend_irecv` gives its messages one by one. It
+    looks at the whole list first, which is where we learn that they belong together."""
+    check: Any = getattr(distributed_c10d, private.CHECK_BATCH_NAME)
+
+    def check_and_note(messages: Any) -> None:
+        check(messages)
+        strand = here.strand
+        if strand is not None:
+            context = strand.local
+            number = next(context.session.batch_numbers)
+            context.batches[strand] = [len(messages), number]
+
+    return [(distributed_c10d, private.CHECK_BATCH_NAME, check_and_note)]
 
 
 def debug_patches() -> list[Patch]:

@@ -26,6 +26,7 @@ def default_backend() -> str:
 
 
 def record_arrival(call: Call, tensor: torch.Tensor) -> None:
+    call.device = tensor.device.index
     call.event = torch.cuda.current_stream(tensor.device).record_event()
 
 

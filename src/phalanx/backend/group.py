@@ -22,6 +22,7 @@ from torch.distributed import distributed_c10d
 from phalanx.backend import arguments, collectives, monitored
 from phalanx.backend.admission import Admission, is_plain
 from phalanx.backend.endpoint import Endpoint, WorkOfAll
+from phalanx.backend.observers.backend_hazard import second_opinion
 from phalanx.backend.overloads import as_list, as_lists, options
 from phalanx.backend.profiles.rules import INPUT, OUTPUT
 from phalanx.backend.signatures import (
@@ -50,11 +51,18 @@ class RankGroup(Endpoint):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        configs = self._context.torch_state.pg_backend_config
-        self._admission = Admission(self._backend_name, lambda: configs.get(self))
+        second = second_opinion(self._session) if self._session.profile else None
+        self._admission = Admission(self._backend_name, self._config, second)
         self._passed = self._admission.passed
         self._check = self._admission.check
         self._check_outputs = self._admission.check_outputs
+
+    def _config(self) -> str | None:
+        """torch's description of the backends, by device; not before the group is made."""
+        found = self._context.torch_state.pg_backend_config.get(self)
+        if found is not None:
+            self._note_backend(found)
+        return found
 
     # -- collectives ----------------------------------------------------------------------
 
@@ -333,6 +341,8 @@ class RankGroup(Endpoint):
         opts = options(dist.BarrierOptions, opts, timeout=timeout)
         call = self._call("barrier")
         call.signature = ("barrier",)
+        if opts.device_ids:
+            call.device = opts.device_ids[0]
         return self._submit(call, collectives.barrier, opts, None)
 
     def monitored_barrier(
@@ -361,9 +371,10 @@ class RankGroup(Endpoint):
 
     def _start_coalescing(self, of: torch.device | None = None) -> None:
         self._coalescing = []
+        self._batch = next(self._session.batch_numbers)
 
     def _end_coalescing(self, of: torch.device | None = None) -> OpWork | None:
-        works, self._coalescing = self._coalescing or [], None
+        works, self._coalescing, self._batch = self._coalescing or [], None, None
         return WorkOfAll(works) if works else None
 
     # -- shared by the forms above --------------------------------------------------------
