@@ -1,0 +1,147 @@
+"""Class G: results that depend on who comes first."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+import torch.distributed as dist
+
+from benchmarks.bugs.programs import bug
+
+
+@bug(
+    "G2",
+    "message-race|deadlock",
+    ranks=3,
+    what="a receive from any source takes the message a later one from rank 1 needs",
+)
+def any_source_takes_it(rank: int, world: int) -> None:
+    if rank == 0:
+        dist.recv(torch.empty(1))  # <- here
+        dist.recv(torch.empty(1), src=1)  # <- here
+    else:
+        dist.send(torch.ones(1), dst=0)  # <- here
+
+
+@bug("G4", "thread-race", faulty=None, what="a background thread uses the main thread's group")
+def background_thread(rank: int, world: int) -> None:
+    def heartbeat() -> None:
+        for _ in range(3):
+            dist.all_reduce(torch.ones(1))  # <- here
+
+    helper = threading.Thread(target=heartbeat)
+    helper.start()
+    for _ in range(3):
+        dist.all_reduce(torch.ones(1))  # <- here
+    helper.join()
+
+
+@bug("G21", "message-race", ranks=3, what="results are kept in the order of arrival")
+def order_of_arrival(rank: int, world: int) -> None:
+    if rank:
+        dist.send(torch.full((1,), float(rank)), dst=0)
+        return
+    results = []
+    for _ in range(world - 1):
+        part = torch.empty(1)
+        dist.recv(part)  # <- here
+        results.append(part.item())
+    torch.tensor(results).diff()
+
+
+@bug("G22", "message-race", what="check, then set: both ranks may find the key missing")
+def check_then_set(rank: int, world: int) -> None:
+    store = dist.distributed_c10d._get_default_store()
+    if not store.check(["leader"]):  # <- here
+        store.set("leader", str(rank))  # <- here
+    dist.barrier()
+    store.get("leader")
+
+
+@bug("G23", "message-race", ranks=3, what="a key that two ranks set is read by a third")
+def key_set_twice(rank: int, world: int) -> None:
+    store = dist.distributed_c10d._get_default_store()
+    if rank < 2:
+        store.set("best", str(rank))  # <- here
+    else:
+        store.get("best")  # <- here
+    dist.barrier()
+
+
+@bug("G24", "thread-race", what="two workers of a pool reduce on one group")
+def pool_of_workers(rank: int, world: int) -> None:
+    def reduce_one(value: float) -> None:
+        dist.all_reduce(torch.tensor(value))  # <- here
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(reduce_one, [1.0, 2.0, 3.0, 4.0]))
+
+
+@bug("G25", "thread-race", what="a checkpoint thread gathers objects while training goes on")
+def checkpoint_thread(rank: int, world: int) -> None:
+    def save() -> None:
+        names: list[object] = [None] * world
+        dist.all_gather_object(names, f"shard{rank}")  # <- here
+
+    saver = threading.Thread(target=save)
+    saver.start()
+    dist.all_gather_object([None] * world, "step")  # <- here
+    saver.join()
+
+
+@bug("G26", "message-race", ranks=4, what="a server answers whoever comes first, by position")
+def first_come(rank: int, world: int) -> None:
+    if rank:
+        dist.send(torch.full((2,), float(rank)), dst=0)
+        dist.recv(torch.empty(2), src=0)
+        return
+    requests = torch.empty(world - 1, 2)
+    order = [dist.recv(requests[i]) for i in range(world - 1)]  # <- here
+    for position, source in enumerate(order):
+        dist.send(requests[position] + position, dst=source)
+
+
+@bug("G27", "thread-race", what="a thread posts sends on the group on which the main one does")
+def threads_send(rank: int, world: int) -> None:
+    peer = 1 - rank
+
+    def exchange(value: float) -> None:
+        if rank == 0:
+            dist.send(torch.full((1,), value), dst=peer)  # <- here
+        else:
+            dist.recv(torch.empty(1), src=peer)  # <- here
+
+    helper = threading.Thread(target=exchange, args=(1.0,))
+    helper.start()
+    exchange(2.0)
+    helper.join()
+
+
+@bug(
+    "G28",
+    "message-race|mismatch|deadlock",
+    ranks=3,
+    what="any-source receives of two phases that nothing separates",
+)
+def phases_not_separated(rank: int, world: int) -> None:
+    if rank == 0:
+        phases = []
+        for _ in range(2):
+            for _ in range(world - 1):
+                part = torch.empty(1)
+                dist.recv(part)  # <- here
+                phases.append(part.item())
+        return
+    for phase in range(2):
+        dist.send(torch.full((1,), float(phase)), dst=0)
+
+
+@bug("G29", "message-race", ranks=3, what="a counter's value decides which shard a rank takes")
+def counter_decides(rank: int, world: int) -> None:
+    store = dist.distributed_c10d._get_default_store()
+    shard = store.add("next", 1)  # <- here
+    store.set(f"result/{shard}", str(rank))
+    dist.barrier()
+    store.get("result/1")
