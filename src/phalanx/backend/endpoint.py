@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,22 +18,31 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from phalanx import callsite
-from phalanx.backend import checks, collectives, device, private, profiling
+from phalanx.backend import (
+    checks,
+    collectives,
+    completion,
+    device,
+    guard,
+    lifecycle,
+    private,
+    profiling,
+)
 from phalanx.backend.collectives import Meaning
 from phalanx.backend.describe import describe_pending
-from phalanx.backend.raising import InvalidCallError, one_for_each
-from phalanx.backend.observers import crossed_order
+from phalanx.backend.observers import crossed_order, thread_race
 from phalanx.backend.origins import origin_here
+from phalanx.backend.raising import InvalidCallError, one_for_each
 from phalanx.backend.session import RankContext, Session
-from phalanx.backend.work import OpWork, wait_for
+from phalanx.backend.work import OpWork, OwnWork, wait_for
 from phalanx.core.baton import RUNNING, here
 from phalanx.core.meeting import Assembly, Call, Slot, Step
 from phalanx.errors import PhalanxError
 
 _UNSET = timedelta(0)
-
 _PERIOD_MASK = crossed_order.PERIOD - 1
-_CHANGES_BY_USE = frozenset({"_coalescing"})
+
+_CHANGES_BY_USE = frozenset({"_coalescing", "_batch"})
 
 CPP_NAME = "phalanx"
 """What the group's backend is called towards C++ code."""
@@ -73,6 +83,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         self._assembly: Assembly | None = None
         self._closed = False
         self._coalescing: list[OpWork] | None = None
+        self._batch: int | None = None
         self._splits = 0
 
     # -- what torch asks a group about itself ---------------------------------------------
@@ -120,6 +131,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         members = tuple(self.options.global_ranks_in_group) or tuple(range(self._count))
         self._place = self._meeting_key()
         self._assembly = self._session.assembly(self._place, name, members)
+        self._note_backend(self._backend_name)
         other = self._assembly.claim(self._member, context.rank, self)
         if other is not None:
             raise InvalidCallError(
@@ -138,8 +150,10 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         """Become the group of another world, as if it were new."""
         assert self._assembly is not None
         members = tuple(range(self._count))
+        backend = self._assembly.backend
         self._context, self._session = context, context.session
         self._assembly = context.session.assembly(self._place, self._name, members)
+        self._note_backend(backend)
         self._assembly.claim(self._member, context.rank, self)
         self._coalescing = None
 
@@ -211,6 +225,8 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
     def eager_connect_single_device(self, device: Any = None) -> None:
         """NCCL connects here when the program binds a device to the group."""
         self.bound_device_id = device
+        if self._assembly is not None:
+            self._assembly.eager = True
 
     def perform_nocolor_split(self, device: Any) -> None:
         """Ranks outside a new group take part in NCCL's split; here nothing is to be done."""
@@ -231,12 +247,18 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
     def _wait_for_pending_works(self) -> None: ...
 
     def shutdown(self) -> None:
+        if self._session.put_off:
+            completion.complete_all(self._session, self._assembly)
+        if not self._closed and self._assembly is not None:
+            is_default = self._context.torch_state.default_pg is self
+            lifecycle.note_destroyed(self._context, self._assembly, is_default=is_default)
         if (
             not self._closed
             and self._assembly is not None
             and self._assembly.leave(self._context.rank)
         ):
             self._session.end_assembly(self._place)
+            self._session.findings += crossed_order.look(self._assembly)
             calls = self._assembly.open_calls()
             self._session.leftovers += [describe_pending(c) for c in calls if not c.waited]
         self._closed = True
@@ -246,8 +268,14 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
     def __repr__(self) -> str:
         return f"<{self._backend_name} group {self._name!r}, rank {self._member}/{self._count}>"
 
-            self._session.findings += crossed_order.look(self._assembly)
     # -- inside ---------------------------------------------------------------------------
+
+    def _note_backend(self, backend: str) -> None:
+        """For checks that look back when the group may be gone."""
+        if self._assembly is not None:
+            self._assembly.backend = backend
+            self._assembly.eager |= self.bound_device_id is not None
+        self._session.has_nccl |= "nccl" in backend
 
     @property
     def _met(self) -> Assembly:
@@ -289,31 +317,56 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         if private.recording and private.is_recorded():
             profiling.begin(call, self._backend_name)
         context = strand.local
-        context.last_call = call
+        before = context.last_call
+        if context.threaded or (before is not None and before.strand is not strand):
+            thread_race.check(call)
         call.asynchronous = opts is None or opts.asyncOp or self._coalescing is not None
+        if context.in_flight is not None or call.asynchronous:
+            self._before_departure(call)
+        context.last_call = call
+        call.batch = self._batch
         baton.critical = True
         try:
             slot = call.assembly.join(call)
             context.journal.append(Step("call", call))
+            if call.number & _PERIOD_MASK < self._session.watched:  # type: ignore[operator]
+                crossed_order.note(call)
             if slot is not None:
                 self._complete(slot, meaning)
         finally:
             baton.critical = False
         if not call.asynchronous:
+            strand.inside = call
             try:
                 self._finish_now(call, opts)
             finally:
+                strand.inside = None
                 if visiting and strand.helper:
                     baton.leave(strand)
             return None
+        if call.origin:
+            guard.depart(context, call)
         if visiting and strand.helper:
             baton.leave(strand)
-        work = OpWork(call, self._limit_of(opts)[0])
+        return self._hand_out(call, self._limit_of(opts)[0])
+
+    def _before_departure(self, call: Call) -> None:
+        """Asynchronous calls, and such as come while others are in flight."""
+        session = self._session
+        if session.put_off:
+            completion.count_call(session)
+        book = call.strand.local.in_flight
+        if book is not None and book.lows:
+            guard.check_departure(book, call)
+        if call.asynchronous and session.tracks:
+            call.origin = origin_here(3)
+
+    def _hand_out(self, call: Call, limit: float) -> OpWork:
         if self._coalescing is not None:
+            work = OpWork(call, limit)
             self._coalescing.append(work)
-        return work
-            if call.number & _PERIOD_MASK < self._session.watched:  # type: ignore[operator]
-                crossed_order.note(call)
+            return work
+        return OwnWork(call, limit) if call.origin else OpWork(call, limit)
 
     def _finish_now(self, call: Call, opts: Any) -> None:
         if not call.done:
@@ -338,6 +391,20 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         if slot.clash:
             calls[0].uneven = True
             errors = checks.judge_meeting(self._session, slot)
+        session = self._session
+        if errors is None and session.completion != "earliest":
+            move = partial(self._move, calls, meaning, None)
+            if completion.put_off(session, calls, move):
+                return
+        self._move(calls, meaning, errors)
+
+    def _move(
+        self, calls: list[Call], meaning: Meaning, errors: Sequence[Exception] | None
+    ) -> None:
+        in_flight = errors is None and any(call.flight is not None for call in calls)
+        if in_flight:
+            error = guard.before_moving(calls)
+            errors = one_for_each(error, len(calls)) if error is not None else None
         if errors is None:
             recorded = private.recording and private.is_recorded()
             if recorded:
@@ -352,6 +419,8 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
             finally:
                 if recorded:
                     private.record_functions(True)
+        if in_flight:
+            guard.after_moving(calls)
         for index, call in enumerate(calls):
             call.finish(errors[index] if errors else None)
 
@@ -367,9 +436,12 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         if private.recording and private.is_recorded():
             profiling.begin(call, self._backend_name)
         context = strand.local
-        context.last_call = call
         call.asynchronous = True
-        context.journal.append(Step("call", call))
+        self._before_departure(call)
+        context.last_call = call
+        call.batch = context.batch_of(strand) if context.batches else self._batch
+        call.step = Step("call", call)
+        context.journal.append(call.step)
         sending = call.name == "send"
         met = call.assembly
         baton.critical = True
@@ -379,27 +451,42 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
                 self._deliver(*((call, other) if sending else (other, call)))
         finally:
             baton.critical = False
+        if call.origin:
+            guard.depart(context, call)
         if visiting and strand.helper:
             baton.leave(strand)
-        work = OpWork(call, self._limit)
+        work = self._hand_out(call, self._limit)
         work.without_future = sample.is_cpu or self._backend_name == "gloo"
-        if self._coalescing is not None:
-            self._coalescing.append(work)
         return work
 
     def _deliver(self, send: Call, receive: Call) -> None:
         receive.source = send.member
         errors = checks.judge_message(self._session, send, receive)
+        session = self._session
+        if errors is None and session.completion != "earliest":
+            move = partial(self._hand_over, send, receive, None)
+            if completion.put_off(session, [send, receive], move):
+                return
+        self._hand_over(send, receive, errors)
+
+    def _hand_over(self, send: Call, receive: Call, errors: Sequence[Exception] | None) -> None:
+        pair = (send, receive)
+        in_flight = send.flight is not None or receive.flight is not None
+        if errors is None and in_flight:
+            error = guard.before_moving(pair)
+            errors = one_for_each(error, 2) if error is not None else None
         if errors is None:
             try:
                 device.run_in_order([send, receive], lambda: collectives.message(send, receive))
             except Exception as error:
                 errors = one_for_each(error, 2)
+        if errors is None and in_flight:
+            guard.after_moving(pair)
         send.finish(errors[0] if errors else None)
         receive.finish(errors[1] if errors else None)
 
 
-class WorkOfAll(OpWork):
+class WorkOfAll(OwnWork):
     """The `Work` of a coalesced batch: done when all parts are."""
 
     def __init__(self, works: list[OpWork]) -> None:

@@ -21,6 +21,7 @@ import torch.distributed.distributed_c10d as _module
 import torch.profiler
 from torch._subclasses.fake_tensor import FakeTensor
 
+from phalanx.backend import private_modes
 from phalanx.core.baton import here
 
 Undo = Callable[[], None]
@@ -47,6 +48,10 @@ NEW_GROUP_NAME = "_new_process_group_helper"
 # for the timeout; ranks get a group that behaves as NCCL's all the same.
 NCCL_AVAILABLE_NAME = "is_nccl_available"
 NCCL_TIMEOUT_NAME = "default_pg_nccl_timeout"
+
+# 2.11-2.13: what functions of c10d call, to warn, where a rank uses a group that it is not in.
+# Nothing else tells that the program did so.
+WARN_OUTSIDER_NAME = "_warn_not_in_group"
 ABSENT: Any = object()
 
 # 2.11-2.13: where torch keeps once per process what ranks need once each. For each module, once
@@ -108,6 +113,9 @@ c10d_module = _module
 
 # 2.11-2.13: DDP's method that returns what its C++ logger gathered; corrected for ranks.
 DDP_LOG_NAME = "_get_ddp_logging_data"
+
+# 2.11-2.13: looks at the list that `batch_isend_irecv` was given, before anything is sent.
+CHECK_BATCH_NAME = "_check_p2p_op_list"
 
 
 def set_thread_isolation(enabled: bool) -> None:
@@ -232,7 +240,9 @@ def _save_by_a_process_of_ones_own(module: Any) -> Undo:
 
 AFTER_IMPORT: dict[str, Callable[[Any], Undo | None]] = {
     "torch._dynamo.trace_rules": _skip_our_frames,
-    "torch._dynamo.eval_frame": _compile_for_each_rank,
+    "torch._dynamo.eval_frame": lambda module: private_modes.tell_of_compiled_functions(
+        module, _compile_for_each_rank(module)
+    ),
     "torch.distributed.nn.functional": _unbind_groups,
     "torch.distributed.checkpoint._async_process_executor": _save_by_a_process_of_ones_own,
 }

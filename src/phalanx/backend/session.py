@@ -6,6 +6,7 @@ The running layer makes one `Session` per world; each thread of a rank finds its
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -13,6 +14,7 @@ from typing import Any
 
 from torch.distributed.distributed_c10d import Store
 
+from phalanx.callsite import Mark
 from phalanx.core.baton import Strand, here
 from phalanx.core.meeting import Assembly, Call, Step
 from phalanx.errors import VerdictError
@@ -20,6 +22,7 @@ from phalanx.kinds import ALL, ALWAYS
 from phalanx.model import Tally, Verdict, Wait
 
 JOURNAL = 65536
+JOURNAL_IN_FULL = 4 * JOURNAL
 LEAST_JOURNAL = 128
 """How many entries are kept: of all ranks together, under a profile, and of each at least."""
 MOST_WATCHED, LEAST_WATCHED = 128, 16
@@ -54,14 +57,35 @@ class RankContext:
         self.initialised = False
         self.incarnations: dict[str, int] = {}
         self.helpers: list[threading.Thread] = []
+        self.threaded = False
+        """Whether more than one thread of the rank has made calls."""
+        self.couriers: set[Strand] = set()
+        """Threads of ours that run errands of the rank's."""
         self.joining: threading.Thread | None = None
         """The thread of its own that the rank waits for after it has returned."""
         self.tell_failure: Callable[[BaseException], None] | None = None
         """For a body that fails and has to clean up: the others stop at once."""
         self.journal: deque[Step] = deque(maxlen=session.journal_length)
         """What the rank did, oldest first, as far as kept; for checks that look back."""
+        self.batches: dict[Strand, list[int]] = {}
+        """What `batch_isend_irecv` is at, by thread: how many messages are still to come, and
+        the number of the batch."""
+        self.in_flight: Any = None
+        """The `guard.Book` of a rank that has made asynchronous calls."""
+        self.destroyed: list[tuple[tuple[int, ...], str, Mark | None]] = []
+        """Groups that the rank has destroyed, each by itself: members, name and place."""
         self.stock: tuple[Any, ...] | None = None
         """What `heirloom.py` found when the default group was new."""
+
+    def batch_of(self, strand: Strand) -> int | None:
+        """The batch that the next message of this thread belongs to."""
+        found = self.batches.get(strand)
+        if found is None:
+            return None
+        found[0] -= 1
+        if not found[0]:
+            del self.batches[strand]
+        return found[1]
 
 
 class Session:
@@ -76,6 +100,8 @@ class Session:
         checked: bool = True,
         kinds: frozenset[str] = ALL,
         profile: str | None = None,
+        completion: str = "earliest",
+        seed: int = 0,
     ) -> None:
         self.size = size
         self.report = report
@@ -84,9 +110,33 @@ class Session:
         """What is checked: names of `phalanx.kinds`."""
         self.profile = profile
         """The backend by whose rules hazards are errors, if one was asked for."""
-        self.journal_length = max(LEAST_JOURNAL, JOURNAL // size)
+        self.has_nccl = False
+        """Whether a group asks for NCCL."""
+        self.refused: dict[Any, Any] = {}
+        """What the profile's backend would refuse; see `observers/backend_hazard.py`."""
+        self.told: set[Verdict] = set()
+        """Hazards of former runs of the same world."""
+        self.batch_numbers = itertools.count(1)
+        kept = JOURNAL_IN_FULL if profile else JOURNAL
+        self.guards = "in-flight-buffer" in self.kinds
+        """Whether the tensors of asynchronous operations are watched."""
+        self.completion = completion
+        """When asynchronous operations complete: one of `completion.MOMENTS`."""
+        self.tracks = self.guards or "unwaited-work" in self.kinds or completion != "earliest"
+        """Whether it matters who made an asynchronous call."""
+        self.seed = seed
+        self.drawn = 0
+        self.put_off: list[Any] = []
+        """Operations that are to complete later."""
+        self.journal_length = max(LEAST_JOURNAL, kept // size)
         self.findings: list[Verdict] = []
         """Warnings that checks found on the way; told when the run has succeeded."""
+        self.makings: dict[Any, Any] = {}
+        """Which groups ranks made, by their default group; see `lifecycle.py`."""
+        self.notes: dict[str, Any] = {}
+        """What checks remember about the run, by their kind."""
+        self.watched = _watched(size) if "crossed-order" in self.kinds else 0
+        """Of how many calls in a row `observers/crossed_order.py` takes notes."""
         self.ranks = [RankContext(self, rank, env) for rank, env in enumerate(environs)]
         self.assemblies: dict[tuple[str, int], Assembly] = {}
         self._ended = [0, 0, 0]
@@ -116,6 +166,11 @@ class Session:
         return found
 
 
+def _watched(size: int) -> int:
+    """Fewer if there are many ranks."""
+    return min(MOST_WATCHED, max(LEAST_WATCHED, MOST_WATCHED * 16 // size))
+
+
 def _counts(met: Assembly) -> tuple[int, int, int]:
     collectives, messages = max(met.next_number), met.messages
     return collectives, messages, int(collectives > 0 or messages > 0)
@@ -124,13 +179,4 @@ def _counts(met: Assembly) -> tuple[int, int, int]:
 def context_here() -> RankContext | None:
     """The rank that the calling thread belongs to, None outside of runs."""
     strand = here.strand
-        self.notes: dict[str, Any] = {}
-        """What checks remember about the run, by their kind."""
-        self.watched = _watched(size) if "crossed-order" in self.kinds else 0
-        """Of how many calls in a row `observers/crossed_order.py` takes notes."""
     return strand.local if strand is not None else None
-def _watched(size: int) -> int:
-    """Fewer if there are many ranks."""
-    return min(MOST_WATCHED, max(LEAST_WATCHED, MOST_WATCHED * 16 // size))
-
-

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from phalanx.backend import device, private, profiling
+from phalanx.backend import device, guard, private, profiling
+from phalanx.backend.completion import complete_now
 from phalanx.backend.raising import OpTimeoutError
 from phalanx.core.baton import RUNNING, Strand, here
 from phalanx.core.meeting import Call, Step
@@ -36,14 +37,26 @@ def wait_for(call: Call, timeout: float, *, explicit: bool = False) -> None:
     if call.asynchronous and not call.waited:
         strand.local.journal.append(Step("wait", call))
     call.waited = True
+    early = guard.arrive(call) if call.flight is not None else None
     if private.recording:
         profiling.end(call)
     if strand.errands:
         strand.baton.run_errands(strand)
     if call.error is not None:
         raise call.error
+    if early is not None:
+        raise early
     if call.event is not None:
         device.wait_for_event(call)
+
+
+def _see_done(call: Call) -> bool:
+    """Whether the op is complete, for a program that asks: to know it is to have waited."""
+    if call.done and call.flight is not None:
+        early = guard.arrive(call)
+        if early is not None:
+            raise early
+    return call.done
 
 
 def _park_until_done(strand: Strand, call: Call, timeout: float, explicit: bool) -> None:
@@ -51,6 +64,7 @@ def _park_until_done(strand: Strand, call: Call, timeout: float, explicit: bool)
     visiting = strand.helper and strand.state is not RUNNING
     if strand.state is not RUNNING:
         baton.rejoin(strand)  # before looking: what completes meanwhile wakes nobody
+    complete_now(call)
     limit = baton.clock.now() + timeout
     while not call.done:
         if call.waiters is None:
@@ -65,6 +79,8 @@ def _park_until_done(strand: Strand, call: Call, timeout: float, explicit: bool)
                 f"{call.name}: Timed out waiting {timeout * 1000:.0f}ms for the other ranks"
             )
             call.waited = True  # in vain, and the program knows
+            if call.flight is not None:
+                guard.give_up(call)
             if call.assembly.withdraw(call):
                 call.finish(error)
             raise error
@@ -104,13 +120,18 @@ class OpWork(dist.Work):
     def is_completed(self) -> bool:
         """A rank that polls must let the others run, or it would poll for ever."""
         strand = here.strand
-        if not self.call.done and strand is not None:
-            strand.baton.give_way(strand)
-            strand.baton.run_errands(strand)
-        return self.call.done
+        call = self.call
+        if not call.done and strand is not None:
+            for part in (call, *call.parts):
+                if part.put_off is not None:
+                    part.put_off.poll()
+            if not call.done:
+                strand.baton.give_way(strand)
+                strand.baton.run_errands(strand)
+        return _see_done(call)
 
     def is_success(self) -> bool:
-        return self.call.done and self.call.error is None
+        return _see_done(self.call) and self.call.error is None
 
     def exception(self) -> BaseException | None:
         return self.call.error
@@ -124,6 +145,7 @@ class OpWork(dist.Work):
             raise RuntimeError(
                 f"{call.name}: Work needs to be completed before calling result(); wait() first"
             )
+        _see_done(call)
         if call.name == "gather" and call.root != call.member:
             return []
         if call.name == "all_gather_into_tensor":
@@ -146,8 +168,22 @@ class OpWork(dist.Work):
                 f"getFuture not implemented by Gloo for {self.call.name}; wait() for it"
             )
         if self._future is None:
+            guard.follow(self.call)
+            complete_now(self.call)
             self._future = OpFuture.of(self.call, self.timeout)
         return self._future
+
+
+class OwnWork(OpWork):
+    """The `Work` of a call that the program itself made: somebody asks whether it was waited
+    for."""
+
+    def __del__(self) -> None:
+        flight = self.call.flight
+        if flight is None:
+            return
+        for each in flight if isinstance(flight, list) else (flight,):
+            each.drop()
 
 
 class OpFuture(torch.futures.Future[Any]):
@@ -252,15 +288,16 @@ class OpFuture(torch.futures.Future[Any]):
         assert call is not None
         if super().done():
             return
-        if call.error is not None:
-            self.set_exception(_as_exception(call.error))
+        early = guard.arrive(call) if call.flight is not None else None
+        if call.error is not None or early is not None:
+            self.set_exception(_as_exception(call.error or early))
             return
         if call.event is not None:
             device.wait_for_event(call)
         self.set_result(_tensors(call))
 
 
-def _as_exception(error: BaseException) -> Exception:
+def _as_exception(error: BaseException | None) -> Exception:
     return error if isinstance(error, Exception) else RuntimeError(str(error))
 
 

@@ -25,7 +25,8 @@ class Call:
     """One op in flight: who called what, with which buffers, and whether it is done.
 
     Defaults stand on the class, because a call is made for every op and most of them need
-    few of these. `facts` are an op's own (splits); `event` is the device's.
+    few of these. `facts` are an op's own (splits); `event` is the device's, and `device` its
+    index. `batch` is equal for ops that are launched at once.
     """
 
     number: int | None = None
@@ -37,6 +38,9 @@ class Call:
     peer: int | None = None
     tag: int | None = None
     source: int = -1
+    batch: int | None = None
+    device: int | None = None
+    step: Step | None = None
     event: Any = None
     facts: Any = None
     uneven = False
@@ -48,6 +52,13 @@ class Call:
     callbacks: list[Callable[[], None]] | None = None
     whole: Call | None = None
     parts_left = 0
+    parts: tuple[Call, ...] | list[Call] = ()
+    origin = 0
+    """Who made it, as `backend/origins.py` says; known of asynchronous calls only."""
+    flight: Any = None
+    """What the guard of buffers in flight knows of it; a list for coalesced parts."""
+    put_off: Any = None
+    """Set while all members are there and the data is to move later."""
 
     def __init__(
         self, assembly: Assembly, member: int, strand: Strand, name: str, mark: Mark | None
@@ -65,6 +76,8 @@ class Call:
         whole = cls(last.assembly, last.member, last.strand, "coalesced", last.mark)
         whole.outputs = [tensor for part in parts for tensor in part.outputs or part.inputs]
         whole.event = last.event
+        whole.parts = parts
+        whole.flight = [part.flight for part in parts if part.flight is not None] or None
         whole.parts_left = 1
         for part in parts:
             if part.done:
@@ -102,12 +115,15 @@ class Step:
     """One thing a rank did, kept in its journal for checks that look back. It holds no tensors.
 
     `what` is "call" when an op is issued and "wait" when the program has waited for one.
-    `asynchronous` says that the program got a `Work` for it.
+    `asynchronous` says that the program got a `Work` for it; `thread` is 0 for the rank's own.
+    A message that was taken back after a timeout is "withdrawn".
     """
 
     __slots__ = (
         "assembly",
         "asynchronous",
+        "batch",
+        "device",
         "mark",
         "member",
         "name",
@@ -116,6 +132,7 @@ class Step:
         "peer",
         "root",
         "tag",
+        "thread",
         "what",
     )
 
@@ -131,6 +148,9 @@ class Step:
         self.peer = call.peer
         self.tag = call.tag
         self.asynchronous = call.asynchronous
+        self.batch = call.batch
+        self.device = call.device
+        self.thread = id(call.strand) if call.strand.helper else 0
 
 
 class Slot:
@@ -153,6 +173,10 @@ class Assembly:
         self.name = name
         self.ranks = ranks
         self.size = len(ranks)
+        self.backend = ""
+        """As the program asked for it, such as "gloo" or "cpu:gloo,cuda:nccl"."""
+        self.eager = False
+        """Whether the program bound a device to it when it was made."""
         self.slots: dict[int, Slot] = {}
         self.next_number = [0] * self.size
         self.sends: dict[int, list[Call]] = {}
@@ -160,6 +184,8 @@ class Assembly:
         self.history: list[deque[Past]] = [deque(maxlen=HISTORY) for _ in ranks]
         self.messages = 0
         """How many were sent."""
+        self.notes: dict[str, Any] = {}
+        """What checks remember about the group, by their kind."""
         self._places: dict[int, int] = {}
         self._left = 0
         self.ends: dict[int, Any] = {}
@@ -184,8 +210,6 @@ class Assembly:
     def join(self, call: Call) -> Slot | None:
         """Put a collective call into its slot; the slot, once the last member is there."""
         member = call.member
-        self.notes: dict[str, Any] = {}
-        """What checks remember about the group, by their kind."""
         number = call.number = self.next_number[member]
         self.next_number[member] = number + 1
         self.history[member].append((number, call.name, call.op, call.root, call.mark))
@@ -227,6 +251,8 @@ class Assembly:
         for pending in (*self.sends.values(), *self.receives.values()):
             if call in pending:
                 pending.remove(call)
+                if call.step is not None:
+                    call.step.what = "withdrawn"
                 return True
         return False
 

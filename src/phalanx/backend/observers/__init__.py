@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 
+from phalanx.backend import lifecycle
 from phalanx.backend.observers.backend_hazard import find_backend_hazards
 from phalanx.backend.observers.crossed_order import find_crossed_order
 from phalanx.backend.observers.unwaited_work import find_unwaited_work
@@ -20,6 +21,7 @@ Check = Callable[[Session], Iterable[Verdict]]
 
 AT_END: Mapping[str, Check] = MappingProxyType(
     {
+        "mismatch": lifecycle.find_at_end,
         "backend-hazard": find_backend_hazards,
         "crossed-order": find_crossed_order,
         "unwaited-work": find_unwaited_work,

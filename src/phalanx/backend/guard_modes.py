@@ -1,0 +1,221 @@
+"""Sees what the program's own lines do to tensors in flight, while there are any.
+
+`guard.py` turns this on in a thread that has made an asynchronous call and off when nothing
+is in flight. A function mode sees every call of torch from Python and lets those pass that
+touch nothing in flight: that is cheap. Only for the others a dispatch mode looks at what the
+call does, by the schemas of its operators: which arguments it reads, writes, or only views.
+What torch does in C++ (autograd, DDP's reducer) is not looked at.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from phalanx.backend import memory, private_modes
+from phalanx.backend.private import no_function_modes
+from phalanx.backend.private_modes import schema_of
+
+if TYPE_CHECKING:
+    from phalanx.analysis.in_flight import How
+    from phalanx.backend.guard import Book
+
+
+class _Thread(threading.local):
+    mode: _Watch | None = None
+    shown = False
+    """Whether the mode is on the stack."""
+    compiled = False
+    """Whether a compiled function is running: then it must not be there."""
+
+
+_thread = _Thread()
+
+
+def enter(book: Book) -> None:
+    """Watch what the calling thread does, from now on."""
+    mode = _thread.mode
+    if mode is None or mode.book is not book:
+        leave_thread()
+        mode = _thread.mode = _Watch(book)
+    if not _thread.shown and not _thread.compiled:
+        private_modes.push_function_mode(mode)
+        _thread.shown = True
+
+
+def leave(book: Book) -> None:
+    """Nothing is in flight. Another thread's mode stays until that thread comes by."""
+    if _thread.shown and _thread.mode is not None and _thread.mode.book is book:
+        _thread.shown = not private_modes.remove_function_mode(_thread.mode)
+
+
+def leave_thread() -> None:
+    """The thread goes on to other things: another rank's, or another run's."""
+    if _thread.mode is not None:
+        private_modes.remove_function_mode(_thread.mode)
+        _thread.mode, _thread.shown, _thread.compiled = None, False, False
+
+
+def _tell_compiled(begins: bool) -> None:
+    _thread.compiled = begins
+    mode = _thread.mode
+    if mode is None:
+        return
+    if begins and _thread.shown:
+        _thread.shown = not private_modes.remove_function_mode(mode)
+    elif not begins and not _thread.shown and mode.book.lows:
+        private_modes.push_function_mode(mode)
+        _thread.shown = True
+
+
+private_modes.listener.tell = _tell_compiled
+
+_RAW_READS = frozenset(
+    {"tolist", "numpy", "__array__", "__dlpack__", "__reduce_ex__", "__deepcopy__"}
+)
+"""Methods that read memory without an operator. What `numpy` returns is read and written out
+of our sight, so the call itself counts."""
+_OPERATIONS = "torch.distributed.distributed_c10d"
+"""Where torch's collectives are, which go by this way too; the group judges them."""
+_HARMLESS = frozenset(
+    {
+        "__get__",
+        "__len__",
+        "__hash__",
+        "backward",
+        "data_ptr",
+        "detach",
+        "dim",
+        "element_size",
+        "is_complex",
+        "is_contiguous",
+        "is_floating_point",
+        "is_inference",
+        "numel",
+        "register_hook",
+        "requires_grad_",
+        "size",
+        "storage_offset",
+        "stride",
+        "untyped_storage",
+        "view",
+        "view_as_real",
+    }
+)
+"""Calls that are known to read and write nothing, as most that a backend makes of its
+arguments; `__get__` is that of properties. What runs inside of backward is C++'s."""
+
+
+class _Watch(TorchFunctionMode):
+    """Lets pass what touches nothing in flight."""
+
+    def __init__(self, book: Book) -> None:
+        super().__init__()
+        self.book = book
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        book = self.book
+        if not book.lows or not _touches(book, args, kwargs):
+            return func(*args, **kwargs)
+        name = getattr(func, "__name__", "")
+        if name in _HARMLESS or getattr(func, "__module__", "") == _OPERATIONS:
+            return func(*args, **kwargs)
+        if name in _RAW_READS and isinstance(args[0], Tensor):
+            book.judge_touch(args[0], "read", name)
+        elif name == "__set__" and func == _SET_DATA:
+            book.judge_touch(args[0], "replaced", "data = ...")
+        with _Look(book, name):
+            return func(*args, **kwargs)
+
+
+_SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
+
+
+def _touches(book: Book, args: Any, kwargs: Any) -> bool:
+    around, extent = book.around, memory.extent
+    with no_function_modes():
+        for tensor in memory.plain_tensors((args, kwargs) if kwargs else args):
+            low, high = extent(tensor)
+            for _ in around(low, high):
+                return True
+    return False
+
+
+_LOOKS_ONLY = frozenset(
+    {
+        "aten::empty_like",
+        "aten::zeros_like",
+        "aten::ones_like",
+        "aten::full_like",
+        "aten::rand_like",
+        "aten::randn_like",
+        "aten::randint_like",
+        "aten::new_empty",
+        "aten::new_empty_strided",
+        "aten::new_zeros",
+        "aten::new_ones",
+        "aten::new_full",
+        "aten::is_same_size",
+        "aten::record_stream",
+        "aten::is_pinned",
+        "aten::lift_fresh",
+    }
+)
+"""Operators that take a tensor for its shape and kind only."""
+_REPLACES = frozenset({"aten::resize_", "aten::resize_as_", "aten::set_"})
+
+
+# torch's class has no types.
+_DispatchMode: Any = private_modes.TorchDispatchMode
+
+
+class _Look(_DispatchMode):  # type: ignore[misc]
+    """Looks at each operator of one call."""
+
+    def __init__(self, book: Book, name: str) -> None:
+        super().__init__()
+        self.book = book
+        self.name = name
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        schema = schema_of(func)
+        if schema.name not in _LOOKS_ONLY:
+            self._look(schema, args, kwargs)
+        return func(*args, **kwargs)
+
+    def _look(self, schema: Any, args: Any, kwargs: Any) -> None:
+        viewed = _viewed(schema)
+        replaced: How | None = "replaced" if schema.name in _REPLACES else None
+        for place, argument in enumerate(schema.arguments):
+            if place < len(args):
+                given = args[place]
+            elif argument.name in kwargs:
+                given = kwargs[argument.name]
+            else:
+                continue
+            alias = argument.alias_info
+            writes = alias is not None and alias.is_write
+            if not writes and alias is not None and alias.before_set & viewed:
+                continue
+            how: How = "read" if not writes else replaced or "written"
+            for tensor in memory.plain_tensors((given,)):
+                self.book.judge_touch(tensor, how, self.name)
+
+
+def _viewed(schema: Any) -> set[str]:
+    """The alias sets that the operator returns without writing to them: views."""
+    found: set[str] = set()
+    for result in schema.returns:
+        alias = result.alias_info
+        if alias is not None and not alias.is_write:
+            found |= set(alias.before_set) | set(alias.after_set)
+    return found

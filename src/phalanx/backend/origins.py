@@ -1,0 +1,77 @@
+"""Who made an asynchronous call: the program itself, or torch on its behalf.
+
+Used by the guard of buffers in flight and by the check for unwaited work. Only what the
+program's own Python began is theirs to judge: DDP's reducer, FSDP and DTensor wait for what
+they begin in ways of their own. Must never cost a synchronous call anything.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import CodeType, FrameType
+
+INSIDE = 0
+"""torch itself, or nobody known: a thread of native code."""
+OWN = 1
+"""The program, which gets a `Work`."""
+FUNCTIONAL = 2
+"""The program, through a functional collective, which gets a tensor that waits by itself."""
+
+_PASS, _PASS_FUNCTIONAL = 3, 4
+
+_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_THIN = (
+    "torch/distributed/distributed_c10d.py",
+    "torch/distributed/c10d_logger.py",
+    "torch/utils/_contextlib.py",
+    "torch/overrides.py",
+    "/contextlib.py",
+    "/typing_extensions.py",
+)
+"""What lies between a program's line and the group, whoever wrote the line."""
+_FUNCTIONAL_FILES = (
+    "torch/distributed/_functional_collectives.py",
+    "torch/_library/autograd.py",
+    "torch/_ops.py",
+)
+_WAITING = frozenset({"send", "recv", "monitored_barrier"})
+"""Functions of torch that wait for the `Work` themselves."""
+
+_known: dict[CodeType, int] = {}
+
+
+def origin_here(depth: int = 2) -> int:
+    """For the call whose frame is `depth` above."""
+    frame: FrameType | None = sys._getframe(depth)
+    functional = False
+    while frame is not None:
+        code = frame.f_code
+        kind = _known.get(code)
+        if kind is None:
+            kind = _known[code] = _kind_of(code)
+        if kind == OWN:
+            return FUNCTIONAL if functional else OWN
+        if kind == INSIDE:
+            return INSIDE
+        if kind == _PASS_FUNCTIONAL:
+            functional = True
+        frame = frame.f_back
+    return INSIDE
+
+
+def _kind_of(code: CodeType) -> int:
+    name = code.co_filename
+    if name.startswith(_HERE):
+        return _PASS
+    if name.startswith("<") and not name.startswith(("<stdin", "<ipython", "<python-input")):
+        return _PASS  # generated: what called it tells
+    if name.endswith(_FUNCTIONAL_FILES):
+        return _PASS_FUNCTIONAL
+    if name.endswith(_THIN):
+        return INSIDE if code.co_name in _WAITING else _PASS
+    if f"{os.sep}site-packages{os.sep}torch{os.sep}" in name or "torchinductor_" in name:
+        return INSIDE
+    if f"{os.sep}torch{os.sep}distributed{os.sep}" in name:
+        return INSIDE
+    return OWN

@@ -1,0 +1,86 @@
+"""Private torch names behind the guard of buffers in flight: modes, versions, schemas.
+
+The second half of `private.py`, under the same rule: the name, the reason, the versions.
+Checked with torch 2.11 (CUDA) and 2.13 (CPU).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+
+from phalanx.core.baton import here
+
+Undo = Callable[[], None]
+
+# 2.11-2.13: the calling thread's stack of `TorchFunctionMode`s.
+_count: Any = torch._C._len_torch_function_stack
+_push: Any = torch._C._push_on_torch_function_stack
+_pop: Any = torch._C._pop_torch_function_stack
+_at: Any = torch._C._get_function_stack_at
+
+
+def push_function_mode(mode: Any) -> None:
+    """Put a function mode below those of the program, so that theirs nest as they were
+    written; but above `torch.device`, which insists on being at the bottom."""
+    above = [_pop() for _ in range(_count())]
+    if above and isinstance(above[-1], DeviceContext):
+        _push(above.pop())
+    _push(mode)
+    while above:
+        _push(above.pop())
+
+
+def remove_function_mode(mode: Any) -> bool:
+    """Take it out, wherever it is; whether it was there. It is not while it is being called."""
+    if all(_at(place) is not mode for place in range(_count())):
+        return False
+    above = []
+    while (top := _pop()) is not mode:
+        above.append(top)
+    while above:
+        _push(above.pop())
+    return True
+
+
+# 2.11-2.13: the count of in-place writes that a tensor shares with its views.
+version_of: Callable[[torch.Tensor], int] = attrgetter("_version")
+
+
+def schema_of(operator: Any) -> Any:
+    """2.11-2.13: an operator's arguments and returns: which alias, which are written."""
+    return operator._schema
+
+
+class _Listener:
+    """Who is told, in a rank's thread, that a compiled function begins (True) or ends."""
+
+    tell: Callable[[bool], None] | None = None
+
+
+listener = _Listener()
+
+
+def tell_of_compiled_functions(module: Any, undo_rest: Undo | None) -> Undo:
+    """2.11-2.13: dynamo guards on the stack of function modes and traces through them, so
+    that none of ours may be there while it compiles or runs what it has compiled."""
+    original = module.set_eval_frame
+
+    def set_eval_frame(callback: Any) -> Any:
+        if listener.tell is not None and here.strand is not None:
+            listener.tell(bool(callback))
+        return original(callback)
+
+    module.set_eval_frame = set_eval_frame
+
+    def undo() -> None:
+        module.set_eval_frame = original
+        if undo_rest is not None:
+            undo_rest()
+
+    return undo
