@@ -14,7 +14,7 @@ from phalanx.analysis.hazards import (
     Trace,
     as_findings,
     find_first_batches,
-    find_monitored_barriers,
+    find_refused_calls,
     find_shared_devices,
 )
 from phalanx.analysis.hazards_messages import find_message_hazards, traffic_of
@@ -61,7 +61,7 @@ def find(trace: Trace) -> list[Finding]:
         *find_orders(trace, traffic),
         *find_message_hazards(trace, traffic),
         *find_first_batches(trace),
-        *find_monitored_barriers(trace),
+        *find_refused_calls(trace),
     ]
     return as_findings(hazards, describe, "error")
 
@@ -205,9 +205,10 @@ def trace_programs(trace: Trace) -> list[list[dict[str, object]]]:
     return [[call._asdict() for call in calls if call.number is None] for calls in trace.ranks]
 
 
-def test_a_receive_from_anyone_confuses_nothing_else() -> None:
+def test_a_receive_from_anyone_is_refused_and_confuses_nothing_else() -> None:
     trace = trace_of([send(1, 7), send(1, 8)], [recv(None, 8), recv(0, 7)])
-    assert rules(trace) == []
+    (found,) = find(trace)
+    assert found.headline == "rank 1 receives from any source, which NCCL cannot"
 
 
 # -- groups and devices --------------------------------------------------------------------

@@ -9,6 +9,7 @@ unbatched         messages that would, of two ranks or around a ring      hazard
 ignored-tags      receives that take by tag another message than in order hazards_messages
 half-batched      a message batched on one side only                      hazards_messages
 first-batch       a batch is the first use of a group, not by all of it   here
+any-source        a receive from any source                               here
 monitored-barrier which is Gloo's alone                                   here
 one-device        ranks of one machine on one GPU                         here
 
@@ -91,6 +92,12 @@ FIRST_BATCH = Law(
     "torch.distributed.batch_isend_irecv, note on NCCL",
     "call a collective on the group first, such as dist.barrier(group), on all its members",
 )
+ANY_SOURCE = Law(
+    "any-source",
+    "NCCL cannot receive from just anyone",
+    "torch's Backend.hpp: recvAnysource, which ProcessGroupNCCL does not override",
+    "name the source",
+)
 MONITORED = Law(
     "monitored-barrier",
     "only Gloo has monitored_barrier",
@@ -145,23 +152,23 @@ def _first_batch(
     )
 
 
-def find_monitored_barriers(trace: Trace) -> Iterator[Hazard]:
+def find_refused_calls(trace: Trace) -> Iterator[Hazard]:
     """One for each line. What else NCCL refuses depends on tensors, and is not seen here."""
-    found: dict[Hashable, list[Issued]] = {}
+    found: dict[tuple[Law, Hashable], list[Issued]] = {}
     for issued in trace.ranks:
         for call in issued:
             if call.name == "monitored_barrier":
-                found.setdefault(call.place, []).append(call)
-    for place, calls in found.items():
+                found.setdefault((MONITORED, call.place), []).append(call)
+            elif call.name == "recv" and call.peer is None:
+                found.setdefault((ANY_SOURCE, call.place), []).append(call)
+    for (law, place), calls in found.items():
         ranks = tuple(sorted({call.rank for call in calls}))
-        headline = f"{name_ranks(ranks)} {_verb(ranks, 'calls', 'call')} monitored_barrier"
-        yield Hazard(
-            MONITORED,
-            (MONITORED.name, place),
-            ranks,
-            f"{headline}, which NCCL has not",
-            ((ranks, calls[0], ""),),
-        )
+        if law is MONITORED:
+            does = f"{_verb(ranks, 'calls', 'call')} monitored_barrier, which NCCL has not"
+        else:
+            does = f"{_verb(ranks, 'receives', 'receive')} from any source, which NCCL cannot"
+        headline = f"{name_ranks(ranks)} {does}"
+        yield Hazard(law, (law.name, place), ranks, headline, ((ranks, calls[0], ""),))
 
 
 def find_shared_devices(

@@ -23,14 +23,14 @@ from phalanx.analysis.hazards import (
     Trace,
     as_findings,
     find_first_batches,
-    find_monitored_barriers,
+    find_refused_calls,
     find_shared_devices,
 )
 from phalanx.analysis.hazards_messages import find_message_hazards, traffic_of
 from phalanx.analysis.hazards_order import find_orders
 from phalanx.analysis.hints import name_ranks
 from phalanx.backend.profiles import CORRUPTS, CRASHES, Rule, Use, profile_of
-from phalanx.backend.profiles.rules import CPU, CUDA
+from phalanx.backend.profiles.rules import CUDA
 from phalanx.backend.reduction import NAMES
 from phalanx.backend.session import RankContext, Session, context_here
 from phalanx.callsite import mark, resolve
@@ -61,7 +61,7 @@ def _hazards_in(trace: Trace, session: Session) -> Iterator[Hazard]:
     yield from find_orders(trace, traffic)
     yield from find_message_hazards(trace, traffic)
     yield from find_first_batches(trace)
-    yield from find_monitored_barriers(trace)
+    yield from find_refused_calls(trace)
     yield from find_shared_devices(_devices_in(trace, session), _machine_of(session))
 
 
@@ -167,21 +167,24 @@ class _Refused:
 
 
 def second_opinion(session: Session) -> Callable[[Use, Tensor, str | None], bool] | None:
-    """For groups of another backend than the profile's: what that one says about a call."""
+    """What the profile's backend says about a call that the group's own takes. Groups are
+    handed on to other worlds with the same profile."""
     profile = profile_of(session.profile)
     if profile is None or "backend-hazard" not in session.kinds:
         return None
 
     def ask(use: Use, tensor: Tensor, config: str | None) -> bool:
-        if session.has_nccl and NCCL not in (config or ""):
-            return True  # the program knows NCCL, and this group is to be another's
-        rule = profile.refusal(replace(use, device=CUDA if profile.name == NCCL else CPU))
-        if rule is None:
-            return True
         context = context_here()
-        if context is not None:
+        if context is None:
+            return True
+        if profile.name == NCCL:
+            if context.session.has_nccl and NCCL not in (config or ""):
+                return True  # the program knows NCCL, and this group is to be another's
+            use = replace(use, device=CUDA)
+        rule = profile.refusal(use)
+        if rule is not None and not use.any_source:  # the trace has those
             _note(context, rule, use, tensor)
-        return False
+        return rule is None
 
     return ask
 
