@@ -3,7 +3,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full conformance upstream lint format bench bench-tests clean
+.PHONY: help demo test test-full conformance upstream lint format bench bench-tests bench-bugs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,6 +41,9 @@ bench: $(READY) ## compare all_reduce with torch's threaded group and with Gloo
 
 bench-tests: $(READY) ## compare fifty small tests with torch's test classes (10 minutes)
 	$(BIN)/python benchmarks/testing.py
+
+bench-bugs: $(READY) ## run wrong programs on Gloo, DETAIL and Phalanx; write docs/bugs.md (25 minutes)
+	$(BIN)/python -m benchmarks.bugs --on gloo,detail,phalanx --write docs/bugs.md
 
 clean: ## remove the virtual environment and all caches
 	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

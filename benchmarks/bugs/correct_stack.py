@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.join import Join
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
@@ -92,6 +93,10 @@ def batches_of_any_size(rank: int, world: int) -> None:
 
 @fine("X69", what="an optimizer whose states are spread over the ranks")
 def zero(rank: int, world: int) -> None:
+    with warnings.catch_warnings():  # torch's own, about torch.jit
+        warnings.simplefilter("ignore")
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)))
     optimizer = ZeroRedundancyOptimizer(

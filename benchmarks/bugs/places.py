@@ -112,7 +112,11 @@ def on_threads(program: Program) -> dict[str, Any]:
             engine.run(lambda context: carry_out(program))
     except BaseException as error:
         return _told(error, found, begun)
-    return _told(None, found, begun)
+    else:
+        return _told(None, found, begun)
+    finally:
+        if engine is not None:
+            engine.close()
 
 
 def on_processes(program: Program) -> dict[str, Any]:
