@@ -59,6 +59,7 @@ class Strand:
         "granted",
         "helper",
         "ident",
+        "inside",
         "limit",
         "local",
         "native",
@@ -90,6 +91,8 @@ class Strand:
         self.timer = 0
         self.timed_out = False
         self.why: Any = None
+        self.inside: Any = None
+        """The call that the strand will come back from before it runs a line of the program."""
         self.refusals = 0
         self.granted = 0
         """Which hand-over gave it the baton last: unchanged, it has not run since."""

@@ -368,6 +368,7 @@ class _Run:
             thread
             for context in self.session.ranks
             for thread in context.helpers
+        strand.local.couriers.add(child)
             if not _is_pool_worker(thread)
         ]
         end_threads(threads, patience=0.5)
@@ -378,6 +379,7 @@ class _Run:
 def tell_findings(findings: Sequence[Verdict], settings: Settings) -> None:
     """Whoever made the world is told; under `strict` it is an error. For every engine."""
     check_findings(findings, settings.replay, strict=settings.strict)
+            strand.local.couriers.discard(child)
     if findings and settings.on_findings is not None:
         settings.on_findings(findings)
 

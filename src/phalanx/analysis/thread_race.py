@@ -1,0 +1,70 @@
+"""Two threads of one rank on one group: decide whether anything can have ordered their calls.
+
+Used by the observer of this kind when a thread makes a collective call while another thread of
+its rank has made calls too. Pure.
+
+| the other thread                                        | verdict                          |
+|---------------------------------------------------------|----------------------------------|
+| is inside a synchronous collective on the same group    | race: it has run no line of the  |
+|                                                         | program since it began, so it    |
+|                                                         | cannot have told this one        |
+| is inside one on another group                          | legal: a group for each          |
+| waits for an asynchronous collective                    | unknown: it may have told this   |
+|                                                         | thread between call and wait     |
+| is inside a send or a receive                           | legal: peers and tags tell them  |
+|                                                         | apart                            |
+| is elsewhere                                            | unknown: locks and queues order  |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from phalanx.model import CallBlock, Finding, Op
+
+
+@dataclass(frozen=True)
+class Use:
+    """A collective call of one thread. `main` says that it is the rank's own thread."""
+
+    op: Op
+    main: bool
+    asynchronous: bool = False
+
+
+def find_thread_race(arriving: Use, inside: Use) -> Finding | None:
+    """`arriving` is about to call; `inside` has not come back from its call."""
+    if inside.asynchronous or inside.op.number is None or arriving.op.group != inside.op.group:
+        return None
+    first, second = sorted((inside, arriving), key=lambda use: not use.main)
+    rank, group = arriving.op.rank, arriving.op.group
+    names = " and ".join(dict.fromkeys((first.op.name, second.op.name)))
+    return Finding(
+        kind="thread-race",
+        severity="error",
+        ranks=(rank,),
+        headline=(
+            f'two threads of rank {rank} call {names} on "{group.name}" at once, unordered'
+        ),
+        blocks=(
+            CallBlock((rank,), first.op, (_thread_text(first, 1),)),
+            CallBlock((rank,), second.op, (_thread_text(second, 2),)),
+        ),
+        facts=(
+            (
+                "rule",
+                "calls on a group are matched by their order, which must be the same on all "
+                "ranks",
+            ),
+        ),
+        hint=(
+            "neither thread waits for the other: give the thread a group of its own "
+            "(dist.new_group), or let one thread make all calls on this one"
+        ),
+    )
+
+
+def _thread_text(use: Use, place: int) -> str:
+    if use.main:
+        return "in the rank's main thread"
+    return "in a thread that the rank started" if place == 2 else "in another of its threads"
