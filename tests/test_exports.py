@@ -19,6 +19,7 @@ EXPORTS = [
     "DeadlockError",
     "HazardError",
     "InFlightBufferError",
+    "InvalidCallError",
     "PhalanxError",
     "PhalanxWarning",
     "RankFailedError",

@@ -49,6 +49,10 @@ class DeadlockError(VerdictError):
     verdict: Deadlock | None
 
 
+class InvalidCallError(PhalanxError):
+    """One rank's own arguments are wrong. Raised in the rank, and by the run that this ends."""
+
+
 class StallError(VerdictError):
     """Time ran out while a rank was outside our sight: nothing is proved."""
 
@@ -155,6 +159,7 @@ for _public in (
     CollectiveMismatchError,
     DeadlockError,
     StallError,
+    InvalidCallError,
     InFlightBufferError,
     ThreadRaceError,
     BackendHazardError,

@@ -264,7 +264,8 @@ class RankFailure(Verdict):
 
     `raised` groups ranks by what they raised; `late` holds what ranks raised while they
     were being stopped, which is a consequence and never the cause; `stuck` names ranks
-    that could not be stopped.
+    that could not be stopped. `calls` tells of ranks whose own call was wrong; if that came
+    first, the kind is `invalid-call`.
     """
 
     raised: tuple[tuple[tuple[int, ...], str], ...]
@@ -272,6 +273,7 @@ class RankFailure(Verdict):
     stopped: tuple[ViewBlock, ...]
     late: tuple[tuple[int, str], ...] = ()
     stuck: tuple[tuple[int, Site | None], ...] = ()
+    calls: dict[int, Finding] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

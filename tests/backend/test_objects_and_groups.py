@@ -126,7 +126,8 @@ def test_others_are_warned_and_pass() -> None:
             with pytest.warns(UserWarning, match="does not belong to"):
                 dist.all_reduce(torch.ones(1), group=group)
 
-    phalanx.run(program, ranks=2)
+    with pytest.warns(phalanx.PhalanxWarning, match="on a group that it is not in"):
+        phalanx.run(program, ranks=2)
 
 
 def test_overlapping_groups_do_not_mix() -> None:

@@ -21,6 +21,8 @@ from phalanx.analysis.leftovers import find_leftovers
 from phalanx.analysis.matching import find_mismatch, find_pair_mismatch
 from phalanx.analysis.waitgraph import find_deadlock
 from phalanx.model import (
+    CallBlock,
+    Finding,
     Group,
     Meeting,
     Op,
@@ -243,6 +245,34 @@ def ranks_failed_alike() -> Verdict:
     return failure(((0, 1, 2, 3), "ValueError: bad batch\nexpected 32 samples, found 31"))
 
 
+def wrong_call(rank: int, **changes: object) -> Finding:
+    site = Site("model.py", 17, "sync", "dist.broadcast(weights, src=0, group=pair)")
+    pair = Group("group 1", (2, 3))
+    op = Op(rank, "broadcast", pair, root=0, inputs=GRAD, site=site)
+    return Finding(
+        "invalid-call",
+        "error",
+        (rank,),
+        headline="",
+        blocks=(CallBlock((rank,), replace(op, **changes), ("rank 0 is not in it",)),),  # type: ignore[arg-type]
+        facts=(("from", "train.py:80 in main"),),
+        hint="src is a rank of the world; rank 0 of the group is rank 2: write group_src=0",
+    )
+
+
+def invalid_call() -> Verdict:
+    stopped = (ViewBlock((0, 1), waiting(all_reduce(0), 2)),)
+    verdict = failure(((2, 3), "ValueError: rank 0 is not in it"), stopped=stopped)
+    calls = {rank: wrong_call(rank) for rank in (2, 3)}
+    return replace(verdict, kind="invalid-call", calls=calls)
+
+
+def invalid_calls_of_two_kinds() -> Verdict:
+    verdict = failure(((3,), "x"), ((2,), "ValueError: y"), ((0,), "KeyError: 'k'"))
+    calls = {2: wrong_call(2), 3: wrong_call(3, root=9)}
+    return replace(verdict, kind="invalid-call", calls=calls)
+
+
 def rank_failed_late_and_stuck() -> Verdict:
     computing = RankView(3, "computing", site=Site("train.py", 44, "load"))
     stopped = (ViewBlock((0,), waiting(all_reduce(0), 2)), ViewBlock((3,), computing))
@@ -286,6 +316,8 @@ CASES = [
     unwaited_work,
     rank_failed,
     ranks_failed_alike,
+    invalid_call,
+    invalid_calls_of_two_kinds,
     rank_failed_late_and_stuck,
 ]
 each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)

@@ -31,8 +31,8 @@ def describe_call(call: Call) -> Op:
         reduce_op=NAMES[call.op[0]] if call.op is not None else None,
         peer=None if call.peer is None else met.ranks[call.peer],
         tag=call.tag,
-        inputs=_specs(call.inputs),
-        outputs=_specs(call.outputs),
+        inputs=specs_of(call.inputs),
+        outputs=specs_of(call.outputs),
         input_splits=splits[0],
         output_splits=splits[1],
         site=resolve(call.mark),
@@ -146,12 +146,12 @@ def _near_misses(call: Call) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def _specs(tensors: Any) -> tuple[TensorSpec, ...]:
+def specs_of(tensors: Any) -> tuple[TensorSpec, ...]:
     found: list[TensorSpec] = []
     for item in tensors:
         if isinstance(item, Tensor):
             dtype = str(item.dtype).removeprefix("torch.")
             found.append(TensorSpec(dtype, tuple(item.shape), str(item.device)))
         else:
-            found.extend(_specs(item))
+            found.extend(specs_of(item))
     return tuple(found)

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d
 
-from phalanx.backend import arguments, collectives, monitored
+from phalanx.backend import arguments, collectives, monitored, overlaps
 from phalanx.backend.admission import Admission, is_plain
 from phalanx.backend.endpoint import Endpoint, WorkOfAll
 from phalanx.backend.observers.backend_hazard import second_opinion
@@ -215,6 +215,7 @@ class RankGroup(Endpoint):
         uneven = any(t.shape != given.shape for t in call.outputs)
         self._check(call.name, given, **(_UNEVEN if uneven else {}))
         self._check_outputs(call.name, call.outputs)
+        overlaps.check_apart(call.name, call.outputs)
         call.signature = (call.name, call.root, *shapes(call.inputs))
         return self._submit(call, collectives.gather, opts, given)
 
@@ -240,6 +241,7 @@ class RankGroup(Endpoint):
         self._check(call.name, output, None, OUTPUT, **(_UNEVEN if uneven else {}))
         for given in call.inputs:
             self._check(call.name, given, **alike_or_not(given, output))
+        overlaps.check_other_parts(call.name, output, call.inputs, call.member)
         call.signature = (call.name, call.root, *layouts(call.outputs))
         return self._submit(call, collectives.scatter, opts, output)
 
@@ -330,6 +332,7 @@ class RankGroup(Endpoint):
         else:
             whole_rows = not self._admission.is_gloo(input)
             arguments.check_even(self, call.name, output, input, whole_rows=whole_rows)
+        overlaps.check_disjoint(call.name, input, output)
         call.inputs, call.outputs, call.facts = [input], [output], (outgoing, incoming)
         even = not outgoing and not incoming and input.shape == output.shape
         call.signature = (call.name, *layouts([input])) if even else call
@@ -398,6 +401,7 @@ class RankGroup(Endpoint):
             self._check(call.name, given, **more)
         for tensors in outputs:
             self._check_outputs(call.name, tensors)
+            overlaps.check_apart(call.name, tensors)
 
     def _gather_flat(
         self, call: Call, outputs: list[Tensor], inputs: list[Tensor], opts: Any
@@ -407,6 +411,8 @@ class RankGroup(Endpoint):
         self._check_outputs(call.name, outputs)
         for output, given in zip(outputs, inputs, strict=True):
             self._check_flat(call.name, None, given, whole=output, part=given)
+            if not self._admission.is_gloo(given):
+                overlaps.check_own_part(call.name, given, output, call.member)
         call.inputs, call.outputs = inputs, outputs
         call.signature = (call.name, *shapes(inputs))
         return self._submit(call, collectives.all_gather_into_tensor, opts, inputs[0])
@@ -420,6 +426,8 @@ class RankGroup(Endpoint):
         for output, given in zip(outputs, inputs, strict=True):
             self._check_flat(call.name, call.op[0], given, whole=given, part=output)
             self._check(call.name, output, call.op[0], OUTPUT)
+            if not self._admission.is_gloo(given):
+                overlaps.check_own_part(call.name, output, given, call.member)
         call.inputs, call.outputs = inputs, outputs
         call.signature = (call.name, call.op[0], *layouts(inputs))
         return self._submit(call, collectives.reduce_scatter_tensor, opts, inputs[0])

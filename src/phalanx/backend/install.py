@@ -16,6 +16,7 @@ import torch.distributed as dist
 from phalanx.backend import assumptions, private, traces
 from phalanx.backend.group import RankGroup
 from phalanx.backend.heirloom import is_untouched
+from phalanx.backend.invalid import outsider_patches
 from phalanx.backend.profiling import profiler_patches
 from phalanx.backend.rendezvous import check_size, make_rendezvous
 from phalanx.backend.session import context_here
@@ -76,6 +77,7 @@ def install() -> Callable[[], None]:
         *profiler_patches(),
         *observer.patches(),
         *assumptions.patches(),
+        *outsider_patches(),
         (dist, "rendezvous", names[private.RENDEZVOUS_NAME]),
     ]
     patched = [(owner, name, vars(owner)[name]) for owner, name, _ in patches]

@@ -38,11 +38,21 @@ class BackendHazardError(errors.BackendHazardError, dist.DistError):
     __module__ = "phalanx"
 
 
-class InvalidCallError(errors.PhalanxError, dist.DistError, ValueError):
+class InvalidCallError(errors.InvalidCallError, dist.DistError, ValueError):
     """One rank's own arguments are wrong. torch raises ValueError for some of these mistakes
-    and RuntimeError, from C++, for others; this is both."""
+    and RuntimeError, from C++, for others; this is both. Its verdict is made of the frames that
+    it went through, when somebody asks."""
 
     __module__ = "phalanx"
+    _verdict: Verdict | None = None
+
+    @property
+    def verdict(self) -> Verdict | None:  # type: ignore[override]
+        if self._verdict is None and self.__traceback__ is not None:
+            from phalanx.backend.invalid import find_invalid_call  # which needs this module
+
+            self._verdict = find_invalid_call(self)
+        return self._verdict
 
 
 class UnsupportedTypeError(InvalidCallError, TypeError):

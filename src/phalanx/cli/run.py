@@ -19,7 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 from phalanx.cli.output import FoldingPrinter
 from phalanx.cli.streams import redirected
-from phalanx.errors import HazardError, RankDied, RankFailedError, UsageError, VerdictError
+from phalanx.errors import (
+    HazardError,
+    InvalidCallError,
+    RankDied,
+    RankFailedError,
+    UsageError,
+    VerdictError,
+)
 from phalanx.kinds import is_on, parse_checks
 from phalanx.model import Tally, Verdict
 from phalanx.report.closing import render_closing
@@ -291,6 +298,9 @@ def _tell(error: BaseException | None, initialised: bool, arguments: argparse.Na
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 3
     assert isinstance(error, RankFailedError)
+    if isinstance(error, InvalidCallError):
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 3
     if error.__cause__ is not None and not _is_exit(error.__cause__):
         # That of another process comes as text.
         text = getattr(error.__cause__.__cause__, "text", None)

@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from phalanx.model import Group, Op, TensorSpec
 from phalanx.report.layout import rank_list
 
-_SOURCE_ROOTED = frozenset({"broadcast", "scatter"})
+_SOURCE_ROOTED = frozenset(
+    {"broadcast", "scatter", "broadcast_object_list", "scatter_object_list"}
+)
 _RECEIVES = frozenset({"recv", "irecv"})
 _SENDS = frozenset({"send", "isend"})
 _SHOWN_ITEMS = 6
@@ -32,6 +34,8 @@ def call_text(op: Op) -> str:
     """
     if op.key is not None:
         return f'{short_name(op)}("{op.key}")'
+    if op.name == "new_group":
+        return f"new_group({_numbers_text(op.group.ranks)}, {op.group.name})"
     return f"{op.name}({', '.join(_arguments(op))})"
 
 
@@ -48,7 +52,7 @@ def call_pieces(op: Op, *, where: bool = False) -> tuple[str, ...]:
         pieces += [tensors, devices_text(op)]
     if where and op.number is not None:
         pieces.append(f"group {group_text(op.group)}, call #{op.number}")
-    elif where and op.key is None and op.group.name != "world":
+    elif where and op.key is None and op.group.name != "world" and op.name != "new_group":
         pieces.append(f"group {group_text(op.group)}")
     return tuple(pieces)
 

@@ -6,9 +6,10 @@ Used by `text`. Must never show a consequence (a stopped rank, a late error) as 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from phalanx.model import RankFailure, Site, ViewBlock
-from phalanx.report.calls import call_text
+from phalanx.model import Finding, RankFailure, Site, ViewBlock
+from phalanx.report.calls import call_pieces, call_text
 from phalanx.report.layout import (
     WIDTH,
     Block,
@@ -27,7 +28,9 @@ _SHOWN_ERROR_LINES = 12
 
 
 def render_failure(verdict: RankFailure, *, replay: str | None = None) -> str:
-    blocks = [
+    wrong = _wrong_calls(verdict)
+    blocks = [_call_block(ranks, finding) for ranks, finding in wrong]
+    blocks += [
         _block(ranks, text, verdict.sites.get(ranks[0]))
         for raisers, text in verdict.raised
         for ranks in _split_by_site(raisers, verdict)
@@ -35,12 +38,15 @@ def render_failure(verdict: RankFailure, *, replay: str | None = None) -> str:
     return compose(
         headline_failure(verdict),
         lay_blocks(shorten(blocks)),
+        _facts([finding for _, finding in wrong]),
         render_consequences(verdict),
         labelled("replay", replay, whole=True) if replay else (),
     )
 
 
 def headline_failure(verdict: RankFailure) -> str:
+    if verdict.kind == "invalid-call":
+        return _headline_call(verdict)
     if not verdict.raised:
         stuck = tuple(rank for rank, _ in verdict.stuck) or verdict.ranks
         return f"{rank_list(stuck, width=_HEADLINE_RANKS)} could not be stopped"
@@ -58,9 +64,47 @@ def headline_failure(verdict: RankFailure) -> str:
     return start + cut(text, max(24, WIDTH - len(start) - len(tail))) + tail
 
 
+def _headline_call(verdict: RankFailure) -> str:
+    (ranks, finding), *others = _wrong_calls(verdict)
+    block = finding.blocks[0]
+    start = f"{rank_list(ranks, width=_HEADLINE_RANKS)} called {block.op.name} wrongly: "
+    tail = f"; {rank_list([r for more, _ in others for r in more], width=24)}, too" * bool(
+        others
+    )
+    return start + cut(" ".join(block.notes), max(40, WIDTH - len(start) - len(tail))) + tail
+
+
+def _wrong_calls(verdict: RankFailure) -> list[tuple[tuple[int, ...], Finding]]:
+    """Ranks that made the same wrong call are one; those of the first failure come first."""
+    alike: dict[object, list[int]] = {}
+    for rank, finding in sorted(verdict.calls.items()):
+        block = finding.blocks[0]
+        alike.setdefault((block.notes, replace(block.op, rank=0)), []).append(rank)
+    first = verdict.raised[0][0] if verdict.raised else ()
+    ordered = sorted(alike.values(), key=lambda ranks: (not set(first) & set(ranks), ranks))
+    return [(tuple(ranks), verdict.calls[ranks[0]]) for ranks in ordered]
+
+
+def _call_block(ranks: tuple[int, ...], finding: Finding) -> Block:
+    block = finding.blocks[0]
+    pieces = call_pieces(block.op, where=True)
+    return Block(ranks, pieces, block.op.site, block.notes, "<- wrong")
+
+
+def _facts(findings: Sequence[Finding]) -> list[str]:
+    """What else is to be said, once where it is the same."""
+    lines: dict[tuple[str, str], None] = {}
+    for finding in findings:
+        lines.update(dict.fromkeys(finding.facts))
+        lines.update({("hint", finding.hint): None} if finding.hint else {})
+    return [line for label, text in lines for line in labelled(label, text)]
+
+
 def _split_by_site(ranks: Sequence[int], verdict: RankFailure) -> list[tuple[int, ...]]:
     parts: dict[Site | None, list[int]] = {}
     for rank in ranks:
+        if rank in verdict.calls:
+            continue
         parts.setdefault(verdict.sites.get(rank), []).append(rank)
     return [tuple(part) for part in parts.values()]
 

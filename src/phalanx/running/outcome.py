@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from phalanx import errors
 from phalanx.callsite import is_own_file, raised_at
 from phalanx.errors import (
     HazardError,
@@ -22,8 +23,23 @@ from phalanx.errors import (
     VerdictError,
     text_of,
 )
-from phalanx.model import RankFailure, Site, Verdict, ViewBlock
+from phalanx.model import Finding, RankFailure, Site, Verdict, ViewBlock
 from phalanx.report.text import render, render_kind
+
+
+class InvalidCallError(errors.InvalidCallError, RankFailedError):
+    """What a run raises: that a rank failed, and that its own call was wrong."""
+
+    __module__ = "phalanx"
+    verdict: RankFailure | None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _invalid_call, (str(self), self.failures, self.verdict)
+
+
+def _invalid_call(*parts: Any) -> InvalidCallError:
+    """By this module's name: `phalanx`, which the class calls its own, has another there."""
+    return InvalidCallError(*parts)
 
 
 @dataclass
@@ -72,7 +88,8 @@ def find_error(outcomes: Outcomes, replay: str | None) -> BaseException | None:
             return trim_traceback(first)
     failures = {rank: _error_of(outcomes.ranks[rank]) for rank in sorted(outcomes.order)}
     verdict = _failure_verdict(outcomes, failures)
-    error = RankFailedError(render(verdict, replay=replay), failures, verdict)
+    kind = InvalidCallError if verdict.kind == "invalid-call" else RankFailedError
+    error = kind(render(verdict, replay=replay), failures, verdict)
     if outcomes.order:
         error.__cause__ = trim_traceback(failures[outcomes.order[0]])
     return error
@@ -155,8 +172,9 @@ def _failure_verdict(outcomes: Outcomes, failures: Mapping[int, BaseException]) 
         rank: outcomes.ranks[rank].site or raised_at(error.__traceback__)
         for rank, error in failures.items()
     }
+    calls = {rank: call for rank, error in failures.items() if (call := _call_of(error))}
     return RankFailure(
-        kind="rank-failed",
+        kind="invalid-call" if first in calls else "rank-failed",
         severity="error",
         ranks=tuple(failures) or tuple(rank for rank, _ in outcomes.stuck),
         raised=tuple((tuple(ranks), text) for text, ranks in raised),
@@ -164,7 +182,15 @@ def _failure_verdict(outcomes: Outcomes, failures: Mapping[int, BaseException]) 
         stopped=_without(outcomes.stopped_at, set(failures)),
         late=tuple((o.rank, _one_line(o.late)) for o in outcomes.ranks if o.late is not None),
         stuck=outcomes.stuck,
+        calls=calls,
     )
+
+
+def _call_of(error: BaseException) -> Finding | None:
+    """What was wrong with the rank's own call, if that is what it failed by."""
+    verdict = getattr(error, "verdict", None)
+    is_one = isinstance(verdict, Finding) and verdict.kind == "invalid-call"
+    return verdict if is_one else None
 
 
 def _without(blocks: tuple[ViewBlock, ...], ranks: set[int]) -> tuple[ViewBlock, ...]:

@@ -26,6 +26,7 @@ from phalanx.backend.describe import describe_pending
 from phalanx.backend.device import default_backend
 from phalanx.backend.heirloom import can_be_inherited, inherit, made_more, take_stock
 from phalanx.backend.install import leave_groups
+from phalanx.backend.invalid import note_invalid_call
 from phalanx.backend.observers import find_at_end
 from phalanx.backend.raising import error_for
 from phalanx.backend.session import RankContext, Session
@@ -284,7 +285,9 @@ class _Run:
         """At the end of a body, or before it cleans up: then what comes later is late."""
         if outcome.error is not None:
             outcome.late = error if error is not outcome.error else outcome.late
-        elif self.outcomes.record(outcome.rank, error, stopping=self.baton.stopping):
+            return
+        note_invalid_call(error)
+        if self.outcomes.record(outcome.rank, error, stopping=self.baton.stopping):
             self._stop_others()
 
     def _put_away(self, context: RankContext) -> None:

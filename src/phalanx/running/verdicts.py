@@ -98,7 +98,7 @@ class Judge:
     def _find_verdict(self, stuck: Sequence[Strand] | None = None) -> Verdict | None:
         """Calls that disagree explain a deadlock better than who waits for whom. `stuck` are
         those who can never move, where others can."""
-        if self._session.checked:
+        if "mismatch" in self._session.kinds:
             for slot in self._open_slots(stuck):
                 verdict = find_mismatch(meeting_of(slot)) if slot.clash else None
                 if verdict is not None:

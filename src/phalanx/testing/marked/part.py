@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from phalanx.backend.invalid import note_invalid_call
 from phalanx.errors import RankStopped, VerdictError, text_of
 from phalanx.running.outcome import trim_traceback
 from phalanx.testing import pytest_private as private
@@ -118,6 +119,7 @@ class Part:
             if record.end not in ("failed", "skipped"):
                 record.end = "stopped"
             return
+        note_invalid_call(error)
         record.failures.append(self._represent(error))
         if record.end != "failed":
             record.end = "failed"
