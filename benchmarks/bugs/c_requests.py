@@ -135,15 +135,6 @@ def wait_under_if(rank: int, world: int) -> None:
             work.wait()
 
 
-@bug("C30", KIND, faulty=(0, 1), what="a future with a callback, and neither waited for")
-def future_not_waited(rank: int, world: int) -> None:
-    work = dist.all_reduce(torch.ones(4), async_op=True)  # <- here
-    assert work is not None
-    work.get_future().then(lambda done: done.value()[0] / 2)
-    del work
-    dist.barrier()
-
-
 @bug(
     "C31",
     "unmatched-message|unwaited-work",

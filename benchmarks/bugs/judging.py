@@ -77,8 +77,8 @@ def judge_verdicts(
     """A run on Phalanx; None if it ended in no result."""
     if told is None:
         outcome = "hang" if hung else "symptom"
-        said = "it hung" if hung else "the process died"
-        return Score(program.id, program.letter, place, outcome, said=(said,))
+        end = "it hung" if hung else "the process died"
+        return Score(program.id, program.letter, place, outcome, said=(end,))
     verdicts: list[dict[str, Any]] = told["verdicts"]
     kinds = [each["kind"] for each in verdicts]
     said = tuple(describe(each) for each in verdicts)

@@ -30,6 +30,14 @@ PHALANX_LIMIT = 20.0
 PLACES = ("gloo", "detail", "phalanx", "processes")
 
 
+def preload(place: str) -> None:
+    """Load what ranks need once, before there are any children."""
+    if place == "phalanx":
+        import phalanx.running.script
+    elif place == "processes":
+        import phalanx.running.processes.script  # noqa: F401
+
+
 def job(place: str, program: Program) -> Job:
     """The program on that place, ready to be run."""
     label = f"{place}:{program.id}"

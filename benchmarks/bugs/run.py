@@ -25,7 +25,7 @@ import torch
 
 from benchmarks.bugs.children import Job, run_jobs
 from benchmarks.bugs.judging import Score, judge_texts, judge_verdicts
-from benchmarks.bugs.places import PLACES, job
+from benchmarks.bugs.places import PLACES, job, preload
 from benchmarks.bugs.programs import Program, load, load_scripts
 from benchmarks.bugs.table import document, failures, summary
 
@@ -89,6 +89,7 @@ def choose(options: argparse.Namespace) -> list[Program]:
 
 def run_place(place: str, programs: list[Program], *, at_once: int) -> list[Score]:
     """The scores of all programs on one place, in the programs' order."""
+    preload(place)
     known = {f"{place}:{program.id}": program for program in programs}
     jobs = (job(place, program) for program in programs)
     scores: dict[str, Score] = {}
