@@ -157,7 +157,7 @@ class Snapshot:
     """All ranks at one instant. `in_flight` counts messages sent and not yet received.
 
     `threads` are those that ranks have started, each with its name as `thread`: they may act
-    for their rank. `parted` says where the ranks' ways parted, if that is clear.
+    for their rank.
     """
 
     ranks: tuple[RankView, ...]

@@ -8,37 +8,48 @@ translated into the words of `phalanx.model`; deciding is done in `analysis/`, w
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from phalanx.analysis.matching import find_mismatch, find_pair_mismatch
 from phalanx.backend.describe import describe_call, describe_past, group_of
 from phalanx.backend.session import Session
-from phalanx.core.meeting import Call, Slot
-from phalanx.model import Meeting
+from phalanx.backend.trails import with_parting
+from phalanx.core.meeting import Assembly, Call, Slot
+from phalanx.model import Meeting, Mismatch, Op
+
+MOST_PAST = 8192
+LEAST_PAST = 4
+"""How many earlier calls are described: of all ranks together, and of each at least."""
 
 
-def meeting_of(slot: Slot) -> Meeting:
-    """The slot, whether complete or not, as a value for the analysis."""
+def find_slot_mismatch(slot: Slot) -> Mismatch | None:
+    """What the calls in a slot, complete or not, disagree in. What went before is described
+    only if they do: calls that differ and still agree are common (uneven lists)."""
     calls = [call for call in slot.calls if call is not None]
     met = calls[0].assembly
-    return Meeting(
-        group=group_of(met),
-        number=slot.number,
-        ops=tuple(describe_call(call) for call in calls),
-        history={
-            rank: tuple(
-                describe_past(met, rank, past)
-                for past in met.history[member]
-                if past[0] < slot.number
-            )
-            for member, rank in enumerate(met.ranks)
-        },
-    )
+    meeting = Meeting(group_of(met), slot.number, tuple(map(describe_call, calls)))
+    if find_mismatch(meeting) is None:
+        return None
+    return find_mismatch(replace(meeting, history=_history(met, slot.number)))
+
+
+def _history(met: Assembly, number: int) -> dict[int, tuple[Op, ...]]:
+    most = max(LEAST_PAST, MOST_PAST // met.size)
+    return {
+        rank: tuple(
+            describe_past(met, rank, past)
+            for past in [past for past in met.history[member] if past[0] < number][-most:]
+        )
+        for member, rank in enumerate(met.ranks)
+    }
 
 
 def judge_meeting(session: Session, slot: Slot) -> Sequence[Exception] | None:
-    wanted = "mismatch" in session.kinds
-    verdict = find_mismatch(meeting_of(slot)) if wanted else None
-    return session.report(verdict).for_each(len(slot.calls)) if verdict else None
+    verdict = find_slot_mismatch(slot) if "mismatch" in session.kinds else None
+    if verdict is None:
+        return None
+    verdict = with_parting(session, verdict, verdict.group.ranks)
+    return session.report(verdict).for_each(len(slot.calls))
 
 
 def judge_message(session: Session, send: Call, receive: Call) -> Sequence[Exception] | None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from phalanx.backend.lifecycle import MakingWait
 from phalanx.backend.reduction import NAMES
 from phalanx.backend.store import StoreWait
 from phalanx.callsite import resolve
@@ -61,6 +62,8 @@ def describe_wait(strand: Strand, size: int, known: Slots | None = None) -> Wait
     why = strand.why
     if isinstance(why, Call):
         return describe_pending(why, known)
+    if isinstance(why, MakingWait):
+        return why.describe()
     if isinstance(why, StoreWait):
         world = Group("world", everyone(size))
         op = Op(
@@ -76,13 +79,10 @@ def describe_wait(strand: Strand, size: int, known: Slots | None = None) -> Wait
 
 def describe_pending(call: Call, known: Slots | None = None) -> Wait:
     """What an op that is not complete needs."""
-    if call.parts_left:
-        parts = parts_of(call)
-        if parts:
-            return describe_pending(parts[0], known)
     needs, any_of = needs_of(call, known)
-    near = _near_misses(call) if call.number is None else ()
-    return Wait(op=describe_call(call), needs=needs, any_of=any_of, near=near)
+    shown = parts_of(call)[0] if call.parts_left and parts_of(call) else call
+    near = _near_misses(shown) if shown.number is None else ()
+    return Wait(op=describe_call(shown), needs=needs, any_of=any_of, near=near)
 
 
 def needs_of(call: Call, known: Slots | None = None) -> tuple[tuple[int, ...], bool]:
@@ -97,6 +97,12 @@ def needs_of(call: Call, known: Slots | None = None) -> tuple[tuple[int, ...], b
         return (), False
     if call.number is not None:
         return _missing(met.slots.get(call.number), met, {} if known is None else known), False
+    if call.name == "send" and call.peer is not None:
+        pending = met.sends.get(call.peer, ())
+    else:
+        pending = met.receives.get(call.member, ())
+    if call not in pending:
+        return (), False  # it has met its counterpart, and is put off
     if call.peer is not None:
         return (met.ranks[call.peer],), False
     me = met.ranks[call.member]

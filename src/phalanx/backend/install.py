@@ -17,6 +17,7 @@ from phalanx.backend import assumptions, private, traces
 from phalanx.backend.group import RankGroup
 from phalanx.backend.heirloom import is_untouched
 from phalanx.backend.invalid import outsider_patches
+from phalanx.backend.lifecycle import noting
 from phalanx.backend.profiling import profiler_patches
 from phalanx.backend.rendezvous import check_size, make_rendezvous
 from phalanx.backend.session import context_here
@@ -70,6 +71,7 @@ def install() -> Callable[[], None]:
         original = getattr(module, name, None)
         names[name] = _Facade(name, (), {"original": original, "backend_name": backend})
     names.update(nccl_names(module))
+    names[private.NEW_GROUP_NAME] = noting(getattr(module, private.NEW_GROUP_NAME))
     before = private.replace_names(**names)
     observer = traces.current = SharedObserver()
     patches = [

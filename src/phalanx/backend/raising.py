@@ -79,6 +79,7 @@ _CLASSES: dict[type[Verdict], type[errors.VerdictError]] = {
     Stall: StallError,
 }
 _FINDINGS: dict[str, type[errors.VerdictError]] = {
+    "mismatch": CollectiveMismatchError,
     "in-flight-buffer": InFlightBufferError,
     "thread-race": ThreadRaceError,
     "backend-hazard": BackendHazardError,

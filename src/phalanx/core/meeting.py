@@ -201,6 +201,10 @@ class Assembly:
         self.ranks = (*self.ranks[:member], rank, *self.ranks[member + 1 :])
         return None
 
+    def has_member(self, member: int) -> bool:
+        """Whether a rank has ever taken this place."""
+        return member in self._places
+
     def leave(self, rank: int) -> bool:
         """A member destroys its end of the group; whether it was the last of all."""
         self._left += 1

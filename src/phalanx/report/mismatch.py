@@ -159,6 +159,8 @@ def _findings(verdict: Mismatch) -> list[str]:
     if verdict.missing:
         has = verb(verdict.missing, "has", "have")
         lines += labelled("missing", f"{rank_list(verdict.missing)} {has} not arrived")
+    if verdict.parted:
+        lines += labelled("parted", verdict.parted)
     if verdict.hint:
         lines += labelled("hint", verdict.hint)
     return lines

@@ -18,6 +18,7 @@ from types import FrameType
 
 from phalanx.analysis.waitgraph import Node, find_stuck
 from phalanx.backend.describe import Slots, everyone, needs_of
+from phalanx.backend.lifecycle import MakingWait
 from phalanx.backend.session import Session
 from phalanx.backend.store import StoreWait
 from phalanx.core.baton import DONE, OUTSIDE, PARKED, Baton, Strand
@@ -112,6 +113,8 @@ class PartialWatch:
             needs, any_of = everyone(self._session.size), True
         elif isinstance(why, Call):
             needs, any_of = needs_of(why, known)
+        elif isinstance(why, MakingWait):
+            needs, any_of = why.makings.missing(), False
         else:
             return node._replace(free=True)
         return node._replace(needs=needs, any_of=any_of, free=not (needs or any_of))

@@ -249,6 +249,9 @@ class _Run:
             raise error
         if settings.checked:
             self.findings = [*self._find_leftovers(), *find_at_end(self.session)]
+            for found in self.findings:
+                if found.severity == "error":
+                    raise self.session.report(found)
         return [outcome.value for outcome in self.outcomes.ranks]
 
     def _find_leftovers(self) -> Sequence[Verdict]:

@@ -9,14 +9,17 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 
-from phalanx.analysis.matching import find_mismatch
+from phalanx.analysis.other_group import find_other_group
 from phalanx.analysis.waitgraph import find_deadlock
-from phalanx.backend.checks import meeting_of
+from phalanx.backend.checks import find_slot_mismatch
+from phalanx.backend.describe import describe_call
+from phalanx.backend.lifecycle import find_open_mismatch
 from phalanx.backend.session import Session
-from phalanx.core.baton import OUTSIDE, PARKED, Baton, Strand
-from phalanx.core.meeting import Call, Slot
+from phalanx.backend.trails import with_parting
+from phalanx.core.baton import DONE, OUTSIDE, PARKED, Baton, Strand
+from phalanx.core.meeting import Assembly, Call, Slot
 from phalanx.errors import VerdictError
-from phalanx.model import Stall, Verdict
+from phalanx.model import Deadlock, Snapshot, Stall, Verdict
 from phalanx.running.outcome import Outcomes
 from phalanx.running.partial import PartialWatch
 from phalanx.running.snapshots import group_views, take_snapshot, user_stacks
@@ -98,23 +101,74 @@ class Judge:
     def _find_verdict(self, stuck: Sequence[Strand] | None = None) -> Verdict | None:
         """Calls that disagree explain a deadlock better than who waits for whom. `stuck` are
         those who can never move, where others can."""
-        if "mismatch" in self._session.kinds:
+        session = self._session
+        comparing = "mismatch" in session.kinds
+        if comparing:
             for slot in self._open_slots(stuck):
-                verdict = find_mismatch(meeting_of(slot)) if slot.clash else None
+                verdict = find_slot_mismatch(slot) if slot.clash else None
                 if verdict is not None:
-                    return verdict
+                    return with_parting(session, verdict, verdict.group.ranks)
+            made = find_open_mismatch(session, self._strangers(stuck))
+            if made is not None:
+                return made
         lost = None if stuck is None else set(stuck)
-        snapshot = take_snapshot(self._session, self._baton, self._outcomes, stuck=lost)
-        return find_deadlock(snapshot, partial=stuck is not None)
+        snapshot = take_snapshot(session, self._baton, self._outcomes, stuck=lost)
+        if comparing:
+            other = self._find_other_group(snapshot)
+            if other is not None:
+                return other
+        deadlock = find_deadlock(snapshot, partial=stuck is not None)
+        if deadlock is None:
+            return None
+        ended = [view.rank for view in snapshot.ranks if view.status == "finished"]
+        return with_parting(session, deadlock, _concerned(deadlock), ended)
+
+    def _find_other_group(self, snapshot: Snapshot) -> Verdict | None:
+        views = (*snapshot.ranks, *snapshot.threads)
+        waits = [view.wait for view in views if view.wait and view.status == "waiting"]
+        sends = [
+            describe_call(send)
+            for met in list(self._session.assemblies.values())
+            for sent in list(met.sends.values())
+            for send in sent
+        ]
+        gone = [view.rank for view in snapshot.ranks if view.status == "finished"]
+        return find_other_group(waits, sends, gone)
+
+    def _strangers(self, stuck: Sequence[Strand] | None) -> list[int]:
+        """Ranks that have returned and that others wait for in groups these never made."""
+        if not self._session.makings:
+            return []
+        waited = {
+            met.ranks[member]
+            for met, slot in self._open_places(stuck)
+            for member, there in enumerate(slot.calls)
+            if there is None and not met.has_member(member)
+        }
+        return [s.rank for s in self._baton.strands if s.state is DONE and s.rank in waited]
 
     def _open_slots(self, stuck: Sequence[Strand] | None) -> Iterable[Slot]:
+        return (slot for _, slot in self._open_places(stuck))
+
+    def _open_places(self, stuck: Sequence[Strand] | None) -> Iterable[tuple[Assembly, Slot]]:
         if stuck is None:
             for met in self._session.assemblies.values():
-                yield from met.slots.values()
+                yield from ((met, slot) for slot in met.slots.values())
             return
         seen: set[int] = set()
         for call in (strand.why for strand in stuck if isinstance(strand.why, Call)):
             slot = call.assembly.slots.get(call.number) if call.number is not None else None
             if slot is not None and id(slot) not in seen:
                 seen.add(id(slot))
-                yield slot
+                yield call.assembly, slot
+
+
+def _concerned(deadlock: Deadlock) -> list[int]:
+    """Whose ways are compared: those who wait, and those who have returned."""
+    ranks = {
+        rank
+        for block in deadlock.blocks
+        if block.view.status in ("waiting", "finished")
+        for rank in block.ranks
+    }
+    return sorted(ranks)

@@ -1,0 +1,157 @@
+"""Whether ranks make and destroy their groups alike. Pure, over recorded ops.
+
+Used by `backend/lifecycle.py`. The n-th `new_group` of each rank of a default group is held
+against the others' n-th; a group is written as its backend and members.
+
+| what ranks did | verdict |
+|---|---|
+| other members, backend or order at the same place | error, as soon as it is seen |
+| some made fewer groups than others when all have returned, or are waited for in one | error |
+| groups of `use_local_synchronization=True` | none: only members make these |
+| two groups destroyed in opposite orders by two members of both | warning |
+| some ranks leave the destroying to the end of the process | none |
+
+torch asks for the first two in `new_group`'s documentation: all ranks call it, members or
+not, in the same order. On Gloo the first hangs and the second does as soon as another group
+is made; communicators of NCCL are made and freed by their members together.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from phalanx.analysis.hints import name_ranks
+from phalanx.model import CallBlock, Finding, Op
+
+_RULE = (
+    "every rank calls new_group for every group, members or not, in the same order "
+    "(only members with use_local_synchronization=True)"
+)
+_DESTROY_RULE = (
+    "ranks that share groups destroy them in the same order: NCCL may free a communicator "
+    "only with all its members"
+)
+
+
+def find_making_mismatch(made: Mapping[int, Sequence[Op]], number: int) -> Finding | None:
+    """What the ranks' calls of `new_group` at one place disagree in."""
+    ops = {rank: made[rank][number] for rank in sorted(made) if len(made[rank]) > number}
+    votes = Counter(op.group for op in ops.values())
+    if len(votes) < 2:
+        return None
+    (usual, count), *_ = votes.most_common(1)
+    decided = 2 * count > len(ops)
+    odd = tuple(rank for rank, op in ops.items() if decided and op.group != usual)
+    blocks = [
+        CallBlock(ranks, op, mark="<- differs" if set(ranks) & set(odd) else "")
+        for ranks, op in _alike(ops.values())
+    ]
+    blocks.sort(key=lambda block: (bool(block.mark), -len(block.ranks), block.ranks))
+    odd_one, usual_one = blocks[-1], blocks[0]
+    headline = (
+        f"{name_ranks(odd_one.ranks)} called {_text(odd_one.op)} "
+        f"where {name_ranks(usual_one.ranks)} called it with {_members(usual_one.op)}"
+    )
+    waited = [rank for rank in sorted(made) if len(made[rank]) <= number]
+    facts = [("place", f"new_group #{number} of each rank"), ("rule", _RULE)]
+    if not decided:
+        facts.append(("differs", "no majority: which ranks are at fault cannot be decided"))
+    if waited:
+        facts.append(("missing", f"{name_ranks(waited)} had not called it"))
+    return Finding(
+        kind="mismatch",
+        severity="error",
+        ranks=odd,
+        headline=headline,
+        blocks=tuple(blocks),
+        facts=tuple(facts),
+        hint=_other_order(made, number),
+    )
+
+
+def find_missing_making(made: Mapping[int, Sequence[Op]]) -> Finding | None:
+    """Groups that some ranks have made and others never will."""
+    fewest = min(map(len, made.values()), default=0)
+    without = tuple(rank for rank in sorted(made) if len(made[rank]) == fewest)
+    ops = [made[rank][fewest] for rank in sorted(made) if len(made[rank]) > fewest]
+    if not ops:
+        return None
+    blocks = tuple(CallBlock(ranks, op) for ranks, op in _alike(ops))
+    callers = name_ranks(op.rank for op in ops)
+    return Finding(
+        kind="mismatch",
+        severity="error",
+        ranks=without,
+        headline=f"{callers} called {_text(blocks[0].op)} where {name_ranks(without)} did not",
+        blocks=blocks,
+        facts=(("place", f"new_group #{fewest} of each rank"), ("rule", _RULE)),
+        hint=_not_members(blocks, without),
+    )
+
+
+def find_destroy_mismatch(destroyed: Mapping[int, Sequence[Op]]) -> Finding | None:
+    """Two groups that two members of both destroyed in opposite orders."""
+    order: dict[tuple[str, str], tuple[Op, Op]] = {}
+    for rank in sorted(destroyed):
+        ops = destroyed[rank]
+        for at, late in enumerate(ops):
+            for early in ops[:at]:
+                other = order.get((late.group.name, early.group.name))
+                if other is not None:
+                    return _opposite(other, (early, late))
+                order.setdefault((early.group.name, late.group.name), (early, late))
+    return None
+
+
+def _opposite(one: tuple[Op, Op], other: tuple[Op, Op]) -> Finding:
+    first, second = one[0].group.name, one[1].group.name
+    ranks = one[0].rank, other[0].rank
+    return Finding(
+        kind="mismatch",
+        severity="warning",
+        ranks=(),
+        headline=(
+            f'rank {ranks[0]} destroyed "{first}" before "{second}" '
+            f"where rank {ranks[1]} destroyed them in the other order"
+        ),
+        blocks=tuple(
+            CallBlock((pair[0].rank,), op, notes=(note,))
+            for pair in (one, other)
+            for op, note in zip(pair, ("first", "then"), strict=True)
+        ),
+        facts=(("rule", _DESTROY_RULE),),
+    )
+
+
+def _alike(ops: Iterable[Op]) -> list[tuple[tuple[int, ...], Op]]:
+    found: dict[object, list[Op]] = {}
+    for op in ops:
+        found.setdefault((op.group, op.site), []).append(op)
+    return [(tuple(op.rank for op in same), same[0]) for same in found.values()]
+
+
+def _text(op: Op) -> str:
+    return f"new_group({_members(op)})"
+
+
+def _members(op: Op) -> str:
+    return str(list(op.group.ranks)) if len(op.group.ranks) < 7 else name_ranks(op.group.ranks)
+
+
+def _not_members(blocks: Sequence[CallBlock], without: Sequence[int]) -> str | None:
+    members = {rank for block in blocks for rank in block.op.group.ranks}
+    if members.isdisjoint(without):
+        isnt = "is not a member" if len(without) == 1 else "are no members"
+        return (
+            f"{name_ranks(without)} {isnt} of the group, and must call new_group all the same"
+        )
+    return None
+
+
+def _other_order(made: Mapping[int, Sequence[Op]], number: int) -> str | None:
+    """The same groups were made, in another order."""
+    kinds = {tuple(sorted(str(op.group) for op in ops[number:])) for ops in made.values()}
+    if len(kinds) == 1:
+        return "the ranks made the same groups in different orders"
+    return None

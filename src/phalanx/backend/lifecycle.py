@@ -1,0 +1,187 @@
+"""Note which groups each rank makes and destroys, and raise where ranks disagree.
+
+`install.py` puts `noting` around torch's maker of groups, which every rank calls, members and
+others; `Endpoint.shutdown` calls `note_destroyed`. Deciding is done in
+`analysis/lifecycle.py`. A rank whose `new_group` does not fit waits until all others have
+come to theirs, so that all can be asked who is odd; or until they cannot come any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from phalanx import callsite
+from phalanx.analysis.lifecycle import (
+    find_destroy_mismatch,
+    find_making_mismatch,
+    find_missing_making,
+)
+from phalanx.backend.session import RankContext, Session, context_here
+from phalanx.callsite import Mark, resolve
+from phalanx.core.baton import RUNNING, Strand, here
+from phalanx.core.meeting import Assembly
+from phalanx.model import Finding, Group, Op, Verdict, Wait
+
+KIND = "mismatch"
+
+_Made = tuple[tuple[int, ...], str, Mark | None]
+
+
+class Makings:
+    """The calls of `new_group` by the ranks of one default group, in order."""
+
+    def __init__(self, ranks: tuple[int, ...]) -> None:
+        self.made: dict[int, list[_Made]] = {rank: [] for rank in ranks}
+        self.first: list[_Made] = []
+        self.disagree_at: int | None = None
+        self.waiting: list[Strand] = []
+
+    def add(self, rank: int, made: _Made) -> int:
+        """Note it; its number."""
+        own = self.made.setdefault(rank, [])
+        number = len(own)
+        own.append(made)
+        if number == len(self.first):
+            self.first.append(made)
+        elif self.first[number][:2] != made[:2] and self.disagree_at is None:
+            self.disagree_at = number
+        return number
+
+    def missing(self) -> tuple[int, ...]:
+        """Who has not come to the place where ranks disagree."""
+        at = self.disagree_at
+        assert at is not None
+        return tuple(rank for rank, made in self.made.items() if len(made) <= at)
+
+    def ops(self) -> dict[int, list[Op]]:
+        return {
+            rank: [_op(rank, made) for made in self.made[rank]] for rank in sorted(self.made)
+        }
+
+    def find_mismatch(self) -> Finding | None:
+        if self.disagree_at is None:
+            return None
+        return find_making_mismatch(self.ops(), self.disagree_at)
+
+
+class MakingWait:
+    """Why a rank is parked: its `new_group` does not fit, and others are yet to come."""
+
+    __slots__ = ("makings", "rank")
+
+    def __init__(self, makings: Makings, rank: int) -> None:
+        self.makings = makings
+        self.rank = rank
+
+    def describe(self) -> Wait:
+        assert self.makings.disagree_at is not None
+        made = self.makings.made[self.rank][self.makings.disagree_at]
+        return Wait(op=_op(self.rank, made), needs=self.makings.missing())
+
+
+def noting(original: Any) -> Any:
+    """Around torch's maker of groups. It gets the members' number, the rank among them, all of
+    them (none for the default group), the backend, the store and the name."""
+
+    def make(*args: Any, **kwargs: Any) -> Any:
+        context = context_here()
+        if context is not None and KIND in context.session.kinds:
+            _, _, ranks, backend, _, name = args[:6]
+            if ranks and str(name).isdigit():  # else it is named by its members, who alone call
+                _note(context, tuple(ranks), str(backend), callsite.mark(2))
+        return original(*args, **kwargs)
+
+    return make
+
+
+def _note(
+    context: RankContext, ranks: tuple[int, ...], backend: str, mark: Mark | None
+) -> None:
+    strand = here.strand
+    makings = _makings(context)
+    if strand is None or makings is None:
+        return
+    makings.add(context.rank, (ranks, backend, mark))
+    if makings.disagree_at is None:
+        return
+    if makings.missing() and strand.state is RUNNING and not strand.helper:
+        makings.waiting.append(strand)
+        strand.baton.park(strand, MakingWait(makings, context.rank))
+        return
+    verdict = makings.find_mismatch()
+    if verdict is not None:
+        own, *others = context.session.report(verdict).for_each(1 + len(makings.waiting))
+        for waiting, error in zip(makings.waiting, others, strict=True):
+            waiting.baton.wake(waiting, error)
+        makings.waiting = []
+        raise own
+
+
+def _makings(context: RankContext) -> Makings | None:
+    """Those of the rank's default group."""
+    group = context.torch_state.default_pg
+    if group is None or group._assembly is None:
+        return None
+    known: dict[Any, Makings] = context.session.makings
+    found = known.get(group._place)
+    if found is None:
+        found = known[group._place] = Makings(group._assembly.ranks)
+    return found
+
+
+def note_destroyed(context: RankContext, met: Assembly, *, is_default: bool) -> None:
+    """A rank has destroyed its end of a group. Those that go with the default group, all in
+    one call, are left out: torch itself sees to their order."""
+    mark = callsite.mark(2)
+    destroyed = context.destroyed
+    if not is_default:
+        destroyed.append((met.ranks, met.name, mark))
+        return
+    while destroyed and destroyed[-1][2] == mark:
+        destroyed.pop()
+
+
+def find_open_mismatch(session: Session, gone: Iterable[int] = ()) -> Verdict | None:
+    """When ranks cannot move: do their groups explain it? `gone` are ranks that have ended
+    and that others wait for in a group that these never made."""
+    lost = set(gone)
+    everyones: list[Makings] = list(session.makings.values())
+    for makings in everyones:
+        verdict = makings.find_mismatch()
+        if verdict is None and lost & set(makings.made):
+            missing = find_missing_making(makings.ops())
+            if missing is not None and lost.issuperset(missing.ranks):
+                verdict = missing
+        if verdict is not None:
+            return verdict
+    return None
+
+
+def find_at_end(session: Session) -> list[Verdict]:
+    """Once all ranks have returned."""
+    found: list[Verdict] = []
+    makings, session.makings = session.makings, {}
+    for each in makings.values():
+        verdict = find_missing_making(each.ops())
+        if verdict is not None:
+            found.append(verdict)
+    if any(len(context.destroyed) > 1 for context in session.ranks):
+        verdict = find_destroy_mismatch({c.rank: _destroyed_ops(c) for c in session.ranks})
+        if verdict is not None:
+            found.append(verdict)
+    for context in session.ranks:
+        context.destroyed.clear()
+    return found
+
+
+def _destroyed_ops(context: RankContext) -> list[Op]:
+    return [
+        Op(context.rank, "destroy_process_group", Group(name, ranks), site=resolve(mark))
+        for ranks, name, mark in context.destroyed
+    ]
+
+
+def _op(rank: int, made: _Made) -> Op:
+    ranks, backend, mark = made
+    return Op(rank, "new_group", Group(backend, ranks), site=resolve(mark))

@@ -1,0 +1,79 @@
+"""The ranks' journals as trails for `analysis/divergence.py`. Used where verdicts are made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from itertools import islice
+from typing import Any, TypeVar
+
+from phalanx.analysis.divergence import Pace, Parting, find_parting, tell_parting
+from phalanx.backend.session import RankContext, Session
+from phalanx.callsite import resolve
+from phalanx.model import Deadlock, Mismatch, Verdict
+
+MOST_STEPS = 20000
+LEAST_STEPS = 24
+"""How many steps are looked at: of all ranks together, and of each at least."""
+
+_Any = TypeVar("_Any", bound=Verdict)
+
+
+def with_parting(
+    session: Session, verdict: _Any, ranks: Iterable[int], ended: Iterable[int] = ()
+) -> _Any:
+    """The verdict, with the place where the ways of these ranks parted if that is clear."""
+
+    def trail(rank: int, length: int) -> list[Pace]:
+        return _trail(session.ranks[rank], length)
+
+    return add_parting(verdict, ranks, ended, trail=trail, name_place=_name)
+
+
+def add_parting(
+    verdict: _Any,
+    ranks: Iterable[int],
+    ended: Iterable[int] = (),
+    *,
+    trail: Callable[[int, int], list[Pace]],
+    name_place: Callable[[Any], str],
+) -> _Any:
+    """The same for any engine. `trail` gives a rank's last steps, at most so many."""
+    if not isinstance(verdict, (Mismatch, Deadlock)) or not _asks_for_it(verdict):
+        return verdict
+    among = list(ranks)
+    length = max(LEAST_STEPS, MOST_STEPS // max(1, len(among)))
+    parting = find_parting({rank: trail(rank, length) for rank in among}, frozenset(ended))
+    if parting is None or _is_told(verdict, parting):
+        return verdict
+    return replace(verdict, parted=tell_parting(parting, name_place))
+
+
+def _asks_for_it(verdict: Mismatch | Deadlock) -> bool:
+    """Where other arguments than the operation differ, the way was the same."""
+    return not isinstance(verdict, Mismatch) or "operation" in verdict.differs
+
+
+def _is_told(verdict: Mismatch | Deadlock, parting: Parting) -> bool:
+    """A hint about the very call that does not fit says the same in other words."""
+    return (
+        isinstance(verdict, Mismatch)
+        and verdict.hint is not None
+        and parting.number == verdict.number
+    )
+
+
+def _trail(context: RankContext, length: int) -> list[Pace]:
+    calls = (step for step in reversed(context.journal) if step.what == "call")
+    return [_pace(step) for step in islice(calls, length)][::-1]
+
+
+def _pace(step: Any) -> Pace:
+    met = step.assembly
+    slot = (id(met), step.number) if step.number is not None else None
+    return Pace(slot, met.ranks, step.mark, step.name, step.number)
+
+
+def _name(place: Any) -> str:
+    site = resolve(place)
+    return str(site) if site is not None else "a call without a line"
