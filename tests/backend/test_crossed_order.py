@@ -132,6 +132,19 @@ def two_functions_swapped() -> None:
         reduce_count(state)
 
 
+def functions_in_another_order() -> None:
+    one, two = torch.ones(1), torch.zeros(1)
+
+    def share_one() -> None:
+        dist.broadcast(one, src=0)
+
+    def share_two() -> None:
+        dist.broadcast(two, src=0)
+
+    for share in turned([share_one, share_two]):
+        share()
+
+
 def turned_round_by_three() -> None:
     grads = {name: torch.ones(1) for name in "abc"}
     names = list(grads)
@@ -285,6 +298,7 @@ BUGS = [
     attributes_swapped,
     swapped_behind_a_wrapper,
     two_functions_swapped,
+    functions_in_another_order,
     turned_round_by_three,
     in_every_step,
     on_a_group_that_is_destroyed,
@@ -310,7 +324,7 @@ CORRECT = [
 def test_a_crossing_is_found_once_and_the_odd_rank_named(program) -> None:
     (finding,) = findings(program)
     assert finding.severity == "warning" and finding.ranks == (1,)
-    assert finding.blocks[0].op.site.file.endswith("test_crossed_order.py")
+    assert all(block.op.site.file.endswith("test_crossed_order.py") for block in finding.blocks)
     assert (
         finding.headline.startswith("rank 1 called ") and "ranks 0, 2 with" in finding.headline
     )

@@ -55,11 +55,13 @@ class Trace:
 
 @dataclass(frozen=True)
 class Pairing:
-    """In call `number` one rank had `one` where the other had `other`."""
+    """In call `number` one rank had `one` where the other had `other`; `places` are the lines
+    of the calls themselves, if the evidence comes from further out."""
 
     number: int
     one: Level
     other: Level
+    places: tuple[Any, Any] = (None, None)
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,12 @@ def _find_between(
     for depth in range(max((len(mine.levels) for mine, _ in met), default=0)):
         for what in kinds:
             pairs = [
-                Pairing(mine.number, mine.levels[depth], theirs.levels[depth])
+                Pairing(
+                    mine.number,
+                    mine.levels[depth],
+                    theirs.levels[depth],
+                    (mine.levels[0].place, theirs.levels[0].place),
+                )
                 for mine, theirs in met
                 if mine.what == theirs.what == what
                 and depth < min(len(mine.levels), len(theirs.levels))

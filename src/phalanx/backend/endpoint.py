@@ -30,7 +30,7 @@ from phalanx.backend import (
 )
 from phalanx.backend.collectives import Meaning
 from phalanx.backend.describe import describe_pending
-from phalanx.backend.observers import crossed_order, thread_race
+from phalanx.backend.observers import crossed_order, message_race, thread_race
 from phalanx.backend.origins import origin_here
 from phalanx.backend.raising import InvalidCallError, one_for_each
 from phalanx.backend.session import RankContext, Session
@@ -392,6 +392,8 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
             calls[0].uneven = True
             errors = checks.judge_meeting(self._session, slot)
         session = self._session
+        if session.order is not None:
+            session.order.meet(calls[0].assembly.ranks)
         if errors is None and session.completion != "earliest":
             move = partial(self._move, calls, meaning, None)
             if completion.put_off(session, calls, move):
@@ -443,6 +445,8 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         call.step = Step("call", call)
         context.journal.append(call.step)
         sending = call.name == "send"
+        if self._session.order is not None or (call.peer is None and not sending):
+            message_race.posted(self._session, call)
         met = call.assembly
         baton.critical = True
         try:
@@ -463,6 +467,8 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         receive.source = send.member
         errors = checks.judge_message(self._session, send, receive)
         session = self._session
+        if session.order is not None:
+            message_race.delivered(session, send, receive)
         if errors is None and session.completion != "earliest":
             move = partial(self._hand_over, send, receive, None)
             if completion.put_off(session, [send, receive], move):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dis
 import sys
-from types import CodeType, FrameType
+from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any
 
 from phalanx import callsite
@@ -112,7 +112,7 @@ def _loop_values(
     swept = False
     for targets in plan.loops:
         own = [(name, known.get(name)) for name in targets]
-        words = [(name, value) for name, value in own if type(value) is str]
+        words = [(name, _word(value)) for name, value in own if type(value) in _WORDS]
         if words:
             values += words
         elif any(value is tensor for _, value in own):
@@ -120,6 +120,14 @@ def _loop_values(
         else:
             values += [(name, value) for name, value in own if type(value) is int]
     return tuple(values), swept
+
+
+_WORDS = frozenset({str, FunctionType, MethodType})
+
+
+def _word(value: Any) -> str:
+    """A function is named by its name."""
+    return value if isinstance(value, str) else str(value.__name__)
 
 
 def loops_around(code: CodeType, offset: int) -> tuple[tuple[str, ...], ...]:

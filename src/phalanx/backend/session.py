@@ -14,6 +14,7 @@ from typing import Any
 
 from torch.distributed.distributed_c10d import Store
 
+from phalanx.analysis.ordering import Ordering
 from phalanx.callsite import Mark
 from phalanx.core.baton import Strand, here
 from phalanx.core.meeting import Assembly, Call, Step
@@ -76,6 +77,8 @@ class RankContext:
         """Groups that the rank has destroyed, each by itself: members, name and place."""
         self.stock: tuple[Any, ...] | None = None
         """What `heirloom.py` found when the default group was new."""
+        self.untouched = False
+        """Whether it found the same at the end."""
 
     def batch_of(self, strand: Strand) -> int | None:
         """The batch that the next message of this thread belongs to."""
@@ -135,6 +138,10 @@ class Session:
         """Which groups ranks made, by their default group; see `lifecycle.py`."""
         self.notes: dict[str, Any] = {}
         """What checks remember about the run, by their kind."""
+        self.order: Ordering | None = None
+        """What happens before what, once there is something that could race."""
+        self.posts = 0
+        """How many receives were posted since."""
         self.watched = _watched(size) if "crossed-order" in self.kinds else 0
         """Of how many calls in a row `observers/crossed_order.py` takes notes."""
         self.ranks = [RankContext(self, rank, env) for rank, env in enumerate(environs)]

@@ -8,6 +8,8 @@ store.
 
 from __future__ import annotations
 
+import sys
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -17,6 +19,7 @@ import torch.distributed
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from phalanx import callsite
+from phalanx.backend import store_order
 from phalanx.core.baton import RUNNING, Strand, here
 
 dist: Any = torch.distributed  # torch's type stubs leave several of the names below out
@@ -111,7 +114,7 @@ def store_patches() -> list[tuple[Any, str, Any]]:
     """
     changing = ("set", "add", "append", "compare_set", "multi_set", "queue_push", "delete_key")
     patches: list[tuple[Any, str, Any]] = [
-        (Store, name, _waking(getattr(Store, name))) for name in changing
+        (Store, name, _waking(name, getattr(Store, name))) for name in changing
     ]
     for name in _PARAMETERS:
         patches.append((Store, name, _waiting_for_keys(name, getattr(Store, name))))
@@ -119,13 +122,17 @@ def store_patches() -> list[tuple[Any, str, Any]]:
     for made_by_peers in (dist.TCPStore, dist.FileStore):
         original = made_by_peers.__init__
         patches.append((made_by_peers, "__init__", _stepping_out(original)))
+    patches.append((PrefixStore, "__init__", _remembering(PrefixStore.__init__)))
     return patches
 
 
-def _waking(original: Any) -> Any:
+def _waking(name: str, original: Any) -> Any:
     def change(self: Store, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)
-        wake_store_waiters(here.strand)
+        strand = here.strand
+        if strand is not None:
+            _note(strand, self, name, args, kwargs)
+            wake_store_waiters(strand)
         return result
 
     return change
@@ -140,9 +147,63 @@ def _polling(original: Any) -> Any:
         if not found and strand is not None:
             strand.baton.give_way(strand)
             found = original(self, keys)
+        if strand is not None:
+            _note(strand, self, "check", (keys,), {}, found=found)
         return found
 
     return check
+
+
+def _note(
+    strand: Strand, store: Any, name: str, args: Any, kwargs: Any, *, found: bool = True
+) -> None:
+    """For the check of races: what the program itself does, two frames up."""
+    session = strand.local.session
+    if session.order is None and name not in ("set", "check"):
+        return
+    if callsite.is_library(sys._getframe(2).f_code.co_filename):
+        return
+    given = [*args, *kwargs.values()]
+    for key in _keys(given[0] if given else None):
+        place = _place(store, key)
+        if place is None:
+            continue
+        if name == "set" and len(given) > 1:
+            store_order.wrote(strand, place, key, str(given[1]).encode())
+        elif name in _SEEING:
+            store_order.saw(strand, place, key, name, found=found)
+        else:
+            store_order.touched(strand, place)
+
+
+_SEEING = frozenset({"get", "multi_get", "wait", "check"})
+
+
+_bases: weakref.WeakKeyDictionary[Any, tuple[Any, str]] = weakref.WeakKeyDictionary()
+"""Where the keys of a `PrefixStore` made during runs are: torch does not tell its prefix."""
+
+
+def _remembering(original: Any) -> Any:
+    def construct(self: Any, prefix: str, store: Any) -> None:
+        original(self, prefix, store)
+        below = _place(store, prefix)
+        if below is not None:
+            _bases[self] = below
+
+    return construct
+
+
+def _place(store: Any, key: str) -> tuple[Any, str] | None:
+    """A store, which ranks may reach by clients of their own, and the whole key; None if that
+    is unknown."""
+    if isinstance(store, PrefixStore):
+        base = _bases.get(store)
+        return None if base is None else (base[0], f"{base[1]}/{key}")
+    if isinstance(store, dist.TCPStore):
+        return ("tcp", store.port), key
+    if isinstance(store, dist.FileStore):
+        return ("file", store.path), key
+    return id(store), key
 
 
 _PARAMETERS = {
@@ -171,7 +232,10 @@ def _waiting_for_keys(name: str, original: Any) -> Any:
                 shared_outside=isinstance(_underlying(self), (dist.TCPStore, dist.FileStore)),
                 explicit=timeout is not None or _has_own_timeout(self),
             )
-        return original(self, *args, **kwargs)
+        result = original(self, *args, **kwargs)
+        if here.strand is not None:
+            _note(here.strand, self, name, args, kwargs)
+        return result
 
     return read
 

@@ -50,6 +50,9 @@ class Call:
     error: BaseException | None = None
     waiters: list[Strand] | None = None
     callbacks: list[Callable[[], None]] | None = None
+    known: Any = None
+    """What the rank knew of others' events when it posted a message; see `analysis/race.py`."""
+    posted = 0
     whole: Call | None = None
     parts_left = 0
     parts: tuple[Call, ...] | list[Call] = ()

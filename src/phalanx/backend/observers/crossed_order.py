@@ -91,12 +91,15 @@ def _finding(met: Assembly, crossing: Crossing) -> Finding:
     ranks, others = crossing.ranks, crossing.others
     blocks = []
     for pair, label, theirs in rows[:MOST_SHOWN]:
-        for who, level, mine, mark in (
-            (ranks, pair.one, label, ""),
-            (others, pair.other, theirs, "<- crossed"),
+        for who, place, level, mine, mark in (
+            (ranks, pair.places[0], pair.one, label, ""),
+            (others, pair.places[1], pair.other, theirs, "<- crossed"),
         ):
-            op = _op(met, who[0], pair.number, crossing.what, resolve(level.place))
-            blocks.append(CallBlock(who, op, (f"with {mine}",), mark))
+            op = _op(met, who[0], pair.number, crossing.what, resolve(place))
+            notes = [f"with {mine}"]
+            if level.place != place:
+                notes.append(f"by way of {resolve(level.place)}")
+            blocks.append(CallBlock(who, op, tuple(notes), mark))
     return Finding(
         kind=KIND,
         severity="warning",
