@@ -113,7 +113,7 @@ class Flight:
 
     def drop(self) -> None:
         """Called when the `Work` is collected, wherever that happens: only notes it."""
-        if not self.over and not self.dropped:
+        if not self.over and not self.followed and not self.dropped:
             self.dropped = True
             self.book.dropped.append(self)
 
@@ -143,6 +143,12 @@ class Book:
         del self.lows[place], self._regions[place]
         if not self.lows:
             self._longest = 0
+
+    def is_near(self, low: int, high: int) -> bool:
+        """Whether something may be there: a first look, for the many calls where not."""
+        lows = self.lows
+        place = bisect_left(lows, high)
+        return place > 0 and lows[place - 1] + self._longest > low
 
     def around(self, low: int, high: int) -> Iterator[Region]:
         """Regions with bytes between the two. Another thread of the rank may change the

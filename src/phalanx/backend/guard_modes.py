@@ -13,10 +13,11 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
+from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
 
 from phalanx.backend import memory, private_modes
-from phalanx.backend.private import no_function_modes
+from phalanx.backend.private import function_modes, no_function_modes
 from phalanx.backend.private_modes import schema_of
 
 if TYPE_CHECKING:
@@ -74,9 +75,18 @@ def _tell_compiled(begins: bool) -> None:
 private_modes.listener.tell = _tell_compiled
 
 _RAW_READS = frozenset(
-    {"tolist", "numpy", "__array__", "__dlpack__", "__reduce_ex__", "__deepcopy__"}
+    {
+        "__array__",
+        "__deepcopy__",
+        "__dlpack__",
+        "__format__",
+        "__reduce_ex__",
+        "__repr__",
+        "numpy",
+        "tolist",
+    }
 )
-"""Methods that read memory without an operator. What `numpy` returns is read and written out
+"""Methods that read memory without an operator, or with modes turned off. What `numpy` returns is read and written out
 of our sight, so the call itself counts."""
 _OPERATIONS = "torch.distributed.distributed_c10d"
 """Where torch's collectives are, which go by this way too; the group judges them."""
@@ -138,12 +148,22 @@ _SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 
 
 def _touches(book: Book, args: Any, kwargs: Any) -> bool:
-    around, extent = book.around, memory.extent
-    with no_function_modes():
-        for tensor in memory.plain_tensors((args, kwargs) if kwargs else args):
-            low, high = extent(tensor)
-            for _ in around(low, high):
+    if function_modes():  # `torch.device` lies below ours
+        with no_function_modes():
+            return _reaches(book, args) or bool(kwargs and _reaches(book, kwargs.values()))
+    return _reaches(book, args) or bool(kwargs and _reaches(book, kwargs.values()))
+
+
+def _reaches(book: Book, given: Any) -> bool:
+    """Whether a tensor among these lies where something is in flight."""
+    for item in given:
+        kind = type(item)
+        if kind is Tensor or kind is Parameter:
+            low, high = memory.extent(item)
+            if book.is_near(low, high):
                 return True
+        elif (kind is list or kind is tuple) and _reaches(book, item):
+            return True
     return False
 
 
@@ -171,11 +191,7 @@ _LOOKS_ONLY = frozenset(
 _REPLACES = frozenset({"aten::resize_", "aten::resize_as_", "aten::set_"})
 
 
-# torch's class has no types.
-_DispatchMode: Any = private_modes.TorchDispatchMode
-
-
-class _Look(_DispatchMode):  # type: ignore[misc]
+class _Look(private_modes.Look):
     """Looks at each operator of one call."""
 
     def __init__(self, book: Book, name: str) -> None:
@@ -193,7 +209,6 @@ class _Look(_DispatchMode):  # type: ignore[misc]
         return func(*args, **kwargs)
 
     def _look(self, schema: Any, args: Any, kwargs: Any) -> None:
-        viewed = _viewed(schema)
         replaced: How | None = "replaced" if schema.name in _REPLACES else None
         for place, argument in enumerate(schema.arguments):
             if place < len(args):
@@ -204,18 +219,8 @@ class _Look(_DispatchMode):  # type: ignore[misc]
                 continue
             alias = argument.alias_info
             writes = alias is not None and alias.is_write
-            if not writes and alias is not None and alias.before_set & viewed:
-                continue
+            if alias is not None and not writes:
+                continue  # the result is a view of it
             how: How = "read" if not writes else replaced or "written"
             for tensor in memory.plain_tensors((given,)):
                 self.book.judge_touch(tensor, how, self.name)
-
-
-def _viewed(schema: Any) -> set[str]:
-    """The alias sets that the operator returns without writing to them: views."""
-    found: set[str] = set()
-    for result in schema.returns:
-        alias = result.alias_info
-        if alias is not None and not alias.is_write:
-            found |= set(alias.before_set) | set(alias.after_set)
-    return found

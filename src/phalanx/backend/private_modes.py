@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch.utils._device import DeviceContext
-from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from phalanx.core.baton import here
 
@@ -48,6 +48,27 @@ def remove_function_mode(mode: Any) -> bool:
     return True
 
 
+_push_dispatch_mode: Any = torch._C._push_on_torch_dispatch_stack
+_pop_dispatch_mode: Any = torch._C._pop_torch_dispatch_stack
+_DispatchMode: Any = TorchDispatchMode
+
+
+class Look(_DispatchMode):  # type: ignore[misc]
+    """2.11-2.13: a mode that sees the operators of one call. torch's own class imports dynamo
+    on first use, which takes a second, and keeps flags for it that are the whole process's."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __enter__(self) -> Any:
+        _push_dispatch_mode(self)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        _pop_dispatch_mode(None)
+
+
 # 2.11-2.13: the count of in-place writes that a tensor shares with its views.
 version_of: Callable[[torch.Tensor], int] = attrgetter("_version")
 
@@ -70,16 +91,20 @@ def tell_of_compiled_functions(module: Any, undo_rest: Undo | None) -> Undo:
     """2.11-2.13: dynamo guards on the stack of function modes and traces through them, so
     that none of ours may be there while it compiles or runs what it has compiled."""
     original = module.set_eval_frame
+    names = ("set_eval_frame", "_maybe_set_eval_frame")
+    same = [name for name in names if getattr(module, name, None) is original]
 
     def set_eval_frame(callback: Any) -> Any:
         if listener.tell is not None and here.strand is not None:
             listener.tell(bool(callback))
         return original(callback)
 
-    module.set_eval_frame = set_eval_frame
+    for name in same:
+        setattr(module, name, set_eval_frame)
 
     def undo() -> None:
-        module.set_eval_frame = original
+        for name in same:
+            setattr(module, name, original)
         if undo_rest is not None:
             undo_rest()
 
