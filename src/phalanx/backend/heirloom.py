@@ -21,9 +21,13 @@ def take_stock(context: RankContext) -> None:
     context.stock = _state(context)
 
 
-def is_untouched(context: RankContext) -> bool:
-    """Whether the rank has left torch's tables and its group as they were."""
-    return context.stock is not None and _state(context) == context.stock
+def leaves_untouched(context: RankContext) -> bool:
+    """Whether the rank leaves torch's tables and its group as they were. Asked in the rank when
+    its body ends; a thread of its own could still make another group."""
+    context.untouched = context.stock is not None and _state(context) == context.stock
+    if context.helpers:
+        context.untouched = False
+    return context.untouched
 
 
 def can_be_inherited(session: Session) -> bool:
@@ -33,7 +37,7 @@ def can_be_inherited(session: Session) -> bool:
         len(session.assemblies) == 1
         and len(session.stores) == 1
         and store.num_keys() == MEETING_KEYS
-        and all(map(is_untouched, session.ranks))
+        and all(context.untouched for context in session.ranks)
     )
 
 
@@ -52,6 +56,7 @@ def inherit(session: Session, former: Session) -> None:
         context.torch_state.default_pg.move_to(context)
         context.stock = before.stock
         before.stock = None
+        before.untouched = False
 
 
 def _state(context: RankContext) -> tuple[Any, ...]:
@@ -60,5 +65,16 @@ def _state(context: RankContext) -> tuple[Any, ...]:
     group = state.default_pg
     if group is None:
         return ()
-    sizes = [len(value) for value in vars(state).values() if isinstance(value, (dict, list))]
-    return (id(group), state.group_count, tuple(sizes), *group.what_can_change())
+    return (
+        id(group),
+        state.group_count,
+        len(state.pg_map),
+        len(state.pg_names),
+        len(state.pg_group_ranks),
+        len(state.pg_backend_config),
+        len(state.tags_to_pg),
+        len(state.pg_to_tag),
+        len(state.pg_coalesce_state),
+        len(state.comms),
+        group.what_can_change(),
+    )

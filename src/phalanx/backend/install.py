@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from phalanx.backend import assumptions, private, traces
 from phalanx.backend.group import RankGroup
-from phalanx.backend.heirloom import is_untouched
+from phalanx.backend.heirloom import leaves_untouched
 from phalanx.backend.invalid import outsider_patches
 from phalanx.backend.lifecycle import noting
 from phalanx.backend.profiling import profiler_patches
@@ -115,8 +115,6 @@ def nccl_names(module: Any) -> dict[str, Any]:
 
 
 def leave_groups(context: Any) -> None:
-    """Last thing in a rank's thread: destroy what it left, unless the next world can have it,
-    and empty torch's per-thread map."""
-    if context.torch_state.default_pg is not None and not is_untouched(context):
+    """Last thing in a rank's body: destroy what it left, unless the next world can have it."""
+    if context.torch_state.default_pg is not None and not leaves_untouched(context):
         dist.destroy_process_group()
-    private.unregister_groups()

@@ -169,7 +169,7 @@ def profiler_patches() -> list[tuple[Any, str, Any]]:
 
 def leave_thread() -> None:
     """Last thing in a thread of a rank: stop the profiler that it left open."""
-    if _open.profiler:
+    if _profilers and _open.profiler:
         getattr(private.profiler_module, private.DISABLE_NAME)()
 
 

@@ -109,6 +109,8 @@ class SharedObserver:
 
     def leave(self, context: RankContext, *, stopping: bool) -> None:
         """Last thing in a rank's thread: what it left registered is finished, or dropped."""
+        if not self._observers and not self._traces:
+            return
         for observer in self._observers.pop(context, ()):
             if not stopping:
                 observer.unregister_callback()

@@ -175,17 +175,19 @@ class Baton:
         """First thing in a main strand's thread: wait for the first turn."""
         self.adopt(strand)
         self._await_turn(strand)
-        self._raise_pending(strand)
+        if strand.error is not None:
+            self._raise_pending(strand)
 
     def adopt(self, strand: Strand) -> None:
         """Make the calling thread this strand's."""
-        strand.ident = threading.get_ident()
-        strand.native = threading.get_native_id()
-        with contextlib.suppress(AttributeError):  # macOS and Windows have no such clock
-            strand.cpu_clock = time.pthread_getcpuclockid(strand.ident)
+        if strand.ident != threading.get_ident():  # else the crew has noted it
+            strand.ident = threading.get_ident()
+            strand.native = threading.get_native_id()
+            with contextlib.suppress(AttributeError):  # macOS and Windows have no such clock
+                strand.cpu_clock = time.pthread_getcpuclockid(strand.ident)
         here.strand = strand
         if not strand.helper:
-            self.huddle.enter()
+            self.huddle.enter(strand.native)
 
     def finish(self, strand: Strand) -> None:
         """Last thing in a strand's thread."""

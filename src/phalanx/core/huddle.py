@@ -59,17 +59,37 @@ class Huddle:
             self._camp.natives.clear()
             self._camp.core = {_current_core(self._all)}
         self._one = self._camp.core
+        self._has_camp = camp is not None
+        self._launcher = 0
         self.together = len(self._all) > 1
 
-    def enter(self) -> None:
-        """First thing in a rank's thread."""
-        native = threading.get_native_id()
+    def enter(self, native: int = 0) -> None:
+        """First thing in a rank's thread, which may know its number."""
+        native = native or threading.get_native_id()
         if self.together and native not in self._camp.natives:
             _bring(0, self._one)
             self._camp.natives.add(native)
 
+    def visit(self) -> None:
+        """First thing in the launcher, if there is a camp: it waits on the core of the ranks,
+        for both wake the other without waking a core, and find all in its cache."""
+        if self._has_camp and self.together:
+            native = threading.get_native_id()
+            if _cores_of(0) == self._all:
+                self._launcher = native
+                _visiting[native] = self._all
+                _bring(0, self._one)
+
+    def go_home(self) -> None:
+        """The launcher has something to do, or the run is over."""
+        if self._launcher:
+            self._send_away(self._launcher)
+            _visiting.pop(self._launcher, None)
+            self._launcher = 0
+
     def end(self) -> None:
         """After a run: threads in a camp stay unless they have started others."""
+        self.go_home()
         if self.together and _number_of_threads() != self._camp.threads:
             self.scatter()
             self._camp.threads = _number_of_threads()
@@ -93,7 +113,9 @@ class Huddle:
                 self._send_away(int(native))
 
     def step_out(self) -> None:
-        """Before the calling thread starts a process, which would stay on the one core."""
+        """Before the calling thread starts a process, which would stay on the one core, or
+        asks for the cores of this one."""
+        self.go_home()
         if self.together:
             self._camp.natives.discard(threading.get_native_id())
             self._send_away(0)
@@ -119,9 +141,16 @@ def _cores_of(native: int) -> set[int]:
         return set()
 
 
+_visiting: dict[int, set[int]] = {}
+"""Launchers that wait on the core of their ranks, and what they have otherwise."""
+
+
 def _allowed_cores() -> set[int]:
-    """Those of the main thread, which is never in a huddle; a nested run asks here too."""
-    return _cores_of(os.getpid()) if _SUPPORTED else set()
+    """Those of the main thread, which is no rank; a nested run asks here too."""
+    if not _SUPPORTED:
+        return set()
+    main = os.getpid()
+    return _visiting.get(main) or _cores_of(main)
 
 
 def _number_of_threads() -> int:

@@ -82,6 +82,7 @@ class Launcher:
         self._left = len(strands)
         threads: list[threading.Thread] = []
         try:
+            self.baton.huddle.visit()
             self._start_all(strands, bodies, threads)
             stuck = self._supervise_all(strands)
         finally:
@@ -160,6 +161,7 @@ class Launcher:
 
     def _supervise(self, strands: Sequence[Strand]) -> list[Strand]:
         while not self._all_done.acquire(True, TICK):
+            self.baton.huddle.go_home()
             self._monitor.check()
             if self._on_tick is not None:
                 self._on_tick()

@@ -274,8 +274,17 @@ def environ_here() -> dict[str, str]:
     own = _own_environ()
     if own is not None:
         return dict(own)
-    decode = os.fsdecode
-    return {decode(key): decode(value) for key, value in os.environ._data.items()}  # type: ignore[attr-defined]
+    found = {}
+    for key, value in os.environ._data.items():  # type: ignore[attr-defined]
+        known = _decoded.get(key)
+        if known is None or known[0] is not value:
+            known = _decoded[key] = value, os.fsdecode(key), os.fsdecode(value)
+        found[known[1]] = known[2]
+    return found
+
+
+_decoded: dict[Any, tuple[Any, str, str]] = {}
+"""The process's variables that somebody has asked for: the value, and both in text."""
 
 
 def _own_environ() -> dict[str, str] | None:

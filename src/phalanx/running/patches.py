@@ -27,6 +27,15 @@ _undo: list[Callable[[], Any]] = []
 @contextmanager
 def patched() -> Iterator[None]:
     """Everything that must be replaced is, while any caller is inside."""
+    hold()
+    try:
+        yield
+    finally:
+        release()
+
+
+def hold() -> None:
+    """As `patched`, until `release`."""
     global _depth
     with _lock:
         if _depth == 0:
@@ -36,13 +45,14 @@ def patched() -> Iterator[None]:
                 _uninstall()
                 raise
         _depth += 1
-    try:
-        yield
-    finally:
-        with _lock:
-            _depth -= 1
-            if _depth == 0:
-                _uninstall()
+
+
+def release() -> None:
+    global _depth
+    with _lock:
+        _depth -= 1
+        if _depth == 0:
+            _uninstall()
 
 
 def _install() -> None:
@@ -68,16 +78,10 @@ def _uninstall() -> None:
 _runs = 0
 
 
-@contextmanager
-def groups_by_thread() -> Iterator[None]:
+def keep_groups_by_thread(now: bool) -> None:
     """Keep torch's map from names to groups per thread, for as long as a run lasts and not
     longer: the surrounding program may have groups of its own in the common one."""
     global _runs
-    _runs += 1
-    private.set_thread_isolation(True)
-    try:
-        yield
-    finally:
-        _runs -= 1
-        if _runs == 0:
-            private.set_thread_isolation(False)
+    _runs += 1 if now else -1
+    if now or _runs == 0:
+        private.set_thread_isolation(now)

@@ -43,7 +43,7 @@ from phalanx.report.positions import render_positions
 from phalanx.running.calls import enter_thread
 from phalanx.running.isolation import RankSwitcher, environ_here
 from phalanx.running.outcome import Outcome, Outcomes, check_findings, find_error
-from phalanx.running.patches import groups_by_thread, patched
+from phalanx.running.patches import hold, keep_groups_by_thread, release
 from phalanx.running.snapshots import group_views, is_debugging, take_snapshot, user_stacks
 from phalanx.running.verdicts import Judge
 
@@ -92,8 +92,7 @@ class ThreadsEngine:
         """What checks found in runs that succeeded."""
         self._session: Session | None = None
         self._busy = False
-        self._patches = patched()
-        self._patches.__enter__()
+        hold()
 
     def run(self, body: Callable[[RankContext], Any]) -> list[Any]:
         """Run `body` once per rank and return the values in rank order."""
@@ -122,7 +121,7 @@ class ThreadsEngine:
                 self.run(leave_groups)
         finally:
             self._session = None
-            self._patches.__exit__(None, None, None)
+            release()
 
     @staticmethod
     def _has_groups(session: Session) -> bool:
@@ -232,9 +231,10 @@ class _Run:
         )
         strands = [self.baton.add(context.rank, context) for context in self.session.ranks]
         try:
-            with groups_by_thread():
-                stuck = launcher.run(strands, [self._main] * len(strands))
+            keep_groups_by_thread(True)
+            stuck = launcher.run(strands, [self._main] * len(strands))
         finally:
+            keep_groups_by_thread(False)
             self.switcher.restore()
         self._end_helpers()
         if launcher.interrupted is not None:
@@ -277,8 +277,10 @@ class _Run:
             except SystemExit as end:
                 if end.code not in (None, 0):
                     raise
-            self.baton.run_errands(strand)
-            self._join_helpers(context)
+            if strand.errands:
+                self.baton.run_errands(strand)
+            if context.helpers:
+                self._join_helpers(context)
         except BaseException as error:
             self._tell_failure(outcome, error)
         finally:
@@ -350,6 +352,7 @@ class _Run:
     def _send_courier(self, strand: Strand) -> None:
         """Run a rank's errands although its own thread is blocked in native code."""
         child = self.baton.add(strand.rank, strand.local, helper=True)
+        strand.local.couriers.add(child)
 
         def deliver() -> None:
             self.baton.adopt(child)
@@ -360,6 +363,7 @@ class _Run:
                 self.baton.leave(child)
             private.unregister_groups()
             self.baton.finish(child)
+            strand.local.couriers.discard(child)
 
         thread = threading.Thread(target=deliver, daemon=True)
         strand.local.helpers.append(thread)
@@ -370,11 +374,12 @@ class _Run:
             here.strand = outer
 
     def _end_helpers(self) -> None:
+        if not any(context.helpers for context in self.session.ranks):
+            return
         threads = [
             thread
             for context in self.session.ranks
             for thread in context.helpers
-        strand.local.couriers.add(child)
             if not _is_pool_worker(thread)
         ]
         end_threads(threads, patience=0.5)
@@ -385,7 +390,6 @@ class _Run:
 def tell_findings(findings: Sequence[Verdict], settings: Settings) -> None:
     """Whoever made the world is told; under `strict` it is an error. For every engine."""
     check_findings(findings, settings.replay, strict=settings.strict)
-            strand.local.couriers.discard(child)
     if findings and settings.on_findings is not None:
         settings.on_findings(findings)
 

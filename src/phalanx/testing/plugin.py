@@ -201,8 +201,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     for engine in engines:
         import_module(f"phalanx.testing.marked.on_{engine}")
     import_module("phalanx.testing.marked.items")
-    if "processes" in engines:
-        _loaded("on_processes").begin()
+    for engine in engines:
+        _loaded(f"on_{engine}").begin()
     gc.freeze()
     config.add_cleanup(gc.unfreeze)
 

@@ -23,6 +23,7 @@ SHARED = frozenset({"tmp_path", "tmpdir", "pytester", "testdir", "_pytest", "lin
 that all ranks see, and what drives a pytest of its own."""
 
 Maker = Callable[["RankRequest"], Any]
+PlainMaker = Callable[[Any], Any]
 
 
 def is_per_rank(definition: Any, way: Ranks) -> bool:
@@ -126,11 +127,13 @@ class RankRequest(private.RequestBase):
         return f"<request{what} in rank {rank} for {self.owner.item!r}>"
 
 
-class RankFixtures:
-    """Makes a test's fixtures in one rank.
+class FixturePlan:
+    """What is the same for all ranks of a test: which fixtures they need, in pytest's order,
+    and what stands in for some of them.
 
-    `makers` stand in for fixtures by name, and find what they need in `place`. `ask` gives the
-    value of a shared fixture that only `getfixturevalue` names.
+    `makers` stand in for fixtures by name, and find what they need in the rank's `place`;
+    `plain` are those that need nothing else, no request either. `ask` gives the value of a
+    shared fixture that only `getfixturevalue` names.
     """
 
     def __init__(
@@ -138,18 +141,45 @@ class RankFixtures:
         item: Any,
         way: Ranks,
         *,
-        place: Any,
         shared: Mapping[tuple[str, int], Any],
         makers: Mapping[str, Maker],
+        plain: Mapping[str, PlainMaker],
         ask: Callable[[str], Any],
     ) -> None:
         self.item = item
         self.way = way
+        self.shared = shared
+        self.makers = makers
+        self.ask = ask
+        self.arguments = private.argument_names(item)
+        self.plain: dict[str, PlainMaker] = {}
+        self.wanted: list[str] = []
+        for name in item.fixturenames:
+            if name != PARAMETER and self._is_wanted(name):
+                self.wanted.append(name)
+                if name in plain and (name, -1) not in shared and self._is_known(name):
+                    self.plain[name] = plain[name]
+
+    def _is_wanted(self, name: str) -> bool:
+        """Shared ones that nobody asks for do not come to ranks that are processes."""
+        if name == "request" or (name, -1) in self.shared:
+            return True
+        definitions = private.fixture_definitions(self.item, name)
+        return not definitions or is_per_rank(definitions[-1], self.way)
+
+    def _is_known(self, name: str) -> bool:
+        definitions = private.fixture_definitions(self.item, name)
+        return bool(definitions) and _is_known(definitions[-1])
+
+
+class RankFixtures:
+    """Makes a test's fixtures in one rank, by the plan for all of them."""
+
+    def __init__(self, plan: FixturePlan, place: Any) -> None:
+        self.plan = plan
+        self.item = plan.item
         self.place = place
         self.requests: list[RankRequest] = []
-        self._shared = shared
-        self._makers = makers
-        self._ask = ask
         self._made: dict[tuple[str, int], Any] = {}
         self._arguments: dict[str, Any] = {}
         self._node: Any = None
@@ -168,34 +198,36 @@ class RankFixtures:
 
     def make_all(self) -> dict[str, Any]:
         """All that the test needs, the automatic ones too; the function's arguments."""
-        for name in self.item.fixturenames:
-            if name != PARAMETER and self._is_wanted(name):
-                self._arguments[name] = self.value(name, self.top)
+        arguments, plain = self._arguments, self.plan.plain
+        for name in self.plan.wanted:
+            make = plain.get(name)
+            if make is None:
+                arguments[name] = self.value(name, self.top)
+            else:
+                arguments[name] = self._made[name, -1] = make(self.place)
         self.requests.append(self.top)
-        return {name: self.value(name, self.top) for name in private.argument_names(self.item)}
+        return {name: self._argument(name) for name in self.plan.arguments}
 
-    def _is_wanted(self, name: str) -> bool:
-        """Shared ones that nobody asks for do not come to ranks that are processes."""
-        if name == "request" or (name, -1) in self._shared:
-            return True
-        definitions = private.fixture_definitions(self.item, name)
-        return not definitions or is_per_rank(definitions[-1], self.way)
+    def _argument(self, name: str) -> Any:
+        if name in self._arguments:
+            return self._arguments[name]
+        return self.value(name, self.top)
 
     def value(self, name: str, request: RankRequest) -> Any:
         if name == "request":
             return request
         index = request.depths.get(name, -1)
-        for store in (self._made, self._shared):
+        for store in (self._made, self.plan.shared):
             if (name, index) in store:
                 return store[name, index]
         definitions = private.fixture_definitions(self.item, name)
         if not definitions or -index > len(definitions):
             raise private.lookup_error(name, request)
         definition = definitions[index]
-        if is_per_rank(definition, self.way) or self._maker(definition) is not None:
+        if is_per_rank(definition, self.plan.way) or self._maker(definition) is not None:
             value = self._make(name, index, definition, request)
         else:
-            value = self._ask(name)
+            value = self.plan.ask(name)
         self._made[name, index] = value
         return value
 
@@ -216,7 +248,7 @@ class RankFixtures:
         return private.call_fixture(definition, inner, arguments)
 
     def _maker(self, definition: Any) -> Maker | None:
-        return self._makers.get(definition.argname) if _is_known(definition) else None
+        return self.plan.makers.get(definition.argname) if _is_known(definition) else None
 
     def _give_parameter(self, request: RankRequest, definition: Any) -> None:
         callspec = getattr(self.item, "callspec", None)

@@ -18,10 +18,10 @@ import torch.distributed as dist
 from phalanx.errors import RankStopped, VerdictError, text_of
 from phalanx.running.controller import link
 from phalanx.testing import pytest_private as private
-from phalanx.testing.marked.fixtures import Maker, RankRequest
+from phalanx.testing.marked.fixtures import FixturePlan, Maker, RankRequest
 from phalanx.testing.marked.part import Part
 from phalanx.testing.marked.record import Record
-from phalanx.testing.marked.standins import COMMON_MAKERS
+from phalanx.testing.marked.standins import COMMON_MAKERS, PLAIN_MAKERS
 from phalanx.testing.marked.travel import (
     Errand,
     PartFailed,
@@ -103,14 +103,18 @@ class RankProcess:
             private.share_base_folder(item.config, errand.folder)
         way = errand.way
         world = RankWorld(dist.get_rank(), way.size, way.engine, way.backend, way.seed)
-        part = Part(
+        plan = FixturePlan(
             item,
             way,
-            world,
             shared=errand.shared,
-            extra=errand.extra,
             makers=PROCESS_MAKERS,
+            plain=PLAIN_MAKERS,
             ask=_refuse_late,
+        )
+        part = Part(
+            plan,
+            world,
+            extra=errand.extra,
             tell=lambda error: _tell(error, part.record, errand.notes),
         )
         self._run(part, item)

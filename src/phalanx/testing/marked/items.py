@@ -145,15 +145,24 @@ def _refuse(text: str) -> None:
 
 def replay(item: Any) -> str:
     """The command that runs this item again, with what was said about ranks."""
+    config = item.config
+    if _said not in config.stash:
+        config.stash[_said] = _options_said(config)
+    node = _shown_id(item).replace('"', r"\"")
+    return " ".join([f'pytest "{node}"', *config.stash[_said]])
+
+
+_said = pytest.StashKey[list[str]]()
+
+
+def _options_said(config: Any) -> list[str]:
     given = [
         f"--ranks-{name}" if value is True else f"--ranks-{name} {value}"
         for name in ("engine", "backend", "seed", "checks", "profile", "strict", "timeout")
-        if (value := item.config.getoption(f"ranks_{name}", None))
+        if (value := config.getoption(f"ranks_{name}", None))
     ]
-    sizes = item.config.getoption("ranks", None)
-    words = [*([f"--ranks {sizes}"] if sizes else []), *given]
-    node = _shown_id(item).replace('"', r"\"")
-    return " ".join([f'pytest "{node}"', *words])
+    sizes = config.getoption("ranks", None)
+    return [*([f"--ranks {sizes}"] if sizes else []), *given]
 
 
 def _shown_id(item: Any) -> str:
@@ -172,7 +181,8 @@ def _shown_id(item: Any) -> str:
 
 
 def _add_sections(item: Any, run: RanksRun) -> None:
-    for key in ("stdout", "stderr", "log"):
+    silent = not any(record.out or record.err or record.log for record in run.records)
+    for key in () if silent else ("stdout", "stderr", "log"):
         texts: dict[str, list[int]] = {}
         for record in run.records:
             if text := _text(record, key):

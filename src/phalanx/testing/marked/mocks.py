@@ -32,8 +32,9 @@ class _Entered:
 
 
 def _rank() -> int:
-    """Whose thread this is; -1 in one that is no rank's."""
-    return here.strand.rank if here.strand is not None else -1
+    """Whose thread this is. Those of no rank go through patches as ever."""
+    assert here.strand is not None
+    return here.strand.rank
 
 
 class _Ledger:
@@ -72,25 +73,33 @@ class _Ledger:
             yield self._entered.pop()
 
 
+_unchecked: Any = mock
+_patch, _patch_dict = _unchecked._patch, _unchecked._patch_dict
+_ledger = _Ledger()
+
+
 @contextmanager
 def patches_by_rank() -> Iterator[None]:
-    """While ranks run: let each have its own way through patches of `mock`."""
-    ledger = _Ledger()
-    unchecked: Any = mock
-    patch, patch_dict = unchecked._patch, unchecked._patch_dict
-    kept = (patch.__enter__, patch.__exit__, patch_dict._patch_dict, patch_dict._unpatch_dict)
-    patch.__enter__, patch.__exit__ = _of_attributes(ledger, *kept[:2])
-    patch_dict._patch_dict, patch_dict._unpatch_dict = _of_dicts(ledger, *kept[2:])
+    """While tests run on ranks: let each have its own way through patches of `mock`."""
+    kept = (_patch.__enter__, _patch.__exit__)
+    kept_dict = (_patch_dict._patch_dict, _patch_dict._unpatch_dict)
+    _patch.__enter__, _patch.__exit__ = _of_attributes(_ledger, *kept)
+    _patch_dict._patch_dict, _patch_dict._unpatch_dict = _of_dicts(_ledger, *kept_dict)
     try:
         yield
     finally:
-        patch.__enter__, patch.__exit__, patch_dict._patch_dict, patch_dict._unpatch_dict = kept
-        for entry in ledger.rest():
-            vars(entry.patch).update(entry.found)
-            if "_original" in entry.found:
-                kept[3](entry.patch)
-            else:
-                kept[1](entry.patch, None, None, None)
+        _patch.__enter__, _patch.__exit__ = kept
+        _patch_dict._patch_dict, _patch_dict._unpatch_dict = kept_dict
+
+
+def undo_rest_of_mocks() -> None:
+    """After a run: leave the patches in which ranks are left that could not be stopped."""
+    for entry in _ledger.rest():
+        vars(entry.patch).update(entry.found)
+        if "_original" in entry.found:
+            _patch_dict._unpatch_dict(entry.patch)
+        else:
+            _patch.__exit__(entry.patch, None, None, None)
 
 
 def _of_attributes(
@@ -98,11 +107,12 @@ def _of_attributes(
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
     def enter_patch(self: Any) -> Any:
         result = enter(self)
-        ledger.enter(self, ("attribute", id(self.target), self.attribute), FOUND_BY_PATCH)
+        if here.strand is not None:
+            ledger.enter(self, ("attribute", id(self.target), self.attribute), FOUND_BY_PATCH)
         return result
 
     def leave_patch(self: Any, *error: Any) -> Any:
-        entry = ledger.leave(self)
+        entry = ledger.leave(self) if here.strand is not None else None
         if entry is None or not ledger.is_covered(entry):
             return leave(self, *error)
         return entry.found["_exit_stack"].__exit__(*error)
@@ -115,11 +125,14 @@ def _of_dicts(
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
     def enter_patch(self: Any) -> None:
         enter(self)
-        owner = _rank() if self.in_dict is os.environ else None  # each rank has its own
+        strand = here.strand
+        if strand is None:
+            return
+        owner = strand.rank if self.in_dict is os.environ else None  # each rank has its own
         ledger.enter(self, ("dict", id(self.in_dict), owner), ("_original",))
 
     def leave_patch(self: Any) -> None:
-        entry = ledger.leave(self)
+        entry = ledger.leave(self) if here.strand is not None else None
         if entry is None or not ledger.is_covered(entry):
             leave(self)
 

@@ -22,23 +22,37 @@ from phalanx.running.crews import make_crew
 from phalanx.running.patches import patched
 from phalanx.running.threads import Settings, ThreadsEngine
 from phalanx.testing import pytest_private as private
+from phalanx.testing.marked.fixtures import FixturePlan
 from phalanx.testing.marked.marker import Ranks
-from phalanx.testing.marked.mocks import patches_by_rank
+from phalanx.testing.marked.mocks import patches_by_rank, undo_rest_of_mocks
 from phalanx.testing.marked.output import RankLogs, Streams
 from phalanx.testing.marked.part import Part
 from phalanx.testing.marked.record import Record
 from phalanx.testing.marked.run import RanksRun
-from phalanx.testing.marked.standins import THREAD_MAKERS, SharedPatches, SharedPlace
+from phalanx.testing.marked.standins import (
+    PLAIN_MAKERS,
+    THREAD_MAKERS,
+    SharedPatches,
+    SharedPlace,
+)
 from phalanx.testing.marked.worlds import RankWorld
 
 _between_tests = ExitStack()
 _crews: list[Crew] = []
 
 
+def begin() -> None:
+    """Once, before the first test: what torch's modules need to be told once per process takes
+    some milliseconds. Nothing else stays."""
+    with patched():
+        pass
+
+
 def hold_patches() -> Crew:
     """Those, and the threads of the ranks."""
     if not _crews:
         _between_tests.enter_context(patched())
+        _between_tests.enter_context(patches_by_rank())
         _crews.append(make_crew())
         _between_tests.callback(_crews[0].close)
     return _crews[0]
@@ -71,16 +85,22 @@ class _Threads:
         shared: Mapping[tuple[str, int], Any],
         extra: Mapping[str, Any],
     ) -> None:
-        self._item = item
         self._way = way
-        self._shared = shared
         self._extra = extra
-        self._records = [Record(rank) for rank in range(way.size)]
+        self._records: dict[int, Record] = {}
         self._streams = Streams(way.size, shown=item.config.getoption("capture", "no") == "no")
         self._logs = RankLogs.of(item.config, way.size)
         self._patches = SharedPatches()
         self._place = SharedPlace(self._streams, self._logs, self._patches)
         self._errands = Errands(item)
+        self._plan = FixturePlan(
+            item,
+            way,
+            shared=shared,
+            makers=THREAD_MAKERS,
+            plain=PLAIN_MAKERS,
+            ask=self._errands.ask,
+        )
 
     def run(self, replay: str, crew: Crew) -> RanksRun:
         way = self._way
@@ -104,7 +124,7 @@ class _Threads:
         search_path = list(sys.path)
         _running.append(self._streams)
         try:
-            with self._streams.redirected(), self._logs.installed(), patches_by_rank():
+            with self._streams, self._logs:
                 engine.run(self._body)
         except BaseException as problem:
             error = problem
@@ -112,23 +132,21 @@ class _Threads:
             _running.pop()
             engine.close()
             self._patches.undo_rest()
+            undo_rest_of_mocks()
             if sys.path != search_path:
                 sys.path[:] = search_path
-        self._collect_output()
-        return RanksRun(self._records, error, engine.findings)
+        records = [self._records.get(rank) or Record(rank) for rank in range(way.size)]
+        self._collect_output(records)
+        return RanksRun(records, error, engine.findings)
 
     def _body(self, context: RankContext) -> None:
         __tracebackhide__ = True
         way, rank = self._way, context.rank
         world = RankWorld(rank, way.size, way.engine, way.backend, way.seed)
         part = Part(
-            self._item,
-            way,
+            self._plan,
             world,
-            shared=self._shared,
             extra=self._extra,
-            makers=THREAD_MAKERS,
-            ask=self._errands.ask,
             tell=context.tell_failure or _tell_nobody,
             place=self._place,
         )
@@ -140,9 +158,9 @@ class _Threads:
         self._streams.tick()
         self._errands.run_waiting()
 
-    def _collect_output(self) -> None:
+    def _collect_output(self, records: list[Record]) -> None:
         out, err = self._streams.collected
-        for record in self._records:
+        for record in records:
             record.out = out.text(record.rank)
             record.err = err.text(record.rank)
             record.log = self._logs.text(record.rank)

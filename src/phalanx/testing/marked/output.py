@@ -26,20 +26,22 @@ class Collected:
     take its own text for a while (`capsys`)."""
 
     def __init__(self, size: int) -> None:
-        self.texts = [io.StringIO() for _ in range(size)]
-        self.takers: list[list[io.StringIO]] = [[] for _ in range(size)]
+        self.size = size
+        self.texts: dict[int, io.StringIO] = {}
+        self.takers: dict[int, list[io.StringIO]] = {}
+        """Only of ranks that write, and that have `capsys`: in most tests there are none."""
         self.shown: FoldingPrinter | None = None
 
     def write(self, rank: int, text: str) -> None:
-        if self.takers[rank]:
-            self.takers[rank][-1].write(text)
+        if takers := self.takers.get(rank):
+            takers[-1].write(text)
         elif self.shown is not None:
             self.shown.write(rank, text)
         else:
-            self.texts[rank].write(text)
+            self.texts.setdefault(rank, io.StringIO()).write(text)
 
     def show_on(self, sink: TextIO) -> None:
-        self.shown = FoldingPrinter(len(self.texts), sink=sink)
+        self.shown = FoldingPrinter(self.size, sink=sink)
 
     def tick(self) -> None:
         """Show what has waited long enough for other ranks to print the same."""
@@ -55,7 +57,7 @@ class Collected:
             self.shown.close()
 
     def text(self, rank: int) -> str:
-        return self.texts[rank].getvalue()
+        return self.texts[rank].getvalue() if rank in self.texts else ""
 
 
 class Streams:
@@ -65,23 +67,23 @@ class Streams:
     def __init__(self, size: int, *, shown: bool) -> None:
         self.collected = (Collected(size), Collected(size))
         self._shown = shown
+        self._before: tuple[Any, Any] | None = None
         self._installed: tuple[RankStream, RankStream] | None = None
 
-    @contextmanager
-    def redirected(self) -> Iterator[None]:
-        before = (sys.stdout, sys.stderr)
+    def __enter__(self) -> None:
+        before = self._before = (sys.stdout, sys.stderr)
         out, err = self.collected
         if self._shown:
             out.show_on(before[0])
             err.show_on(before[1])
         self._installed = (RankStream(before[0], out), RankStream(before[1], err))
         self.install()
-        try:
-            yield
-        finally:
-            sys.stdout, sys.stderr = before
-            out.close()
-            err.close()
+
+    def __exit__(self, *error: object) -> None:
+        assert self._before is not None
+        sys.stdout, sys.stderr = self._before
+        for collected in self.collected:
+            collected.close()
 
     def tick(self) -> None:
         for collected in self.collected:
@@ -115,7 +117,7 @@ class RankCapture:
 
     def _take(self) -> None:
         for collected, own in zip(self._streams.collected, self._own, strict=True):
-            collected.takers[self._rank].append(own)
+            collected.takers.setdefault(self._rank, []).append(own)
 
     def _let_go(self) -> None:
         for collected, own in zip(self._streams.collected, self._own, strict=True):
@@ -188,26 +190,22 @@ class RankLogs(logging.Handler):
             if record.levelno >= handler.level:
                 handler.handle(record)
 
-    @contextmanager
-    def installed(self) -> Iterator[None]:
-        if not self.handlers:  # pytest runs without its logging plugin
-            yield
-            return
-        root = logging.getLogger()
-        for other in self._others:
-            other.addFilter(_outside_of_ranks)
-        root.addHandler(self)
-        try:
-            yield
-        finally:
-            root.removeHandler(self)
+    def __enter__(self) -> None:
+        if self.handlers:  # else pytest runs without its logging plugin
+            for other in self._others:
+                other.addFilter(_outside_of_ranks)
+            logging.root.addHandler(self)
+
+    def __exit__(self, *error: object) -> None:
+        if self.handlers:
+            logging.root.removeHandler(self)
             for other in self._others:
                 other.removeFilter(_outside_of_ranks)
             for logger, level in self.levels.items():
                 logger.setLevel(level)
 
     def text(self, rank: int) -> str:
-        if not self.handlers:
+        if not self.handlers or not self.handlers[rank][1].records:
             return ""
         text: str = self.handlers[rank][1].stream.getvalue()
         return text

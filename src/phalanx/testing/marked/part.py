@@ -16,8 +16,7 @@ from phalanx.errors import RankStopped, VerdictError, text_of
 from phalanx.running.outcome import trim_traceback
 from phalanx.testing import pytest_private as private
 from phalanx.testing.marked.examples import as_in_an_example, drawn_of, inner_of
-from phalanx.testing.marked.fixtures import Maker, RankFixtures
-from phalanx.testing.marked.marker import Ranks
+from phalanx.testing.marked.fixtures import FixturePlan, RankFixtures
 from phalanx.testing.marked.record import Failure, Phase, Record
 from phalanx.testing.marked.standins import Place, SharedPlace
 from phalanx.testing.marked.worlds import RankWorld
@@ -31,30 +30,20 @@ class Part:
 
     def __init__(
         self,
-        item: Any,
-        way: Ranks,
+        plan: FixturePlan,
         world: RankWorld,
         *,
-        shared: Mapping[tuple[str, int], Any],
         extra: Mapping[str, Any],
-        makers: Mapping[str, Maker],
-        ask: Callable[[str], Any],
         tell: OnFailure,
         place: SharedPlace | None = None,
     ) -> None:
         self.record = Record(world.rank)
-        self._item = item
+        self._item = plan.item
         self._extra = extra
         self._tell = tell
         self._phase: Phase = "setup"
-        self._fixtures = RankFixtures(
-            item,
-            way,
-            place=Place(world, self.record, self._represent, place),
-            shared=shared,
-            makers=makers,
-            ask=ask,
-        )
+        place_here = Place(world, self.record, self._represent, place)
+        self._fixtures = RankFixtures(plan, place_here)
         self.request = self._fixtures.top
 
     @property
@@ -79,7 +68,9 @@ class Part:
         try:
             arguments = self._fixtures.make_all()
             self._phase = "call"
-            result = self._call({**arguments, **self._extra})
+            if self._extra:
+                arguments.update(self._extra)
+            result = self._call(arguments)
         except pytest.skip.Exception as skipped:
             self._skip(skipped)
         except BaseException as error:

@@ -25,7 +25,7 @@ from phalanx.testing.marked.worlds import RankWorld
 Fail = Callable[[BaseException], Any]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Place:
     """What stand-ins in a rank need: its world, its record, and how to turn an error into a
     `Failure` while its frames are there. `shared` is there if ranks share a process."""
@@ -41,7 +41,7 @@ class Place:
             private.provide_log_handler(node, self.shared.logs.handlers[self.world.rank][0])
 
 
-@dataclass(frozen=True)
+@dataclass
 class SharedPlace:
     """What the ranks of a test have in common that share a process."""
 
@@ -110,11 +110,21 @@ def _refuse_capfd(request: RankRequest) -> Any:
     )
 
 
+PLAIN_MAKERS: dict[str, Callable[[Place], Any]] = {
+    "rank": lambda place: place.world.rank,
+    "world_size": lambda place: place.world.size,
+    "device": lambda place: place.world.device,
+    "world": lambda place: place.world,
+}
+"""Values that the rank's place has: there is nothing to make, nor to tear down."""
+
+
+def _with_request(make: Callable[[Place], Any]) -> Maker:
+    return lambda request: make(_place(request))
+
+
 COMMON_MAKERS: dict[str, Maker] = {
-    "rank": lambda request: _place(request).world.rank,
-    "world_size": lambda request: _place(request).world.size,
-    "device": lambda request: _place(request).world.device,
-    "world": lambda request: _place(request).world,
+    **{name: _with_request(make) for name, make in PLAIN_MAKERS.items()},
     "rank_tmp_path": _rank_folder,
     "record_property": _record_property,
     "subtests": _subtests,
