@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from phalanx.core import huddle as module
-from phalanx.core.huddle import Huddle
+from phalanx.core.huddle import Camp, Huddle
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "SCHED_BATCH") or len(os.sched_getaffinity(0)) < 2,
@@ -117,3 +117,43 @@ def test_where_it_is_not_possible_nothing_happens(
     huddle.scatter()
     assert worker.state() == APART
     assert not huddle.together
+
+
+def test_the_launcher_waits_where_the_ranks_of_a_camp_are(worker: Worker) -> None:
+    huddle = Huddle(Camp())
+    worker.do(huddle.visit)
+    assert worker.state() == TOGETHER
+    worker.do(huddle.end)
+    assert worker.state() == APART
+
+
+def test_without_a_camp_the_launcher_stays_where_it_is(worker: Worker) -> None:
+    worker.do(Huddle().visit)
+    assert worker.state() == APART
+
+
+def test_a_launcher_on_one_core_does_not_hide_the_others() -> None:
+    huddle = Huddle(Camp())
+    try:
+        huddle.visit()
+        assert len(os.sched_getaffinity(0)) == 1
+        assert Huddle().together
+    finally:
+        huddle.end()
+    assert os.sched_getaffinity(0) == ALL
+
+
+def test_the_launcher_goes_home_when_a_rank_asks_for_cores(worker: Worker) -> None:
+    huddle = Huddle(Camp())
+    worker.do(huddle.visit)
+    huddle.step_out()
+    assert worker.state() == APART
+
+
+def test_a_launcher_with_a_mask_of_its_own_is_left_alone(worker: Worker) -> None:
+    one = {min(ALL)}
+    worker.do(lambda: os.sched_setaffinity(0, one))
+    huddle = Huddle(Camp())
+    worker.do(huddle.visit)
+    worker.do(huddle.end)
+    assert worker.state() == (1, os.SCHED_OTHER)

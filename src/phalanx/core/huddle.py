@@ -73,12 +73,12 @@ class Huddle:
     def visit(self) -> None:
         """First thing in the launcher, if there is a camp: it waits on the core of the ranks,
         for both wake the other without waking a core, and find all in its cache."""
-        if self._has_camp and self.together:
-            native = threading.get_native_id()
-            if _cores_of(0) == self._all:
-                self._launcher = native
-                _visiting[native] = self._all
-                _bring(0, self._one)
+        if not self._has_camp or not self.together:
+            return
+        if _cores_of(0) == self._all and os.sched_getscheduler(0) == os.SCHED_OTHER:
+            self._launcher = threading.get_native_id()
+            _visiting[self._launcher] = self._all
+            _bring(0, self._one)
 
     def go_home(self) -> None:
         """The launcher has something to do, or the run is over."""
