@@ -144,9 +144,7 @@ def _first_batch(
         FIRST_BATCH,
         (FIRST_BATCH.name, frozenset(call.place for call in batches)),
         ranks,
-        f'{name_ranks(ranks)} {_verb(ranks, "begins", "begin")} group "{group.name}" with '
-        f"batched messages, {name_ranks(others)} "
-        f"{_verb(others, 'does', 'do')} not; NCCL may hang",
+        f'group "{group.name}" begins with a batch of {name_ranks(ranks)} alone; NCCL may hang',
         tuple(calls),
         facts,
     )

@@ -23,7 +23,7 @@ HALF_BATCHED = Law(
     "half-batched",
     "batched messages go over the group's communicator, single ones over one of the two "
     "ranks; a message that is batched on one side only never arrives",
-    "ProcessGroupNCCL.cpp: pointToPoint",
+    "ProcessGroupNCCL.hpp: devNCCLCommMap_; torch.distributed.batch_isend_irecv",
     "batch both sides, or neither",
 )
 
@@ -84,8 +84,8 @@ def _half_batched(send: Issued, receive: Issued) -> Hazard:
         HALF_BATCHED,
         (HALF_BATCHED.name, send.place, receive.place),
         (send.rank, receive.rank),
-        f"rank {batched.rank} batches a {batched.name} that rank {single.rank} answers by a "
-        f"single {single.name}; NCCL hangs",
+        f"rank {batched.rank}'s batched {batched.name} meets rank {single.rank}'s single "
+        f"{single.name}; NCCL may hang",
         (((send.rank,), send, _manner(send)), ((receive.rank,), receive, _manner(receive))),
     )
 
@@ -108,8 +108,8 @@ def _ignored_tag(meant: Issued, instead: Issued, receive: Issued) -> Hazard:
         IGNORED_TAGS,
         (IGNORED_TAGS.name, receive.place, meant.place),
         (meant.rank, receive.rank),
-        f"rank {receive.rank} receives messages of rank {meant.rank} out of order, by tag; "
-        "NCCL ignores tags",
+        f"rank {receive.rank} receives from rank {meant.rank} out of order by tags, which NCCL "
+        "ignores",
         (
             ((receive.rank,), receive, f"takes the message with tag {receive.tag}"),
             ((meant.rank,), meant, "which is this one"),

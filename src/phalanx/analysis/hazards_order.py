@@ -27,7 +27,7 @@ OPPOSITE_ORDERS = Law(
 UNBATCHED = Law(
     "unbatched",
     "sends and receives that need each other to go on must be one batch",
-    "NCCL user guide, Point-to-point communication; ProcessGroupNCCL.cpp: pointToPoint",
+    "NCCL user guide, Point-to-point communication; torch.distributed.batch_isend_irecv",
     "give them all to one dist.batch_isend_irecv, or let one rank send first and the other "
     "receive first",
 )
@@ -67,7 +67,7 @@ def find_orders(trace: Trace, traffic: dict[Way, Traffic]) -> Iterator[Hazard]:
         laters = [lanes[hop.lane].call_at(hop.later, hop.owes) for hop in cycle]
         key = frozenset((call.name, call.place) for call in (*firsts, *laters))
         if key in known:
-            yield replace(known[key], ranks=tuple(sorted({call.rank for call in firsts})))
+            yield _again(known[key], firsts)
             continue
         if all(call.is_message for call in firsts):
             hazard = _of_messages(firsts, laters)
@@ -75,6 +75,13 @@ def find_orders(trace: Trace, traffic: dict[Way, Traffic]) -> Iterator[Hazard]:
             hazard = _of_orders(trace, firsts, _orders(lanes, cycle, firsts, laters))
         known[key] = replace(hazard, key=(hazard.law.name, key))
         yield known[key]
+
+
+def _again(known: Hazard, firsts: list[Issued]) -> Hazard:
+    """The same lines, maybe on other ranks."""
+    if known.law is OPPOSITE_ORDERS:
+        return known
+    return replace(known, ranks=tuple(sorted({call.rank for call in firsts})))
 
 
 def _lanes(trace: Trace, messages: dict[int, Hashable]) -> list[_Lane]:
@@ -126,13 +133,14 @@ def _of_messages(firsts: list[Issued], laters: list[Issued]) -> Hazard:
     who, names = name_ranks(ranks), {call.name for call in firsts}
     to, at = ("to each other", "from each other") if len(ranks) == 2 else ("in a ring",) * 2
     if len(ranks) == 1:
-        headline = f"{who} sends to itself and receives in two calls; NCCL may hang"
+        does = "sends to itself, then receives"
     elif names == {"send"}:
-        headline = f"{who} send {to} before they receive, unbatched; NCCL may hang"
+        does = f"send {to} first"
     elif names == {"recv"}:
-        headline = f"{who} receive {at} before they send, unbatched; NCCL may hang"
+        does = f"receive {at} first"
     else:
-        headline = f"{who} exchange messages, unbatched, in orders that clash; NCCL may hang"
+        does = "exchange messages in orders that clash"
+    headline = f"{who} {does}, unbatched; NCCL may hang"
     rows = _rows(firsts, laters)
     return Hazard(UNBATCHED, None, ranks, headline, _calls(rows), _path(firsts))
 
@@ -140,20 +148,33 @@ def _of_messages(firsts: list[Issued], laters: list[Issued]) -> Hazard:
 def _of_orders(trace: Trace, firsts: list[Issued], rows: list[Row]) -> Hazard:
     odd = _at_fault(rows)
     ranks = odd or tuple(sorted({rank for row in rows for rank in row[0]}))
-    if any(call.is_message for call in firsts):
-        words = dict.fromkeys(_word(call) for call in firsts)
-        verb, what = "issue", " and ".join(words)
-    else:
-        *most, last = dict.fromkeys(f'"{trace.groups[c.group].name}"' for c in firsts)
-        verb, what = "use", f"{', '.join(most)} and {last}"
-    if odd:
-        rest = next(row[0] for row in rows if row[0] != odd)
-        verb += "s" if len(odd) == 1 else ""
-        how = f"in the opposite order of {name_ranks(rest)}"
-    else:
-        how = "in opposite orders" if len(rows) == 2 else "in orders that make a cycle"
-    headline = f"{name_ranks(ranks)} {verb} {what} {how}; NCCL may hang"
+    does = _usage(trace, firsts, rows, odd) if odd else _difference(trace, firsts)
+    headline = f"{name_ranks(ranks)} {does}; NCCL may hang"
     return Hazard(OPPOSITE_ORDERS, None, ranks, headline, _calls(rows), _path(firsts))
+
+
+def _usage(trace: Trace, firsts: list[Issued], rows: list[Row], odd: tuple[int, ...]) -> str:
+    """What the odd ranks did that the others did not."""
+    (_, first, later), (rest, _, _) = rows if rows[0][0] == odd else rows[::-1]
+    one, other = _what(trace, [first, later])
+    verb = "issue" if any(call.is_message for call in firsts) else "use"
+    return f"{verb}{'s' * (len(odd) == 1)} {one} before {other}, unlike {name_ranks(rest)}"
+
+
+def _difference(trace: Trace, firsts: list[Issued]) -> str:
+    *most, last = _what(trace, firsts)
+    what = f"{', '.join(most)} and {last}"
+    if any(call.is_message for call in firsts):
+        return f"order {what} differently"
+    how = "in opposite orders" if len(firsts) == 2 else "in orders that make a cycle"
+    return f"use {what} {how}"
+
+
+def _what(trace: Trace, calls: list[Issued]) -> list[str]:
+    """Groups by name, or the calls where there are messages among them."""
+    if any(call.is_message for call in calls):
+        return [_word(call) for call in calls]
+    return [f'"{trace.groups[call.group].name}"' for call in calls]
 
 
 def _rows(firsts: list[Issued], laters: list[Issued]) -> list[Row]:

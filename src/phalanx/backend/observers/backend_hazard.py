@@ -88,7 +88,7 @@ def _chooser(session: Session) -> Callable[[Step], bool]:
     asked = {step.assembly for c in session.ranks for step in c.journal}
     by_name = {met for met in asked if NCCL in met.backend}
     if session.profile == NCCL:
-        chosen = by_name or asked
+        chosen = by_name if session.has_nccl else asked
         return lambda step: step.assembly in chosen
     on_gpu = {
         step.assembly for c in session.ranks for step in c.journal if step.device is not None
