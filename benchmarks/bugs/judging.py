@@ -16,6 +16,7 @@ table `WORDS` errs on the side of Gloo. Pure functions over what `places.py` bro
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -29,10 +30,11 @@ WORDS = {
         r"invalid|must |should |expect|not part of|not in |out of range|not initialized|"
         r"not been initialized|twice|required|requires|divisible|doesn't equal|sum up|"
         r"cannot |does not support|unsupported|only |has no |not contiguous|wrong|None is|"
-        r"destroyed|not equal|incorrect|mismatch|not match|contiguous|smaller|larger|Invalid"
+        r"destroyed|not equal|incorrect|mismatch|not match|doesn't match|contiguous|smaller|"
+        r"larger|can't |check failed|enforce fail"
     ),
     "mismatch": (
-        r"mismatch|not match|doesn't match|Detected .* collectives|op\.preamble\.length|"
+        r"mismatch|not match|doesn't match|Detected .* collectives|enforce fail|"
         r"inconsistent|different (shape|size|dtype|number|op|root)|same (size|shape|type)|"
         r"sizes? do(es)? not|is not equal|model parameters|verifies? .* parameters"
     ),
@@ -131,40 +133,55 @@ def judge_texts(
     """A run on Gloo: results by rank, None where a process told none."""
     score = partial(Score, program.id, program.letter, place)
     errors = {r["rank"]: r for r in results if r is not None and r["error"] is not None}
-    died = [
-        rank
+    died = {
+        rank: code
         for rank, (result, code) in enumerate(zip(results, codes, strict=True))
-        if result is None and not hung
-    ]
-    warned = "\n".join(outputs)
+        if result is None and code is not None and code != -signal.SIGKILL
+    }
+    said = (_what_came(errors, died, hung=hung),)
     if not program.kinds:
         bad = bool(errors or died or hung)
-        said = tuple(_first_line(each["error"]) for each in errors.values())[:1]
-        return score(outcome="false alarm" if bad else "clean", said=said)
+        return score("false alarm" if bad else "clean", said=said)
     naming = {
         rank: each
         for rank, each in errors.items()
         if _names_cause(program, rank, each["error"])
     }
-    if not naming and not errors and _has_words(program.kinds, warned):
-        return score(outcome="named", seconds=None, said=("a warning",))
-    if "rank-failed" in program.kinds and set(died) & (program.faulty or set()):
-        return score(outcome="named", rank=True, said=("a rank died",))
-    if not naming:
-        outcome = "symptom" if errors or died else "silent"
-        said = tuple(_first_line(each["error"]) for each in errors.values())[:1]
-        said = said or (("hangs",) if hung else ("passes",))
-        first = min((each["seconds"] for each in errors.values()), default=None)
-        return score(outcome=outcome, seconds=first, said=said)
-    texts = " ".join(each["error"] for each in naming.values())
-    return score(
-        outcome="named",
-        rank=_text_names_rank(program, set(naming), texts),
-        line=not program.lines
-        or any(program.lines & set(each["lines"]) for each in naming.values()),
-        seconds=min(each["seconds"] for each in naming.values()),
-        said=(_first_line(next(iter(naming.values()))["error"]),),
-    )
+    if naming:
+        texts = " ".join(each["error"] for each in naming.values())
+        lines = {line for each in naming.values() for line in each["lines"]}
+        return score(
+            "named",
+            rank=_text_names_rank(program, set(naming), texts),
+            line=not program.lines or bool(program.lines & lines),
+            seconds=min(each["seconds"] for each in naming.values()),
+            said=(_first_line(next(iter(naming.values()))["error"]),),
+        )
+    printing = {
+        rank for rank, text in enumerate(outputs) if _prints_cause(program, text, rank in died)
+    }
+    if "rank-failed" in program.kinds:  # the launcher says which rank ended, and with what
+        ended = {rank for rank, code in died.items() if code > 0}
+        printing |= ended & (program.faulty or ended)
+    if printing:
+        return score("named", rank=_text_names_rank(program, printing, ""), said=said)
+    first = min((each["seconds"] for each in errors.values()), default=None)
+    return score("symptom" if errors or died else "silent", seconds=first, said=said)
+
+
+def _what_came(errors: dict[int, dict[str, Any]], died: dict[int, int], *, hung: bool) -> str:
+    if errors:
+        return _first_line(next(iter(errors.values()))["error"])
+    if died:
+        rank, code = next(iter(died.items()))
+        return f"rank {rank} ended with {code}"
+    return "hangs" if hung else "passes"
+
+
+def _prints_cause(program: Program, text: str, has_died: bool) -> bool:
+    """Warnings, and what C++ prints when it takes a rank down."""
+    kinds = [kind for kind in program.kinds if kind != "invalid-call" or has_died]
+    return _has_words(kinds, text)
 
 
 def _names_cause(program: Program, rank: int, text: str) -> bool:
@@ -182,12 +199,12 @@ def _has_words(kinds: Sequence[str], text: str) -> bool:
 
 
 def _text_names_rank(program: Program, raised: set[int], text: str) -> bool:
-    """The error came up in ranks at fault only, or its text names one of them as such."""
+    """The error came up in ranks at fault only, or its text names them, maybe with others."""
     if program.faulty is None or raised <= program.faulty:
         return True
     text = re.sub(r"\[Rank \d+\]:", "", text)  # who says so
     named = {int(each) for each in re.findall(r"[Rr]anks? (\d+)", text)}
-    return bool(named) and named <= program.faulty
+    return named >= program.faulty
 
 
 def _first_line(text: str) -> str:

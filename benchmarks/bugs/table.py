@@ -66,10 +66,8 @@ def failures(scores: Sequence[Score], programs: Sequence[Program]) -> str:
 def by_class(scores: Sequence[Score]) -> str:
     """Rows of classes, columns of places: named with kind, rank, line, of how many."""
     places = list(dict.fromkeys(score.place for score in scores))
-    head = "| class | programs |" + "".join(
-        f" {TITLES[place]}: kind | rank | line |" for place in places
-    )
-    rule = "|---|---|" + "---|---|---|" * len(places)
+    head = "| class |" + "".join(f" {TITLES[place]}: kind | rank | line |" for place in places)
+    rule = "|---|" + "---|---|---|" * len(places)
     rows = [head, rule]
     letters = [letter for letter in CLASSES if letter != "X"]
     for letter in [*letters, "all"]:
@@ -82,10 +80,10 @@ def by_class(scores: Sequence[Score]) -> str:
                 and (score.letter == letter or (letter == "all" and score.letter != "X"))
             ]
             named = [score for score in here if score.outcome == "named"]
-            cells += [len(named), sum(s.rank for s in named), sum(s.line for s in named)]
-        if here:
-            name = "**all**" if letter == "all" else f"{letter} {CLASSES[letter]}"
-            rows.append(f"| {name} | {len(here)} | " + " | ".join(map(str, cells)) + " |")
+            rank, line = sum(s.rank for s in named), sum(s.line for s in named)
+            cells += [f"{len(named)} of {len(here)}", str(rank), str(line)]
+        name = "**all**" if letter == "all" else f"{letter} {CLASSES[letter]}"
+        rows.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(rows)
 
 
@@ -202,7 +200,7 @@ The {opened} programs that were laid down before there were any checks, alone:
   collectives", a failed enforcement of a message's size, a list of ranks that did not pass a
   monitored barrier all count.
 - **Rank**: ranks at fault are named and no others. On Gloo the error came up in them only, or
-  its text names them. Where nobody can say who is wrong (one against one), anything counts.
+  its text names them, even among others. Where nobody can say who is wrong (one against one), anything counts.
 - **Line**: at least one of the lines marked in the program is in the report; on Gloo, in the
   traceback of an error that names the cause.
 - **Other error only**: a timeout, a closed connection, a crash, or a verdict of another kind.
@@ -212,7 +210,8 @@ The {opened} programs that were laid down before there were any checks, alone:
 - **Time to report** is counted from the start of the ranks, in a fresh process with torch
   loaded, so for Phalanx it is mostly that of starting for the first time.
 - Programs marked `profile nccl` are about what NCCL would do. Phalanx runs them with
-  `--profile nccl`; on Gloo they are correct, so there is nothing for Gloo to say.
+  `--profile nccl`; on Gloo they are right, so the wrong ones are not run there.
+- With torch 2.13 on CPUs, every program with DDP dies of a segmentation fault under DETAIL.
 
 ## By class
 
