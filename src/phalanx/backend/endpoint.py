@@ -30,7 +30,7 @@ from phalanx.backend import (
 )
 from phalanx.backend.collectives import Meaning
 from phalanx.backend.describe import describe_pending
-from phalanx.backend.observers import crossed_order, message_race, thread_race
+from phalanx.backend.observers import crossed_order, leak, message_race, thread_race
 from phalanx.backend.origins import origin_here
 from phalanx.backend.raising import InvalidCallError, one_for_each
 from phalanx.backend.session import RankContext, Session
@@ -139,6 +139,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
                 f"{self._member} of a group of {self._count}; do all ranks make all groups, in "
                 "the same order and with the same members?"
             )
+        leak.made(self, default=context.torch_state.default_pg is None)
 
     def what_can_change(self) -> tuple[Any, ...]:
         """What a program may have set on this object, for `heirloom.py`."""

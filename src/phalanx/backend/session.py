@@ -73,8 +73,11 @@ class RankContext:
         the number of the batch."""
         self.in_flight: Any = None
         """The `guard.Book` of a rank that has made asynchronous calls."""
-        self.destroyed: list[tuple[tuple[int, ...], str, Mark | None]] = []
-        """Groups that the rank has destroyed, each by itself: members, name and place."""
+        self.destroyed: list[tuple[tuple[int, ...], str, Mark | None, int]] = []
+        """Groups that the rank has destroyed, each by itself: members, name, place, and how
+        many collectives of the default group it had called by then."""
+        self.calls_in_all = 0
+        """How many these were when it destroyed the default group."""
         self.stock: tuple[Any, ...] | None = None
         """What `heirloom.py` found when the default group was new."""
         self.untouched = False
@@ -138,6 +141,10 @@ class Session:
         """Which groups ranks made, by their default group; see `lifecycle.py`."""
         self.notes: dict[str, Any] = {}
         """What checks remember about the run, by their kind."""
+        self.makes_world = False
+        """Whether the engine makes the default group, and ends it, and not the program."""
+        self.began_at: Mark | None = None
+        """Where the default group was made."""
         self.order: Ordering | None = None
         """What happens before what, once there is something that could race."""
         self.posts = 0

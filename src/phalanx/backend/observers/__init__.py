@@ -13,6 +13,7 @@ from types import MappingProxyType
 from phalanx.backend import lifecycle
 from phalanx.backend.observers.backend_hazard import find_backend_hazards
 from phalanx.backend.observers.crossed_order import find_crossed_order
+from phalanx.backend.observers.leak import find_leaked_groups
 from phalanx.backend.observers.message_race import find_message_races
 from phalanx.backend.observers.unwaited_work import find_unwaited_work
 from phalanx.backend.session import Session
@@ -25,6 +26,7 @@ AT_END: Mapping[str, Check] = MappingProxyType(
         "mismatch": lifecycle.find_at_end,
         "backend-hazard": find_backend_hazards,
         "crossed-order": find_crossed_order,
+        "leak": find_leaked_groups,
         "message-race": find_message_races,
         "unwaited-work": find_unwaited_work,
     }

@@ -1,0 +1,97 @@
+"""Groups that are made again and again, and a world that is never taken down. Pure.
+
+| seen                                                       | verdict                        |
+|------------------------------------------------------------|--------------------------------|
+| `FEW` groups or more of the same ranks, made at one line by |                               |
+| the same way, alive at once, and the program can no longer |                                |
+| reach the first: nothing of its own refers to it           | leak                           |
+| the same by a mesh, `MANY` times: meshes know their groups |                                |
+| by name only                                               | leak                           |
+| groups of the same ranks that the program keeps            | legal: one for each purpose    |
+| groups of other ranks, or at other lines                   | legal: subgroups               |
+| each destroyed before the next one                         | legal                          |
+| the program made the world on NCCL and left it             | leak: NCCL asks for it         |
+| the same on Gloo, or a world that Phalanx made             | legal                          |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from phalanx.model import CallBlock, Finding, Group, Op, Site
+
+FEW, MANY = 3, 8
+
+
+@dataclass(frozen=True)
+class Making:
+    """Groups of one set of ranks, made at one place. `most` were alive at once; `lost` says
+    that the program cannot reach the first of them any more, `by_name` that this cannot be
+    seen because they were made by a mesh."""
+
+    ranks: tuple[int, ...]
+    site: Site | None
+    made: int
+    most: int
+    lost: bool
+    by_name: bool = False
+
+
+def find_leaks(makings: Iterable[Making]) -> tuple[Finding, ...]:
+    """One finding for each line."""
+    by_site: dict[Site | None, list[Making]] = {}
+    for making in makings:
+        if making.most >= (MANY if making.by_name else FEW) and (making.lost or making.by_name):
+            by_site.setdefault(making.site, []).append(making)
+    return tuple(_leak(found) for found in by_site.values())
+
+
+def _leak(found: Sequence[Making]) -> Finding:
+    largest = max(found, key=lambda making: (making.most, making.ranks))
+    ranks = tuple(sorted({rank for making in found for rank in making.ranks}))
+    name = "init_device_mesh" if largest.by_name else "new_group"
+    op = Op(rank=ranks[0], name=name, group=Group("world", ranks), site=largest.site)
+    site = largest.site
+    return Finding(
+        kind="leak",
+        severity="warning",
+        ranks=ranks,
+        headline=(
+            f"{site} made a group of the same ranks {largest.made} times; "
+            f"{largest.most} were alive at once"
+        ),
+        blocks=(CallBlock(ranks, op),),
+        facts=(("rule", "each group holds connections and memory until it is destroyed"),),
+        hint=(
+            "make it once and keep it, or call dist.destroy_process_group(group) when it is "
+            "done with"
+        ),
+    )
+
+
+def find_left_world(ranks: Sequence[int], backend: str, site: Site | None) -> Finding | None:
+    """The ranks that made a world on NCCL and ended without taking it down."""
+    if not ranks or "nccl" not in backend:
+        return None
+    op = Op(
+        rank=ranks[0],
+        name="init_process_group",
+        group=Group("world", tuple(ranks)),
+        site=site,
+    )
+    who = "a rank" if len(ranks) == 1 else f"{len(ranks)} ranks"
+    return Finding(
+        kind="leak",
+        severity="warning",
+        ranks=tuple(ranks),
+        headline=f"{who} ended without destroy_process_group, which NCCL asks for",
+        blocks=(CallBlock(tuple(ranks), op),),
+        facts=(
+            (
+                "rule",
+                "NCCL warns at exit, and what is in flight may be lost or hang",
+            ),
+        ),
+        hint="call dist.destroy_process_group() as the last thing on every rank",
+    )

@@ -1,0 +1,125 @@
+"""Leak: groups made in a loop and never destroyed; a world on NCCL that is left standing.
+
+`made` is called for every end of a group. Deciding is done in `analysis/leak.py`.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import weakref
+from collections.abc import Iterable
+from types import FrameType, MethodType
+from typing import Any
+
+from phalanx import callsite
+from phalanx.analysis.leak import FEW, MANY, Making, find_leaks, find_left_world
+from phalanx.backend.session import Session
+from phalanx.model import Verdict
+
+KIND = "leak"
+SEARCHES = 4
+"""How often in a run it is found out what refers to a group, which takes 30 ms."""
+_DEPTH = 12
+_MAKERS = ("distributed_c10d.py", "c10d_logger.py")
+"""Torch's files through which a program's own call to `new_group` goes."""
+
+
+class _Entry:
+    """Groups of one set of ranks that were made by one way through the program."""
+
+    __slots__ = ("by_name", "ends", "lost", "made", "most", "place", "searches")
+
+    def __init__(self, place: callsite.Mark | None, by_name: bool) -> None:
+        self.place = place
+        self.by_name = by_name
+        self.ends: list[weakref.ref[Any]] = []
+        self.made = 0
+        self.most = 0
+        self.lost = False
+        self.searches = 0
+
+
+def made(end: Any, *, default: bool) -> None:
+    """A rank's end of a new group; only the first member of each is looked at."""
+    session: Session = end._session
+    if KIND not in session.kinds or end._member:
+        return
+    if default:
+        session.began_at = callsite.mark(2)
+        return
+    way, by_name = _way_here(sys._getframe(2))
+    entries = session.notes.setdefault(KIND, {})
+    ranks = end._assembly.ranks
+    entry = entries.get((way, ranks))
+    if entry is None:
+        entry = entries[way, ranks] = _Entry(way[0] if way else None, by_name)
+    alive = [ref for ref in entry.ends if (one := ref()) is not None and not one._closed]
+    entry.ends = [*alive, weakref.ref(end)]
+    entry.made += 1
+    entry.most = max(entry.most, len(entry.ends))
+    if not by_name and not entry.lost and len(alive) + 1 in (FEW, MANY):
+        entry.lost = _is_lost(session, alive[0]())
+
+
+def find_leaked_groups(session: Session) -> Iterable[Verdict]:
+    entries = session.notes.pop(KIND, {})
+    session.notes.pop("leak-searches", None)
+    makings = [
+        Making(
+            ranks,
+            callsite.resolve(entry.place),
+            entry.made,
+            entry.most,
+            entry.lost,
+            entry.by_name,
+        )
+        for (_, ranks), entry in entries.items()
+        if entry.most >= FEW
+    ]
+    return [*find_leaks(makings), *_left_world(session)]
+
+
+def _left_world(session: Session) -> Iterable[Verdict]:
+    """Worlds that the program itself began. Those that Phalanx began it also ends."""
+    if session.makes_world or not (session.has_nccl or session.profile == "nccl"):
+        return
+    left = [each.rank for each in session.ranks if each.torch_state.default_pg is not None]
+    if left:
+        group = session.ranks[left[0]].torch_state.default_pg
+        backend = "nccl" if session.profile == "nccl" else group.name()
+        found = find_left_world(left, backend, callsite.resolve(session.began_at))
+        if found is not None:
+            yield found
+
+
+def _way_here(frame: FrameType | None) -> tuple[tuple[callsite.Mark, ...], bool]:
+    """The user's frames, and whether torch itself made the group, as for a mesh."""
+    marks: list[callsite.Mark] = []
+    by_name = False
+    while frame is not None and len(marks) < _DEPTH:
+        file = frame.f_code.co_filename
+        if not callsite.is_library(file):
+            marks.append((frame.f_code, frame.f_lasti))
+        elif not marks and not callsite.is_own_file(file) and not file.endswith(_MAKERS):
+            by_name |= f"{os.sep}torch{os.sep}" in file
+        frame = frame.f_back
+    return tuple(marks), by_name
+
+
+def _is_lost(session: Session, end: Any) -> bool:
+    """Whether nothing but torch's tables and ours refers to the group."""
+    searches = session.notes.get("leak-searches", 0)
+    if end is None or searches >= SEARCHES:
+        return False
+    session.notes["leak-searches"] = searches + 1
+    state = end._context.torch_state
+    known = {id(each) for each in vars(state).values()}
+    known |= {id(each) for each in state.tags_to_pg.values()}
+    known |= {id(end._assembly.ends), id(vars(end))}
+    return all(
+        id(each) in known or isinstance(each, MethodType)
+        for each in gc.get_referrers(end)
+        if each is not sys._getframe()
+    )
