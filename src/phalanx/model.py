@@ -244,6 +244,13 @@ class Deadlock(Verdict):
     def partial(self) -> bool:
         return any(block.view.status == "moving" for block in self.blocks)
 
+    @property
+    def missed(self) -> tuple[int, ...]:
+        """Ranks that have returned and that others wait for, at fault or not."""
+        gone = {r for b in self.blocks if b.view.status == "finished" for r in b.ranks}
+        waits = [b.view.wait for b in self.blocks if b.view.status == "waiting"]
+        return tuple(sorted(gone.intersection(r for w in waits if w for r in w.needs)))
+
 
 @dataclass(frozen=True)
 class Stall(Verdict):

@@ -55,7 +55,8 @@ def hint_deadlock(deadlock: Deadlock, views: Sequence[RankView]) -> str | None:
     if near:
         return near
     if deadlock.cause == "finished-peer":
-        peers = set(deadlock.ranks)
+        needed = {rank for view in waiting if view.wait for rank in view.wait.needs}
+        peers = {view.rank for view in views if view.status == "finished"} & needed
         return _too_few_calls([view for view in views if view.rank in peers], waiting)
     if deadlock.cause == "cycle":
         members = set(deadlock.cycle)

@@ -9,6 +9,7 @@ against the others' n-th; a group is written as its backend and members.
 | some made fewer groups than others when all have returned, or are waited for in one | error |
 | groups of `use_local_synchronization=True` | none: only members make these |
 | two groups destroyed in opposite orders by two members of both | warning |
+| a member keeps a group that others destroyed, though all of them went on together | warning |
 | some ranks leave the destroying to the end of the process | none |
 
 torch asks for the first two in `new_group`'s documentation: all ranks call it, members or
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from phalanx.analysis.hints import name_ranks
 from phalanx.model import CallBlock, Finding, Op
@@ -104,6 +106,41 @@ def find_destroy_mismatch(destroyed: Mapping[int, Sequence[Op]]) -> Finding | No
     return None
 
 
+def find_kept_group(
+    destroyed: Mapping[int, Sequence[Op]], went_on: Mapping[int, int]
+) -> Finding | None:
+    """A group that some members destroyed and others never did by themselves. An op's number
+    is how many collectives of the default group went before, `went_on` how many there were in
+    the end: members that leave a group to the end of the process are in order."""
+    by_group: dict[str, list[Op]] = {}
+    for ops in destroyed.values():
+        for op in ops:
+            by_group.setdefault(op.group.name, []).append(op)
+    for ops in by_group.values():
+        group = ops[0].group
+        keepers = tuple(sorted(set(group.ranks) - {op.rank for op in ops}))
+        last = max(op.number or 0 for op in ops)
+        if keepers and all(went_on.get(rank, 0) > last for rank in group.ranks):
+            return _kept(ops, keepers)
+    return None
+
+
+def _kept(ops: Sequence[Op], keepers: tuple[int, ...]) -> Finding:
+    callers = name_ranks(op.rank for op in ops)
+    group = ops[0].group
+    plain = [replace(op, number=None) for op in ops]
+    return Finding(
+        kind="mismatch",
+        severity="warning",
+        ranks=keepers,
+        headline=f'{callers} destroyed "{group.name}" where {name_ranks(keepers)} did not',
+        blocks=tuple(CallBlock(ranks, op) for ranks, op in _alike(plain)),
+        facts=(
+            ("rule", "all members of a group destroy it: NCCL may wait for the others there"),
+        ),
+    )
+
+
 def _opposite(one: tuple[Op, Op], other: tuple[Op, Op]) -> Finding:
     first, second = one[0].group.name, one[1].group.name
     ranks = one[0].rank, other[0].rank
@@ -116,7 +153,7 @@ def _opposite(one: tuple[Op, Op], other: tuple[Op, Op]) -> Finding:
             f"where rank {ranks[1]} destroyed them in the other order"
         ),
         blocks=tuple(
-            CallBlock((pair[0].rank,), op, notes=(note,))
+            CallBlock((pair[0].rank,), replace(op, number=None), notes=(note,))
             for pair in (one, other)
             for op, note in zip(pair, ("first", "then"), strict=True)
         ),

@@ -209,11 +209,28 @@ def _find_cause(
     orphans = {rank: wait for rank, wait in named.items() if _waits_for(wait, gone)}
     cycle = find_cycle({rank: w.needs for rank, w in named.items() if rank not in orphans})
     if cycle:
-        return "cycle", tuple(sorted(cycle)), cycle
+        odd = _find_odd(waits[rank] for rank in cycle)
+        return "cycle", tuple(sorted(odd or cycle)), cycle
     if orphans:
         blamed = gone & _all_needs(orphans.values())
+        odd = _find_odd(orphans.values())
+        if odd and (blamed <= odd or not odd & blamed):
+            blamed = odd & blamed or odd
         return "finished-peer", tuple(sorted(blamed)), ()
     return "nobody-can", (), ()
+
+
+def _find_odd(waits: Iterable[Wait]) -> set[int]:
+    """Who is in the minority of the collectives waited in: members that have come to one, or
+    that have not. Empty where there is no majority, or several that contradict each other."""
+    odd: set[int] | None = None
+    slots = {(w.op.group.name, w.op.number): w for w in waits if w.op.number is not None}
+    for wait in slots.values():
+        members, missing = set(wait.op.group.ranks), set(wait.needs)
+        few, many = sorted((missing, members - missing), key=len)
+        if len(few) < len(many):
+            odd = few if odd is None else odd & few
+    return odd or set()
 
 
 def _all_needs(waits: Iterable[Wait]) -> set[int]:

@@ -14,6 +14,7 @@ from typing import Any
 from phalanx import callsite
 from phalanx.analysis.lifecycle import (
     find_destroy_mismatch,
+    find_kept_group,
     find_making_mismatch,
     find_missing_making,
 )
@@ -136,8 +137,9 @@ def note_destroyed(context: RankContext, met: Assembly, *, is_default: bool) -> 
     mark = callsite.mark(2)
     destroyed = context.destroyed
     if not is_default:
-        destroyed.append((met.ranks, met.name, mark))
+        destroyed.append((met.ranks, met.name, mark, _calls_so_far(context)))
         return
+    context.calls_in_all = _calls_so_far(context)
     while destroyed and destroyed[-1][2] == mark:
         destroyed.pop()
 
@@ -166,8 +168,10 @@ def find_at_end(session: Session) -> list[Verdict]:
         verdict = find_missing_making(each.ops())
         if verdict is not None:
             found.append(verdict)
-    if any(len(context.destroyed) > 1 for context in session.ranks):
-        verdict = find_destroy_mismatch({c.rank: _destroyed_ops(c) for c in session.ranks})
+    if any(context.destroyed for context in session.ranks):
+        ops = {context.rank: _destroyed_ops(context) for context in session.ranks}
+        calls = {c.rank: c.calls_in_all or _calls_so_far(c) for c in session.ranks}
+        verdict = find_destroy_mismatch(ops) or find_kept_group(ops, calls)
         if verdict is not None:
             found.append(verdict)
     for context in session.ranks:
@@ -176,10 +180,19 @@ def find_at_end(session: Session) -> list[Verdict]:
 
 
 def _destroyed_ops(context: RankContext) -> list[Op]:
+    rank, name = context.rank, "destroy_process_group"
     return [
-        Op(context.rank, "destroy_process_group", Group(name, ranks), site=resolve(mark))
-        for ranks, name, mark in context.destroyed
+        Op(rank, name, Group(group, ranks), number=calls, site=resolve(mark))
+        for ranks, group, mark, calls in context.destroyed
     ]
+
+
+def _calls_so_far(context: RankContext) -> int:
+    """How many collectives the rank has called on its default group."""
+    group = context.torch_state.default_pg
+    if group is None or group._assembly is None:
+        return 0
+    return int(group._assembly.next_number[group._member])
 
 
 def _op(rank: int, made: _Made) -> Op:

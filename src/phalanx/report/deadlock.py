@@ -42,7 +42,7 @@ def headline_deadlock(verdict: Deadlock) -> str:
         return f"{_cycle_headline(verdict)}; {_continue_text(verdict)}"
     if verdict.cause == "nobody-can":
         return _nobody_headline(verdict)
-    fault = verdict.ranks
+    fault = verdict.ranks if verdict.cause == "failed-peer" else verdict.missed
     waiting = [block for block in _waiting(verdict) if _needs_any(block.view, fault)]
     ranks = tuple(rank for block in waiting for rank in block.ranks)
     return (

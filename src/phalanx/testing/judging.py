@@ -229,7 +229,7 @@ def _waits_for_skipped(error: VerdictError, returned: Mapping[int, Any]) -> bool
     verdict = error.verdict
     if not isinstance(verdict, Deadlock) or verdict.cause != "finished-peer":
         return False
-    ends = [returned.get(rank) for rank in verdict.ranks]
+    ends = [returned.get(rank) for rank in verdict.missed]
     return bool(ends) and all(isinstance(e, Ended) and e.skip is not None for e in ends)
 
 
