@@ -48,7 +48,10 @@ def find_backend_hazards(session: Session) -> Iterable[Verdict]:
         return ()
     severity: Severity = "error" if session.profile else "warning"
     found = [*_findings_of_refusals(session, severity)]
-    if session.profile in (None, NCCL):
+    latest = [context.last_call for context in session.ranks]
+    before = session.notes.get("backend-hazard")
+    session.notes["backend-hazard"] = latest
+    if session.profile in (None, NCCL) and latest != before:
         trace = _trace_of(session)
         found += as_findings(_hazards_in(trace, session), _describe, severity)
     fresh = [each for each in found if each not in session.told]
