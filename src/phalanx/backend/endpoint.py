@@ -30,7 +30,13 @@ from phalanx.backend import (
 )
 from phalanx.backend.collectives import Meaning
 from phalanx.backend.describe import describe_pending
-from phalanx.backend.observers import crossed_order, leak, message_race, thread_race
+from phalanx.backend.observers import (
+    crossed_order,
+    leak,
+    message_race,
+    rank_space,
+    thread_race,
+)
 from phalanx.backend.origins import origin_here
 from phalanx.backend.raising import InvalidCallError, one_for_each
 from phalanx.backend.session import RankContext, Session
@@ -260,6 +266,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         ):
             self._session.end_assembly(self._place)
             self._session.findings += crossed_order.look(self._assembly)
+            self._session.findings += rank_space.look(self._assembly)
             calls = self._assembly.open_calls()
             self._session.leftovers += [describe_pending(c) for c in calls if not c.waited]
         self._closed = True
@@ -336,6 +343,9 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
                 self._complete(slot, meaning)
         finally:
             baton.critical = False
+        root = call.root
+        if root is not None and call.assembly.ranks[root] != root:
+            rank_space.note(self._session, call)
         if not call.asynchronous:
             strand.inside = call
             try:

@@ -15,6 +15,7 @@ from phalanx.backend.observers.backend_hazard import find_backend_hazards
 from phalanx.backend.observers.crossed_order import find_crossed_order
 from phalanx.backend.observers.leak import find_leaked_groups
 from phalanx.backend.observers.message_race import find_message_races
+from phalanx.backend.observers.rank_space import find_rank_spaces
 from phalanx.backend.observers.unwaited_work import find_unwaited_work
 from phalanx.backend.session import Session
 from phalanx.model import Verdict
@@ -28,6 +29,7 @@ AT_END: Mapping[str, Check] = MappingProxyType(
         "crossed-order": find_crossed_order,
         "leak": find_leaked_groups,
         "message-race": find_message_races,
+        "rank-space": find_rank_spaces,
         "unwaited-work": find_unwaited_work,
     }
 )
