@@ -34,7 +34,7 @@ def exchange() -> None:
     works = [dist.isend(torch.ones(2), 1 - rank), dist.irecv(torch.ones(2), 1 - rank)]
     for work in works:
         work.wait()
-    dist.all_reduce(torch.ones(2), async_op=True)  # by all: it is carried out
+    dist.all_reduce(torch.ones(2), async_op=True).wait()
 
 
 def test_a_message_nobody_receives_is_a_warning_at_the_callers_line() -> None:

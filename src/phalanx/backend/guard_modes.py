@@ -86,8 +86,8 @@ _RAW_READS = frozenset(
         "tolist",
     }
 )
-"""Methods that read memory without an operator, or with modes turned off. What `numpy` returns is read and written out
-of our sight, so the call itself counts."""
+"""Methods that read memory without an operator, or with modes turned off. What `numpy` returns
+is read and written out of our sight, so the call itself counts."""
 _OPERATIONS = "torch.distributed.distributed_c10d"
 """Where torch's collectives are, which go by this way too; the group judges them."""
 _HARMLESS = frozenset(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from functools import partial
 from importlib import import_module
 from logging import NullHandler
 from pathlib import Path
@@ -177,30 +176,6 @@ def _unbind_groups(module: Any) -> None:
             )
 
 
-def _compile_for_each_rank(module: Any) -> Undo | None:
-    """2.13: what dynamo compiles hangs on the code object, with `get_rank()` as a constant.
-    Regions, made for callers who want caches of their own, keep the ranks' apart. Ranks of
-    later worlds of the same size find what is there."""
-    name = "set_eval_frame_isolate_recompiles_id"
-    original = getattr(module, name, None)
-    if original is None:
-        return None
-
-    def set_region(number: int) -> int:
-        strand = here.strand
-        if strand is None or number >= _OUR_REGIONS:
-            return int(original(number))
-        context = strand.local
-        own = (number + 1) << 26 | context.session.size << 13 | context.rank
-        return int(original(_OUR_REGIONS + own))
-
-    setattr(module, name, set_region)
-    return partial(setattr, module, name, original)
-
-
-_OUR_REGIONS = 1 << 48
-
-
 def _save_by_a_process_of_ones_own(module: Any) -> Undo:
     """2.11-2.13: `async_save` by a process keeps that process in a global variable. The two
     methods that use it get, in a rank, the rank's own globals."""
@@ -240,9 +215,7 @@ def _save_by_a_process_of_ones_own(module: Any) -> Undo:
 
 AFTER_IMPORT: dict[str, Callable[[Any], Undo | None]] = {
     "torch._dynamo.trace_rules": _skip_our_frames,
-    "torch._dynamo.eval_frame": lambda module: private_modes.tell_of_compiled_functions(
-        module, _compile_for_each_rank(module)
-    ),
+    "torch._dynamo.eval_frame": private_modes.prepare_eval_frame,
     "torch.distributed.nn.functional": _unbind_groups,
     "torch.distributed.checkpoint._async_process_executor": _save_by_a_process_of_ones_own,
 }

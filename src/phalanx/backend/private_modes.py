@@ -1,4 +1,5 @@
-"""Private torch names behind the guard of buffers in flight: modes, versions, schemas.
+"""Private torch names behind the guard of buffers in flight (modes, versions, schemas), and
+those of dynamo.
 
 The second half of `private.py`, under the same rule: the name, the reason, the versions.
 Checked with torch 2.11 (CUDA) and 2.13 (CPU).
@@ -7,6 +8,7 @@ Checked with torch 2.11 (CUDA) and 2.13 (CPU).
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -87,7 +89,19 @@ class _Listener:
 listener = _Listener()
 
 
-def tell_of_compiled_functions(module: Any, undo_rest: Undo | None) -> Undo:
+def prepare_eval_frame(module: Any) -> Undo:
+    """What is set right in dynamo's module once it is there."""
+    undo, undo_regions = _tell_of_compiled_functions(module), _compile_for_each_rank(module)
+
+    def undo_both() -> None:
+        undo()
+        if undo_regions is not None:
+            undo_regions()
+
+    return undo_both
+
+
+def _tell_of_compiled_functions(module: Any) -> Undo:
     """2.11-2.13: dynamo guards on the stack of function modes and traces through them, so
     that none of ours may be there while it compiles or runs what it has compiled."""
     original = module.set_eval_frame
@@ -105,7 +119,29 @@ def tell_of_compiled_functions(module: Any, undo_rest: Undo | None) -> Undo:
     def undo() -> None:
         for name in same:
             setattr(module, name, original)
-        if undo_rest is not None:
-            undo_rest()
 
     return undo
+
+
+def _compile_for_each_rank(module: Any) -> Undo | None:
+    """2.13: what dynamo compiles hangs on the code object, with `get_rank()` as a constant.
+    Regions, made for callers who want caches of their own, keep the ranks' apart. Ranks of
+    later worlds of the same size find what is there."""
+    name = "set_eval_frame_isolate_recompiles_id"
+    original = getattr(module, name, None)
+    if original is None:
+        return None
+
+    def set_region(number: int) -> int:
+        strand = here.strand
+        if strand is None or number >= _OUR_REGIONS:
+            return int(original(number))
+        context = strand.local
+        own = (number + 1) << 26 | context.session.size << 13 | context.rank
+        return int(original(_OUR_REGIONS + own))
+
+    setattr(module, name, set_region)
+    return partial(setattr, module, name, original)
+
+
+_OUR_REGIONS = 1 << 48

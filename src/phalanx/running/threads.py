@@ -11,17 +11,18 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import thread as pools
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch.distributed as dist
 
 from phalanx.analysis.leftovers import find_leftovers
-from phalanx.backend import private, profiling, traces
+from phalanx.analysis.silencing import split_silenced
+from phalanx.backend import completion, guard_modes, private, profiling, traces
 from phalanx.backend.describe import describe_pending
 from phalanx.backend.device import default_backend
 from phalanx.backend.heirloom import can_be_inherited, inherit, made_more, take_stock
@@ -38,7 +39,7 @@ from phalanx.core.launcher import Launcher, end_threads
 from phalanx.core.schedule import schedule_from_seed
 from phalanx.errors import RankStopped, UsageError, VerdictError
 from phalanx.kinds import ALL
-from phalanx.model import Verdict
+from phalanx.model import Silenced, Tally, Verdict
 from phalanx.report.positions import render_positions
 from phalanx.running.calls import enter_thread
 from phalanx.running.isolation import RankSwitcher, environ_here
@@ -68,6 +69,9 @@ class Settings:
     """Which checks, by their names in `phalanx.kinds`; `checked` turns all of them off."""
     profile: str | None = None
     """The backend by whose rules hazards are errors."""
+    completion: str | None = None
+    """When asynchronous operations complete, one of `completion.MOMENTS`; None: the earliest
+    moment without a seed, else by the seed."""
     strict: bool = False
     timeout: float | None = None
     limit: float | None = None
@@ -76,6 +80,8 @@ class Settings:
     replay: str | None = None
     on_tick: Callable[[], Any] | None = None
     on_findings: Callable[[Sequence[Verdict]], Any] | None = None
+    on_tally: Callable[[Tally], Any] | None = None
+    """Is told at the end, whatever it was, how much was checked."""
     environ: Mapping[str, str] | None = None
     as_torchrun: bool = True
     """Whether ranks find in their environment what torchrun sets."""
@@ -90,6 +96,8 @@ class ThreadsEngine:
         self.fingerprint = 0
         self.findings: list[Verdict] = []
         """What checks found in runs that succeeded."""
+        self.silenced: list[Silenced] = []
+        """What they found and the program has silenced."""
         self._session: Session | None = None
         self._busy = False
         hold()
@@ -144,10 +152,15 @@ class ThreadsEngine:
             if self._crew is not None and not FORGETS_LOCALS and made_more(session):
                 self._crew.close()
             self._session = None if self._bequeath(session) else session
-            self.findings += run.findings
-            tell_findings(run.findings, self.settings)
+            findings, silenced = choose_findings(run.findings, self.settings)
+            self.findings += findings
+            self.silenced += silenced
+            tell_findings(findings, self.settings)
             return values
         finally:
+            if self.settings.on_tally is not None:
+                found = replace(session.tally(), silenced=tuple(self.silenced))
+                self.settings.on_tally(found)
             self._busy = False
             self.fingerprint = run.baton.fingerprint
             here.strand = outer
@@ -163,7 +176,8 @@ class ThreadsEngine:
 
     def _kind(self) -> tuple[Any, ...]:
         settings = self.settings
-        return (settings.ranks, settings.backend, settings.checked, settings.kinds)
+        checks = (settings.checked, settings.kinds, settings.profile)
+        return (settings.ranks, settings.backend, *checks)
 
     def _new_session(self) -> Session:
         settings = self.settings
@@ -175,7 +189,10 @@ class ThreadsEngine:
             checked=settings.checked,
             kinds=settings.kinds,
             profile=settings.profile,
+            completion=settings.completion or ("seeded" if settings.seed else "earliest"),
+            seed=settings.seed,
         )
+        session.makes_world = settings.init
         former = self._crew.heirlooms.pop(self._kind(), None) if self._crew else None
         if former is not None and settings.init and not settings.seed:
             inherit(session, former)
@@ -248,10 +265,8 @@ class _Run:
         if error is not None:
             raise error
         if settings.checked:
+            completion.complete_all(self.session)
             self.findings = [*self._find_leftovers(), *find_at_end(self.session)]
-            for found in self.findings:
-                if found.severity == "error":
-                    raise self.session.report(found)
         return [outcome.value for outcome in self.outcomes.ranks]
 
     def _find_leftovers(self) -> Sequence[Verdict]:
@@ -300,6 +315,7 @@ class _Run:
         with suppress(RankStopped):
             profiling.leave_thread()
             traces.leave_thread(context, stopping=self.baton.stopping)
+        guard_modes.leave_thread()
         private.unregister_groups()
 
     def _init(self, context: RankContext) -> None:
@@ -387,11 +403,24 @@ class _Run:
             context.helpers.clear()
 
 
+def choose_findings(
+    findings: Iterable[Verdict], settings: Settings
+) -> tuple[list[Verdict], list[Silenced]]:
+    """Those that the user wants to hear of, and those that the program's own lines silence.
+    For every engine."""
+    return split_silenced(each for each in findings if each.kind in settings.kinds)
+
+
 def tell_findings(findings: Sequence[Verdict], settings: Settings) -> None:
-    """Whoever made the world is told; under `strict` it is an error. For every engine."""
+    """Whoever made the world is told. Under `strict` it is an error, and so is a finding that
+    is one by itself: the first of them is raised, the others are told. For every engine."""
     check_findings(findings, settings.replay, strict=settings.strict)
-    if findings and settings.on_findings is not None:
-        settings.on_findings(findings)
+    worst = next((each for each in findings if each.severity == "error"), None)
+    others = [each for each in findings if each is not worst]
+    if others and settings.on_findings is not None:
+        settings.on_findings(others)
+    if worst is not None:
+        raise error_for(worst, settings.replay)
 
 
 def _is_pool_worker(thread: threading.Thread) -> bool:
