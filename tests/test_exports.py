@@ -32,7 +32,7 @@ EXPORTS = [
 
 OPTIONS = (
     "ranks, engine='threads', backend=None, seed=0, clock='real', checks='all', "
-    "strict=False, profile=None, timeout=None, init=True"
+    "strict=False, profile=None, completion=None, timeout=None, init=True"
 )
 
 SIGNATURES = {
@@ -54,6 +54,7 @@ RUN_OPTIONS = {
     "--checks",
     "--strict",
     "--profile",
+    "--completion",
     "--timeout",
     "-q, --quiet",
     "--rank",

@@ -35,6 +35,9 @@ ALWAYS = frozenset({"invalid-call", "deadlock", "stall"})
 """Without these a run could not end."""
 
 
+MOMENTS = ("earliest", "latest", "seeded")
+"""When asynchronous operations may be made to complete."""
+
 PROFILES = ("gloo", "nccl")
 """Backends by whose rules hazards can be made errors."""
 

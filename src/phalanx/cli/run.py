@@ -96,6 +96,11 @@ def add_parser(commands: Any) -> None:
     how.add_argument(
         "--strict", action="store_true", help="what is only a warning fails the run: exit 3"
     )
+    how.add_argument(
+        "--completion",
+        metavar="WHEN",
+        help="of asynchronous operations: earliest, latest, or seeded (default with --seed)",
+    )
     how.add_argument("--timeout", metavar="SEC", help="stop after SEC seconds of standstill")
     show = parser.add_argument_group("what is shown")
     show.add_argument("-q", "--quiet", action="store_true", help="no output of the ranks")
@@ -153,8 +158,8 @@ def handle(arguments: argparse.Namespace) -> int:
 
 def _as_options(text: str) -> str:
     """Options as they are written here: `--engine threads` for `engine='threads'`."""
-    named = r"\b(engine|seed|clock|checks|profile|timeout|ranks)=('?)([\w.,-]*[\w-])\2"
-    return re.sub(named, r"--\1 \3", text)
+    names = "engine|seed|clock|checks|profile|completion|timeout|ranks"
+    return re.sub(rf"\b({names})=('?)([\w.,-]*[\w-])\2", r"--\1 \3", text)
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -178,6 +183,7 @@ def _run(arguments: argparse.Namespace) -> int:
         seed=seed,
         timeout=timeout,
         profile=arguments.profile,
+        completion=arguments.completion,
     )
     load = load_module if arguments.module else load_script
     program = load(arguments.script, program_args)
@@ -197,6 +203,7 @@ def _run(arguments: argparse.Namespace) -> int:
             "checked": is_on(arguments.checks),
             "kinds": parse_checks(arguments.checks),
             "profile": arguments.profile,
+            "completion": arguments.completion,
             "strict": arguments.strict,
             "on_findings": findings.extend,
             "on_tally": tallies.append,
@@ -396,6 +403,8 @@ def _replay(arguments: argparse.Namespace) -> str:
         words.append("--strict")
     if arguments.profile is not None:
         words += ["--profile", arguments.profile]
+    if arguments.completion is not None:
+        words += ["--completion", arguments.completion]
     if arguments.timeout is not None:
         words += ["--timeout", arguments.timeout]
     if arguments.engine == "torchrun":

@@ -83,6 +83,11 @@ def check_arguments(arguments: argparse.Namespace) -> None:
             f"--clock {arguments.clock}: real processes have the real clock; leave it out, or "
             "use --engine threads"
         )
+    if arguments.completion is not None:
+        raise UsageError(
+            f"--completion {arguments.completion}: the real backend decides when an operation "
+            "completes; leave it out, or use --engine threads"
+        )
     parse_checks(arguments.checks)
     check_profile(arguments.profile)
     if arguments.strict:

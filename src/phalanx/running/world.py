@@ -14,7 +14,7 @@ from typing import Any
 import torch.distributed as dist
 
 from phalanx.errors import UsageError
-from phalanx.kinds import check_profile, is_on, parse_checks
+from phalanx.kinds import MOMENTS, check_profile, is_on, parse_checks
 from phalanx.model import Verdict
 from phalanx.running.outcome import warn_of
 from phalanx.running.processes.engine import MOST_PROCESSES, ProcessesEngine, ProcessSettings
@@ -55,6 +55,7 @@ class World:
         checks: str = "all",
         strict: bool = False,
         profile: str | None = None,
+        completion: str | None = None,
         timeout: float | None = None,
         init: bool = True,
         replay: str | None = None,
@@ -68,6 +69,7 @@ class World:
             seed=seed,
             timeout=timeout,
             profile=profile,
+            completion=completion,
         )
         self.ranks = ranks
         self._open = True
@@ -80,6 +82,7 @@ class World:
             "checked": is_on(checks),
             "kinds": parse_checks(checks),
             "profile": profile,
+            "completion": completion,
             "strict": strict,
             "timeout": timeout,
             "init": init,
@@ -145,6 +148,7 @@ def run(
     checks: str = "all",
     strict: bool = False,
     profile: str | None = None,
+    completion: str | None = None,
     timeout: float | None = None,
     init: bool = True,
     **kwargs: Any,
@@ -158,8 +162,10 @@ def run(
     lets sleeps and timeouts pass at once when every rank waits. What checks find in a run that
     succeeds is a `PhalanxWarning`; with `strict` it is a `HazardError`. `checks` chooses among
     the kinds of `phalanx.kinds`: "all", "none", "mismatch,leak", "all,-leak". With
-    `profile="nccl"` the run is judged by NCCL's rules, and hazards are errors. Keyword
-    arguments with these names are for `run`; wrap `fn` if it needs them itself.
+    `profile="nccl"` the run is judged by NCCL's rules, and hazards are errors.
+    `completion="latest"` lets asynchronous operations complete as late as is legal, "seeded" at
+    moments that the seed draws (the default with a seed), "earliest" as soon as all ranks have
+    come. Keyword arguments with these names are for `run`; wrap `fn` if it needs them itself.
 
     With `engine="processes"` each rank is a process on this machine and `backend` may be any
     that torch knows. `fn`, its arguments and results travel by pickle, and what no module
@@ -182,6 +188,7 @@ def run(
         "checks": checks,
         "strict": strict,
         "profile": profile,
+        "completion": completion,
         "timeout": timeout,
         "init": init,
     }
@@ -208,6 +215,7 @@ def check_options(
     timeout: Any,
     backend: Any = None,
     profile: Any = None,
+    completion: Any = None,
 ) -> None:
     """Refuse what cannot work, with what was given and what is allowed."""
     if isinstance(ranks, bool) or not isinstance(ranks, int) or not 1 <= ranks <= MOST_RANKS:
@@ -225,8 +233,12 @@ def check_options(
     _check_choice("clock", clock, CLOCKS)
     parse_checks(checks)
     check_profile(profile)
+    if completion is not None:
+        _check_choice("completion", completion, MOMENTS)
     if engine == "processes":
-        _check_process_options(ranks, seed=seed, clock=clock, backend=backend)
+        _check_process_options(
+            ranks, seed=seed, clock=clock, backend=backend, completion=completion
+        )
     elif backend is not None:
         _check_choice("backend", backend, BACKENDS)
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
@@ -235,7 +247,9 @@ def check_options(
         raise UsageError(f"timeout={timeout!r}: give seconds above 0, or None for no limit")
 
 
-def _check_process_options(ranks: int, *, seed: Any, clock: Any, backend: Any) -> None:
+def _check_process_options(
+    ranks: int, *, seed: Any, clock: Any, backend: Any, completion: Any
+) -> None:
     """What the other engine has and real processes cannot have."""
     if ranks > MOST_PROCESSES:
         raise UsageError(
@@ -251,6 +265,11 @@ def _check_process_options(ranks: int, *, seed: Any, clock: Any, backend: Any) -
         raise UsageError(
             f"clock={clock!r}: real processes have the real clock; leave it out, or use "
             "engine='threads'"
+        )
+    if completion is not None:
+        raise UsageError(
+            f"completion={completion!r}: the real backend decides when an operation completes; "
+            "leave it out, or use engine='threads'"
         )
     if backend is not None and not isinstance(backend, str):
         raise UsageError(f"backend={backend!r}: give a backend's name, e.g. 'gloo', or None")

@@ -15,6 +15,7 @@ import pytest
 
 from phalanx.errors import UsageError
 from phalanx.kinds import check_profile, parse_checks
+from phalanx.testing.marked.expected import EXPECT, EXPECT_HELP, SILENCE, SILENCE_HELP
 from phalanx.testing.marked.marker import (
     MARKER_HELP,
     PARAMETER,
@@ -73,6 +74,8 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", MARKER_HELP)
     config.addinivalue_line("markers", WORLD_SIZE_HELP)
+    config.addinivalue_line("markers", EXPECT_HELP)
+    config.addinivalue_line("markers", SILENCE_HELP)
     try:
         config.stash[_given] = _read_options(config)
     except UsageError as error:
@@ -177,6 +180,7 @@ def _check(plan: Plan) -> None:
             seed=way.seed,
             timeout=way.limit,
             profile=way.profile,
+            completion=way.completion,
         )
 
 
@@ -266,6 +270,14 @@ def _refuse_async(item: Any) -> None:
 def _refuse_lost_marker(item: Any) -> None:
     """pytest does not parametrise tests of unittest's classes, so the marker would be lost."""
     mark = next((each for each in item.iter_markers() if is_ranks_marker(each.name)), None)
+    if mark is None and not isinstance(item, pytest.DoctestItem):
+        for own in getattr(getattr(item, "obj", None), "pytestmark", ()):
+            if own.name in (EXPECT, SILENCE):
+                pytest.fail(
+                    f"@pytest.mark.{own.name} is about tests on ranks; put "
+                    f"@pytest.mark.ranks(N) on {item.nodeid} as well",
+                    pytrace=False,
+                )
     if mark is None or isinstance(item, pytest.DoctestItem):
         return
     own = getattr(item, "cls", None)

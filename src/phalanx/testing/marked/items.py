@@ -15,14 +15,15 @@ from typing import Any
 
 import pytest
 
-from phalanx.errors import PhalanxWarning, UsageError
+from phalanx.errors import HazardError, PhalanxWarning, UsageError
 from phalanx.report.layout import rank_list
 from phalanx.report.text import render_kind
 from phalanx.testing import pytest_private as private
 from phalanx.testing.marked.examples import call_for_examples, drawn_of, prepare_item
+from phalanx.testing.marked.expected import missing_text, told_of, verdicts_of
 from phalanx.testing.marked.failure import show_alike, show_failure
 from phalanx.testing.marked.fixtures import per_rank_names, shared_values
-from phalanx.testing.marked.marker import Ranks
+from phalanx.testing.marked.marker import PARAMETER, Ranks
 from phalanx.testing.marked.on_processes import run_on_processes
 from phalanx.testing.marked.on_threads import run_on_threads
 from phalanx.testing.marked.record import Record, Subtest
@@ -89,7 +90,32 @@ def _call_once(item: Any, way: Ranks, extra: Mapping[str, Any]) -> None:
     item.repr_failure = partial(_represent, item, run)
     _add_properties(item, run)
     _tell_subtests(item, run)
-    _raise(item, run)
+    found = _found_as_expected(item, way, run) if way.expected else False
+    if not found:
+        _raise(item, run)
+
+
+def _found_as_expected(item: Any, way: Ranks, run: RanksRun) -> bool:
+    """Whether the ranks ended by an error that the test expects. One that found nothing fails;
+    what else was found, or went wrong, is told as usual."""
+    __tracebackhide__ = True
+    kinds = {kind for kind, _ in way.expected}
+    failures = [each for each in (run.cause, *run.others) if each is not None]
+    found = [*verdicts_of(run.error), *run.findings]
+    foreign = any(
+        each.phase == "teardown" or not {v.kind for v in verdicts_of(each.error)} & kinds
+        for each in failures
+    )
+    missing = not kinds <= {each.kind for each in found}
+    told = (missing_text if missing else told_of)(way.expected, found)
+    item.add_report_section("call", "expected", told)
+    strictly = isinstance(run.error, HazardError) and {each.kind for each in found} - kinds
+    if run.interrupt is not None or foreign or strictly or (run.error is not None and missing):
+        return False
+    if missing and len(run.skipped) < len(run.records):
+        _refuse(told)
+    run.findings = [each for each in run.findings if each.kind not in kinds]
+    return run.error is not None
 
 
 def _raise(item: Any, run: RanksRun) -> None:
@@ -191,6 +217,8 @@ def _add_sections(item: Any, run: RanksRun) -> None:
             item.add_report_section(f"call, {rank_list(ranks)}", key, text)
     if run.skipped and len(run.skipped) < len(run.records):
         item.add_report_section("call", "skips", run.skip_reason())
+    for kind, reason in item.callspec.params[PARAMETER].silenced:
+        item.add_report_section("call", "silenced", f"[{kind}]: {reason}")
 
 
 def _text(record: Record, key: str) -> str:

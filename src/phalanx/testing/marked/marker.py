@@ -7,10 +7,12 @@ because it is loaded in every project that has Phalanx installed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from phalanx.errors import UsageError
+from phalanx.kinds import is_on, parse_checks
+from phalanx.testing.marked.expected import EXPECT, SILENCE, Reasons, reasons_in
 
 ENGINES = ("threads", "processes")
 REPORTS = ("all", "first", "concise")
@@ -22,8 +24,8 @@ DEFAULT_LIMIT = 300.0
 
 MARKER_HELP = (
     "ranks(*sizes, engine=None, backend=None, timeout=None, seed=None, clock=None, "
-    "checks=None, strict=None, profile=None, per_rank=(), shared=()): run the test on so many "
-    "ranks, once for each size (Phalanx)."
+    "checks=None, strict=None, profile=None, completion=None, per_rank=(), shared=()): run the "
+    "test on so many ranks, once for each size (Phalanx)."
 )
 WORLD_SIZE_HELP = "world_size(N): the same as ranks(N) (Phalanx)."
 
@@ -36,6 +38,7 @@ KEYWORDS = (
     "checks",
     "strict",
     "profile",
+    "completion",
     "per_rank",
     "shared",
 )
@@ -54,8 +57,21 @@ class Ranks:
     checks: str = "all"
     strict: bool = False
     profile: str | None = None
+    completion: str | None = None
     per_rank: frozenset[str] = frozenset()
     shared: frozenset[str] = frozenset()
+    expected: Reasons = ()
+    silenced: Reasons = ()
+
+    @property
+    def checked(self) -> bool:
+        return is_on(self.checks) or bool(self.expected)
+
+    @property
+    def kinds(self) -> frozenset[str]:
+        """What is looked for: also what is expected, whatever else was chosen."""
+        chosen = parse_checks(self.checks) - {kind for kind, _ in self.silenced}
+        return chosen | {kind for kind, _ in self.expected}
 
 
 @dataclass(frozen=True)
@@ -109,6 +125,8 @@ def find_plan(markers: Sequence[Any], given: Given) -> Plan | None:
         for size in sizes
         for engine in (engines or ("threads",))
     ]
+    expected, silenced = reasons_in(markers, EXPECT), reasons_in(markers, SILENCE)
+    ways = [replace(way, expected=expected, silenced=silenced) for way in ways]
     several = len({way.engine for way in ways}) > 1
     ids = [f"ranks={way.size}-{way.engine}" if several else f"ranks={way.size}" for way in ways]
     return Plan(tuple(ways), tuple(ids))
@@ -197,6 +215,7 @@ def _way(
         checks=values.get("checks", "all"),
         strict=strict,
         profile=values.get("profile"),
+        completion=values.get("completion"),
         per_rank=_names("per_rank", values.get("per_rank", ())),
         shared=_names("shared", values.get("shared", ())),
     )
@@ -205,7 +224,7 @@ def _way(
 def _drop_what_only_threads_have(values: dict[str, Any], asked: Mapping[str, Any]) -> None:
     """A seed is for the engine that can have one. One in a marker that asks for processes is a
     mistake, and told as such."""
-    for name in ("seed", "clock"):
+    for name in ("seed", "clock", "completion"):
         if name not in asked:
             values.pop(name, None)
 

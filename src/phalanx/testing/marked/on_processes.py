@@ -17,7 +17,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from phalanx.errors import RankFailedError, StallError, UsageError
-from phalanx.kinds import is_on, parse_checks
 from phalanx.running.processes.engine import ProcessesEngine, ProcessSettings
 from phalanx.running.processes.evidence import tidied
 from phalanx.running.processes.nursery import nursery
@@ -142,7 +141,7 @@ def _tick(*streams: Collected) -> None:
 
 
 def _kept_engine(way: Ranks) -> _Kept:
-    key = (way.size, way.backend, way.checks, way.strict, way.profile)
+    key = (way.size, way.backend, way.checked, way.kinds, way.strict, way.profile)
     kept = _engines.pop(key, None)
     while kept is None and len(_engines) >= MOST_KEPT:
         _engines.pop(next(iter(_engines))).engine.close()
@@ -152,8 +151,8 @@ def _kept_engine(way: Ranks) -> _Kept:
                 ProcessSettings(
                     ranks=way.size,
                     backend=way.backend,
-                    checked=is_on(way.checks),
-                    kinds=parse_checks(way.checks),
+                    checked=way.checked,
+                    kinds=way.kinds,
                     profile=way.profile,
                     strict=way.strict,
                 )

@@ -17,7 +17,6 @@ from phalanx.backend.install import leave_groups
 from phalanx.backend.session import RankContext
 from phalanx.core.baton import here
 from phalanx.core.crew import Crew
-from phalanx.kinds import is_on, parse_checks
 from phalanx.running.crews import make_crew
 from phalanx.running.patches import patched
 from phalanx.running.threads import Settings, ThreadsEngine
@@ -110,9 +109,10 @@ class _Threads:
                 backend=way.backend,
                 seed=way.seed,
                 clock=way.clock,
-                checked=is_on(way.checks),
-                kinds=parse_checks(way.checks),
+                checked=way.checked,
+                kinds=way.kinds,
                 profile=way.profile,
+                completion=way.completion,
                 strict=way.strict,
                 limit=way.limit,
                 replay=replay,
