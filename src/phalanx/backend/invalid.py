@@ -152,7 +152,18 @@ def _group_of(given: Any) -> Group:
     met = given._assembly if isinstance(given, Endpoint) else None
     if met is not None:
         return group_of(met)
+    if context is None:
+        return _real_group(given if given is not None else dist.group.WORLD)
     return Group("world", tuple(range(context.session.size if context is not None else 0)))
+
+
+def _real_group(given: Any) -> Group:
+    """In a rank that is a process."""
+    if not isinstance(given, dist.ProcessGroup) or not dist.is_initialized():
+        return Group("world", ())
+    ranks = tuple(dist.get_process_group_ranks(given))
+    world = given.group_name == "0" and len(ranks) == dist.get_world_size()
+    return Group("world" if world else f"group {given.group_name}", ranks)
 
 
 def _text(error: BaseException, name: str, given: Mapping[str, Any], group: Group) -> str:

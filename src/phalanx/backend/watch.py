@@ -4,7 +4,8 @@ For ranks that are processes. All callers, Python code, DDP's reducer, functiona
 pass through torch's dispatcher; a kernel of ours stands there, before those of the devices.
 What a call is to meet is asked over a `Line` to the desk; a call that would make its rank
 wait is held here, in Python, until the others have announced theirs too, so that a verdict is
-raised at the caller and the backend only gets calls that fit. Must never decide anything.
+raised at the caller and the backend only gets calls that fit. What this process sees alone
+goes to `watch_alone.py`. Must never decide anything.
 """
 
 from __future__ import annotations
@@ -27,8 +28,16 @@ from torch.distributed import distributed_c10d as c10d
 from phalanx import callsite
 from phalanx.backend import private
 from phalanx.backend.admission import Admission
-from phalanx.backend.watch_forms import READERS, Arguments, Parts, is_doubtful
+from phalanx.backend.invalid import find_invalid_call
+from phalanx.backend.observers.crossed_order import PERIOD
+from phalanx.backend.raising import InvalidCallError
+from phalanx.backend.watch_alone import Alone, take_trail
+from phalanx.backend.watch_forms import READERS, Arguments, Parts, find_doubt
 from phalanx.core.forms import Form, GroupForm
+from phalanx.core.meeting import Assembly
+from phalanx.errors import VerdictError
+from phalanx.kinds import ALL
+from phalanx.model import Finding, Verdict
 
 NO_TIMEOUT = timedelta(0)
 
@@ -52,6 +61,9 @@ def _codes(*names: str) -> frozenset[Any]:
 
 # `send` is `isend` and a wait, in torch's own code too.
 _BEGINNING, _ENDING = _codes("isend", "irecv"), _codes("send", "recv")
+_BATCHING = _codes("batch_isend_irecv")
+
+_PERIOD_MASK = PERIOD - 1
 
 
 def load_operators() -> None:
@@ -80,6 +92,8 @@ class Line(Protocol):
 
     def received(self, ticket: int, source: int) -> None: ...
 
+    def report(self, verdict: Verdict) -> VerdictError: ...
+
 
 class Limit:
     """How long a call may wait: a time that the program named for it, or its group's."""
@@ -101,8 +115,13 @@ class Limit:
 class _Group:
     """What is known of a process group. `number` is None if the desk does not know it."""
 
-    def __init__(self, group: Any, number: int | None) -> None:
+    def __init__(self, group: Any, form: GroupForm | None, number: int | None) -> None:
         self.number = number
+        self.calls = 0
+        """How many collectives this rank has called."""
+        self.key = "" if form is None else form.key
+        self.met = _assembly_of(form)
+        self.member = 0 if form is None else form.member
         self._ref = weakref.ref(group)
         self._holds: dict[str, bool] = {}
         config = _config_of(group)
@@ -124,12 +143,25 @@ class _Group:
         return known
 
 
+def _assembly_of(form: GroupForm | None) -> Assembly:
+    """The group as a report names it."""
+    if form is None:
+        return Assembly("world", ())
+    world = form.name == "0" and len(form.ranks) == dist.get_world_size()
+    return Assembly("world" if world else f"group {form.name}", form.ranks)
+
+
 def _config_of(group: Any) -> str:
     """Such as "cpu:gloo,cuda:nccl"; of a group that torch has in no table, its name."""
     try:
         return str(dist.get_backend_config(group))
     except Exception:
         return str(group.name())
+
+
+def _is_batched(frame: Any) -> bool:
+    above = None if frame is None else frame.f_back
+    return above is not None and above.f_code in _BATCHING
 
 
 class _Ticket:
@@ -145,15 +177,18 @@ class _Ticket:
 class Watcher:
     """The hooks in torch, and what they need to know. One per process."""
 
-    def __init__(self, line: Line, rank: int) -> None:
+    def __init__(self, line: Line, rank: int, kinds: frozenset[str] = ALL) -> None:
         self.line = line
         self.rank = rank
+        self.alone = Alone(kinds, line.report, self._let_go)
+        self._makes = "mismatch" in kinds
         self._callers: dict[Any, int] = {}
         self._recent = threading.local()
         self._incarnations: dict[str, int] = {}
         self._proposals = count()
         self._adding = threading.Lock()
         self._libraries: list[torch.library.Library] = []
+        self._undo: list[Callable[[], None]] = []
         self._wait: Any = None
         self._make: Any = None
         self.reset()
@@ -162,10 +197,11 @@ class Watcher:
         """Forget groups and calls; the other end does the same."""
         self._groups: weakref.WeakKeyDictionary[Any, _Group] = weakref.WeakKeyDictionary()
         self._names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-        self._forms: dict[Any, tuple[int, bool]] = {}
+        self._forms: dict[Any, tuple[int, Exception | None]] = {}
         self._works: weakref.WeakKeyDictionary[Any, _Ticket] = weakref.WeakKeyDictionary()
         self._buffers: dict[int, _Ticket] = {}
         self._recent.work = None
+        self._refused: tuple[str, Exception] | None = None
 
     # -- hooks ------------------------------------------------------------------------------
 
@@ -176,24 +212,51 @@ class Watcher:
             private.watch_operator(calls, name, self._watching(read))
         private.watch_operator(waits, "wait_tensor", self._wait_for_tensor)
         self._make = getattr(c10d, private.NEW_GROUP_NAME)
-        setattr(c10d, private.NEW_GROUP_NAME, self._make_group)
+        self._patch(c10d, private.NEW_GROUP_NAME, self._make_group)
         self._wait = original = dist.Work.wait
-        watcher = self
+        watcher, flying = self, self.alone.flying
 
         def wait(self: Any, timeout: timedelta = NO_TIMEOUT) -> bool:
             ticket = watcher._works.get(self)
-            if ticket is None:
+            if ticket is None and self not in flying:
                 return bool(original(self, timeout))
             return watcher._wait_for_work(self, ticket, timeout)
 
-        dist.Work.wait = wait  # type: ignore[method-assign]
+        self._patch(dist.Work, "wait", wait)
+        for name in ("is_completed", "is_success", "synchronize", "result", "get_future"):
+            self._patch(dist.Work, name, self._asking(getattr(dist.Work, name)))
+
+    def _asking(self, original: Any) -> Any:
+        """A method of a `Work` by which the program gets to know that it is complete. Of a
+        future nobody here sees the end, so whoever asks for it has what it wants."""
+        alone = self.alone
+
+        def ask(self: Any, *args: Any) -> Any:
+            answer = original(self, *args)
+            if answer is not False:
+                alone.arrive(self)
+            return answer
+
+        return ask
+
+    def _patch(self, owner: Any, name: str, new: Any) -> None:
+        old = getattr(owner, name)
+        self._undo.append(lambda: setattr(owner, name, old))
+        setattr(owner, name, new)
 
     def stop(self) -> None:
-        if self._libraries:
-            dist.Work.wait = self._wait  # type: ignore[method-assign]
-            setattr(c10d, private.NEW_GROUP_NAME, self._make)
+        while self._undo:
+            self._undo.pop()()
         while self._libraries:
             private.forget_library(self._libraries.pop())
+
+    def take_notes(self) -> dict[str, Any]:
+        """What only this process has seen, by kind, at the end of a run."""
+        self._let_go()
+        found: dict[str, Any] = {"unwaited-work": self.alone.take_unwaited()}
+        trails = {g.key: take_trail(g.met, g.member) for g in self._groups.values()}
+        found["crossed-order"] = {key: trail for key, trail in trails.items() if trail}
+        return {kind: noted for kind, noted in found.items() if noted}
 
     def _watching(self, read: Callable[[Arguments], Parts]) -> Any:
         def around(given: Arguments, proceed: Callable[[], Any]) -> Any:
@@ -218,14 +281,19 @@ class Watcher:
     def _call(
         self, group: Any, known: _Group, parts: Parts, given: Arguments, proceed: Any
     ) -> Any:
-        form, doubtful = self._form(group, known, parts, given)
         try:
-            caller = self._caller(sys._getframe(4))
+            frame: Any = sys._getframe(4)
+            caller = self._caller(frame)
         except ValueError:  # nobody of Python's called: a thread of autograd's own, for a GPU
+            frame = None
             caller = _IN_BACKWARD if private.is_in_backward() else _OTHER
+        if parts.tag is not None and _is_batched(frame):
+            parts = parts._replace(batched=True)
+        form, doubt = self._form(group, known, parts, given)
         holds = known.holds(group, parts.device(given))
         limit = self._limit(known, parts, given)
         blocking = holds and self._is_blocking(parts, given, caller, limit)
+        number = self._look_alone(known, parts)
         ticket = self.line.next_ticket()
 
         def announce() -> bool:
@@ -233,13 +301,15 @@ class Watcher:
                 ticket, form, name=parts.name, blocking=blocking, limit=limit
             )
 
-        if doubtful:
-            result = proceed()
+        if doubt is not None:
+            result = self._try(proceed, doubt)
             met = announce()
         else:
             met = announce()
             result = proceed()
         any_source = parts.name == "recv" and parts.peer is None
+        if holds and not blocking and caller in (_API, _OTHER) and self.alone.tracks:
+            self._begin_alone(known, parts, number, result)
         if holds and not blocking and (not met or any_source):
             self._remember(_Ticket(ticket, parts.name, known, any_source), result)
             if caller == _IN_BACKWARD:
@@ -247,6 +317,46 @@ class Watcher:
             elif caller == _OTHER:
                 self._remember_buffers(parts, _Ticket(ticket, parts.name, known, False))
         return result
+
+    def _try(self, proceed: Any, doubt: Exception) -> Any:
+        """A call that the backend may refuse; whether it did is asked later."""
+        try:
+            return proceed()
+        except Exception as error:
+            self._refused = str(error), doubt
+            raise
+
+    def judge_error(self, error: BaseException) -> Finding | None:
+        """What was wrong with the rank's own call. Of errors of the backend those only that
+        were to be expected: a lost connection is no wrong argument."""
+        if self._refused is not None and str(error) == self._refused[0]:
+            doubt = self._refused[1]
+            if isinstance(doubt, InvalidCallError):  # its words are those of other engines
+                return find_invalid_call(doubt.with_traceback(error.__traceback__))
+        if isinstance(error, RuntimeError):
+            return None
+        return find_invalid_call(error)
+
+    def _look_alone(self, known: _Group, parts: Parts) -> int | None:
+        """What can be seen here before the call; its number, unless it is a message."""
+        alone, number = self.alone, known.calls
+        if alone.in_flight is not None:
+            alone.before_call(known.met, known.member, parts, callsite.mark(5))
+        if parts.tag is not None:
+            return None
+        known.calls = number + 1
+        if number & _PERIOD_MASK < alone.watched:
+            alone.note_call(known.met, known.member, parts, None, number)
+        return number
+
+    def _begin_alone(
+        self, known: _Group, parts: Parts, number: int | None, result: Any
+    ) -> None:
+        work = private.work_in(result)
+        if work is not None:
+            self._recent.work = work
+            mark = callsite.mark(5)
+            self.alone.begin(known.met, known.member, parts, mark, number=number, work=work)
 
     def _is_blocking(self, parts: Parts, given: Arguments, caller: int, limit: Limit) -> bool:
         if parts.tag is not None:
@@ -263,7 +373,7 @@ class Watcher:
 
     def _form(
         self, group: Any, known: _Group, parts: Parts, given: Arguments
-    ) -> tuple[int, bool]:
+    ) -> tuple[int, Exception | None]:
         place = callsite.mark(5) or callsite.mark_of_main_thread()
         key = (known.number, place, parts.key())
         found = self._forms.get(key)
@@ -273,8 +383,8 @@ class Watcher:
                 self.line.forget_forms()
             assert known.number is not None
             number = self.line.define(parts.form(known.number, place))
-            doubtful = is_doubtful(group, known.admission, parts, given)
-            found = self._forms[key] = number, doubtful
+            doubt = find_doubt(group, known.admission, parts, given)
+            found = self._forms[key] = number, doubt
         return found
 
     def _caller(self, frame: Any) -> int:
@@ -303,29 +413,61 @@ class Watcher:
         with self._adding:
             known = self._groups.get(group)  # another thread may have been faster
             if known is None:
-                known = self._groups[group] = _Group(group, self._define_group(group))
+                form = self._group_form(group)
+                number = None if form is None else self.line.define_group(form)
+                known = self._groups[group] = _Group(group, form, number)
             return known
 
-    def _define_group(self, group: Any) -> int | None:
+    def _group_form(self, group: Any) -> GroupForm | None:
         with suppress(Exception):  # no store, or one that is gone: it is left alone
             key = self._names.get(group) or self._key(private.store_of(group), "phalanx")
-            ranks = tuple(dist.get_process_group_ranks(group))
-            form = GroupForm(key, group.group_name, ranks, group.rank())
-            return self.line.define_group(form)
+            return GroupForm(
+                key,
+                group.group_name,
+                tuple(dist.get_process_group_ranks(group)),
+                group.rank(),
+                _config_of(group),
+                group.bound_device_id is not None,
+            )
         return None
 
     def _make_group(self, size: int, rank: int | None, *args: Any, **options: Any) -> Any:
         """A group gets its name before its backend connects: all members do so, and when they
         have, the store may go."""
         key = None
-        if rank is not None and rank >= 0:
-            with suppress(Exception):
-                _, _, store, name = args[:4]
-                key = self._key(store, f"phalanx {name}")
+        with suppress(ValueError):  # called by other means than torch 2.11 to 2.13 do
+            members, backend, store, name = args[:4]
+            if self._makes and members and str(name).isdigit():  # else only members call it
+                self._announce_making(tuple(members), str(backend))
+            if rank is not None and rank >= 0:
+                with suppress(Exception):
+                    key = self._key(store, f"phalanx {name}")
         made = self._make(size, rank, *args, **options)
         if key is not None and isinstance(made[0], dist.ProcessGroup):
             self._names.setdefault(made[0], key)
         return made
+
+    def _announce_making(self, members: tuple[int, ...], backend: str) -> None:
+        """All ranks make all groups, in one order. Members of Gloo's wait for each other
+        there, out of our sight: so they do here first."""
+        group = dist.group.WORLD
+        if group is None or type(group) is not dist.ProcessGroup:
+            return
+        known = self._groups.get(group) or self._add_group(group)
+        if known.number is None:
+            return
+        place = callsite.mark(3)
+        holds = "gloo" in (backend if backend != "None" else _config_of(group))
+        form = Form(
+            "new_group",
+            known.number,
+            made=(members, backend),
+            holds=holds,
+            site=callsite.resolve(place),
+        )
+        number, ticket = self.line.define(form), self.line.next_ticket()
+        limit = Limit(known, None)
+        self.line.announce(ticket, number, name="new_group", blocking=True, limit=limit)
 
     def _key(self, store: Any, at: str) -> str:
         """The members of a group have its part of the store in common: the first one leaves
@@ -344,6 +486,9 @@ class Watcher:
         if work is not None:
             self._works[work] = ticket
             self._recent.work = work
+
+    def _let_go(self) -> None:
+        self._recent.work = None
 
     def _remember_buffers(self, parts: Parts, ticket: _Ticket) -> None:
         if len(self._buffers) >= MOST_BUFFERS:
@@ -365,12 +510,24 @@ class Watcher:
         """DDP's reducer waits for its buckets in C++ at the end of backward: ours first."""
         self.line.wait(ticket, name=parts.name, limit=Limit(known, None))
 
-    def _wait_for_work(self, work: Any, ticket: _Ticket, timeout: timedelta) -> bool:
+    def _wait_for_work(self, work: Any, ticket: _Ticket | None, timeout: timedelta) -> bool:
+        try:
+            if ticket is None:
+                done = bool(self._wait(work, timeout))
+            else:
+                done = self._wait_for_ticket(work, ticket, timeout)
+        except BaseException:
+            self.alone.give_up(work)
+            raise
+        self._recent.work = None
+        self.alone.arrive(work)
+        return done
+
+    def _wait_for_ticket(self, work: Any, ticket: _Ticket, timeout: timedelta) -> bool:
         explicit = timeout if timeout is not None and timeout > NO_TIMEOUT else None
         self.line.wait(ticket.number, name=ticket.name, limit=Limit(ticket.group, explicit))
         done = bool(self._wait(work, timeout))
         self._works.pop(work, None)
-        self._recent.work = None
         if ticket.any_source:
             self.line.received(ticket.number, private.source_of(work))
         return done

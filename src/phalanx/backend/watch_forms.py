@@ -35,6 +35,7 @@ class Parts(NamedTuple):
     peer: int | None = None
     tag: int | None = None
     splits: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    batched: bool = False
 
     def tensors(self) -> list[Tensor]:
         return [*_flat(self.inputs), *_flat(self.outputs)]
@@ -49,7 +50,7 @@ class Parts(NamedTuple):
         """Equal for calls that have the same form."""
         inputs = tuple([(t.dtype, t.shape, t.device) for t in _flat(self.inputs)])
         outputs = tuple([(t.dtype, t.shape, t.device) for t in _flat(self.outputs)])
-        rest = (self.root, self.code, self.peer, self.tag, self.splits)
+        rest = (self.root, self.code, self.peer, self.tag, self.splits, self.batched)
         return self.name, inputs, outputs, rest
 
     def form(self, group: int, place: Mark | None) -> Form:
@@ -65,6 +66,7 @@ class Parts(NamedTuple):
             input_splits=self.splits[0],
             output_splits=self.splits[1],
             site=resolve(place),
+            batched=self.batched,
         )
 
 
@@ -167,14 +169,16 @@ READERS: dict[str, Callable[[Arguments], Parts]] = {
 """How each operator is taken apart."""
 
 
-def is_doubtful(group: Any, admission: Admission, parts: Parts, given: Arguments) -> bool:
-    """Whether the backend may refuse this call at once, for what one rank can see alone. Such
-    a call is the backend's to judge, before it is announced: others need not have made it."""
+def find_doubt(
+    group: Any, admission: Admission, parts: Parts, given: Arguments
+) -> Exception | None:
+    """Why the backend may refuse this call at once, for what one rank can see alone. Such a
+    call is the backend's to judge, before it is announced: others need not have made it."""
     try:
         _check(group, admission, parts, given)
-    except Exception:
-        return True
-    return False
+    except Exception as error:
+        return error.with_traceback(None)
+    return None
 
 
 def _check(group: Any, admission: Admission, parts: Parts, given: Arguments) -> None:

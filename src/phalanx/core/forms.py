@@ -17,18 +17,23 @@ from phalanx.model import Site, TensorSpec
 @dataclass(frozen=True)
 class GroupForm:
     """One rank's end of a group. `key` is the same for all members and for no other group;
-    `ranks` are the members as the program numbers them; `member` is the place in it."""
+    `ranks` are the members as the program numbers them; `member` is the place in it. `eager`:
+    the program bound a device to it."""
 
     key: str
     name: str
     ranks: tuple[int, ...]
     member: int
+    backend: str = ""
+    eager: bool = False
 
 
 @dataclass(frozen=True)
 class Form:
     """A call without the moment it was made. `group` is the number of a group form, `root`
-    and `peer` are places in that group; `peer` is None for a receive from any source."""
+    and `peer` are places in that group; `peer` is None for a receive from any source. A
+    message may be part of a batch. A `new_group` has `made` members and a backend, and
+    `holds` those members until all have come."""
 
     name: str
     group: int
@@ -41,6 +46,9 @@ class Form:
     input_splits: tuple[int, ...] = ()
     output_splits: tuple[int, ...] = ()
     site: Site | None = None
+    batched: bool = False
+    made: tuple[tuple[int, ...], str] | None = None
+    holds: bool = False
 
     @property
     def is_message(self) -> bool:

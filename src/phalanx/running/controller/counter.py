@@ -12,9 +12,11 @@ from collections.abc import Iterable
 
 from phalanx.backend.raising import error_for
 from phalanx.errors import VerdictError
+from phalanx.kinds import ALL
 from phalanx.model import Verdict
 from phalanx.running.controller import wire
 from phalanx.running.controller.desk import Desk, Reply
+from phalanx.running.controller.ending import find_at_end
 from phalanx.running.controller.wire import Decoder, Frame, encode
 
 Outgoing = list[tuple[int, bytes]]
@@ -24,8 +26,16 @@ Outgoing = list[tuple[int, bytes]]
 class Counter:
     """One world's desk."""
 
-    def __init__(self, size: int, replay: str | None = None) -> None:
-        self.desk = Desk(size)
+    def __init__(
+        self,
+        size: int,
+        replay: str | None = None,
+        *,
+        kinds: frozenset[str] = ALL,
+        profile: str | None = None,
+    ) -> None:
+        self.desk = Desk(size, kinds)
+        self._profile = profile
         self._replay = replay
         self._decoders = [Decoder() for _ in range(size)]
         self._rendered: dict[int, tuple[Verdict, VerdictError, bytes]] = {}
@@ -51,6 +61,14 @@ class Counter:
         for frame in self._decoders[rank].feed(data):
             out += self._encoded(self._take_in(rank, frame))
         return out
+
+    def look(self) -> Outgoing:
+        """Now and then, while ranks wait."""
+        return self._encoded(self.desk.look())
+
+    def find_at_end(self) -> list[Verdict]:
+        """Once all ranks have returned."""
+        return find_at_end(self.desk, self._profile)
 
     def past(self, rank: int, forms: Iterable[int]) -> Outgoing:
         """Calls of a rank that met on the board."""
@@ -86,6 +104,11 @@ class Counter:
             return desk.give_up(rank, ticket)
         elif kind == wire.RECEIVED:
             return desk.received(rank, ticket, frame.number)
+        elif kind == wire.FOUND:
+            return desk.found(rank, ticket, pickle.loads(frame.body))
+        elif kind == wire.NOTES:
+            for name, noted in pickle.loads(frame.body).items():
+                desk.records.note(rank, name, noted)
         elif kind == wire.FORGET:
             desk.forget(rank)
         elif kind == wire.FINISHED:

@@ -13,11 +13,15 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from phalanx.analysis.matching import find_mismatch, find_pair_mismatch
-from phalanx.analysis.waitgraph import find_deadlock
+from phalanx.analysis.waitgraph import find_movable
 from phalanx.core.forms import Form, GroupForm, signature_of
 from phalanx.core.meeting import Slot
-from phalanx.model import RankView, Snapshot, Status, Verdict, Wait
+from phalanx.kinds import ALL
+from phalanx.model import RankView, Snapshot, Status, Tally, Verdict, Wait
+from phalanx.running.controller.explaining import explain_waiting, with_parting
+from phalanx.running.controller.makings import Makings
 from phalanx.running.controller.places import DeskCall, Place
+from phalanx.running.controller.records import Records
 from phalanx.running.controller.wire import FORMS_KEPT
 
 Answer = Literal["met", "go", "verdict", "stop", "withdrawn", "lost"]
@@ -67,14 +71,17 @@ class _Rank:
 class Desk:
     """All ranks of one world, from call to call."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, kinds: frozenset[str] = ALL) -> None:
         self.size = size
+        self.kinds = kinds
         self.reset()
 
     def reset(self) -> None:
         """Forget everything: groups, calls, ranks."""
         self._ranks = [_Rank() for _ in range(self.size)]
         self._places: dict[str, Place] = {}
+        self._makings: dict[Place, Makings] = {}
+        self.records = Records(self.size)
         self.begin()
 
     def begin(self) -> None:
@@ -84,6 +91,8 @@ class Desk:
         self.verdict: Verdict | None = None
         """The first that was found."""
         self._halted: dict[int, DeskCall] = {}
+        self._steady: dict[int, list[DeskCall]] = {}
+        self.records.begin()
         for rank in self._ranks:
             rank.asking.clear()
             rank.calls = {t: c for t, c in rank.calls.items() if c.verdict is None}
@@ -127,12 +136,15 @@ class Desk:
         if at is None:
             return [Reply(rank, ticket, "met")]
         place, member = at
+        if what.made is not None:
+            return self._make(place, rank, ticket, what, timed=timed, threads=threads)
         call = DeskCall(place, rank, ticket, what, member)
         call.signature = call if signature is None else signature
         call.entered = not blocking
         call.waited = call.entered and what.name == "monitored_barrier"  # it waits by itself
         here.last = call
         here.calls[ticket] = call
+        self.records.add(call, asynchronous=not blocking, threads=threads)
         if self.stopping:
             if not what.is_message:
                 place.meet(call)
@@ -157,6 +169,7 @@ class Desk:
         place, member = at
         call = here.last = DeskCall(place, rank, 0, what, member)
         call.signature = signature
+        self.records.add(call)
         if what.is_message:
             sent = what.name == "send"
             other = place.post_send(call) if sent else place.post_receive(call)
@@ -186,7 +199,7 @@ class Desk:
         if call is None:
             return []
         if call.place.withdraw(call) or not call.entered:
-            del self._ranks[rank].calls[ticket]
+            self._ranks[rank].calls.pop(ticket, None)
         call.gave_up = not call.entered and call.number is not None
         call.waited = True
         return [self._answer(call, "withdrawn")]
@@ -259,6 +272,66 @@ class Desk:
         in_flight = sum(place.in_flight() for place in self._places.values())
         return Snapshot(tuple(map(self._view, range(self.size))), in_flight=in_flight)
 
+    def tally(self) -> Tally:
+        """How many collectives and messages there were, on how many groups."""
+        collectives, messages, groups = 0, 0, 0
+        for place in self._places.values():
+            called = max(place.next_number)
+            collectives, messages = collectives + called, messages + place.messages
+            groups += bool(called or place.messages)
+        return Tally(self.size, collectives, messages, groups)
+
+    def found(self, rank: int, ticket: int, verdict: Verdict) -> list[Reply]:
+        """What a rank found out by itself; it is to raise it."""
+        self.verdict = self.verdict or verdict
+        return [Reply(rank, ticket, "verdict", verdict)]
+
+    def look(self) -> list[Reply]:
+        """Now and then: are there ranks that can never move, though others do? Only of ranks
+        that have stood still since the last look."""
+        before, self._steady = (
+            self._steady,
+            {
+                rank: list(each.asking.values())
+                for rank, each in enumerate(self._ranks)
+                if rank not in self._free and each.gone is None
+            },
+        )
+        same = bool(self._steady) and self._steady == before
+        if not same or not self._free or self.stopping:
+            return []
+        return self._prove_partly()
+
+    # -- making groups ----------------------------------------------------------------------
+
+    def _make(
+        self, world: Place, rank: int, ticket: int, form: Form, *, timed: bool, threads: int
+    ) -> list[Reply]:
+        """A rank is about to make a group."""
+        place = self._makings.get(world)
+        if place is None:
+            place = self._makings[world] = Makings(world)
+        call = DeskCall(place, rank, ticket, form, world.ranks.index(rank))
+        place.add(call)
+        if self.stopping:
+            return [self._stop(call)]
+        self._ask(call, timed=timed, threads=threads)
+        waiting = [call for each in self._ranks for call in each.asking.values()]
+        waiting = [each for each in waiting if each.place is place]
+        if place.disagree_at is None:
+            ready = [each for each in waiting if not place.missing(each)]
+            return [*self._settle(ready), *(self._prove() if call not in ready else ())]
+        if place.missing(call):
+            return self._prove()
+        return list(self._settle(waiting, place.find_mismatch()))
+
+    def find_missing_groups(self) -> list[Verdict]:
+        """Once all ranks have returned: groups that some did not make."""
+        found = [place.find_missing() for place in self._makings.values()]
+        for place in self._makings.values():
+            place.forget()
+        return [each for each in found if each is not None]
+
     # -- meeting ----------------------------------------------------------------------------
 
     def _complete(self, place: Place, slot: Slot) -> list[Reply]:
@@ -266,8 +339,16 @@ class Desk:
         late = [call.rank for call in calls if call.gave_up]
         if late:
             return list(self._lose(calls, late))
-        verdict = find_mismatch(place.meeting(slot)) if slot.clash else None
+        verdict = self._find_mismatch(place, slot)
         return list(self._settle(calls, verdict))
+
+    def _find_mismatch(self, place: Place, slot: Slot) -> Verdict | None:
+        if not slot.clash or "mismatch" not in self.kinds:
+            return None
+        verdict = find_mismatch(place.meeting(slot))
+        if verdict is None:
+            return None
+        return with_parting(self.records, verdict, verdict.group.ranks)
 
     def _exchange(self, call: DeskCall, *, blocking: bool) -> list[Reply]:
         place, sending = call.place, call.name == "send"
@@ -286,7 +367,8 @@ class Desk:
         other = place.post_send(call) if sending else place.post_receive(call)
         if isinstance(other, DeskCall):
             send, receive = (call, other) if sending else (other, call)
-            verdict = find_pair_mismatch(send.as_op(), receive.as_op())
+            checked = "mismatch" in self.kinds
+            verdict = find_pair_mismatch(send.as_op(), receive.as_op()) if checked else None
             return list(self._settle([call, other], verdict))
         return self._prove() if blocking else [self._answer(call, "go")]
 
@@ -308,7 +390,7 @@ class Desk:
         """Whether the backend must not get a call that need not wait: members that have it
         already gave it other arguments, which some backends do not survive."""
         slot = place.slots[call.number or 0]
-        return slot.clash and find_mismatch(place.meeting(slot)) is not None
+        return self._find_mismatch(place, slot) is not None
 
     def _settle(
         self, calls: Iterable[DeskCall], verdict: Verdict | None = None
@@ -377,16 +459,61 @@ class Desk:
         self._abandon(verdict)
         return list(self._settle(waiting, verdict))
 
+    def _prove_partly(self) -> list[Reply]:
+        """If some can never move, tell them; the others go on."""
+        if any(len(each.asking) > 1 for each in self._ranks):
+            return []
+        snapshot = self.snapshot()
+        movable = find_movable(snapshot)
+        stuck = [rank for rank in self._steady if rank not in movable]
+        calls = [call for rank in stuck for call in self._steady[rank]]
+        if not calls:
+            return []
+        verdict = self._mismatch_of(calls) or self._explain(snapshot, partial=True)
+        if verdict is None:
+            return []
+        for call in calls:
+            call.place.withdraw(call)
+            call.gave_up = call.number is not None
+        return list(self._settle(calls, verdict))
+
+    def _mismatch_of(self, calls: Iterable[DeskCall]) -> Verdict | None:
+        for call in calls:
+            slot = call.place.slots.get(call.number) if call.number is not None else None
+            verdict = None if slot is None else self._find_mismatch(call.place, slot)
+            if verdict is not None:
+                return verdict
+        return None
+
     def _find_verdict(self) -> Verdict | None:
         """Calls that disagree explain a deadlock better than who waits for whom."""
+        verdict: Verdict | None
         for place in self._places.values():
             for slot in place.slots.values():
-                verdict = find_mismatch(place.meeting(slot)) if slot.clash else None
+                verdict = self._find_mismatch(place, slot)
                 if verdict is not None:
                     return verdict
+        for makings in self._makings.values():
+            verdict = makings.find_mismatch() or self._find_missing_group(makings)
+            if verdict is not None:
+                makings.forget()
+                return verdict
         if any(len(each.asking) > 1 for each in self._ranks):
             return None  # several threads of one rank: a view tells of one wait only
-        return find_deadlock(self.snapshot())
+        return self._explain(self.snapshot())
+
+    def _find_missing_group(self, makings: Makings) -> Verdict | None:
+        """Nobody can move: if ranks wait in `new_group`, nobody else will come there; else
+        those that have returned will not."""
+        waiting = (call.place for each in self._ranks for call in each.asking.values())
+        gone = [rank for rank, each in enumerate(self._ranks) if each.gone is not None]
+        if any(place is makings for place in waiting):
+            return makings.find_missing()
+        return makings.find_missing(gone) if gone else None
+
+    def _explain(self, snapshot: Snapshot, *, partial: bool = False) -> Verdict | None:
+        places, compare = self._places.values(), "mismatch" in self.kinds
+        return explain_waiting(self.records, snapshot, places, partial=partial, compare=compare)
 
     def _abandon(self, verdict: Verdict) -> None:
         """What is open will never be met; all members go on with the same number."""

@@ -18,10 +18,12 @@ import threading
 import time
 from itertools import count
 
-from phalanx.backend.raising import OpTimeoutError, error_of
+from phalanx.backend.raising import OpTimeoutError, error_for, error_of
 from phalanx.backend.watch import Limit, Watcher
 from phalanx.core.forms import Form, GroupForm, message_signature_of, signature_of
-from phalanx.errors import PhalanxError, RankStopped, text_of
+from phalanx.errors import PhalanxError, RankStopped, VerdictError, text_of
+from phalanx.kinds import ALL
+from phalanx.model import Finding, Verdict
 from phalanx.running.calls import SERVICES
 from phalanx.running.controller import wire
 from phalanx.running.controller.board import MOST_PAST, PATIENCE, Board, Row, digest_of
@@ -43,7 +45,11 @@ class Link:
     """The connection of one rank. Everything is allowed from any thread."""
 
     def __init__(
-        self, connection: socket.socket, rank: int, board: Board | None = None
+        self,
+        connection: socket.socket,
+        rank: int,
+        board: Board | None = None,
+        kinds: frozenset[str] = ALL,
     ) -> None:
         self.rank = rank
         self.calls = 0
@@ -65,7 +71,7 @@ class Link:
         self._groups = count()
         self._forms = count()
         self._off = False
-        self._watcher = Watcher(self, rank)
+        self._watcher = Watcher(self, rank, kinds)
 
     # -- life -------------------------------------------------------------------------------
 
@@ -87,8 +93,19 @@ class Link:
         """Tell the desk of all calls that it has not heard of."""
         self._send(b"")
 
+    def tell_notes(self) -> None:
+        """The program of this rank has ended well: what only this process has seen."""
+        notes = self._watcher.take_notes()
+        if notes:
+            self._send(encode(wire.NOTES, body=pickle.dumps(notes)))
+
+    def judge_error(self, error: BaseException) -> Finding | None:
+        """What was wrong with the rank's own call, if that is what this error is about."""
+        return self._watcher.judge_error(error)
+
     def finished(self) -> None:
-        """The program of this rank has ended well."""
+        """The same, for a rank that is not asked any more."""
+        self.tell_notes()
         self._send(encode(wire.FINISHED))
 
     def failed(self, error: BaseException) -> None:
@@ -123,6 +140,8 @@ class Link:
     def define(self, form: Form) -> int:
         number = self._define(wire.FORM, next(self._forms), form)
         group = self._members[form.group]
+        if form.made is not None:
+            return number
         if form.is_message:
             row, signature = self._channel(group, form), message_signature_of(form)
         else:
@@ -203,6 +222,15 @@ class Link:
 
     def wait(self, ticket: int, *, name: str, limit: Limit) -> bool:
         return self._ask(wire.WAIT, ticket, 0, 0, name=name, limit=limit)
+
+    def report(self, verdict: Verdict) -> VerdictError:
+        """Tell the desk what this rank has found out by itself; the error to raise."""
+        ticket = self.next_ticket()
+        self._send(encode(wire.FOUND, ticket, body=pickle.dumps(verdict)))
+        reply = None if self._off else self._await(ticket, None)
+        if reply is None or reply.kind != wire.VERDICT:
+            return error_for(verdict, None)
+        return _error_in(reply)
 
     def received(self, ticket: int, source: int) -> None:
         self._send(encode(wire.RECEIVED, ticket, source))
@@ -299,11 +327,17 @@ class Link:
             self._changed.notify_all()
 
 
-def attach(connection: socket.socket, *, rank: int, board: Board | None = None) -> Link:
+def attach(
+    connection: socket.socket,
+    *,
+    rank: int,
+    board: Board | None = None,
+    kinds: frozenset[str] = ALL,
+) -> Link:
     """Announce what this process does to the desk at the other end."""
     connection.setblocking(True)
     global _current
-    link = Link(connection, rank, board)
+    link = Link(connection, rank, board, kinds)
     link.start()
     _current = link
     return link
@@ -317,13 +351,21 @@ def current() -> Link | None:
     return _current
 
 
-def attach_tcp(host: str, port: int, *, token: str, rank: int, generation: int = 0) -> Link:
+def attach_tcp(
+    host: str,
+    port: int,
+    *,
+    token: str,
+    rank: int,
+    generation: int = 0,
+    kinds: frozenset[str] = ALL,
+) -> Link:
     """The same over a network. `generation` counts restarts of all ranks."""
     connection = socket.create_connection((host, port), timeout=CONNECT)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     hello = encode(wire.HELLO, rank, generation, body=token.encode())
     connection.sendall(hello)
-    return attach(connection, rank=rank)
+    return attach(connection, rank=rank, kinds=kinds)
 
 
 def _left(deadline: float | None) -> float | None:
@@ -350,13 +392,17 @@ def _may_communicate(thread: threading.Thread) -> bool:
     return not thread.name.startswith(OWN_THREADS) and type(thread).__module__ not in SERVICES
 
 
+def _error_in(reply: Frame) -> VerdictError:
+    text, verdict = pickle.loads(reply.body)
+    return error_of(verdict, text)
+
+
 def _refuse(reply: Frame, name: str, limit: Limit) -> None:
     """Raise what the desk answered."""
     if reply.kind == wire.STOP:
         raise RankStopped
     if reply.kind == wire.VERDICT:
-        text, verdict = pickle.loads(reply.body)
-        raise error_of(verdict, text)
+        raise _error_in(reply)
     if reply.kind == wire.LOST:
         raise OpTimeoutError(reply.body.decode())
     if reply.kind == wire.WITHDRAWN:

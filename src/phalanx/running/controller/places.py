@@ -24,6 +24,7 @@ class DeskCall(Call):
     timed = False
     entered = False
     gave_up = False
+    turn = 0
     verdict: Any = None
 
     def __init__(self, place: Place, rank: int, ticket: int, form: Form, member: int) -> None:
@@ -53,6 +54,7 @@ class Place(Assembly):
     def __init__(self, form: GroupForm, size: int) -> None:
         world = form.name == "0" and len(form.ranks) == size
         super().__init__("world" if world else f"group {form.name}", form.ranks)
+        self.form = form
         self.past: list[deque[tuple[int, Form]]] = [deque(maxlen=HISTORY) for _ in form.ranks]
         self.deciding: list[DeskCall] = []
         """Receives from any source for which there is a message, or several: the backend
@@ -108,6 +110,9 @@ class Place(Assembly):
                     reduce_op=op.reduce_op,
                     site=op.site,
                 )
+
+    def pending_sends(self) -> list[DeskCall]:
+        return _present(send for sent in self.sends.values() for send in sent)
 
     def wait_of(self, call: DeskCall) -> Wait:
         """What this call needs before it is met."""

@@ -14,7 +14,7 @@ _HEADER = struct.Struct("!IBIIB")
 
 # From a rank.
 HELLO, GROUP, FORM, FORGET, ANNOUNCE, WAIT, GIVE_UP, RECEIVED, FINISHED, FAILED = range(10)
-PAST = 10
+PAST, FOUND, NOTES = 10, 11, 12
 # From the desk.
 MET, GO, VERDICT, STOP, WITHDRAWN, LOST = range(20, 26)
 

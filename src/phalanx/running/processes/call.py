@@ -16,10 +16,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from phalanx.analysis.leftovers import find_leftovers
 from phalanx.backend.raising import error_for
 from phalanx.errors import RankStopped, UsageError
-from phalanx.model import Group, Op, RankView, Site, Stall, Verdict, Wait
+from phalanx.model import Group, Op, RankView, Site, Stall, Tally, Verdict, Wait
 from phalanx.report.positions import render_positions
 from phalanx.running.outcome import Outcome, Outcomes, find_error
 from phalanx.running.processes.evidence import (
@@ -82,11 +81,18 @@ class CallInProgress:
         self._positions: dict[int, Position] = {}
         self._late: dict[int, RankView | None] = {}
         self._number = 0
+        self._looked = 0.0
         self.is_whole = False
         """Whether every rank came to the end of its call and can take another."""
         self.findings: tuple[Verdict, ...] = ()
         self.is_worn = False
         """Whether the ranks should be replaced all the same."""
+
+    @property
+    def tally(self) -> Tally:
+        """How much was checked."""
+        ranks = len(self._team.members)
+        return Tally(ranks) if self._counter is None else self._counter.desk.tally()
 
     def carry_out(self, call: Call, *, whole_lines: bool = True) -> list[Any]:
         __tracebackhide__ = True
@@ -111,7 +117,7 @@ class CallInProgress:
             rank = min(self._refused)
             raise UsageError(f"rank {rank} {self._refused[rank]}")
         if self._counter is not None:
-            self.findings = find_leftovers(self._counter.desk.leftovers())
+            self.findings = tuple(self._counter.find_at_end())
         for member in self._team.members:
             member.stderr.clear()
         return [self._values[rank] for rank in sorted(self._values)]
@@ -132,7 +138,7 @@ class CallInProgress:
             left = life.left()
             if self._limit is not None:
                 left = min(left, self._limit - (time.monotonic() - started))
-            if self._hear(min(left, TICK if self._on_tick else 1.0)):
+            if self._hear(min(left, TICK)):
                 life.renew()
             over_limit = self._limit is not None and time.monotonic() - started > self._limit
             if over_limit or life.left() <= 0:
@@ -171,6 +177,9 @@ class CallInProgress:
             self._take_in(member, message)
         if self._on_tick is not None:
             self._on_tick()
+        if self._counter is not None and time.monotonic() - self._looked > TICK:
+            self._team.answer(self._counter.look())
+            self._looked = time.monotonic()
         return len(self._pending) < before
 
     def _take_in(self, member: Member, message: Any) -> None:

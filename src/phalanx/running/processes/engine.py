@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from phalanx.errors import PhalanxWarning, UsageError
-from phalanx.model import Silenced, Tally, Verdict
+from phalanx.model import Silenced, Verdict
 from phalanx.report.layout import rank_list
 from phalanx.running.controller import board
 from phalanx.running.controller.counter import Counter
@@ -138,8 +138,7 @@ class ProcessesEngine:
             return values
         finally:
             if self.settings.on_tally is not None:
-                tally = Tally(self.settings.ranks, silenced=tuple(self.silenced))
-                self.settings.on_tally(tally)
+                self.settings.on_tally(replace(call.tally, silenced=tuple(self.silenced)))
             if not call.is_whole:
                 team.kill()
             elif call.is_worn:
@@ -206,10 +205,14 @@ class ProcessesEngine:
                     store_port=listener.getsockname()[1],
                     checked=settings.checked,
                     has_board=settings.checked and board.is_available(),
+                    kinds=settings.kinds,
                 )
                 for rank in range(settings.ranks)
             ]
-            counter = Counter(settings.ranks) if settings.checked else None
+            counter = None
+            if settings.checked:
+                kinds, profile = settings.kinds, settings.profile
+                counter = Counter(settings.ranks, kinds=kinds, profile=profile)
             return Team(starts, listener, show=settings.on_output, counter=counter)
 
 

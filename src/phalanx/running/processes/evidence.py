@@ -13,6 +13,7 @@ import signal
 from collections.abc import Iterable, Sequence
 
 from phalanx import callsite
+from phalanx.backend.raising import InvalidCallError
 from phalanx.errors import PhalanxError, RankDied, VerdictError
 from phalanx.model import RankView, Site
 from phalanx.report.calls import call_text
@@ -123,6 +124,10 @@ def restored(failure: Failure) -> tuple[BaseException, Site | None]:
         # A stand-in of the same name and text, so that the report is the same.
         error = type(failure.kind, (PhalanxError,), {"__module__": "phalanx"})(failure.message)
     error.__cause__ = RemoteTraceback(failure.trace)
+    if failure.invalid is not None:
+        # Ours make theirs of frames, which have stayed in the rank.
+        own = isinstance(error, InvalidCallError)
+        setattr(error, "_verdict" if own else "verdict", failure.invalid)
     return error, failure.site
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass, field
 
-from phalanx.model import Site
+from phalanx.kinds import ALL
+from phalanx.model import Finding, Site
 from phalanx.running.processes.memory import Memory
 
 DUMP_SIGNAL: int = signal.SIGRTMAX - 1 if hasattr(signal, "SIGRTMAX") else signal.SIGUSR2
@@ -32,6 +33,7 @@ class Start:
     store_port: int
     checked: bool = True
     has_board: bool = False
+    kinds: frozenset[str] = ALL
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,8 @@ class Unsendable:
 class Raised:
     """The call raised. `error` is its pickle where it has one; `when` is monotonic time;
     `call` is torch's call it came out of; `stopped` says that it came up while the rank was
-    being stopped, or is that stopping itself."""
+    being stopped, or is that stopping itself. `invalid` tells what was wrong with the rank's
+    own call, if that is what it failed by."""
 
     rank: int
     kind: str
@@ -103,6 +106,7 @@ class Raised:
     call: str | None = None
     loading: bool = False
     stopped: bool = False
+    invalid: Finding | None = None
 
 
 @dataclass(frozen=True)

@@ -165,6 +165,8 @@ class _Rank:
             loading = False
             self._init()
             value = _value_of(fn, args, kwargs)
+            if self._link is not None:
+                self._link.tell_notes()
         except BaseException as error:
             return self._raised(error, loading=loading)
         finally:
@@ -199,7 +201,7 @@ class _Rank:
         if self._desk is not None:
             board = None if self._board is None else Board(self._board, start.ranks)
             desk = socket.socket(fileno=self._desk)
-            self._link = attach(desk, rank=start.rank, board=board)
+            self._link = attach(desk, rank=start.rank, board=board, kinds=start.kinds)
         self._beginning = Beginning(start)
 
     def _init(self) -> None:
@@ -240,6 +242,7 @@ class _Rank:
     def _raised(self, error: BaseException, *, loading: bool) -> Raised:
         when = time.monotonic()
         site, call = callsite.raised_at(error.__traceback__), _raising_call(error)
+        invalid = None if self._link is None else self._link.judge_error(error)
         trim_traceback(error)
         return Raised(
             rank=self._start.rank,
@@ -252,6 +255,7 @@ class _Rank:
             call=call,
             loading=loading,
             stopped=was_stopped(error),
+            invalid=invalid,
         )
 
     def _leave(self) -> None:

@@ -206,7 +206,7 @@ def carry_out(program: Program, link: Link | None, home: Home) -> int:
         home.tell(Found(rank, type(error).__name__, str(error)))
         return _leave(3)
     except BaseException as error:
-        message = _raised(rank, error)
+        message = _raised(rank, error, link)
         if link is not None:
             link.failed(error)
         home.tell(message)
@@ -218,9 +218,10 @@ def carry_out(program: Program, link: Link | None, home: Home) -> int:
     return _leave(0)
 
 
-def _raised(rank: int, error: BaseException) -> Raised:
+def _raised(rank: int, error: BaseException, link: Link | None = None) -> Raised:
     when = time.monotonic()
     site = callsite.raised_at(error.__traceback__)
+    invalid = None if link is None else link.judge_error(error)
     trim_traceback(error)
     return Raised(
         rank=rank,
@@ -230,6 +231,7 @@ def _raised(rank: int, error: BaseException) -> Raised:
         when=when,
         error=_pickled(error),
         site=site,
+        invalid=invalid,
     )
 
 

@@ -1,0 +1,204 @@
+"""What a rank that is a process sees alone: its tensors in flight, its works, its own frames.
+
+Used by `watch.py`, which tells it of calls and waits on real process groups. The guard and
+the observers are those of the threads engine; this gives them a `Call` for what they look at.
+A real backend writes whenever it likes, so of what an operation may write to neither contents
+nor versions are compared: only what the program does to it is seen. Must never know the desk.
+"""
+
+from __future__ import annotations
+
+import marshal
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from phalanx.analysis.in_flight import How
+from phalanx.backend import guard, guard_modes, origins
+from phalanx.backend.observers import crossed_order
+from phalanx.backend.watch_forms import Parts
+from phalanx.callsite import Mark
+from phalanx.core.meeting import Assembly, Call
+from phalanx.errors import VerdictError
+from phalanx.model import Verdict
+
+_ONLY_READ = frozenset(
+    {
+        "send",
+        "broadcast",
+        "all_gather",
+        "all_gather_coalesced",
+        "all_gather_into_tensor",
+        "all_gather_into_tensor_coalesced",
+        "gather",
+        "scatter",
+        "all_to_all",
+        "all_to_all_single",
+    }
+)
+"""Operations whose inputs no backend writes to. Gloo reduces in place, also elsewhere than at
+the root."""
+
+NOTED = 64
+"""Of every `crossed_order.PERIOD` calls on a group so many are noted, the first ones."""
+
+_NO_STRAND: Any = None
+
+Trails = dict[str, Any]
+"""What was noted of a group: its name, its ranks, this rank's place and its calls."""
+
+
+class Alone:
+    """One per watched process. It stands for the context and the session that the guard
+    asks."""
+
+    def __init__(
+        self,
+        kinds: frozenset[str],
+        report: Callable[[Verdict], VerdictError],
+        let_go: Callable[[], None],
+    ) -> None:
+        """`let_go`: give up works that are only kept until the program has them."""
+        self.session = self
+        self.report = report
+        self.guards = "in-flight-buffer" in kinds
+        self.tracks = self.guards or "unwaited-work" in kinds
+        self.watched = NOTED if "crossed-order" in kinds else 0
+        self.let_go = let_go
+        self.in_flight: guard.Book | None = None
+        self.flying: weakref.WeakKeyDictionary[Any, Call] = weakref.WeakKeyDictionary()
+
+    # -- calls ----------------------------------------------------------------------------
+
+    def before_call(self, met: Assembly, member: int, parts: Parts, mark: Mark | None) -> None:
+        """Any call: its tensors must not be in flight."""
+        book = self.in_flight
+        if book is not None and book.lows:
+            guard.check_departure(book, _call_of(met, member, parts, mark))
+
+    def note_call(
+        self, met: Assembly, member: int, parts: Parts, mark: Mark | None, number: int
+    ) -> None:
+        """One of those that are compared with the other ranks' by what the frames say."""
+        call = _call_of(met, member, parts, mark)
+        call.number = number
+        crossed_order.note(call)
+
+    def begin(
+        self,
+        met: Assembly,
+        member: int,
+        parts: Parts,
+        mark: Mark | None,
+        *,
+        number: int | None,
+        work: Any,
+    ) -> None:
+        """An asynchronous call has been made; `work` is what the program gets."""
+        origin = origins.origin_here(1)
+        if origin != origins.OWN:
+            return
+        call = _call_of(met, member, parts, mark)
+        call.number, call.origin = number, origin
+        if self.in_flight is None:
+            self.in_flight = _Book(self)
+        call.done = True  # or the guard would put something into the outputs
+        guard.depart(self, call)  # type: ignore[arg-type]
+        flight = call.flight
+        for region in flight.regions:
+            if region.writes or parts.name not in _ONLY_READ:
+                region.kept = region.version = None
+        self.flying[work] = call
+        weakref.finalize(work, flight.drop).atexit = False
+
+    # -- waits ----------------------------------------------------------------------------
+
+    def arrive(self, work: Any) -> None:
+        """The program knows that the operation is complete."""
+        call = self.flying.pop(work, None)
+        error = None if call is None else guard.arrive(call)
+        if error is not None:
+            raise error
+
+    def give_up(self, work: Any) -> None:
+        call = self.flying.pop(work, None)
+        if call is not None:
+            guard.give_up(call)
+
+    # -- the end --------------------------------------------------------------------------
+
+    def take_unwaited(self) -> list[Any]:
+        book, self.in_flight = self.in_flight, None
+        self.flying.clear()
+        if book is None:
+            return []
+        found = book.unwaited()
+        guard_modes.leave_thread()
+        return list(found)
+
+
+class _Book(guard.Book):
+    """Asks first whether the program has dropped its works."""
+
+    def __init__(self, alone: Alone) -> None:
+        super().__init__(alone)  # type: ignore[arg-type]
+        self._let_go = alone.let_go
+
+    def judge_touch(self, tensor: Tensor, how: How, by: str) -> None:
+        self._let_go()
+        super().judge_touch(tensor, how, by)
+
+
+def take_trail(met: Assembly, member: int) -> Trails | None:
+    """What was noted of a group, in a form that travels: code objects by value."""
+    noted = met.notes.pop(crossed_order.KIND, None)
+    if not noted or not noted[member]:
+        return None
+    codes: dict[Any, int] = {}
+    calls = [
+        (
+            number,
+            what,
+            tuple((codes.setdefault(frame[0], len(codes)), *frame[1:]) for frame in frames),
+        )
+        for number, what, frames in noted[member]
+    ]
+    return {
+        "name": met.name,
+        "ranks": met.ranks,
+        "member": member,
+        "codes": [marshal.dumps(code) for code in codes],
+        "calls": calls,
+    }
+
+
+def judge_trails(trails: list[Trails]) -> list[Verdict]:
+    """In the program: what all members of one group have sent."""
+    met = Assembly(trails[0]["name"], trails[0]["ranks"])
+    known: dict[bytes, Any] = {}
+    noted: list[list[Any]] = [[] for _ in met.ranks]
+    for trail in trails:
+        codes = [_code(data, known) for data in trail["codes"]]
+        noted[trail["member"]] = [
+            (number, what, tuple((codes[frame[0]], *frame[1:]) for frame in frames))
+            for number, what, frames in trail["calls"]
+        ]
+    met.notes[crossed_order.KIND] = noted
+    return crossed_order.look(met)
+
+
+def _code(data: bytes, known: dict[bytes, Any]) -> Any:
+    if data not in known:
+        known[data] = marshal.loads(data)
+    return known[data]
+
+
+def _call_of(met: Assembly, member: int, parts: Parts, mark: Mark | None) -> Call:
+    call = Call(met, member, _NO_STRAND, parts.name, mark)
+    call.inputs, call.outputs = parts.inputs, parts.outputs
+    call.root, call.peer, call.tag = parts.root, parts.peer, parts.tag
+    call.op = None if parts.code is None else (parts.code,)
+    call.facts = parts.splits
+    return call

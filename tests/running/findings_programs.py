@@ -1,0 +1,340 @@
+"""Programs with what checks find besides calls that do not fit, for threads and processes.
+
+Each is named by the kind that it gives; those in `SILENT` are in order. They run on 4 ranks.
+"""
+
+from __future__ import annotations
+
+import time
+
+import torch
+import torch.distributed as dist
+
+
+def finish(work: dist.Work | None) -> None:
+    assert work is not None
+    work.wait()
+
+
+# -- in-flight-buffer ---------------------------------------------------------------------
+
+
+def in_flight_written() -> None:
+    tensor = torch.ones(4)
+    work = dist.all_reduce(tensor, async_op=True)
+    if dist.get_rank() == 1:
+        tensor.add_(1)
+    work.wait()
+
+
+def in_flight_written_through_a_view() -> None:
+    tensor = torch.ones(4, 4)
+    work = dist.all_reduce(tensor, async_op=True)
+    if dist.get_rank() == 2:
+        tensor[1].zero_()
+    work.wait()
+
+
+def in_flight_read() -> None:
+    tensor = torch.ones(4)
+    work = dist.all_reduce(tensor, async_op=True)
+    if dist.get_rank() == 1:
+        tensor.sum()
+    work.wait()
+
+
+def in_flight_output_read() -> None:
+    rows = [torch.zeros(4) for _ in range(4)]
+    work = dist.all_gather(rows, torch.ones(4), async_op=True)
+    if dist.get_rank() == 3:
+        torch.stack(rows)
+    work.wait()
+
+
+def in_flight_changed_by_numpy() -> None:
+    tensor = torch.ones(4)
+    memory = tensor.numpy()
+    if dist.get_rank() == 0:
+        work = dist.isend(tensor, 1)
+        memory[0] = 7
+        finish(work)
+    elif dist.get_rank() == 1:
+        dist.recv(tensor, 0)
+
+
+def in_flight_twice() -> None:
+    tensor = torch.ones(4)
+    if dist.get_rank() == 0:
+        first = dist.irecv(tensor, 1, tag=1)
+        second = dist.irecv(tensor, 1, tag=2)
+        finish(first)
+        finish(second)
+    elif dist.get_rank() == 1:
+        dist.send(tensor, 0, tag=1)
+        dist.send(tensor, 0, tag=2)
+
+
+# -- making groups ------------------------------------------------------------------------
+
+
+def groups_of_other_members() -> None:
+    dist.new_group([0, 1] if dist.get_rank() < 3 else [0, 2])
+    dist.barrier()
+
+
+def groups_in_another_order() -> None:
+    pairs = [[0, 1], [2, 3]]
+    if dist.get_rank() == 2:
+        pairs.reverse()
+    for pair in pairs:
+        dist.new_group(pair)
+
+
+def group_not_made_by_a_member() -> None:
+    if dist.get_rank() != 1:
+        dist.new_group([0, 1])
+    dist.barrier()
+
+
+def group_not_made_by_an_outsider() -> None:
+    if dist.get_rank() != 3:
+        dist.new_group([0, 1])
+
+
+# -- deadlocks ----------------------------------------------------------------------------
+
+
+def partial_deadlock() -> None:
+    rank = dist.get_rank()
+    if rank < 2:
+        dist.recv(torch.ones(1), 1 - rank)
+    else:
+        for _ in range(100):
+            time.sleep(0.05)
+
+
+def another_group_of_the_same_ranks() -> None:
+    group = dist.new_group(list(range(4)))
+    dist.all_reduce(torch.ones(1), group=group if dist.get_rank() == 2 else None)
+
+
+# -- invalid calls ------------------------------------------------------------------------
+
+
+def invalid_root() -> None:
+    dist.barrier()
+    dist.broadcast(torch.ones(2), src=7)
+
+
+def invalid_list() -> None:
+    dist.all_gather([torch.ones(2) for _ in range(3)], torch.ones(2))
+
+
+def invalid_dtype() -> None:
+    dist.all_reduce(torch.ones(2, dtype=torch.complex64), op=dist.ReduceOp.MAX)
+
+
+def invalid_peer() -> None:
+    dist.send(torch.ones(2), dst=dist.get_rank())
+
+
+ERRORS = (
+    in_flight_written,
+    in_flight_written_through_a_view,
+    in_flight_read,
+    in_flight_output_read,
+    in_flight_changed_by_numpy,
+    in_flight_twice,
+    groups_of_other_members,
+    groups_in_another_order,
+    group_not_made_by_a_member,
+    group_not_made_by_an_outsider,
+    partial_deadlock,
+    another_group_of_the_same_ranks,
+    invalid_root,
+    invalid_list,
+    invalid_dtype,
+    invalid_peer,
+)
+
+
+# -- warnings -----------------------------------------------------------------------------
+
+
+def unwaited_dropped() -> None:
+    for _ in range(3):
+        dist.all_reduce(torch.ones(4), async_op=True)
+    dist.barrier()
+
+
+def unwaited_kept() -> object:
+    works = [dist.all_reduce(torch.ones(4), async_op=True)]
+    dist.barrier()
+    return len(works)
+
+
+def unwaited_and_read() -> None:
+    tensor = torch.ones(4)
+    dist.all_reduce(tensor, async_op=True)
+    if dist.get_rank() == 1:
+        tensor.sum()
+    dist.barrier()
+
+
+def unwaited_receive() -> None:
+    if dist.get_rank() == 0:
+        dist.send(torch.ones(2), 1)
+    elif dist.get_rank() == 1:
+        dist.irecv(torch.ones(2), 0)
+    dist.barrier()
+
+
+def unmatched_send() -> None:
+    if dist.get_rank() == 0:
+        dist.isend(torch.ones(2), 1, tag=9)
+    dist.barrier()
+
+
+def crossed_in_a_loop() -> None:
+    named = [("weight", torch.ones(2)), ("bias", torch.ones(2))]
+    if dist.get_rank() == 1:
+        named.reverse()
+    for _, tensor in named:
+        dist.all_reduce(tensor)
+
+
+def crossed_lines() -> None:
+    loss, count = torch.ones(1), torch.ones(1)
+    if dist.get_rank() == 2:
+        dist.all_reduce(count)
+        dist.all_reduce(loss)
+    else:
+        dist.all_reduce(loss)
+        dist.all_reduce(count)
+
+
+WARNINGS = (
+    unwaited_dropped,
+    unwaited_kept,
+    unwaited_and_read,
+    unwaited_receive,
+    unmatched_send,
+    crossed_in_a_loop,
+    crossed_lines,
+)
+
+
+# -- what NCCL may hang on ----------------------------------------------------------------
+
+
+def hazard_opposite_orders() -> None:
+    one, other = dist.new_group(list(range(4))), dist.new_group(list(range(4)))
+    groups = [one, other] if dist.get_rank() else [other, one]
+    for work in [dist.all_reduce(torch.ones(1), group=g, async_op=True) for g in groups]:
+        work.wait()
+
+
+def hazard_unbatched() -> None:
+    rank = dist.get_rank()
+    dist.barrier()
+    if rank < 2:
+        sent = dist.isend(torch.ones(1), 1 - rank)
+        dist.recv(torch.ones(1), 1 - rank)
+        finish(sent)
+
+
+def hazard_first_batch() -> None:
+    rank = dist.get_rank()
+    if rank < 2:
+        name = dist.isend if rank == 0 else dist.irecv
+        for work in dist.batch_isend_irecv([dist.P2POp(name, torch.ones(1), 1 - rank)]):
+            work.wait()
+    dist.barrier()
+
+
+HAZARDS = (hazard_opposite_orders, hazard_unbatched, hazard_first_batch)
+
+
+# -- in order -----------------------------------------------------------------------------
+
+
+def waits_of_all_kinds() -> None:
+    tensor = torch.ones(4)
+    dist.all_reduce(tensor, async_op=True).wait()
+    tensor.add_(1)
+    work = dist.all_reduce(tensor, async_op=True)
+    while not work.is_completed():
+        pass
+    tensor.add_(1)
+    work = dist.all_reduce(tensor, async_op=True)
+    work.get_future().wait()
+    tensor.add_(1)
+    work = dist.all_reduce(tensor, async_op=True)
+    work.wait()
+    work.wait()
+
+
+def input_read_in_flight() -> None:
+    mine, rows = torch.ones(4), [torch.zeros(4) for _ in range(4)]
+    work = dist.all_gather(rows, mine, async_op=True)
+    assert mine.sum() == 4
+    work.wait()
+    assert torch.stack(rows).sum() == 16
+
+
+def reductions_in_place() -> None:
+    """Gloo writes to tensors that only the root gets a result in."""
+    for size in (4, 100_000):
+        tensor = torch.ones(size)
+        dist.reduce(tensor, 0, async_op=True).wait()
+        part = torch.zeros(size)
+        whole = [torch.ones(size) for _ in range(4)]
+        dist.reduce_scatter(part, whole, async_op=True).wait()
+
+
+def rings_in_batches() -> None:
+    rank = dist.get_rank()
+    out, into = torch.ones(3), torch.zeros(3)
+    for _ in range(2):
+        ops = [
+            dist.P2POp(dist.isend, out, (rank + 1) % 4),
+            dist.P2POp(dist.irecv, into, (rank - 1) % 4),
+        ]
+        for work in dist.batch_isend_irecv(ops):
+            work.wait()
+
+
+def late_outsider() -> None:
+    """Ranks outside of a group do not wait for its members, nor these for them."""
+    rank = dist.get_rank()
+    if rank == 3:
+        dist.recv(torch.ones(1), 0)
+    group = dist.new_group([0, 1])
+    if rank == 0:
+        dist.send(torch.ones(1), 3)
+    if rank < 2:
+        dist.all_reduce(torch.ones(1), group=group)
+
+
+def groups_of_members_only() -> None:
+    rank = dist.get_rank()
+    mine = [0, 1] if rank < 2 else [2, 3]
+    group = dist.new_group(mine, use_local_synchronization=True)
+    dist.all_reduce(torch.ones(1), group=group)
+
+
+def own_data_in_own_order() -> None:
+    data = {key: torch.full((1,), float(key)) for key in range(4)}
+    for key in sorted(data, key=lambda key: (key + dist.get_rank()) % 4):
+        dist.all_reduce(data[key].clone())
+
+
+SILENT = (
+    waits_of_all_kinds,
+    input_read_in_flight,
+    reductions_in_place,
+    rings_in_batches,
+    late_outsider,
+    groups_of_members_only,
+    own_data_in_own_order,
+)

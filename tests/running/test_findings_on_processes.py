@@ -1,0 +1,106 @@
+"""What checks find besides calls that do not fit: on real Gloo processes as on threads.
+
+Errors cost their processes, so these are the slow part; what only warns, and what is in order,
+shares one pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import phalanx
+from phalanx.model import Verdict
+from tests.running import findings_programs as programs
+
+RANKS = 4
+GLOO: dict[str, Any] = {"ranks": RANKS, "backend": "gloo", "timeout": 30.0}
+
+pytestmark = pytest.mark.filterwarnings("ignore::phalanx.PhalanxWarning")
+
+QUICK = (
+    programs.in_flight_written,
+    programs.in_flight_changed_by_numpy,
+    programs.groups_of_other_members,
+    programs.group_not_made_by_a_member,
+    programs.partial_deadlock,
+    programs.invalid_list,
+)
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[phalanx.World]:
+    with phalanx.World(engine="processes", **GLOO) as world:
+        yield world
+
+
+@pytest.fixture(scope="module")
+def threads() -> Iterator[phalanx.World]:
+    with phalanx.World(**GLOO) as world:
+        yield world
+
+
+def name_of(value: Any) -> str:
+    return str(getattr(value, "__name__", ""))
+
+
+def error_of(world: phalanx.World, fn: Any) -> phalanx.PhalanxError:
+    with pytest.raises(phalanx.PhalanxError) as caught:
+        world.run(fn)
+    return caught.value
+
+
+def findings_of(world: phalanx.World, fn: Any) -> list[Verdict]:
+    before = len(world.findings)
+    world.run(fn)
+    return list(world.findings[before:])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        pytest.param(each, marks=() if each in QUICK else pytest.mark.slow, id=name_of(each))
+        for each in programs.ERRORS
+    ],
+)
+def test_an_error_is_that_of_threads(processes, threads, wrong) -> None:
+    ours, theirs = error_of(processes, wrong), error_of(threads, wrong)
+    assert type(ours) is type(theirs)
+    assert str(ours) == str(theirs)
+
+
+@pytest.mark.parametrize("doubtful", programs.WARNINGS, ids=name_of)
+def test_a_warning_is_that_of_threads(processes, threads, doubtful) -> None:
+    ours, theirs = findings_of(processes, doubtful), findings_of(threads, doubtful)
+    assert [(each.kind, each.ranks) for each in ours] == [
+        (each.kind, each.ranks) for each in theirs
+    ]
+    assert len(ours) == 1
+    assert ours[0].blocks[0].op.site == theirs[0].blocks[0].op.site  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("correct", programs.SILENT, ids=name_of)
+def test_what_is_in_order_stays_silent(processes, correct) -> None:
+    assert findings_of(processes, correct) == []
+
+
+@pytest.mark.parametrize("hazard", programs.HAZARDS, ids=name_of)
+def test_a_hazard_is_that_of_threads_under_the_profile(hazard) -> None:
+    texts = []
+    for engine in ("threads", "processes"):
+        with phalanx.World(engine=engine, profile="nccl", **GLOO) as world:
+            error = error_of(world, hazard)
+            assert isinstance(error, phalanx.BackendHazardError)
+            texts.append(str(error))
+    assert texts[0] == texts[1]
+
+
+def test_kinds_that_are_left_out_are_not_found(tmp_path: Path) -> None:
+    given = {**GLOO, "checks": "all,-unwaited-work,-in-flight-buffer"}
+    with phalanx.World(engine="processes", **given) as world:
+        assert findings_of(world, programs.unwaited_kept) == []
+        assert findings_of(world, programs.in_flight_read) == []
+        assert len(findings_of(world, programs.crossed_lines)) == 1
