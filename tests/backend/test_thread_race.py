@@ -51,6 +51,29 @@ def several() -> None:
         dist.all_reduce(torch.ones(1))
 
 
+def objects() -> None:
+    def beside() -> None:
+        for _ in range(5):
+            dist.all_gather_object([None] * 2, "beside")
+
+    thread = in_thread(beside)
+    for _ in range(5):
+        dist.all_gather_object([None] * 2, "main")
+    thread.join()
+
+
+def messages_to_one_peer() -> None:
+    def exchange() -> None:
+        if dist.get_rank() == 0:
+            dist.send(torch.ones(1), dst=1)
+        else:
+            dist.recv(torch.empty(1), src=0)
+
+    thread = in_thread(exchange)
+    exchange()
+    thread.join()
+
+
 def a_pool() -> None:
     with ThreadPoolExecutor(2) as pool:
         for task in [pool.submit(several) for _ in range(2)]:
@@ -63,6 +86,8 @@ def a_pool() -> None:
         several_calls_each,
         one_call_each_of_another_kind,
         two_threads_beside_the_main_one,
+        objects,
+        messages_to_one_peer,
         a_pool,
     ],
     ids=lambda program: program.__name__,

@@ -8,12 +8,14 @@ its rank has made calls too. Pure.
 | is inside a synchronous collective on the same group    | race: it has run no line of the  |
 |                                                         | program since it began, so it    |
 |                                                         | cannot have told this one        |
-| is inside one on another group                          | legal: a group for each          |
-| waits for an asynchronous collective                    | unknown: it may have told this   |
+| is inside a send or receive with the same peer and tag  | race: which is which is open     |
+| is inside one with another peer or tag                  | legal: these tell them apart     |
+| is inside a call on another group                       | legal: a group for each          |
+| waits for an asynchronous call                          | unknown: it may have told this   |
 |                                                         | thread between call and wait     |
-| is inside a send or a receive                           | legal: peers and tags tell them  |
-|                                                         | apart                            |
 | is elsewhere                                            | unknown: locks and queues order  |
+
+The observer sees where the other thread is; this says which calls are in each other's way.
 """
 
 from __future__ import annotations
@@ -25,16 +27,22 @@ from phalanx.model import CallBlock, Finding, Op
 
 @dataclass(frozen=True)
 class Use:
-    """A collective call of one thread. `main` says that it is the rank's own thread."""
+    """A call of one thread. `main` says that it is the rank's own thread."""
 
     op: Op
     main: bool
-    asynchronous: bool = False
 
 
 def find_thread_race(arriving: Use, inside: Use) -> Finding | None:
     """`arriving` is about to call; `inside` has not come back from its call."""
-    if inside.asynchronous or inside.op.number is None or arriving.op.group != inside.op.group:
+    one, other = arriving.op, inside.op
+    if one.group != other.group or _is_message(one) != _is_message(other):
+        return None
+    if _is_message(one) and (one.name, one.peer, one.tag) != (
+        other.name,
+        other.peer,
+        other.tag,
+    ):
         return None
     first, second = sorted((inside, arriving), key=lambda use: not use.main)
     rank, group = arriving.op.rank, arriving.op.group
@@ -50,18 +58,26 @@ def find_thread_race(arriving: Use, inside: Use) -> Finding | None:
             CallBlock((rank,), first.op, (_thread_text(first, 1),)),
             CallBlock((rank,), second.op, (_thread_text(second, 2),)),
         ),
-        facts=(
-            (
-                "rule",
-                "calls on a group are matched by their order, which must be the same on all "
-                "ranks",
-            ),
-        ),
+        facts=(("rule", _RULES[_is_message(one)]),),
         hint=(
             "neither thread waits for the other: give the thread a group of its own "
             "(dist.new_group), or let one thread make all calls on this one"
         ),
     )
+
+
+_RULES = {
+    False: "calls on a group are matched by their order, which must be the same on all ranks",
+    True: "messages between two ranks with one tag are matched by their order",
+}
+
+
+def _is_message(op: Op) -> bool:
+    return op.peer is not None or op.tag is not None
+
+
+def _address(op: Op) -> tuple[str, int | None, int | None]:
+    return op.name, op.peer, op.tag
 
 
 def _thread_text(use: Use, place: int) -> str:

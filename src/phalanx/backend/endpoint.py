@@ -351,7 +351,6 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
             try:
                 self._finish_now(call, opts)
             finally:
-                strand.inside = None
                 if visiting and strand.helper:
                     baton.leave(strand)
             return None
@@ -449,6 +448,9 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         if private.recording and private.is_recorded():
             profiling.begin(call, self._backend_name)
         context = strand.local
+        before = context.last_call
+        if context.threaded or (before is not None and before.strand is not strand):
+            thread_race.check(call)
         call.asynchronous = True
         self._before_departure(call)
         context.last_call = call

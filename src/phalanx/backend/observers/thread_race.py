@@ -1,18 +1,26 @@
-"""Thread race: a thread calls a collective while another of its rank is inside one there.
+"""Thread race: a thread calls on a group while another of its rank is inside a call there.
 
 `check` is called for calls of ranks of which more than one thread has made any. Threads that
-run errands of another one (`running/threads.py`: couriers) stand for that one.
+run errands of another one (`running/threads.py`: couriers) stand for that one. A call of the
+program may be several of ours (`all_gather_object`), so what counts is where the other thread
+stands: still in torch's code, below the line that made its last call.
 """
 
 from __future__ import annotations
 
+import sys
+from types import FrameType
+
+from phalanx import callsite
 from phalanx.analysis.thread_race import Use, find_thread_race
 from phalanx.backend.describe import describe_call
-from phalanx.core.baton import Strand
+from phalanx.core.baton import PARKED, Strand
 from phalanx.core.meeting import Call
 from phalanx.errors import RankStopped
 
 KIND = "thread-race"
+_BLOCKING = frozenset({"send", "recv"})
+"""Torch's functions for messages that come back when the message is through."""
 
 
 def check(call: Call) -> None:
@@ -22,19 +30,65 @@ def check(call: Call) -> None:
     context.threaded = True
     if KIND not in context.session.kinds or strand in context.couriers:
         return
+    is_message = call.name in _BLOCKING
     for other in list(strand.baton.strands):
-        inside = other.inside
-        if inside is None or other is strand or other.local is not context:
+        if other is strand or other.local is not context or other in context.couriers:
             continue
-        if inside.assembly is call.assembly and other not in context.couriers:
+        inside = _message_of(other, call) if is_message else _collective_of(other, call)
+        if inside is not None:
             _judge(call, other, inside)
+
+
+def _collective_of(other: Strand, call: Call) -> Call | None:
+    """The synchronous collective on the same group that a thread is inside of."""
+    inside: Call | None = other.inside
+    if inside is None or inside.assembly is not call.assembly:
+        return None
+    is_parked = other.state is PARKED and other.why is inside
+    return inside if is_parked or _is_still_at(_frame_of(other), inside.mark) else None
+
+
+def _message_of(other: Strand, call: Call) -> Call | None:
+    """The message to or from the same peer, with the same tag, that a thread is inside of."""
+    why: object = other.why
+    if not isinstance(why, Call) or why.assembly is not call.assembly:
+        return None
+    if (why.name, why.peer, why.tag) != (call.name, call.peer, call.tag):
+        return None
+    frame = _frame_of(other)
+    return why if _is_blocking(frame) and _is_still_at(frame, why.mark) else None
+
+
+def _frame_of(strand: Strand) -> FrameType | None:
+    return sys._current_frames().get(strand.ident)
+
+
+def _is_still_at(frame: FrameType | None, mark: callsite.Mark | None) -> bool:
+    """Whether a thread is in library code, called from the place of the mark."""
+    below = False
+    while frame is not None:
+        if not callsite.is_library(frame.f_code.co_filename):
+            return below and mark == (frame.f_code, frame.f_lasti)
+        below = True
+        frame = frame.f_back
+    return False
+
+
+def _is_blocking(frame: FrameType | None) -> bool:
+    """Whether a thread waits in `dist.send` or `dist.recv`, and not in a `wait` of its own."""
+    while frame is not None and callsite.is_library(frame.f_code.co_filename):
+        code = frame.f_code
+        if code.co_name in _BLOCKING and code.co_filename.endswith("distributed_c10d.py"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _judge(call: Call, other: Strand, inside: Call) -> None:
     strand = call.strand
     finding = find_thread_race(
         Use(describe_call(call), main=not strand.helper),
-        Use(describe_call(inside), main=not other.helper, asynchronous=inside.asynchronous),
+        Use(describe_call(inside), main=not other.helper),
     )
     if finding is None:
         return
