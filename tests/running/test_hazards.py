@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -180,6 +181,51 @@ def objects() -> None:
         dist.recv_object_list([None], src=0)
 
 
+def a_receive_that_was_given_up() -> None:
+    rank = dist.get_rank()
+    if rank == 1:
+        with pytest.raises(RuntimeError, match="Timed out"):
+            dist.irecv(torch.ones(2), 0).wait(timedelta(milliseconds=10))
+    dist.barrier()
+    if rank == 0:
+        dist.send(torch.ones(2), 1)
+    elif rank == 1:
+        dist.recv(torch.ones(2), 0)
+
+
+def single_messages_after_a_batch_that_was_refused() -> None:
+    dist.barrier()
+    rank = dist.get_rank()
+    if rank == 0:
+        refused = torch.ones(4, 4)[:, :2]
+        messages = [dist.P2POp(dist.isend, tensor, 1) for tensor in (refused, torch.ones(2))]
+        with pytest.raises(ValueError, match="contiguous"):
+            dist.batch_isend_irecv(messages)
+        dist.send(torch.ones(2), 1)
+    elif rank == 1:
+        dist.recv(torch.ones(2), 0)
+
+
+def callbacks_that_communicate() -> None:
+    """They run where their rank waits, which is not at the same place on every rank."""
+    other = dist.new_group()
+    rank = dist.get_rank()
+    if rank == 0:
+        dist.send(torch.ones(1), 1)
+    elif rank == 1:
+        dist.recv(torch.ones(1), 0)
+    future = dist.all_reduce(torch.ones(1), async_op=True).get_future()
+    future = future.then(lambda done: dist.all_reduce(torch.ones(1)))
+    if rank > 1:
+        dist.get_global_rank(dist.group.WORLD, rank)
+    elif rank == 0:
+        dist.send(torch.ones(1), 1)
+    else:
+        dist.recv(torch.ones(1), 0)
+    dist.all_reduce(torch.ones(1), group=other)
+    future.wait()
+
+
 SILENT = [
     batched_ring,
     even_ranks_send_first,
@@ -191,6 +237,9 @@ SILENT = [
     a_thread_with_a_group_of_its_own,
     data_parallel,
     objects,
+    a_receive_that_was_given_up,
+    single_messages_after_a_batch_that_was_refused,
+    callbacks_that_communicate,
 ]
 
 

@@ -65,12 +65,14 @@ def nccl_patches() -> list[Patch]:
 def batch_patches() -> list[Patch]:
     """To a group that is no C++ class `batch_isend_irecv` gives its messages one by one. It
     looks at the whole list first, which is where we learn that they belong together."""
-    check: Any = getattr(distributed_c10d, private.CHECK_BATCH_NAME)
+    check: Any = getattr(distributed_c10d, private.CHECK_BATCH_NAME, None)
+    if check is None:
+        return []  # a later version; then batches look like single messages
 
     def check_and_note(messages: Any) -> None:
         check(messages)
         strand = here.strand
-        if strand is not None:
+        if strand is not None and messages:
             context = strand.local
             number = next(context.session.batch_numbers)
             context.batches[strand] = [len(messages), number]

@@ -7,6 +7,7 @@ The running layer makes one `Session` per world; each thread of a rank finds its
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -84,9 +85,13 @@ class RankContext:
         """Whether it found the same at the end."""
 
     def batch_of(self, strand: Strand) -> int | None:
-        """The batch that the next message of this thread belongs to."""
+        """The batch that the next message of this thread belongs to. One of a batch may have
+        been refused, and then the others never came."""
         found = self.batches.get(strand)
         if found is None:
+            return None
+        if not _is_batching():
+            del self.batches[strand]
             return None
         found[0] -= 1
         if not found[0]:
@@ -188,6 +193,16 @@ def _watched(size: int) -> int:
 def _counts(met: Assembly) -> tuple[int, int, int]:
     collectives, messages = max(met.next_number), met.messages
     return collectives, messages, int(collectives > 0 or messages > 0)
+
+
+def _is_batching() -> bool:
+    """Whether this is called, at whatever depth, by torch's `batch_isend_irecv`."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_code.co_name == "batch_isend_irecv":
+            return True
+    return False
 
 
 def context_here() -> RankContext | None:

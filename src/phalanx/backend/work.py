@@ -66,6 +66,8 @@ def _park_until_done(strand: Strand, call: Call, timeout: float, explicit: bool)
         baton.rejoin(strand)  # before looking: what completes meanwhile wakes nobody
     complete_now(call)
     limit = baton.clock.now() + timeout
+    if strand.errands:
+        baton.run_errands(strand)  # of what was complete when its future was asked for
     while not call.done:
         if call.waiters is None:
             call.waiters = [strand]

@@ -118,8 +118,9 @@ class Step:
     """One thing a rank did, kept in its journal for checks that look back. It holds no tensors.
 
     `what` is "call" when an op is issued and "wait" when the program has waited for one.
-    `asynchronous` says that the program got a `Work` for it; `thread` is 0 for the rank's own.
-    A message that was taken back after a timeout is "withdrawn".
+    `asynchronous` says that the program got a `Work` for it. `thread` is 0 for the rank's own
+    and 1 for callbacks that run in it, which have no order with the rest. A message that was
+    taken back after a timeout is "withdrawn".
     """
 
     __slots__ = (
@@ -153,7 +154,8 @@ class Step:
         self.asynchronous = call.asynchronous
         self.batch = call.batch
         self.device = call.device
-        self.thread = id(call.strand) if call.strand.helper else 0
+        strand = call.strand
+        self.thread = id(strand) if strand.helper else int(strand.on_errand)
 
 
 class Slot:
