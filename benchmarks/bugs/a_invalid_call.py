@@ -180,3 +180,71 @@ def outputs_overlap(rank: int, world: int) -> None:
 @bug("A43", KIND, faulty=(0, 1), what="both ways of naming the root in one call")
 def root_named_twice(rank: int, world: int) -> None:
     dist.broadcast(torch.ones(1), src=0, group_src=0)  # <- here
+
+
+@bug("A44", KIND, faulty=(0, 1), what="a negative destination")
+def negative_destination(rank: int, world: int) -> None:
+    dist.reduce(torch.ones(2), dst=-1)  # <- here
+
+
+@bug("A45", KIND, faulty=(1,), what="a receive into a tensor whose elements share memory")
+def into_expanded(rank: int, world: int) -> None:
+    if rank == 0:
+        dist.send(torch.ones(4), dst=1)
+    else:
+        dist.recv(torch.zeros(1).expand(4), src=0)  # <- here
+
+
+@bug("A46", KIND, ranks=3, faulty=(2,), what="a barrier of a group by a rank that is not in it")
+def barrier_by_stranger(rank: int, world: int) -> None:
+    pair = dist.new_group([0, 1])
+    dist.barrier(group=pair)  # <- here
+
+
+@bug("A47", KIND, faulty=(0, 1), what="operations of different groups in one batch")
+def batch_of_two_groups(rank: int, world: int) -> None:
+    other, peer = dist.new_group([0, 1]), 1 - rank
+    ops = [
+        dist.P2POp(dist.isend, torch.ones(1), peer),
+        dist.P2POp(dist.irecv, torch.empty(1), peer, group=other),
+    ]
+    dist.batch_isend_irecv(ops)  # <- here
+
+
+@bug("A48", KIND, faulty=(0, 1), what="a group in which a rank stands twice")
+def member_twice(rank: int, world: int) -> None:
+    dist.new_group([0, 1, 1])  # <- here
+
+
+@bug("A49", KIND, faulty=(0,), what="a gather of objects without a list on the destination")
+def objects_without_list(rank: int, world: int) -> None:
+    dist.gather_object({"rank": rank}, None, dst=0)  # <- here
+
+
+@bug("A50", KIND, faulty=(0, 1), what="input and output of a flat gather differ in dtype")
+def flat_gather_dtypes(rank: int, world: int) -> None:
+    output = torch.empty(4, dtype=torch.float64)
+    dist.all_gather_into_tensor(output, torch.ones(2))  # <- here
+
+
+@bug("A51", KIND, faulty=(0, 1), what="the maximum of complex numbers")
+def maximum_of_complex(rank: int, world: int) -> None:
+    dist.all_reduce(torch.ones(2, dtype=torch.complex64), op=dist.ReduceOp.MAX)  # <- here
+
+
+@bug("A52", KIND, faulty=(0,), what="the parts of a scatter differ in size")
+def parts_differ(rank: int, world: int) -> None:
+    parts = [torch.ones(2), torch.ones(3)] if rank == 0 else None
+    dist.scatter(torch.empty(2), parts, src=0)  # <- here
+
+
+@bug("A53", KIND, ranks=3, faulty=(0,), what="a message to a rank that is not in the group")
+def peer_not_in_group(rank: int, world: int) -> None:
+    pair = dist.new_group([0, 1])
+    if rank == 0:
+        dist.send(torch.ones(1), dst=2, group=pair)  # <- here
+
+
+@bug("A54", KIND, faulty=(0, 1), what="output splits for another number of ranks")
+def splits_for_others(rank: int, world: int) -> None:
+    dist.all_to_all_single(torch.empty(4), torch.ones(4), [1, 1, 2], [2, 2])  # <- here

@@ -151,3 +151,41 @@ def destroyed_in_flight(rank: int, world: int) -> None:
     dist.destroy_process_group(group)  # <- here
     del work
     dist.barrier()
+
+
+@bug("B32", "invalid-call", faulty=(0, 1), what="a group destroyed twice")
+def destroyed_twice(rank: int, world: int) -> None:
+    group = dist.new_group([0, 1])
+    dist.destroy_process_group(group)
+    dist.destroy_process_group(group)  # <- here
+
+
+@bug("B33", "invalid-call", faulty=(0, 1), bare=True, what="a new group after the end")
+def new_group_after_the_end(rank: int, world: int) -> None:
+    start()
+    dist.destroy_process_group()
+    dist.new_group([0, 1])  # <- here
+
+
+@bug(
+    "B34",
+    "deadlock|unmatched-message|unwaited-work",
+    ranks=3,
+    bare=True,
+    faulty=None,
+    what="a rank leaves before the message for it is sent",
+)
+def leaves_before_message(rank: int, world: int) -> None:
+    start()
+    dist.barrier()
+    if rank == 0:
+        dist.send(torch.ones(4), dst=2)  # <- here
+    dist.destroy_process_group()
+
+
+@bug("B35", "invalid-call", faulty=(0, 1), bare=True, what="the default group destroyed first")
+def default_destroyed_first(rank: int, world: int) -> None:
+    start()
+    group = dist.new_group([0, 1])
+    dist.destroy_process_group()
+    dist.all_reduce(torch.ones(1), group=group)  # <- here

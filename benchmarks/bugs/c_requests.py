@@ -165,3 +165,44 @@ def irecv_once_too_often(rank: int, world: int) -> None:
             ahead.wait()
             dist.irecv(torch.empty(4), src=0)  # <- here
     dist.barrier()
+
+
+@bug("C33", KIND, ranks=3, faulty=(0, 1, 2), what="an asynchronous all_to_all is dropped")
+def all_to_all_dropped(rank: int, world: int) -> None:
+    received = torch.empty(3)
+    dist.all_to_all_single(received, torch.ones(3), async_op=True)  # <- here
+    dist.all_reduce(torch.ones(1))
+
+
+@bug("C34", KIND, faulty=(0, 1), what="the Work is kept in an object that nobody asks again")
+def kept_in_an_object(rank: int, world: int) -> None:
+    class Bucket:
+        def launch(self, tensor: torch.Tensor) -> None:
+            self.work = dist.all_reduce(tensor, async_op=True)  # <- here
+
+    bucket = Bucket()
+    bucket.launch(torch.ones(4))
+    dist.barrier()
+
+
+@bug("C35", KIND, faulty=(0,), what="a receiver waits, its sender does not, in every step")
+def sender_never_waits(rank: int, world: int) -> None:
+    for step in range(3):
+        if rank == 0:
+            dist.isend(torch.full((2,), float(step)), dst=1)  # <- here
+        else:
+            work = dist.irecv(torch.empty(2), src=0)
+            assert work is not None
+            work.wait()
+
+
+@bug("C36", KIND, faulty=(0, 1), what="an exception between a call and its wait is swallowed")
+def exception_before_wait(rank: int, world: int) -> None:
+    try:
+        work = dist.all_reduce(torch.ones(4), async_op=True)  # <- here
+        int("not a number")
+        assert work is not None
+        work.wait()
+    except ValueError:
+        pass
+    dist.barrier()

@@ -218,3 +218,60 @@ def unpacked_too_early(rank: int, world: int) -> None:
     work = dist.all_to_all_single(received, tokens, async_op=True)  # <- here
     received.view(2, 2, 2).sum(0)  # <- here
     _done(work)
+
+
+@bug("D39", KIND, faulty=(1,), what="two irecvs into one buffer")
+def received_into_twice(rank: int, world: int) -> None:
+    buffer = torch.empty(4)
+    if rank == 0:
+        dist.send(torch.ones(4), dst=1)
+        dist.send(torch.ones(4), dst=1)
+    else:
+        works = [dist.irecv(buffer, src=0), dist.irecv(buffer, src=0)]  # <- here
+        _done(*works)
+
+
+@bug("D40", KIND, faulty=(0, 1), what="the input of a gather in flight is overwritten")
+def gather_input_written(rank: int, world: int) -> None:
+    mine, full = torch.ones(2), torch.empty(4)
+    work = dist.all_gather_into_tensor(full, mine, async_op=True)  # <- here
+    mine[0] = 5  # <- here
+    _done(work)
+
+
+@bug("D41", KIND, ranks=3, faulty=(1, 2), what="a broadcast's target is read before the wait")
+def broadcast_target_read(rank: int, world: int) -> None:
+    weights = torch.zeros(4)
+    work = dist.broadcast(weights, src=0, async_op=True)  # <- here
+    if rank:
+        weights.clone()  # <- here
+    _done(work)
+
+
+@bug("D42", KIND, faulty=(0, 1), what="interleaved elements of one tensor in two operations")
+def interleaved(rank: int, world: int) -> None:
+    buffer = torch.ones(6)
+    first = dist.all_reduce(buffer[:4], async_op=True)  # <- here
+    second = dist.all_reduce(buffer[3:], async_op=True)  # <- here
+    _done(first, second)
+
+
+@bug("D43", KIND, faulty=(0,), what="a message is built in place by indices while it is sent")
+def indexed_write(rank: int, world: int) -> None:
+    if rank == 0:
+        message = torch.zeros(8)
+        work = dist.isend(message, dst=1)  # <- here
+        message[torch.tensor([1, 3])] = 1.0  # <- here
+        _done(work)
+    else:
+        dist.recv(torch.empty(8), src=0)
+
+
+@bug("D44", KIND, faulty=(0, 1), what="a running mean is updated while its copy is reduced")
+def running_mean(rank: int, world: int) -> None:
+    layer = torch.nn.BatchNorm1d(2)
+    mean = layer.running_mean
+    assert mean is not None
+    work = dist.all_reduce(mean, async_op=True)  # <- here
+    layer(torch.ones(4, 2))  # <- here
+    _done(work)

@@ -193,3 +193,53 @@ def object_root(rank: int, world: int) -> None:
 def members_differ(rank: int, world: int) -> None:
     dist.new_group([0, 1] if rank == 1 else [0, 1, 2])  # <- here
     dist.barrier()
+
+
+@bug(
+    "E40",
+    "deadlock|mismatch|unmatched-message",
+    ranks=3,
+    what="rank 2 sends, rank 1 is awaited",
+)
+def other_sender(rank: int, world: int) -> None:
+    if rank == 0:
+        dist.recv(torch.empty(1), src=1)  # <- here
+    elif rank == 2:
+        dist.send(torch.ones(1), dst=0)  # <- here
+
+
+@bug("E41", "deadlock|mismatch", what="sent on one group, received on another")
+def message_on_other_group(rank: int, world: int) -> None:
+    other = dist.new_group([0, 1])
+    if rank == 0:
+        dist.send(torch.ones(1), dst=1, group=other)  # <- here
+    else:
+        dist.recv(torch.empty(1), src=0)  # <- here
+
+
+@bug("E42", KIND, what="more is sent than the buffer holds")
+def message_too_long(rank: int, world: int) -> None:
+    if rank == 0:
+        dist.send(torch.ones(8), dst=1)  # <- here
+    else:
+        dist.recv(torch.empty(2), src=0)  # <- here
+
+
+@bug("E43", KIND, ranks=4, faulty=(2,), what="int32 meets int64")
+def int_sizes(rank: int, world: int) -> None:
+    dtype = torch.int32 if rank == 2 else torch.int64
+    dist.all_reduce(torch.ones(3, dtype=dtype))  # <- here
+
+
+@bug("E44", KIND, ranks=3, faulty=(1,), what="the gathered tensor of one rank is longer")
+def gather_uneven(rank: int, world: int) -> None:
+    outputs = [torch.empty(2) for _ in range(world)] if rank == 0 else None
+    dist.gather(torch.ones(3 if rank == 1 else 2), outputs, dst=0)  # <- here
+
+
+@bug("E45", KIND, ranks=3, faulty=(0,), what="the same tensors coalesced in another order")
+def coalesced_order(rank: int, world: int) -> None:
+    tensors = [torch.ones(2), torch.ones(5)]
+    with dist._coalescing_manager():  # <- here
+        for tensor in reversed(tensors) if rank == 0 else tensors:
+            dist.all_reduce(tensor)  # <- here

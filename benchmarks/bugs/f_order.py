@@ -272,3 +272,81 @@ def key_set_after(rank: int, world: int) -> None:
     else:
         dist.barrier()  # <- here
         store.set("saved", "1")
+
+
+@bug("F53", "deadlock", ranks=3, what="a wait for an irecv that is sent after a barrier")
+def sent_after_barrier(rank: int, world: int) -> None:
+    if rank == 1:
+        work = dist.irecv(torch.empty(1), src=0)  # <- here
+        assert work is not None
+        work.wait()  # <- here
+    dist.barrier()  # <- here
+    if rank == 0:
+        dist.send(torch.ones(1), dst=1)
+
+
+@bug("F54", "mismatch", ranks=4, faulty=(1,), what="a helper called once more by one rank")
+def helper_once_more(rank: int, world: int) -> None:
+    def average(value: float) -> None:
+        dist.all_reduce(torch.tensor(value))  # <- here
+
+    average(1.0)
+    if rank == 1:
+        average(2.0)
+    dist.broadcast(torch.ones(3), src=0)  # <- here
+
+
+@bug("F55", "mismatch", ranks=3, faulty=(2,), what="early stopping that one rank decides alone")
+def stops_alone(rank: int, world: int) -> None:
+    losses = [[3.0, 2.0, 1.0], [3.0, 2.0, 1.0], [3.0, 0.1, 1.0]][rank]
+    for loss in losses:
+        dist.all_reduce(torch.tensor(loss))  # <- here
+        if loss < 0.5:
+            break
+    dist.barrier()  # <- here
+
+
+@bug("F56", "deadlock|mismatch", ranks=4, what="row first here, column first there")
+def rows_and_columns(rank: int, world: int) -> None:
+    rows = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    columns = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    mine = [rows[rank // 2], columns[rank % 2]]
+    if rank in (0, 3):
+        mine.reverse()
+    for group in mine:
+        dist.all_reduce(torch.ones(1), group=group)  # <- here
+
+
+@bug("F57", "crossed-order", ranks=3, what="metrics reduced in the order of a set of strings")
+def metrics_by_name(rank: int, world: int) -> None:
+    metrics = {"loss": torch.ones(1), "accuracy": torch.zeros(1), "speed": torch.ones(1)}
+    names = sorted(metrics, reverse=rank == 1)
+    for name in names:
+        dist.all_reduce(metrics[name])  # <- here
+
+
+@bug(
+    "F58", "deadlock", ranks=3, faulty=None, what="an exchange in which two wait for the third"
+)
+def third_has_gone_on(rank: int, world: int) -> None:
+    if rank < 2:
+        dist.recv(torch.empty(1), src=2)  # <- here
+    dist.barrier()  # <- here
+
+
+@bug("F59", "crossed-order|mismatch", ranks=2, what="parameters by name here, by age there")
+def parameters_by_name(rank: int, world: int) -> None:
+    model = torch.nn.ModuleDict({"b": torch.nn.Linear(2, 2), "a": torch.nn.Linear(2, 2)})
+    named = list(model.named_parameters())
+    if rank == 1:
+        named.sort(key=lambda pair: pair[0])
+    for _, parameter in named:
+        dist.broadcast(parameter.data, src=0)  # <- here
+
+
+@bug("F60", "mismatch", ranks=4, faulty=(3,), what="all_gather_object meets gather_object")
+def other_object_call(rank: int, world: int) -> None:
+    if rank == 3:
+        dist.gather_object("x", None, dst=0)  # <- here
+    else:
+        dist.all_gather_object([None] * world, "x")  # <- here

@@ -91,18 +91,6 @@ def checkpoint_thread(rank: int, world: int) -> None:
     saver.join()
 
 
-@bug("G26", "message-race", ranks=4, what="a server answers whoever comes first, by position")
-def first_come(rank: int, world: int) -> None:
-    if rank:
-        dist.send(torch.full((2,), float(rank)), dst=0)
-        dist.recv(torch.empty(2), src=0)
-        return
-    requests = torch.empty(world - 1, 2)
-    order = [dist.recv(requests[i]) for i in range(world - 1)]  # <- here
-    for position, source in enumerate(order):
-        dist.send(requests[position] + position, dst=source)
-
-
 @bug("G27", "thread-race", what="a thread posts sends on the group on which the main one does")
 def threads_send(rank: int, world: int) -> None:
     peer = 1 - rank
@@ -138,10 +126,45 @@ def phases_not_separated(rank: int, world: int) -> None:
         dist.send(torch.full((1,), float(phase)), dst=0)
 
 
-@bug("G29", "message-race", ranks=3, what="a counter's value decides which shard a rank takes")
-def counter_decides(rank: int, world: int) -> None:
-    store = dist.distributed_c10d._get_default_store()
-    shard = store.add("next", 1)  # <- here
-    store.set(f"result/{shard}", str(rank))
-    dist.barrier()
-    store.get("result/1")
+@bug(
+    "G30",
+    "message-race|deadlock",
+    ranks=3,
+    what="any source first, then one rank by name twice",
+)
+def any_source_then_named(rank: int, world: int) -> None:
+    if rank == 0:
+        dist.recv(torch.empty(1))  # <- here
+        dist.recv(torch.empty(1), src=2)  # <- here
+        dist.recv(torch.empty(1), src=1)  # <- here
+    else:
+        for _ in range(3 - rank):
+            dist.send(torch.ones(1), dst=0)  # <- here
+
+
+@bug("G31", "thread-race", what="a thread broadcasts metrics while the main one has a barrier")
+def metrics_thread(rank: int, world: int) -> None:
+    def report() -> None:
+        dist.broadcast(torch.ones(2), src=0)  # <- here
+
+    reporter = threading.Thread(target=report)
+    reporter.start()
+    dist.broadcast(torch.zeros(2), src=1)  # <- here
+    reporter.join()
+
+
+@bug("G32", "thread-race", ranks=3, what="asynchronous calls of two threads on one group")
+def asynchronous_threads(rank: int, world: int) -> None:
+    works: list[dist.Work | None] = []
+
+    def reduce_some() -> None:
+        for _ in range(2):
+            works.append(dist.all_reduce(torch.ones(2), async_op=True))  # <- here
+
+    helper = threading.Thread(target=reduce_some)
+    helper.start()
+    reduce_some()
+    helper.join()
+    for work in works:
+        assert work is not None
+        work.wait()

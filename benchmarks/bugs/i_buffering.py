@@ -155,3 +155,28 @@ def pairs_swap(rank: int, world: int) -> None:
     dist.send(torch.ones(1 << 16), dst=peer)  # <- here
     dist.recv(torch.empty(1 << 16), src=peer)
     dist.barrier()
+
+
+@bug("I32", HAZARD, ranks=3, profile="nccl", what="a pipeline forward and back, unbatched")
+def pipeline_unbatched(rank: int, world: int) -> None:
+    if rank < world - 1:
+        ahead = dist.isend(torch.ones(2), dst=rank + 1)  # <- here
+        back = dist.irecv(torch.empty(2), src=rank + 1)  # <- here
+        _done(ahead, back)
+    if rank > 0:
+        back = dist.isend(torch.ones(2), dst=rank - 1)  # <- here
+        ahead = dist.irecv(torch.empty(2), src=rank - 1)  # <- here
+        _done(ahead, back)
+
+
+@bug("I33", HAZARD, ranks=4, profile="nccl", what="rows and columns in opposite order, async")
+def rows_and_columns(rank: int, world: int) -> None:
+    rows = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    columns = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    mine = [rows[rank // 2], columns[rank % 2]]
+    if rank in (0, 3):
+        mine.reverse()
+    works = []
+    for group in mine:
+        works.append(dist.all_reduce(torch.ones(1), group=group, async_op=True))  # <- here
+    _done(*works)

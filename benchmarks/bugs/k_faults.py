@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from contextlib import suppress
 from datetime import timedelta
@@ -147,3 +148,49 @@ def two_fail(rank: int, world: int) -> None:
     if rank % 2:
         raise KeyError("label")  # <- here
     dist.barrier()
+
+
+@bug("K31", "rank-failed", ranks=3, faulty=(2,), what="a rank kills itself by a signal")
+def killed(rank: int, world: int) -> None:
+    dist.all_reduce(torch.ones(1))
+    if rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)  # <- here
+    dist.all_reduce(torch.ones(1))
+
+
+@bug(
+    "K32", "mismatch|deadlock", ranks=3, faulty=(0,), what="a wrong call is caught and left out"
+)
+def wrong_call_caught(rank: int, world: int) -> None:
+    with suppress(Exception):
+        dist.broadcast(torch.ones(1), src=9 if rank == 0 else 1)  # <- here
+    dist.all_reduce(torch.ones(2))  # <- here
+
+
+@bug("K33", "rank-failed", ranks=4, faulty=(2,), what="a rank fails in a gradient hook")
+def fails_in_hook(rank: int, world: int) -> None:
+    model = DistributedDataParallel(nn.Linear(2, 1))
+
+    def check(grad: torch.Tensor) -> None:
+        if rank == 2:
+            raise FloatingPointError("gradient is not finite")  # <- here
+
+    model.module.weight.register_hook(check)
+    model(torch.ones(1, 2)).sum().backward()
+
+
+@bug("K34", "rank-failed", faulty=(1,), what="a rank fails while another waits for its message")
+def fails_before_send(rank: int, world: int) -> None:
+    if rank == 0:
+        dist.recv(torch.empty(4), src=1)
+    else:
+        [][0]  # <- here
+
+
+@bug("K35", "mismatch|deadlock", ranks=3, faulty=(1,), what="a step is tried again by one rank")
+def tried_again(rank: int, world: int) -> None:
+    for attempt in range(2):
+        dist.all_reduce(torch.ones(2))  # <- here
+        if rank != 1 or attempt == 1:
+            break
+    dist.barrier()  # <- here

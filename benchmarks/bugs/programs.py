@@ -40,6 +40,7 @@ MODULES = (
     "k_faults",
     "correct",
     "correct_stack",
+    "correct_more",
 )
 
 CLASSES = {

@@ -200,7 +200,8 @@ The {opened} programs that were laid down before there were any checks, alone:
   collectives", a failed enforcement of a message's size, a list of ranks that did not pass a
   monitored barrier all count.
 - **Rank**: ranks at fault are named and no others. On Gloo the error came up in them only, or
-  its text names them, even among others. Where nobody can say who is wrong (one against one), anything counts.
+  its text names them, even among others. Where nobody can say who is wrong (one against one),
+  anything counts.
 - **Line**: at least one of the lines marked in the program is in the report; on Gloo, in the
   traceback of an error that names the cause.
 - **Other error only**: a timeout, a closed connection, a crash, or a verdict of another kind.
