@@ -36,6 +36,7 @@ class Making:
     most: int
     lost: bool
     by_name: bool = False
+    backend: str = "gloo"
 
 
 def find_leaks(makings: Iterable[Making]) -> tuple[Finding, ...]:
@@ -51,8 +52,9 @@ def _leak(found: Sequence[Making]) -> Finding:
     largest = max(found, key=lambda making: (making.most, making.ranks))
     ranks = tuple(sorted({rank for making in found for rank in making.ranks}))
     name = "init_device_mesh" if largest.by_name else "new_group"
-    op = Op(rank=ranks[0], name=name, group=Group("world", ranks), site=largest.site)
     site = largest.site
+    group = Group(largest.backend, largest.ranks)
+    op = Op(rank=ranks[0], name=name, group=group, site=site)
     return Finding(
         kind="leak",
         severity="warning",

@@ -106,8 +106,8 @@ def _finding(met: Assembly, crossing: Crossing) -> Finding:
         ranks=others if len(others) < len(ranks) else (),
         headline=(
             f"{rank_list(others, width=24)} called {crossing.what[0]} with "
-            f"{_in_order([row[2] for row in rows])}; {rank_list(ranks, width=24)} with "
-            f"{_in_order([row[1] for row in rows])}"
+            f"{_in_order([row[2] for row in rows])}; {rank_list(ranks, width=24)} "
+            f"{'the other way round' if len(rows) == 2 else 'in another order'}"
         ),
         blocks=tuple(blocks),
         hint=_hint(crossing, resolve(rows[0][0].one.place)),

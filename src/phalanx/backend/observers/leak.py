@@ -29,10 +29,11 @@ _MAKERS = ("distributed_c10d.py", "c10d_logger.py")
 class _Entry:
     """Groups of one set of ranks that were made by one way through the program."""
 
-    __slots__ = ("by_name", "ends", "lost", "made", "most", "place", "searches")
+    __slots__ = ("backend", "by_name", "ends", "lost", "made", "most", "place", "searches")
 
-    def __init__(self, place: callsite.Mark | None, by_name: bool) -> None:
+    def __init__(self, place: callsite.Mark | None, by_name: bool, backend: str) -> None:
         self.place = place
+        self.backend = backend
         self.by_name = by_name
         self.ends: list[weakref.ref[Any]] = []
         self.made = 0
@@ -54,7 +55,9 @@ def made(end: Any, *, default: bool) -> None:
     ranks = end._assembly.ranks
     entry = entries.get((way, ranks))
     if entry is None:
-        entry = entries[way, ranks] = _Entry(way[0] if way else None, by_name)
+        entry = entries[way, ranks] = _Entry(
+            way[0] if way else None, by_name, end._backend_name
+        )
     alive = [ref for ref in entry.ends if (one := ref()) is not None and not one._closed]
     entry.ends = [*alive, weakref.ref(end)]
     entry.made += 1
@@ -74,6 +77,7 @@ def find_leaked_groups(session: Session) -> Iterable[Verdict]:
             entry.most,
             entry.lost,
             entry.by_name,
+            entry.backend,
         )
         for (_, ranks), entry in entries.items()
         if entry.most >= FEW
