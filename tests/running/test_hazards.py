@@ -19,6 +19,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import phalanx
+from phalanx.backend.observers.backend_hazard import second_opinion
+from phalanx.backend.profiles import Use
+from phalanx.backend.session import context_here
 from phalanx.cli.main import main
 
 FOLDER = Path(__file__).parent
@@ -321,6 +324,19 @@ def test_all_hazards_of_a_run_are_found() -> None:
         "ranks 0, 1 send to each other first, unbatched; NCCL may hang",
         "ranks 0, 1 call monitored_barrier, which NCCL has not",
     ]
+
+
+def test_the_profile_of_gloo_judges_what_another_backend_takes() -> None:
+    def send_from_a_gpu() -> None:
+        context = context_here()
+        assert context is not None
+        ask = second_opinion(context.session)
+        assert ask is not None
+        assert ask(Use("all_reduce", torch.float32, "SUM", device="cuda"), torch.ones(1), None)
+        assert not ask(Use("send", torch.float32, device="cuda"), torch.ones(1), None)
+
+    with pytest.raises(phalanx.BackendHazardError, match="call send, which Gloo would die of"):
+        phalanx.run(send_from_a_gpu, ranks=2, profile="gloo")
 
 
 def test_ranks_that_both_send_first_are_a_deadlock_as_on_gloo() -> None:
