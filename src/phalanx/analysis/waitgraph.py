@@ -28,6 +28,9 @@ from phalanx.model import Cause, Deadlock, Op, RankView, Snapshot, ViewBlock, Wa
 _Waits = Mapping[int, Wait]
 
 
+_MANY = 64
+
+
 class Node(NamedTuple):
     """One thread of a rank, as the graph sees it: `thread` is None for the main one.
 
@@ -159,7 +162,11 @@ def _node(view: RankView) -> Node:
     if _is_free(view) or view.wait is None:
         return Node(view.rank, name, free=True)
     wait = view.wait
-    return Node(view.rank, name, wait.needs, wait.any_of, wait.joins)
+    needs = wait.needs
+    if wait.any_of and len(needs) + 1 == len(wait.op.group.ranks) > _MANY:
+        # All others, and itself, which cannot: one tuple for all who wait so, not one each.
+        needs = wait.op.group.ranks
+    return Node(view.rank, name, needs, wait.any_of, wait.joins)
 
 
 def _root_waits(views: Sequence[RankView], threads: Sequence[RankView]) -> dict[int, Wait]:
@@ -202,7 +209,7 @@ def _find_cause(
     """
     gone = {v.rank for v in views if v.status in ("finished", "failed")}
     failed = {v.rank for v in views if v.status == "failed"}
-    blamed = failed & _all_needs(waits.values())
+    blamed = failed and failed & _all_needs(waits.values())
     if blamed:
         return "failed-peer", tuple(sorted(blamed)), ()
     named = {rank: wait for rank, wait in waits.items() if not _is_open(wait)}

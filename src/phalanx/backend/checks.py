@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from phalanx.analysis.matching import find_mismatch, find_pair_mismatch
-from phalanx.backend.describe import describe_call, describe_past, group_of
+from phalanx.backend.describe import Known, describe_call, describe_past
 from phalanx.backend.session import Session
 from phalanx.backend.trails import with_parting
 from phalanx.core.meeting import Assembly, Call, Slot
 from phalanx.model import Meeting, Mismatch, Op
 
-MOST_PAST = 8192
+MOST_PAST = 4096
 LEAST_PAST = 4
 """How many earlier calls are described: of all ranks together, and of each at least."""
 
@@ -27,17 +27,19 @@ def find_slot_mismatch(slot: Slot) -> Mismatch | None:
     only if they do: calls that differ and still agree are common (uneven lists)."""
     calls = [call for call in slot.calls if call is not None]
     met = calls[0].assembly
-    meeting = Meeting(group_of(met), slot.number, tuple(map(describe_call, calls)))
+    known = Known()
+    ops = tuple(describe_call(call, known) for call in calls)
+    meeting = Meeting(known.group(met), slot.number, ops)
     if find_mismatch(meeting) is None:
         return None
-    return find_mismatch(replace(meeting, history=_history(met, slot.number)))
+    return find_mismatch(replace(meeting, history=_history(met, slot.number, known)))
 
 
-def _history(met: Assembly, number: int) -> dict[int, tuple[Op, ...]]:
+def _history(met: Assembly, number: int, known: Known) -> dict[int, tuple[Op, ...]]:
     most = max(LEAST_PAST, MOST_PAST // met.size)
     return {
         rank: tuple(
-            describe_past(met, rank, past)
+            describe_past(met, rank, past, known)
             for past in [past for past in met.history[member] if past[0] < number][-most:]
         )
         for member, rank in enumerate(met.ranks)

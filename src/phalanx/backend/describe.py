@@ -10,23 +10,55 @@ from torch import Tensor
 from phalanx.backend.lifecycle import MakingWait
 from phalanx.backend.reduction import NAMES
 from phalanx.backend.store import StoreWait
-from phalanx.callsite import resolve
+from phalanx.callsite import Mark, resolve
 from phalanx.core.baton import Strand
 from phalanx.core.meeting import Assembly, Call, Past, Slot
-from phalanx.model import Group, Op, TensorSpec, Wait
+from phalanx.model import Group, Op, Site, TensorSpec, Wait
+
+
+class Known:
+    """What many calls have in common is found out once: a thousand ranks are at few places.
+    It holds for the time of one look, in which nothing moves."""
+
+    def __init__(self) -> None:
+        self._sites: dict[tuple[int, int], Site | None] = {}
+        self._missing: dict[int, tuple[int, ...]] = {}
+        self._groups: dict[int, Group] = {}
+
+    def site(self, mark: Mark | None) -> Site | None:
+        if mark is None:
+            return None
+        key = id(mark[0]), mark[1]
+        if key not in self._sites:
+            self._sites[key] = resolve(mark)
+        return self._sites[key]
+
+    def group(self, met: Assembly) -> Group:
+        found = self._groups.get(id(met))
+        if found is None:
+            found = self._groups[id(met)] = group_of(met)
+        return found
+
+    def missing(self, met: Assembly, slot: Slot) -> tuple[int, ...]:
+        found = self._missing.get(id(slot))
+        if found is None:
+            calls = enumerate(slot.calls)
+            found = tuple(met.ranks[member] for member, there in calls if there is None)
+            self._missing[id(slot)] = found
+        return found
 
 
 def group_of(met: Assembly) -> Group:
     return Group(met.name, met.ranks)
 
 
-def describe_call(call: Call) -> Op:
+def describe_call(call: Call, known: Known | None = None) -> Op:
     met = call.assembly
     splits = call.facts or ((), ())
     return Op(
         rank=met.ranks[call.member],
         name=call.name,
-        group=group_of(met),
+        group=known.group(met) if known is not None else group_of(met),
         number=call.number,
         root=None if call.root is None else met.ranks[call.root],
         reduce_op=NAMES[call.op[0]] if call.op is not None else None,
@@ -36,28 +68,24 @@ def describe_call(call: Call) -> Op:
         outputs=specs_of(call.outputs),
         input_splits=splits[0],
         output_splits=splits[1],
-        site=resolve(call.mark),
+        site=known.site(call.mark) if known is not None else resolve(call.mark),
     )
 
 
-def describe_past(met: Assembly, rank: int, past: Past) -> Op:
+def describe_past(met: Assembly, rank: int, past: Past, known: Known) -> Op:
     number, name, op, root, mark = past
     return Op(
         rank=rank,
         name=name,
-        group=group_of(met),
+        group=known.group(met),
         number=number,
         root=None if root is None else met.ranks[root],
         reduce_op=NAMES[op[0]] if op is not None else None,
-        site=resolve(mark),
+        site=known.site(mark),
     )
 
 
-Slots = dict[int, tuple[int, ...]]
-"""Who is missing in a slot, by the slot's identity: looked up once for all who wait in it."""
-
-
-def describe_wait(strand: Strand, size: int, known: Slots | None = None) -> Wait | None:
+def describe_wait(strand: Strand, size: int, known: Known | None = None) -> Wait | None:
     """What a parked strand needs, None if it waits for time only."""
     why = strand.why
     if isinstance(why, Call):
@@ -77,15 +105,15 @@ def describe_wait(strand: Strand, size: int, known: Slots | None = None) -> Wait
     return None
 
 
-def describe_pending(call: Call, known: Slots | None = None) -> Wait:
+def describe_pending(call: Call, known: Known | None = None) -> Wait:
     """What an op that is not complete needs."""
     needs, any_of = needs_of(call, known)
     shown = parts_of(call)[0] if call.parts_left and parts_of(call) else call
     near = _near_misses(shown) if shown.number is None else ()
-    return Wait(op=describe_call(shown), needs=needs, any_of=any_of, near=near)
+    return Wait(op=describe_call(shown, known), needs=needs, any_of=any_of, near=near)
 
 
-def needs_of(call: Call, known: Slots | None = None) -> tuple[tuple[int, ...], bool]:
+def needs_of(call: Call, known: Known | None = None) -> tuple[tuple[int, ...], bool]:
     """The ranks that an op needs, and whether any one of them is enough. No ranks, and not
     any: it is about to complete."""
     met = call.assembly
@@ -96,7 +124,8 @@ def needs_of(call: Call, known: Slots | None = None) -> tuple[tuple[int, ...], b
     if call.done:
         return (), False
     if call.number is not None:
-        return _missing(met.slots.get(call.number), met, {} if known is None else known), False
+        slot = met.slots.get(call.number)
+        return ((known or Known()).missing(met, slot) if slot is not None else ()), False
     if call.name == "send" and call.peer is not None:
         pending = met.sends.get(call.peer, ())
     else:
@@ -105,8 +134,7 @@ def needs_of(call: Call, known: Slots | None = None) -> tuple[tuple[int, ...], b
         return (), False  # it has met its counterpart, and is put off
     if call.peer is not None:
         return (met.ranks[call.peer],), False
-    me = met.ranks[call.member]
-    return tuple(rank for rank in met.ranks if rank != me), True
+    return (*met.ranks[: call.member], *met.ranks[call.member + 1 :]), True
 
 
 def parts_of(call: Call) -> list[Call]:
@@ -117,17 +145,6 @@ def parts_of(call: Call) -> list[Call]:
 @cache
 def everyone(size: int) -> tuple[int, ...]:
     return tuple(range(size))
-
-
-def _missing(slot: Slot | None, met: Assembly, known: Slots) -> tuple[int, ...]:
-    if slot is None:
-        return ()
-    found = known.get(id(slot))
-    if found is None:
-        calls = enumerate(slot.calls)
-        found = tuple(met.ranks[member] for member, there in calls if there is None)
-        known[id(slot)] = found
-    return found
 
 
 def _near_misses(call: Call) -> tuple[str, ...]:

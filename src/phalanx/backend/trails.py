@@ -12,8 +12,8 @@ from phalanx.backend.session import RankContext, Session
 from phalanx.callsite import resolve
 from phalanx.model import Deadlock, Mismatch, Verdict
 
-MOST_STEPS = 20000
-LEAST_STEPS = 24
+MOST_STEPS = 8000
+LEAST_STEPS = 8
 """How many steps are looked at: of all ranks together, and of each at least."""
 
 _Any = TypeVar("_Any", bound=Verdict)

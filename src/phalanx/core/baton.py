@@ -92,7 +92,7 @@ class Strand:
         self.timed_out = False
         self.why: Any = None
         self.inside: Any = None
-        """The call that the strand will come back from before it runs a line of the program."""
+        """The last call that the program waited for as it made it."""
         self.refusals = 0
         self.granted = 0
         """Which hand-over gave it the baton last: unchanged, it has not run since."""
@@ -362,6 +362,11 @@ class Baton:
         runs on until it wants to."""
         with self._mutex:
             yield
+
+    def is_judging(self) -> bool:
+        """Whether nobody can move and the layer above is just finding out why."""
+        holder = self.holder
+        return holder is not None and holder.state is not RUNNING
 
     def condemn(self, doomed: Sequence[tuple[Strand, int, BaseException]]) -> None:
         """Raise in strands that wait, each given with its `granted` of the time of the proof:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 
 from phalanx.analysis.waitgraph import Node, find_stuck
-from phalanx.backend.describe import Slots, everyone, needs_of
+from phalanx.backend.describe import Known, everyone, needs_of
 from phalanx.backend.lifecycle import MakingWait
 from phalanx.backend.session import Session
 from phalanx.backend.store import StoreWait
@@ -67,6 +67,8 @@ class PartialWatch:
         """Whether the last word is spoken about this set."""
         try:
             with self._baton.still():
+                if self._baton.is_judging():
+                    return False
                 strands, nodes, unseen = self._nodes(steady)
         except RuntimeError:  # the holder changed a table while it was read
             return False
@@ -84,7 +86,7 @@ class PartialWatch:
         frames = sys._current_frames() if any(s.state is OUTSIDE for s in steady) else {}
         strands = [strand for strand in self._baton.strands if strand.state is not DONE]
         by_thread = {strand.thread: strand for strand in strands if strand.thread is not None}
-        known: Slots = {}
+        known = Known()
         alone: bool | None = None
         nodes = []
         for strand in strands:
@@ -108,7 +110,7 @@ class PartialWatch:
                     nodes.append(self._waiting(node, call, known))
         return strands, nodes, unseen
 
-    def _waiting(self, node: Node, why: object, known: Slots) -> Node:
+    def _waiting(self, node: Node, why: object, known: Known) -> Node:
         if isinstance(why, StoreWait):
             needs, any_of = everyone(self._session.size), True
         elif isinstance(why, Call):

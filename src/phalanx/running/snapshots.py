@@ -11,7 +11,7 @@ from dataclasses import replace
 from types import FrameType
 
 from phalanx import callsite
-from phalanx.backend.describe import Slots, describe_call, describe_wait, everyone
+from phalanx.backend.describe import Known, describe_call, describe_wait, everyone
 from phalanx.backend.session import RankContext, Session
 from phalanx.callsite import resolve
 from phalanx.core.baton import DONE, OUTSIDE, PARKED, RUNNING, Baton, Strand
@@ -31,7 +31,7 @@ def take_snapshot(
     """Every rank by its main thread, and the threads that ranks have started as far as they
     wait. With `stuck`, the strands that can never move, the others are only told to move."""
     frames = sys._current_frames()
-    known: Slots = {}
+    known = Known()
     views, threads = [], []
     for strand in list(baton.strands):
         if stuck is not None and strand not in stuck and strand.state is not DONE:
@@ -97,7 +97,7 @@ def _view(
     strand: Strand,
     outcomes: Outcomes,
     frame: FrameType | None,
-    known: Slots,
+    known: Known,
 ) -> RankView:
     context: RankContext = strand.local
     error = outcomes.ranks[strand.rank].error
@@ -108,13 +108,13 @@ def _view(
         status=_status(strand, error),
         thread=context.joining.name if context.joining is not None else None,
         wait=wait,
-        last=_last_op(context),
-        site=_site(strand, frame),
+        last=_last_op(context, known, strand.why, wait),
+        site=_site(strand, frame) if wait is None or wait.op.site is None else None,
         error=None if error is None else _first_line(error),
     )
 
 
-def _thread_view(session: Session, strand: Strand, known: Slots) -> RankView:
+def _thread_view(session: Session, strand: Strand, known: Known) -> RankView:
     wait = describe_wait(strand, session.size, known) if strand.state is PARKED else None
     wait = wait or _describe_blocked(strand, session.size)
     return RankView(
@@ -160,8 +160,11 @@ def _status(strand: Strand, error: BaseException | None) -> Status:
     return "computing" if strand.state is RUNNING else "ready"
 
 
-def _last_op(context: RankContext) -> Op | None:
-    return describe_call(context.last_call) if context.last_call is not None else None
+def _last_op(context: RankContext, known: Known, why: object, wait: Wait | None) -> Op | None:
+    call = context.last_call
+    if call is None:
+        return None
+    return wait.op if wait is not None and call is why else describe_call(call, known)
 
 
 def _site(strand: Strand, frame: FrameType | None) -> Site | None:

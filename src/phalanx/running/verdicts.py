@@ -93,6 +93,8 @@ class Judge:
             return
         error = self._session.report(verdict)
         doomed = [each for each in stuck if each[0].state in (PARKED, OUTSIDE)]
+        if not doomed:
+            return  # meanwhile the last rank has parked, and all were told
         errors = error.for_each(len(doomed))
         self._dead.update(s.why for s, _ in doomed if isinstance(s.why, Call))
         self._told = time.monotonic(), self._baton.hand_overs, error
