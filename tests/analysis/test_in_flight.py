@@ -30,7 +30,8 @@ def test_both_lines_are_named(how: How, words: str) -> None:
 
 def test_another_operation() -> None:
     found = find_in_flight(Touch("used", FLYING, other=OTHER))
-    assert "rank 1 gave broadcast (a.py:4) the tensor of all_reduce (a.py:3)" in found.headline
+    used = "rank 1 used one tensor in all_reduce (a.py:3) and broadcast (a.py:4) at once"
+    assert found.headline == used
     assert [block.op for block in found.blocks] == [FLYING, OTHER]
 
 

@@ -17,11 +17,21 @@ from pathlib import Path
 
 import pytest
 
+from phalanx.analysis.in_flight import Touch, find_in_flight
 from phalanx.analysis.leftovers import find_leftovers
+from phalanx.analysis.lifecycle import (
+    find_destroy_mismatch,
+    find_kept_group,
+    find_making_mismatch,
+    find_missing_making,
+)
 from phalanx.analysis.matching import find_mismatch, find_pair_mismatch
+from phalanx.analysis.other_group import find_other_group
+from phalanx.analysis.unwaited import Unwaited, find_unwaited
 from phalanx.analysis.waitgraph import find_deadlock
 from phalanx.model import (
     CallBlock,
+    Deadlock,
     Finding,
     Group,
     Meeting,
@@ -273,6 +283,13 @@ def invalid_calls_of_two_kinds() -> Verdict:
     return replace(verdict, kind="invalid-call", calls=calls)
 
 
+def mismatch_with_names() -> Verdict:
+    verdict = meet(all_reduce(0), all_reduce(1), all_reduce(2), barrier(3))
+    assert verdict is not None
+    lacking = 'rank 3 has no gradient for "fc2.weight", "fc2.bias" of the DDP model'
+    return replace(verdict, names=(("gradient", f"{lacking}; ranks 0-2 have one"),))
+
+
 def rank_failed_late_and_stuck() -> Verdict:
     computing = RankView(3, "computing", site=Site("train.py", 44, "load"))
     stopped = (ViewBlock((0,), waiting(all_reduce(0), 2)), ViewBlock((3,), computing))
@@ -286,13 +303,133 @@ def rank_failed_late_and_stuck() -> Verdict:
     )
 
 
+def found(verdict: Verdict | None) -> Verdict:
+    assert verdict is not None
+    return verdict
+
+
+def deadlock_partial() -> Verdict:
+    site = Site("pipeline.py", 41, "exchange", "dist.recv(buf, src=peer)")
+    views = [
+        waiting(Op(rank, "recv", WORLD, peer=1 - rank, tag=0, inputs=GRAD, site=site), 1 - rank)
+        for rank in (0, 1)
+    ]
+    moving = (RankView(2, "computing"), RankView(3, "sleeping"))
+    return found(find_deadlock(Snapshot((*views, *moving)), partial=True))
+
+
+def deadlock_joined_thread() -> Verdict:
+    join = Site("train.py", 80, "finish", "reducer.join()")
+    op = Op(0, "threading.Thread.join", WORLD, site=join)
+    main = RankView(0, "waiting", Wait(op, (), joins="reducer"))
+    thread = replace(waiting(all_reduce(0), 1, 2, 3), thread="reducer")
+    source = Site("pipeline.py", 41, "exchange", "dist.recv(buf, src=0)")
+    others = [
+        waiting(Op(rank, "recv", WORLD, peer=0, tag=0, inputs=GRAD, site=source), 0)
+        for rank in (1, 2, 3)
+    ]
+    verdict = found(find_deadlock(Snapshot((main, *others), threads=(thread,))))
+    assert isinstance(verdict, Deadlock)
+    way = "ranks 1-3 went train.py:63 -> pipeline.py:41; rank 0 went train.py:63 -> train.py:58"
+    return replace(verdict, parted=f"{way} (call #12)")
+
+
+def new_group(rank: int, *members: int) -> Op:
+    site = Site("groups.py", 12, "make", "dist.new_group(ranks)")
+    return Op(rank, "new_group", Group("gloo", members), site=site)
+
+
+def mismatch_new_group() -> Verdict:
+    made = {rank: [new_group(rank, 0, 1), new_group(rank, 2, 3)] for rank in range(4)}
+    made[2].reverse()
+    return found(find_making_mismatch(made, 0))
+
+
+def mismatch_new_group_by_some() -> Verdict:
+    made = {rank: [new_group(rank, 0, 1)] if rank < 2 else [] for rank in range(4)}
+    return found(find_missing_making(made))
+
+
+def destroyed(rank: int, *groups: str) -> list[Op]:
+    site = Site("groups.py", 30, "close", "dist.destroy_process_group(group)")
+    name = "destroy_process_group"
+    return [Op(rank, name, Group(each, (0, 1)), 3, site=site) for each in groups]
+
+
+def mismatch_destroy_order() -> Verdict:
+    one = destroyed(0, "group 1", "group 2")
+    return found(find_destroy_mismatch({0: one, 1: destroyed(1, "group 2", "group 1")}))
+
+
+def mismatch_destroy_by_some() -> Verdict:
+    return found(find_kept_group({0: destroyed(0, "group 1"), 1: []}, {0: 5, 1: 5}))
+
+
+def mismatch_other_group() -> Verdict:
+    twin = Group("group 1", WORLD.ranks)
+    site = Site("train.py", 60, "train_step", "dist.all_reduce(grad, group=twin)")
+    waits = [Wait(all_reduce(rank), (2,)) for rank in (0, 1, 3)]
+    odd = Wait(all_reduce(2, 0, group=twin, site=site), (0, 1, 3))
+    return found(find_other_group([*waits, odd]))
+
+
+def mismatch_message_on_other_group() -> Verdict:
+    twin = Group("group 1", WORLD.ranks)
+    site = Site("pipeline.py", 41, "exchange", "dist.recv(buf, src=0, group=twin)")
+    send = Op(0, "send", WORLD, peer=1, tag=0, inputs=GRAD, site=REDUCE)
+    recv = Op(1, "recv", twin, peer=0, tag=0, outputs=GRAD, site=site)
+    return found(find_other_group([Wait(send, (1,)), Wait(recv, (0,))], [send]))
+
+
 REPLAY = {
     "mismatch_operation": "phalanx run --ranks 4 --seed 7 train.py",
     "deadlock_cycle": "phalanx run --ranks 4 --seed 7 pipeline.py",
     "stall": "phalanx run --ranks 4 --seed 7 train.py",
     "rank_failed": "phalanx run --ranks 4 --seed 7 train.py",
 }
+LATER = Site("train.py", 58, "train_step", "work = dist.all_reduce(grad, async_op=True)")
+CLIP = Site("train.py", 59, "train_step", "grad.clamp_(-1, 1)")
+
+
+def in_flight_written() -> Verdict:
+    return find_in_flight(Touch("written", all_reduce(2, site=LATER), by="clamp_", site=CLIP))
+
+
+def in_flight_read() -> Verdict:
+    line = Site("train.py", 59, "train_step", "print(grad.norm())")
+    return find_in_flight(Touch("read", all_reduce(0, site=LATER), by="norm", site=line))
+
+
+def in_flight_changed() -> Verdict:
+    line = Site("train.py", 61, "train_step", "work.wait()")
+    return find_in_flight(Touch("changed", all_reduce(0, site=LATER), site=line))
+
+
+def in_flight_twice() -> Verdict:
+    other = replace(broadcast(1, 0), number=13)
+    return find_in_flight(Touch("used", all_reduce(1, site=LATER), other=other))
+
+
+def unwaited_works() -> Verdict:
+    line = Site("train.py", 64, "train_step", "loss = grad.norm()")
+    left = [
+        Unwaited(all_reduce(r, site=LATER), 12, line if r == 0 else None) for r in (0, 1, 3)
+    ]
+    return find_unwaited(left)[0]
+
+
+def unwaited_functional() -> Verdict:
+    line = Site("model.py", 9, "forward", 'funcol.all_reduce(x, "sum", group)')
+    return find_unwaited([Unwaited(all_reduce(2, site=line), functional=True)])[0]
+
+
 CASES = [
+    in_flight_changed,
+    in_flight_read,
+    in_flight_twice,
+    in_flight_written,
+    unwaited_functional,
+    unwaited_works,
     mismatch_operation,
     mismatch_shape,
     mismatch_dtype,
@@ -309,6 +446,14 @@ CASES = [
     deadlock_store_key,
     deadlock_two_groups,
     deadlock_ring,
+    deadlock_partial,
+    deadlock_joined_thread,
+    mismatch_new_group,
+    mismatch_new_group_by_some,
+    mismatch_destroy_order,
+    mismatch_destroy_by_some,
+    mismatch_other_group,
+    mismatch_message_on_other_group,
     stall,
     stall_over_limit,
     unmatched_message,
@@ -317,6 +462,7 @@ CASES = [
     rank_failed,
     ranks_failed_alike,
     invalid_call,
+    mismatch_with_names,
     invalid_calls_of_two_kinds,
     rank_failed_late_and_stuck,
 ]

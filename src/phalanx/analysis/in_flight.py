@@ -39,21 +39,18 @@ class Touch:
 
 
 _DONE_TO = {
-    "read": ("read the result of", "<- reads its tensor"),
-    "written": ("wrote to the tensor of", "<- writes to its tensor"),
-    "replaced": ("resized or freed the tensor of", "<- resizes or frees its tensor"),
+    "read": ("read the result of", "<- reads it"),
+    "written": ("wrote to the tensor of", "<- writes to it"),
+    "replaced": ("resized or freed the tensor of", "<- frees it"),
 }
 
 
 def find_in_flight(touch: Touch) -> Finding:
     flying, rank = touch.flying, touch.flying.rank
-    at = f"{flying.name}{_place(flying.site)}"
+    at = _named(flying)
     if touch.other is not None:
-        headline = (
-            f"rank {rank} gave {_named(touch.other)} the tensor of {at}, which it had not "
-            "waited for"
-        )
-        second = CallBlock((rank,), touch.other, mark="<- uses its tensor")
+        headline = f"rank {rank} used one tensor in {at} and {_named(touch.other)} at once"
+        second = CallBlock((rank,), touch.other, mark="<- same tensor")
     elif touch.how == "changed":
         headline = f"rank {rank} changed the tensor of {at} before it had waited for it"
         second = None

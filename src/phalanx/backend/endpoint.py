@@ -413,7 +413,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
     def _move(
         self, calls: list[Call], meaning: Meaning, errors: Sequence[Exception] | None
     ) -> None:
-        in_flight = errors is None and any(call.flight is not None for call in calls)
+        in_flight = errors is None and self._session.flown
         if in_flight:
             error = guard.before_moving(calls)
             errors = one_for_each(error, len(calls)) if error is not None else None

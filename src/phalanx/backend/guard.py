@@ -14,6 +14,7 @@ from __future__ import annotations
 import weakref
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
+from ctypes import string_at
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -23,7 +24,8 @@ from phalanx.analysis.in_flight import How, Touch, find_in_flight
 from phalanx.analysis.unwaited import Unwaited
 from phalanx.backend import guard_modes, memory
 from phalanx.backend.describe import describe_call
-from phalanx.backend.origins import FUNCTIONAL, OWN
+from phalanx.backend.origins import OWN
+from phalanx.backend.private import function_modes, no_function_modes
 from phalanx.backend.private_modes import version_of
 from phalanx.core.meeting import Call
 
@@ -49,7 +51,10 @@ class Region:
         self.high = high
         self.writes = writes
         """Whether the operation writes there."""
-        self.version = None if tensor.is_inference() else version_of(tensor)
+        try:
+            self.version: int | None = version_of(tensor)
+        except RuntimeError:  # one made in inference mode has none
+            self.version = None
         self.kept: bytes | None = None
 
     def own_tensor(self) -> Tensor | None:
@@ -61,49 +66,48 @@ class Region:
         """Remember what is there, if that can be read cheaply."""
         tensor = self.tensor
         if tensor.is_cpu and tensor.is_contiguous():
-            self.kept = memory.contents(self.low, self.high)
+            length = self.high - self.low
+            whole = length <= memory.WHOLE
+            self.kept = (
+                string_at(self.low, length) if whole else memory.sample(self.low, length)
+            )
+
+    def _contents(self) -> bytes:
+        length = self.high - self.low
+        if length > memory.WHOLE:
+            return memory.sample(self.low, length)
+        return string_at(self.low, length)
 
     def is_replaced(self) -> bool:
         return bool(self.tensor.data_ptr() != self.low)
 
     def is_changed(self) -> bool:
-        if self.kept is not None and memory.contents(self.low, self.high) != self.kept:
+        kept, tensor = self.kept, self.tensor
+        if kept is not None and self._contents() != kept:
             return True
-        tensor = self.tensor
         if self.version is None or version_of(tensor) == self.version:
             return False
         return bool(tensor.untyped_storage().nbytes() == self.high - self.low)
 
 
 class Flight:
-    """One operation between the call and the program's wait for it."""
+    """One operation between the call and the program's wait for it. Defaults stand on the
+    class, because one is made for every asynchronous call."""
 
-    __slots__ = (
-        "book",
-        "call",
-        "changed",
-        "dropped",
-        "followed",
-        "functional",
-        "op",
-        "over",
-        "read",
-        "regions",
-    )
+    regions: Sequence[Region] = ()
+    changed: How | None = None
+    functional = False
+    dropped = False
+    """The program has no `Work` any more."""
+    followed = False
+    """The program has asked for the future."""
+    over = False
+    read: Site | None = None
+    op: Op | None = None
 
-    def __init__(self, book: Book, call: Call, *, functional: bool) -> None:
+    def __init__(self, book: Book, call: Call) -> None:
         self.book = book
         self.call: Call | None = call
-        self.functional = functional
-        self.regions: Sequence[Region] = ()
-        self.changed: How | None = None
-        self.dropped = False
-        """The program has no `Work` any more."""
-        self.followed = False
-        """The program has asked for the future."""
-        self.over = False
-        self.read: Site | None = None
-        self.op: Op | None = None
 
     def described(self) -> Op:
         if self.op is None:
@@ -259,9 +263,11 @@ def depart(context: RankContext, call: Call) -> None:
         book = context.in_flight = Book(context)
     elif book.dropped:
         book.fold()
-    flight = call.flight = Flight(book, call, functional=call.origin == FUNCTIONAL)
+    flight = call.flight = Flight(book, call)
     book.flights[flight] = None
+    context.session.flown = True
     if call.origin != OWN:
+        flight.functional = True
         if len(book.flights) > _MOST_DONE:
             book.fold_functional()
     elif context.session.guards:
@@ -350,19 +356,27 @@ def _flights(call: Call) -> Sequence[Flight]:
 
 def _arrive(flight: Flight, *, failed: bool) -> Exception | None:
     flight.over = True
-    book = flight.book
-    how = flight.changed
-    for region in flight.regions:
-        if how is None and not failed:
-            if region.is_replaced():
-                how = "replaced"
-            elif region.is_changed():
-                how = "changed"
-    error = None if how is None or failed else _error(flight, how)
+    book, regions = flight.book, flight.regions
     book.forget(flight)
     if not book.lows:
         guard_modes.leave(book)
-    return error
+    if failed or not regions:
+        return None
+    if function_modes():
+        with no_function_modes():
+            how = flight.changed or _change(regions)
+    else:
+        how = flight.changed or _change(regions)
+    return None if how is None else _error(flight, how)
+
+
+def _change(regions: Sequence[Region]) -> How | None:
+    for region in regions:
+        if region.is_replaced():
+            return "replaced"
+        if region.is_changed():
+            return "changed"
+    return None
 
 
 def _error(flight: Flight, how: How) -> Exception:
@@ -372,8 +386,15 @@ def _error(flight: Flight, how: How) -> Exception:
     return flight.book.context.session.report(find_in_flight(touch))
 
 
-def _tensors_of(call: Call) -> Iterator[tuple[Tensor, bool]]:
+def _tensors_of(call: Call) -> Iterable[tuple[Tensor, bool]]:
     """Its tensors, and whether the operation writes to them."""
+    given = call.inputs
+    if call.name == "all_reduce" and len(given) == 1 and type(given[0]) is Tensor:
+        return ((given[0], True),)  # the usual case, and the quickest
+    return _all_tensors_of(call)
+
+
+def _all_tensors_of(call: Call) -> Iterator[tuple[Tensor, bool]]:
     name = call.name
     if name == "broadcast":
         writes = call.member != call.root

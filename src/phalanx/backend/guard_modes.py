@@ -25,12 +25,18 @@ if TYPE_CHECKING:
     from phalanx.backend.guard import Book
 
 
-class _Thread(threading.local):
+class _State:
+    """What one thread has: its mode, and whether it is on the stack."""
+
     mode: _Watch | None = None
     shown = False
-    """Whether the mode is on the stack."""
     compiled = False
-    """Whether a compiled function is running: then it must not be there."""
+    """Whether a compiled function is running: then the mode must not be there."""
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.state = _State()
 
 
 _thread = _Thread()
@@ -38,38 +44,42 @@ _thread = _Thread()
 
 def enter(book: Book) -> None:
     """Watch what the calling thread does, from now on."""
-    mode = _thread.mode
+    state = _thread.state
+    mode = state.mode
     if mode is None or mode.book is not book:
         leave_thread()
-        mode = _thread.mode = _Watch(book)
-    if not _thread.shown and not _thread.compiled:
+        mode = state.mode = _Watch(book)
+    if not state.shown and not state.compiled:
         private_modes.push_function_mode(mode)
-        _thread.shown = True
+        state.shown = True
 
 
 def leave(book: Book) -> None:
     """Nothing is in flight. Another thread's mode stays until that thread comes by."""
-    if _thread.shown and _thread.mode is not None and _thread.mode.book is book:
-        _thread.shown = not private_modes.remove_function_mode(_thread.mode)
+    state = _thread.state
+    if state.shown and state.mode is not None and state.mode.book is book:
+        state.shown = not private_modes.remove_function_mode(state.mode)
 
 
 def leave_thread() -> None:
     """The thread goes on to other things: another rank's, or another run's."""
-    if _thread.mode is not None:
-        private_modes.remove_function_mode(_thread.mode)
-        _thread.mode, _thread.shown, _thread.compiled = None, False, False
+    state = _thread.state
+    if state.mode is not None:
+        private_modes.remove_function_mode(state.mode)
+        state.mode, state.shown = None, False
 
 
 def _tell_compiled(begins: bool) -> None:
-    _thread.compiled = begins
-    mode = _thread.mode
+    state = _thread.state
+    state.compiled = begins
+    mode = state.mode
     if mode is None:
         return
-    if begins and _thread.shown:
-        _thread.shown = not private_modes.remove_function_mode(mode)
-    elif not begins and not _thread.shown and mode.book.lows:
+    if begins and state.shown:
+        state.shown = not private_modes.remove_function_mode(mode)
+    elif not begins and not state.shown and mode.book.lows:
         private_modes.push_function_mode(mode)
-        _thread.shown = True
+        state.shown = True
 
 
 private_modes.listener.tell = _tell_compiled
@@ -131,10 +141,12 @@ class _Watch(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         book = self.book
+        if getattr(func, "__module__", "") == _OPERATIONS:
+            return func(*args, **kwargs)
         if not book.lows or not _touches(book, args, kwargs):
             return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
-        if name in _HARMLESS or getattr(func, "__module__", "") == _OPERATIONS:
+        if name in _HARMLESS:
             return func(*args, **kwargs)
         if name in _RAW_READS and isinstance(args[0], Tensor):
             book.judge_touch(args[0], "read", name)

@@ -7,21 +7,20 @@ at autograd, and nothing must be called with a torch function mode of the guard'
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator
+from ctypes import string_at
 from typing import Any
 
 import torch
 from torch import Tensor
 
-WHOLE = 4096
+WHOLE = 16384
 """Bytes up to which contents are kept whole; of larger tensors, samples."""
-_SAMPLES, _SAMPLE = 8, 512
+_SAMPLES, _SAMPLE = 3, 4096
 _MOST_MARKED = 1 << 26
 """Bytes up to which scattered tensors are compared element by element."""
 
 _PLAIN = (Tensor, torch.nn.Parameter)
-_string_at = ctypes.string_at
 
 
 def plain_tensors(given: Any) -> Iterator[Tensor]:
@@ -70,13 +69,10 @@ def share_bytes(a: Tensor, b: Tensor) -> bool:
     return bool(second.any())
 
 
-def contents(low: int, high: int) -> bytes:
-    """What lies there: all of it, or samples. For memory of the processor only."""
-    length = high - low
-    if length <= WHOLE:
-        return _string_at(low, length)
+def sample(low: int, length: int) -> bytes:
+    """Some of what lies there. For memory of the processor only."""
     step = (length - _SAMPLE) // (_SAMPLES - 1)
-    return b"".join(_string_at(low + n * step, _SAMPLE) for n in range(_SAMPLES))
+    return b"".join(string_at(low + n * step, _SAMPLE) for n in range(_SAMPLES))
 
 
 @torch.no_grad()

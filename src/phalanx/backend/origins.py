@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from types import CodeType, FrameType
+from types import FrameType
 
 INSIDE = 0
 """torch itself, or nobody known: a thread of native code."""
@@ -18,7 +18,7 @@ OWN = 1
 FUNCTIONAL = 2
 """The program, through a functional collective, which gets a tensor that waits by itself."""
 
-_PASS, _PASS_FUNCTIONAL = 3, 4
+_PASS, _PASS_FUNCTIONAL, _PASS_UNLESS_WAITING = 3, 4, 5
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _THIN = (
@@ -38,7 +38,8 @@ _FUNCTIONAL_FILES = (
 _WAITING = frozenset({"send", "recv", "monitored_barrier"})
 """Functions of torch that wait for the `Work` themselves."""
 
-_known: dict[CodeType, int] = {}
+_known: dict[str, int] = {}
+"""By file: a code object takes long to hash."""
 
 
 def origin_here(depth: int = 2) -> int:
@@ -47,12 +48,12 @@ def origin_here(depth: int = 2) -> int:
     functional = False
     while frame is not None:
         code = frame.f_code
-        kind = _known.get(code)
+        kind = _known.get(code.co_filename)
         if kind is None:
-            kind = _known[code] = _kind_of(code)
+            kind = _known[code.co_filename] = _kind_of(code.co_filename)
         if kind == OWN:
             return FUNCTIONAL if functional else OWN
-        if kind == INSIDE:
+        if kind == INSIDE or (kind == _PASS_UNLESS_WAITING and code.co_name in _WAITING):
             return INSIDE
         if kind == _PASS_FUNCTIONAL:
             functional = True
@@ -60,8 +61,7 @@ def origin_here(depth: int = 2) -> int:
     return INSIDE
 
 
-def _kind_of(code: CodeType) -> int:
-    name = code.co_filename
+def _kind_of(name: str) -> int:
     if name.startswith(_HERE):
         return _PASS
     if name.startswith("<") and not name.startswith(("<stdin", "<ipython", "<python-input")):
@@ -69,7 +69,7 @@ def _kind_of(code: CodeType) -> int:
     if name.endswith(_FUNCTIONAL_FILES):
         return _PASS_FUNCTIONAL
     if name.endswith(_THIN):
-        return INSIDE if code.co_name in _WAITING else _PASS
+        return _PASS_UNLESS_WAITING if name.endswith(_THIN[0]) else _PASS
     if f"{os.sep}site-packages{os.sep}torch{os.sep}" in name or "torchinductor_" in name:
         return INSIDE
     if f"{os.sep}torch{os.sep}distributed{os.sep}" in name:

@@ -30,6 +30,9 @@ _at: Any = torch._C._get_function_stack_at
 def push_function_mode(mode: Any) -> None:
     """Put a function mode below those of the program, so that theirs nest as they were
     written; but above `torch.device`, which insists on being at the bottom."""
+    if not _count():
+        _push(mode)
+        return
     above = [_pop() for _ in range(_count())]
     if above and isinstance(above[-1], DeviceContext):
         _push(above.pop())
@@ -40,7 +43,11 @@ def push_function_mode(mode: Any) -> None:
 
 def remove_function_mode(mode: Any) -> bool:
     """Take it out, wherever it is; whether it was there. It is not while it is being called."""
-    if all(_at(place) is not mode for place in range(_count())):
+    count = _count()
+    if count == 1 and _at(0) is mode:
+        _pop()
+        return True
+    if all(_at(place) is not mode for place in range(count)):
         return False
     above = []
     while (top := _pop()) is not mode:

@@ -135,6 +135,8 @@ class Session:
         """When asynchronous operations complete: one of `completion.MOMENTS`."""
         self.tracks = self.guards or "unwaited-work" in self.kinds or completion != "earliest"
         """Whether it matters who made an asynchronous call."""
+        self.flown = False
+        """Whether any rank has made an asynchronous call of its own."""
         self.seed = seed
         self.drawn = 0
         self.put_off: list[Any] = []

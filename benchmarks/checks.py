@@ -1,0 +1,96 @@
+"""What checks cost: the same calls with all checks and with none, in one run.
+
+    python benchmarks/checks.py [--quick] [--json FILE]
+
+Rows are a small synchronous all_reduce, for all checks but the guard, and small and larger
+asynchronous ones, for the guard of buffers in flight. Rounds with and without are interleaved,
+because machines are shared and noisy; what counts is the ratio of the best rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+import phalanx
+
+LIMITS = {"sync": 1.15, "async": 2.0, "async in tens": 2.0}
+
+
+def one_by_one(tensor: torch.Tensor) -> None:
+    dist.all_reduce(tensor)
+
+
+def later(tensor: torch.Tensor) -> None:
+    dist.all_reduce(tensor, async_op=True).wait()
+
+
+def ten_at_once(tensor: torch.Tensor) -> None:
+    works = [dist.all_reduce(part, async_op=True) for part in tensor.chunk(10)]
+    for work in works:
+        work.wait()
+
+
+def seconds(step: Callable[[torch.Tensor], None], nbytes: int, loops: int) -> float:
+    """Per step, as one rank sees it."""
+    tensor = torch.ones(nbytes // 4)
+    for _ in range(max(2, loops // 10)):
+        step(tensor)
+    dist.barrier()
+    start = time.perf_counter()
+    for _ in range(loops):
+        step(tensor)
+    return (time.perf_counter() - start) / loops
+
+
+ROWS = (
+    ("sync", one_by_one, 16, 1000),
+    ("async", later, 16, 1000),
+    ("async", later, 64 << 10, 300),
+    ("async", later, 4 << 20, 30),
+    ("async in tens", ten_at_once, 160, 150),
+)
+
+
+def measure(
+    step: Callable[[torch.Tensor], None], nbytes: int, loops: int, *, ranks: int, rounds: int
+) -> tuple[float, float]:
+    best = {"all": float("inf"), "none": float("inf")}
+    for _ in range(rounds):
+        for checks in best:
+            times = phalanx.run(seconds, step, nbytes, loops, ranks=ranks, checks=checks)
+            best[checks] = min(best[checks], max(times))
+    return best["all"], best["none"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--json")
+    given = parser.parse_args()
+    rounds = 3 if given.quick else 10
+    found = []
+    print(f"{'call':15}{'bytes':>9}{'ranks':>7}{'checked':>11}{'unchecked':>11}{'ratio':>8}")
+    for ranks in (2, 4):
+        for name, step, nbytes, loops in ROWS:
+            with_checks, without = measure(step, nbytes, loops, ranks=ranks, rounds=rounds)
+            ratio = with_checks / without
+            print(
+                f"{name:15}{nbytes:9}{ranks:7}{with_checks * 1e6:9.1f}us{without * 1e6:9.1f}us"
+                f"{ratio:8.2f}" + ("" if ratio <= LIMITS[name] else "  above the limit")
+            )
+            found.append(
+                {"call": name, "bytes": nbytes, "ranks": ranks, "ratio": round(ratio, 3)}
+            )
+    if given.json:
+        with open(given.json, "w", encoding="utf-8") as file:
+            json.dump(found, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()
