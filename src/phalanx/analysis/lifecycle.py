@@ -149,8 +149,8 @@ def _opposite(one: tuple[Op, Op], other: tuple[Op, Op]) -> Finding:
         severity="warning",
         ranks=(),
         headline=(
-            f'rank {ranks[0]} destroyed "{first}" before "{second}" '
-            f"where rank {ranks[1]} destroyed them in the other order"
+            f"ranks {ranks[0]} and {ranks[1]} destroyed "
+            f'"{first}" and "{second}" in opposite orders'
         ),
         blocks=tuple(
             CallBlock((pair[0].rank,), replace(op, number=None), notes=(note,))
