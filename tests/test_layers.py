@@ -40,7 +40,11 @@ LAYER_OF = {
     "callsite": "words",
 }
 WITHOUT_TORCH = {"core", "analysis", "report", "words"}
-MAY_TOUCH_PRIVATE_TORCH = {"phalanx.backend.private", "phalanx.backend.private_modes"}
+MAY_TOUCH_PRIVATE_TORCH = {
+    "phalanx.backend.private",
+    "phalanx.backend.private_modes",
+    "phalanx.backend.private_names",
+}
 
 
 def find_faults(

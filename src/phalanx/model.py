@@ -54,6 +54,7 @@ Kind = Literal[
     "rank-space",
     "leak",
 ]
+Names = tuple[tuple[str, str], ...]
 Cause = Literal["cycle", "finished-peer", "failed-peer", "nobody-can"]
 
 
@@ -202,11 +203,13 @@ class ViewBlock:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What every verdict has. `ranks` are those at fault; empty if that cannot be decided."""
+    """What every verdict has. `ranks` are those at fault; empty if that cannot be decided.
+    `names` is what could be said about parameters, modules and stages: labels and texts."""
 
     kind: Kind
     severity: Severity
     ranks: tuple[int, ...]
+    names: Names = field(default=(), kw_only=True)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from phalanx.backend.group import RankGroup
 from phalanx.backend.heirloom import leaves_untouched
 from phalanx.backend.invalid import outsider_patches
 from phalanx.backend.lifecycle import noting
+from phalanx.backend.names import model_patches
 from phalanx.backend.profiling import profiler_patches
 from phalanx.backend.rendezvous import check_size, make_rendezvous
 from phalanx.backend.session import context_here
@@ -80,6 +81,7 @@ def install() -> Callable[[], None]:
         *observer.patches(),
         *assumptions.patches(),
         *outsider_patches(),
+        *model_patches(),
         (dist, "rendezvous", names[private.RENDEZVOUS_NAME]),
     ]
     patched = [(owner, name, vars(owner)[name]) for owner, name, _ in patches]

@@ -118,7 +118,7 @@ def _block(ranks: tuple[int, ...], text: str, site: Site | None) -> Block:
 
 
 def render_consequences(verdict: RankFailure) -> list[str]:
-    lines: list[str] = []
+    lines = [line for label, text in verdict.names for line in labelled(label, text)]
     if verdict.stopped:
         lines += labelled("stopped", "; ".join(map(_stopped_text, verdict.stopped)))
     for rank, text in verdict.late:

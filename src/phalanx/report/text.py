@@ -7,11 +7,13 @@ equal texts.
 
 from __future__ import annotations
 
+import dataclasses
+
 from phalanx.model import Deadlock, Finding, Mismatch, RankFailure, Stall, Unmet, Verdict
 from phalanx.report.deadlock import headline_deadlock, render_deadlock
 from phalanx.report.failure import headline_failure, render_failure
 from phalanx.report.finding import headline_finding, render_finding
-from phalanx.report.layout import ascii_text
+from phalanx.report.layout import ascii_text, compose, labelled
 from phalanx.report.mismatch import headline_mismatch, render_mismatch
 from phalanx.report.stall import headline_stall, render_stall
 from phalanx.report.unmet import headline_unmet, render_unmet
@@ -23,6 +25,11 @@ def render(verdict: Verdict, *, replay: str | None = None) -> str:
     >>> print(render(Stall("stall", "error", (), seconds=30.0, blocks=())).splitlines()[0])
     no rank moved for 30 s
     """
+    if verdict.names and not isinstance(verdict, RankFailure):
+        text = render(dataclasses.replace(verdict, names=()))
+        names = [line for label, said in verdict.names for line in labelled(label, said)]
+        last = labelled("replay", replay, whole=True) if replay else ()
+        return compose(text, names, last)
     if isinstance(verdict, Mismatch):
         return render_mismatch(verdict, replay=replay)
     if isinstance(verdict, Deadlock):

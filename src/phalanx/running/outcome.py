@@ -23,7 +23,7 @@ from phalanx.errors import (
     VerdictError,
     text_of,
 )
-from phalanx.model import Finding, RankFailure, Site, Verdict, ViewBlock
+from phalanx.model import Finding, Names, RankFailure, Site, Verdict, ViewBlock
 from phalanx.report.text import render, render_kind
 
 
@@ -63,6 +63,7 @@ class Outcomes:
     order: list[int] = field(default_factory=list)
     stopped_at: tuple[ViewBlock, ...] = ()
     stuck: tuple[tuple[int, Site | None], ...] = ()
+    names: Names = ()
 
     def record(self, rank: int, error: BaseException, *, stopping: bool) -> bool:
         """Note how a rank ended; whether this is a failure of its own."""
@@ -183,6 +184,7 @@ def _failure_verdict(outcomes: Outcomes, failures: Mapping[int, BaseException]) 
         late=tuple((o.rank, _one_line(o.late)) for o in outcomes.ranks if o.late is not None),
         stuck=outcomes.stuck,
         calls=calls,
+        names=outcomes.names,
     )
 
 

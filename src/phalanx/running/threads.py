@@ -28,6 +28,7 @@ from phalanx.backend.device import default_backend
 from phalanx.backend.heirloom import can_be_inherited, inherit, made_more, take_stock
 from phalanx.backend.install import leave_groups
 from phalanx.backend.invalid import note_invalid_call
+from phalanx.backend.names import THREAD, names_for_failure, with_names
 from phalanx.backend.observers import find_at_end
 from phalanx.backend.raising import error_for
 from phalanx.backend.session import RankContext, Session
@@ -184,7 +185,7 @@ class ThreadsEngine:
         base = {**environ_here(), **(settings.environ or {})}
         session = Session(
             settings.ranks,
-            report=lambda verdict: error_for(verdict, settings.replay),
+            report=lambda verdict: error_for(with_names(session, verdict), settings.replay),
             environs=[rank_environ(base, settings, rank) for rank in range(settings.ranks)],
             checked=settings.checked,
             kinds=settings.kinds,
@@ -286,6 +287,7 @@ class _Run:
         context.tell_failure = partial(self._tell_failure, outcome)
         try:
             enter_thread(context)
+            context.saved[THREAD] = strand.ident
             self._init(context)
             try:
                 outcome.value = self.body(context)
@@ -308,7 +310,7 @@ class _Run:
             return
         note_invalid_call(error)
         if self.outcomes.record(outcome.rank, error, stopping=self.baton.stopping):
-            self._stop_others()
+            self._stop_others(outcome.rank, error)
 
     def _put_away(self, context: RankContext) -> None:
         """What a process would take with it when it ends."""
@@ -338,8 +340,9 @@ class _Run:
                 thread.join()
         context.joining = None
 
-    def _stop_others(self) -> None:
+    def _stop_others(self, rank: int, error: BaseException) -> None:
         if not self.outcomes.stopped_at:
+            self.outcomes.names = names_for_failure(self.session, rank, error)
             snapshot = take_snapshot(self.session, self.baton, self.outcomes)
             others = [view for view in snapshot.ranks if view.status != "failed"]
             self.outcomes.stopped_at = group_views(others)

@@ -1,0 +1,59 @@
+"""Private torch names by which reports name modules, parameters and stages.
+
+Another part of `private.py`, under the same rule: the name, the reason, the versions. Looked at
+when something has gone wrong, never on the way. Whatever is not there any more is not named.
+"""
+
+from __future__ import annotations
+
+from types import FrameType
+from typing import Any
+
+# 2.11-2.13: the group of parameters that FSDP2 gathers together, as `self` of frames in this
+# file; its name and those of its parameters are known after the first forward.
+FSDP_FILE = "_fully_shard/_fsdp_param_group.py"
+
+# 2.11-2.13: schedules keep their stage in `_stage`, those of several in `_stages`; frames of
+# this file have the number of the microbatch, or the action that holds it, among their locals.
+PIPELINE_FILE = "torch/distributed/pipelining/schedules.py"
+_MICROBATCHES = {
+    "mb_index": "microbatch {}",
+    "i": "microbatch {}",
+    "fwd_mb_index": "microbatch {} forward",
+    "bwd_mb_index": "microbatch {} backward",
+}
+
+
+def fsdp_names(frame: FrameType) -> tuple[str | None, list[str]] | None:
+    """The module whose parameters the frame gathers or scatters, and their names."""
+    group = frame.f_locals.get("self")
+    params = getattr(group, "fsdp_params", None)
+    if params is None:
+        return None
+    names = [_name_of(param) for param in params]
+    return getattr(group, "_module_fqn", None), [name for name in names if name]
+
+
+def _name_of(param: Any) -> str:
+    known = getattr(param, "_param_fqn", None)
+    info = getattr(param, "_module_info", None)
+    return known or str(getattr(info, "param_name", "") or "")
+
+
+def pipeline_place(frame: FrameType) -> str | None:
+    """The stage and the microbatch that a frame of a schedule is at."""
+    known = frame.f_locals
+    action = known.get("action")
+    if action is not None and hasattr(action, "stage_index"):
+        return _place(action.stage_index, [f"microbatch {action.microbatch_index}"])
+    stage = getattr(known.get("self"), "_stage", None)
+    if stage is None:
+        return None
+    batches = [
+        what.format(known[name]) for name, what in _MICROBATCHES.items() if name in known
+    ]
+    return _place(stage.stage_index, batches)
+
+
+def _place(stage: int, batches: list[str]) -> str:
+    return ", ".join([f"at stage {stage}", *batches])
