@@ -199,8 +199,12 @@ def test_a_keyboard_interrupt_raised_in_a_rank_is_that_ranks_failure() -> None:
     [
         (lambda: os._exit(9), "rank 1 called os._exit with code 9"),
         (lambda: os.abort(), "rank 1 called os.abort with code 134"),
+        (
+            lambda: os.kill(os.getpid(), signal.SIGKILL),
+            "rank 1 called os.kill on itself, SIGKILL, with code -9",
+        ),
     ],
-    ids=["os._exit", "os.abort"],
+    ids=["os._exit", "os.abort", "os.kill"],
 )
 def test_brutality_ends_one_rank_and_not_the_process(brutality, told: str) -> None:
     error = fails(on_rank(1, brutality))
