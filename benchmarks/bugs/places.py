@@ -12,6 +12,7 @@ import socket
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from functools import partial
@@ -32,6 +33,9 @@ PLACES = ("gloo", "detail", "phalanx", "processes")
 
 def preload(place: str) -> None:
     """Load what ranks need once, before there are any children."""
+    with warnings.catch_warnings():  # torch's own, about torch.jit
+        warnings.simplefilter("ignore")
+        import torch.distributed.optim  # noqa: F401
     if place == "phalanx":
         import phalanx.running.script
     elif place == "processes":
