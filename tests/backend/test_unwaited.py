@@ -149,6 +149,17 @@ def wait_coalesced() -> None:
     manager.wait()
 
 
+def functional_used_later() -> None:
+    """C++ holds its `Work`; that Python's half is collected means nothing."""
+    result = private.functional_collectives().all_reduce(
+        torch.ones(2), "sum", group=dist.group.WORLD
+    )
+    for _ in range(3):
+        gc.collect()
+        reduce_later().wait()
+    assert result.tolist() == [2.0, 2.0]
+
+
 SILENT: dict[str, Callable[[], Any]] = {
     "wait": lambda: reduce_later().wait(),
     "synchronize": lambda: reduce_later().synchronize(),
@@ -160,6 +171,7 @@ SILENT: dict[str, Callable[[], Any]] = {
         .all_reduce(torch.ones(2), "sum", group=dist.group.WORLD)
         .sum()
     ),
+    "functional, later": functional_used_later,
     "objects": lambda: dist.broadcast_object_list([dist.get_rank()], 0),
     "gathered": lambda: dist.all_gather_object([None, None], "x"),
     "coalesced": wait_coalesced,

@@ -37,7 +37,7 @@ from phalanx.backend.observers import (
     rank_space,
     thread_race,
 )
-from phalanx.backend.origins import origin_here
+from phalanx.backend.origins import OWN, origin_here
 from phalanx.backend.raising import InvalidCallError, one_for_each
 from phalanx.backend.session import RankContext, Session
 from phalanx.backend.work import OpWork, OwnWork, wait_for
@@ -376,7 +376,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
             work = OpWork(call, limit)
             self._coalescing.append(work)
             return work
-        return OwnWork(call, limit) if call.origin else OpWork(call, limit)
+        return OwnWork(call, limit) if call.origin == OWN else OpWork(call, limit)
 
     def _finish_now(self, call: Call, opts: Any) -> None:
         if not call.done:

@@ -200,7 +200,7 @@ class Book:
         tensors only the places are kept, as long as somebody else keeps them alive."""
         waiting = []
         while self.dropped:
-            flight = self.dropped.pop()
+            flight = self.dropped.pop(0)
             if flight.call is not None and not flight.call.done:
                 waiting.append(flight)
             elif not flight.over:
@@ -225,7 +225,8 @@ class Book:
         key = (op.name, op.site, op.group, functional)
         known = self.left.get(key)
         if known is not None:
-            op, count, read = known.op, known.count + count, known.read or read
+            count, read = known.count + count, known.read or read
+            op = min(known.op, op, key=lambda each: each.number or 0)
         self.left[key] = Unwaited(op, count, read, functional)
 
     def note_read(self, flight: Flight, site: Site | None) -> None:

@@ -8,6 +8,7 @@ at autograd, and nothing must be called with a torch function mode of the guard'
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from ctypes import string_at
 from typing import Any
 
@@ -39,6 +40,8 @@ def extent(tensor: Tensor) -> tuple[int, int]:
     """The first address and the one behind the last; (0, 0) where there is no memory."""
     try:
         low = tensor.data_ptr()
+        if not low:
+            return 0, 0  # of the meta device, or freed
         if tensor.is_contiguous():
             return low, low + tensor.nbytes
         if not tensor.numel() or tensor.layout is not torch.strided:
@@ -75,10 +78,13 @@ def sample(low: int, length: int) -> bytes:
     return b"".join(string_at(low + n * step, _SAMPLE) for n in range(_SAMPLES))
 
 
-@torch.no_grad()
 def poison(tensor: Tensor) -> None:
-    """Fill with what nobody takes for a result."""
-    target = tensor.data
+    """Fill with what nobody takes for a result, where the dtype can be filled."""
+    with suppress(RuntimeError):
+        _fill(tensor.data)
+
+
+def _fill(target: Tensor) -> None:
     if target.is_floating_point() or target.is_complex():
         target.fill_(float("nan"))
     elif target.dtype is torch.bool:
