@@ -133,3 +133,16 @@ def is_idle_worker(frame: FrameType | None) -> bool:
     queue = frame.f_locals.get("work_queue")
     item = frame.f_locals.get("work_item")
     return queue is not None and item is None and queue.empty()
+
+
+TOOLS = frozenset(
+    {"debugpy", "execnet", "ipykernel", "pydevd", "pytest_timeout", "tqdm", "xdist", "zmq"}
+)
+"""Packages whose threads watch over the process and know nothing of what ranks wait for."""
+
+
+def is_tool(thread: threading.Thread) -> bool:
+    for part in (getattr(thread, "function", None), getattr(thread, "_target", None)):
+        if getattr(part, "__module__", None) is not None:
+            return str(part.__module__).partition(".")[0] in TOOLS
+    return type(thread).__module__.partition(".")[0] in TOOLS

@@ -23,7 +23,7 @@ from phalanx.backend.session import Session
 from phalanx.backend.store import StoreWait
 from phalanx.core.baton import DONE, OUTSIDE, PARKED, Baton, Strand
 from phalanx.core.meeting import Call
-from phalanx.running.blocking import Blocked, is_idle_worker
+from phalanx.running.blocking import Blocked, is_idle_worker, is_tool
 
 SETTLED = 0.5
 """Seconds that a set must stay the same if it rests on threads that wait out of our sight: a
@@ -142,7 +142,7 @@ class PartialWatch:
     def _is_alone(self, strands: Sequence[Strand]) -> bool:
         """Whether no thread that is nobody's could notify a rank."""
         ours = {strand.ident for strand in strands} | {threading.get_ident()}
-        return all(thread.ident in ours for thread in threading.enumerate())
+        return all(thread.ident in ours or is_tool(thread) for thread in threading.enumerate())
 
 
 def _name(strand: Strand) -> str | None:
