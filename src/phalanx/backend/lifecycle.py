@@ -32,8 +32,9 @@ _Made = tuple[tuple[int, ...], str, Mark | None]
 class Makings:
     """The calls of `new_group` by the ranks of one default group, in order."""
 
-    def __init__(self, ranks: tuple[int, ...]) -> None:
-        self.made: dict[int, list[_Made]] = {rank: [] for rank in ranks}
+    def __init__(self, met: Assembly) -> None:
+        self._met = met
+        self.made: dict[int, list[_Made]] = {}
         self.first: list[_Made] = []
         self.disagree_at: int | None = None
         self.waiting: list[Strand] = []
@@ -53,11 +54,14 @@ class Makings:
         """Who has not come to the place where ranks disagree."""
         at = self.disagree_at
         assert at is not None
-        return tuple(rank for rank, made in self.made.items() if len(made) <= at)
+        return tuple(rank for rank in self._met.ranks if len(self.made.get(rank, ())) <= at)
 
     def ops(self) -> dict[int, list[Op]]:
+        """By rank. Those that have taken no place in the default group have not begun."""
         return {
-            rank: [_op(rank, made) for made in self.made[rank]] for rank in sorted(self.made)
+            rank: [_op(rank, made) for made in self.made.get(rank, ())]
+            for member, rank in enumerate(self._met.ranks)
+            if self._met.has_member(member)
         }
 
     def find_mismatch(self) -> Finding | None:
@@ -127,7 +131,7 @@ def _makings(context: RankContext) -> Makings | None:
     known: dict[Any, Makings] = context.session.makings
     found = known.get(group._place)
     if found is None:
-        found = known[group._place] = Makings(group._assembly.ranks)
+        found = known[group._place] = Makings(group._assembly)
     return found
 
 
@@ -151,7 +155,7 @@ def find_open_mismatch(session: Session, gone: Iterable[int] = ()) -> Verdict | 
     everyones: list[Makings] = list(session.makings.values())
     for makings in everyones:
         verdict = makings.find_mismatch()
-        if verdict is None and lost & set(makings.made):
+        if verdict is None and lost:
             missing = find_missing_making(makings.ops())
             if missing is not None and lost.issuperset(missing.ranks):
                 verdict = missing
