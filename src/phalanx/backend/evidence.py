@@ -48,8 +48,11 @@ def read_frames(frame: FrameType | None, tensor: Any, *, most: int) -> tuple[Rea
     """The innermost user frames, innermost first."""
     found: list[Reading] = []
     while frame is not None and len(found) < most:
-        if not callsite.is_library(frame.f_code.co_filename):
+        file = frame.f_code.co_filename
+        if not callsite.is_library(file):
             found.append(_read(frame, tensor))
+        elif found and callsite.is_own_file(file):
+            break  # below are those who run the program
         frame = frame.f_back
     return tuple(found)
 
@@ -77,7 +80,7 @@ def _names_of(plan: Plan, known: Any, frame: FrameType, tensor: Any) -> tuple[st
             found.append(name)
         elif type(value) in _CONTAINERS and len(value) <= MOST_ITEMS:
             _look_into(name, value, tensor, found)
-    for name in plan.globals:
+    for name in () if found else plan.globals:
         value = frame.f_globals.get(name)
         if value is tensor:
             found.append(name)

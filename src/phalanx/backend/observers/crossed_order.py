@@ -28,35 +28,70 @@ PERIOD = 4096
 """Of so many calls on a group the first `session.watched` are noted. A power of two."""
 LEVELS = 3
 LONGEST_TRAIL = 1024
+DULL = 32
+"""After how many calls, by all ranks, of one place that tell nothing new."""
 MOST_SHOWN = 3
 
 _SOURCE = Source(source_text.together, source_text.expression)
 
 
+class _Notes:
+    """What was noted on one group: a trail for each member; and places that told the same
+    again and again, with how often: they are left alone for the rest of a period."""
+
+    __slots__ = ("dull", "trails")
+
+    def __init__(self, size: int) -> None:
+        self.trails: list[list[Any]] = [[] for _ in range(size)]
+        self.dull: dict[tuple[int, int], list[Any]] = {}
+
+
 def note(call: Call) -> None:
     """Remember what the user's frames say about this call."""
     tensor = _tensor_of(call)
-    if tensor is None:
+    mark = call.mark
+    if tensor is None or mark is None:
         return
-    trails = call.assembly.notes.get(KIND)
-    if trails is None:
-        trails = call.assembly.notes[KIND] = [[] for _ in range(call.assembly.size)]
-    trail = trails[call.member]
+    notes = call.assembly.notes.get(KIND)
+    if notes is None:
+        notes = call.assembly.notes[KIND] = _Notes(call.assembly.size)
+    place = (id(mark[0]), mark[1])
+    seen = notes.dull.get(place)
+    if seen is not None and seen[1] >= DULL and seen[2] == call.number // PERIOD:  # type: ignore[operator]
+        return
+    trail = notes.trails[call.member]
     if len(trail) < LONGEST_TRAIL:
         what = (call.name, None if call.op is None else call.op[0], call.root)
         frames = read_frames(sys._getframe(1), tensor, most=LEVELS)
         trail.append((call.number, what, frames))
+        _find_dull(notes, place, call.number // PERIOD, frames)  # type: ignore[operator]
+
+
+def _find_dull(
+    notes: _Notes, place: tuple[int, int], period: int, frames: tuple[Reading, ...]
+) -> None:
+    telling = [
+        (code, offset, names) for code, offset, names, loop, swept in frames if names
+    ] + [value for *_, loop, swept in frames for _, value in loop if type(value) is str]
+    seen = notes.dull.get(place)
+    if seen is None or seen[0] != telling or seen[2] != period:
+        notes.dull[place] = [telling, 0, period]
+    else:
+        seen[1] += 1
 
 
 def look(met: Assembly) -> list[Verdict]:
     """What was noted on a group, judged and forgotten."""
-    trails = met.notes.pop(KIND, None)
-    if trails is None or all(trail == trails[0] for trail in trails):
+    notes = met.notes.pop(KIND, None)
+    if notes is None or all(trail == notes.trails[0] for trail in notes.trails):
+        return []
+    common = set.intersection(*({noted[0] for noted in trail} for trail in notes.trails))
+    trails = [[noted for noted in trail if noted[0] in common] for trail in notes.trails]
+    if all(trail == trails[0] for trail in trails):
         return []
     by_rank = {
         rank: [_trace(*noted) for noted in trail]
         for rank, trail in zip(met.ranks, trails, strict=True)
-        if trail
     }
     crossing = find_crossing(by_rank, _SOURCE)
     return [] if crossing is None else [_finding(met, crossing)]
