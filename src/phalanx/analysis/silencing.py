@@ -2,7 +2,8 @@
 
     work = dist.all_reduce(t, async_op=True)  # phalanx: ignore[unwaited-work] never read
 
-Used by the engines at the end of a run. Pure: looks at the source lines that findings carry.
+Used by the engines at the end of a run, for all that is told then; what ranks raise on the way
+cannot be silenced. Pure: looks at the source lines that findings carry.
 
 | the comment on a line of the finding | what happens |
 |---|---|
@@ -29,7 +30,7 @@ def split_silenced(findings: Iterable[Verdict]) -> tuple[list[Verdict], list[Sil
     for finding in findings:
         comments = [comment for site in _sites(finding) for comment in _comments(finding, site)]
         reasons = [(site, reason) for site, reason in comments if reason]
-        if finding.severity == "warning" and reasons:
+        if reasons:
             site, reason = reasons[0]
             silenced.append(Silenced(finding.kind, reason, site))
         else:

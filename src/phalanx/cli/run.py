@@ -217,7 +217,7 @@ def _run(arguments: argparse.Namespace) -> int:
         run = _on_processes if arguments.engine == "processes" else _on_threads
         initialised, error = _outcome(lambda: run(program, options, printers))
     for finding in findings:
-        print(f"warning {render_kind(finding)}\n", file=sys.stderr)
+        print(f"{finding.severity} {render_kind(finding)}\n", file=sys.stderr)
     status = _tell(error, initialised or ranks == 1, arguments)
     _close(tallies, findings, error, arguments)
     return status

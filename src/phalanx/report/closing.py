@@ -45,10 +45,15 @@ def _checked(tally: Tally) -> str:
 
 
 def _found(findings: Sequence[Verdict], error: Verdict | None) -> str:
-    if error is not None:
-        return f"1 error ({error.kind})"
-    if not findings:
-        return "nothing found"
-    kinds = Counter(each.kind for each in findings)
-    told = ", ".join(f"{number} {kind}" for kind, number in sorted(kinds.items()))
-    return f"{count(len(findings), 'warning')} ({told})"
+    found = [*findings, *([error] if error is not None else [])]
+    parts = [_counted(each, found) for each in ("error", "warning")]
+    return ", ".join(filter(None, parts)) or "nothing found"
+
+
+def _counted(severity: str, found: Sequence[Verdict]) -> str:
+    kinds = Counter(each.kind for each in found if each.severity == severity)
+    told = ", ".join(
+        kind if severity == "error" and len(found) == 1 else f"{number} {kind}"
+        for kind, number in sorted(kinds.items())
+    )
+    return f"{count(sum(kinds.values()), severity)} ({told})" if kinds else ""

@@ -6,6 +6,7 @@ because it is loaded in every project that has Phalanx installed.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -70,8 +71,14 @@ class Ranks:
     @property
     def kinds(self) -> frozenset[str]:
         """What is looked for: also what is expected, whatever else was chosen."""
-        chosen = parse_checks(self.checks) - {kind for kind, _ in self.silenced}
-        return chosen | {kind for kind, _ in self.expected}
+        return _kinds(self.checks, self.expected, self.silenced)
+
+
+@functools.cache
+def _kinds(checks: str, expected: Reasons, silenced: Reasons) -> frozenset[str]:
+    """Asked for every test, and the same for most."""
+    chosen = parse_checks(checks) - {kind for kind, _ in silenced}
+    return chosen | {kind for kind, _ in expected}
 
 
 @dataclass(frozen=True)
