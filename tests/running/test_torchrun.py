@@ -52,6 +52,9 @@ SCRIPTS = {
                 dist.barrier()
             elif how == "deadlock":
                 dist.recv(torch.ones(3), src=1 - rank)
+            elif how == "drop":
+                dist.all_reduce(torch.ones(4), async_op=True)
+                dist.barrier()
             else:
                 dist.all_reduce(torch.ones(4))
 
@@ -139,8 +142,24 @@ def all_end(pids: list[int]) -> bool:
 @pytest.mark.slow
 def test_a_program_that_is_right(phalanx) -> None:
     done = phalanx("-n 2 ends.py well")
-    assert (done.status, done.err) == (0, "")
+    closing = "phalanx: 2 ranks, 2 collectives on 1 group checked: nothing found\n"
+    assert (done.status, done.err) == (0, closing)
     assert done.out == "[0-1] begin well\n[0-1] end of well\n"
+
+
+def test_warnings_are_told_and_fail_the_run_if_strict(phalanx) -> None:
+    done = phalanx("-n 2 --strict ends.py drop")
+    assert done.status == 3
+    headline = "HazardError: [unwaited-work]: ranks 0, 1 never waited for all_reduce"
+    assert done.err.startswith(f"{headline} at ends.py:36\n")
+    assert done.err.endswith("checked: 1 warning (1 unwaited-work)\n")
+
+
+@pytest.mark.slow
+def test_kinds_can_be_left_out(phalanx) -> None:
+    done = phalanx("-n 2 --strict --checks all,-unwaited-work ends.py drop")
+    assert (done.status, done.err.count("\n")) == (0, 1)
+    assert done.err.endswith("checked: nothing found\n")
 
 
 def test_a_mismatch_is_found_as_with_threads(phalanx) -> None:
@@ -322,12 +341,11 @@ def test_who_waits_for_other_machines_is_told_so(folder) -> None:
     [
         ("-n 2 --seed 3 ends.py", "--seed 3: the system decides which process runs when"),
         ("-n 2 --clock virtual ends.py", "--clock virtual: real processes have the real clock"),
-        ("-n 2 --strict ends.py", "--strict: --engine torchrun finds errors only"),
         ("ends.py", "say how many ranks to run on each machine"),
         ("-n some ends.py", "-n some: give the number of ranks on each machine"),
         ("-n 2 --nnodes x ends.py", "--nnodes x: give the number of machines"),
         ("-n 2 --nnodes 2 ends.py", "several machines need to know where to meet"),
-        ("-n 2 --checks some ends.py", "--checks some: choose one of all, none"),
+        ("-n 2 --checks some ends.py", "--checks some: there is no kind 'some'"),
         ("-n 2 nowhere.py", "no such script: 'nowhere.py'"),
     ],
 )

@@ -31,8 +31,8 @@ from phalanx.backend.admission import Admission
 from phalanx.backend.invalid import find_invalid_call
 from phalanx.backend.observers.crossed_order import PERIOD
 from phalanx.backend.raising import InvalidCallError
-from phalanx.backend.watch_alone import Alone, take_trail
-from phalanx.backend.watch_forms import READERS, Arguments, Parts, find_doubt
+from phalanx.backend.watch_alone import Alone, take_trail, take_uses
+from phalanx.backend.watch_forms import READERS, Arguments, Parts, check_places, find_doubt
 from phalanx.core.forms import Form, GroupForm
 from phalanx.core.meeting import Assembly
 from phalanx.errors import VerdictError
@@ -51,7 +51,7 @@ _WAITING_IN_CPP = ("torch/distributed/utils.py", "torch/nn/parallel/distributed.
 _C10D = "torch/distributed/distributed_c10d.py"
 _BACKWARD = "torch/autograd/graph.py"
 
-_API, _WAITING, _NATIVE, _IN_BACKWARD, _OTHER = range(5)
+_API, _WAITING, _NATIVE, _IN_BACKWARD, _OTHER, _BATCHED = range(6)
 
 
 def _codes(*names: str) -> frozenset[Any]:
@@ -62,6 +62,7 @@ def _codes(*names: str) -> frozenset[Any]:
 # `send` is `isend` and a wait, in torch's own code too.
 _BEGINNING, _ENDING = _codes("isend", "irecv"), _codes("send", "recv")
 _BATCHING = _codes("batch_isend_irecv")
+_IN_MODES = ("__torch_function__", "handle_torch_function")
 
 _PERIOD_MASK = PERIOD - 1
 
@@ -94,6 +95,8 @@ class Line(Protocol):
 
     def report(self, verdict: Verdict) -> VerdictError: ...
 
+    def failed(self, error: BaseException) -> None: ...
+
 
 class Limit:
     """How long a call may wait: a time that the program named for it, or its group's."""
@@ -122,6 +125,9 @@ class _Group:
         self.key = "" if form is None else form.key
         self.met = _assembly_of(form)
         self.member = 0 if form is None else form.member
+        ranks = () if form is None else form.ranks
+        self.shifted = frozenset(at for at, rank in enumerate(ranks) if at != rank)
+        """Members whose place is not their rank in the world."""
         self._ref = weakref.ref(group)
         self._holds: dict[str, bool] = {}
         config = _config_of(group)
@@ -159,9 +165,15 @@ def _config_of(group: Any) -> str:
         return str(group.name())
 
 
-def _is_batched(frame: Any) -> bool:
-    above = None if frame is None else frame.f_back
-    return above is not None and above.f_code in _BATCHING
+def _above(frame: Any) -> Any:
+    """Who called `isend` or `irecv`. While a function mode is on, of the guard's or of the
+    program's, they call themselves through it."""
+    frame = frame.f_back
+    while frame is not None and (
+        frame.f_code in _BEGINNING or frame.f_code.co_name in _IN_MODES
+    ):
+        frame = frame.f_back
+    return frame
 
 
 class _Ticket:
@@ -180,7 +192,7 @@ class Watcher:
     def __init__(self, line: Line, rank: int, kinds: frozenset[str] = ALL) -> None:
         self.line = line
         self.rank = rank
-        self.alone = Alone(kinds, line.report, self._let_go)
+        self.alone = Alone(kinds, line.report, self._let_go, line.failed)
         self._makes = "mismatch" in kinds
         self._callers: dict[Any, int] = {}
         self._recent = threading.local()
@@ -196,12 +208,16 @@ class Watcher:
     def reset(self) -> None:
         """Forget groups and calls; the other end does the same."""
         self._groups: weakref.WeakKeyDictionary[Any, _Group] = weakref.WeakKeyDictionary()
+        self._noted: dict[str, _Group] = {}
+        """By key, also those that are gone, until what they had is told."""
         self._names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._forms: dict[Any, tuple[int, Exception | None]] = {}
         self._works: weakref.WeakKeyDictionary[Any, _Ticket] = weakref.WeakKeyDictionary()
         self._buffers: dict[int, _Ticket] = {}
         self._recent.work = None
         self._refused: tuple[str, Exception] | None = None
+        self._doubted: Exception | None = None
+        """What is wrong with the last call, if it need not fail before it is waited for."""
 
     # -- hooks ------------------------------------------------------------------------------
 
@@ -254,8 +270,11 @@ class Watcher:
         """What only this process has seen, by kind, at the end of a run."""
         self._let_go()
         found: dict[str, Any] = {"unwaited-work": self.alone.take_unwaited()}
-        trails = {g.key: take_trail(g.met, g.member) for g in self._groups.values()}
-        found["crossed-order"] = {key: trail for key, trail in trails.items() if trail}
+        for kind, take in (("crossed-order", take_trail), ("rank-space", take_uses)):
+            taken = {key: take(group.met, group.member) for key, group in self._noted.items()}
+            found[kind] = {key: noted for key, noted in taken.items() if noted}
+        alive = {group.key for group in self._groups.values()}
+        self._noted = {key: group for key, group in self._noted.items() if key in alive}
         return {kind: noted for kind, noted in found.items() if noted}
 
     def _watching(self, read: Callable[[Arguments], Parts]) -> Any:
@@ -282,13 +301,11 @@ class Watcher:
         self, group: Any, known: _Group, parts: Parts, given: Arguments, proceed: Any
     ) -> Any:
         try:
-            frame: Any = sys._getframe(4)
-            caller = self._caller(frame)
+            caller = self._caller(sys._getframe(4))
         except ValueError:  # nobody of Python's called: a thread of autograd's own, for a GPU
-            frame = None
             caller = _IN_BACKWARD if private.is_in_backward() else _OTHER
-        if parts.tag is not None and _is_batched(frame):
-            parts = parts._replace(batched=True)
+        if parts.tag is not None and caller == _BATCHED:
+            parts, caller = parts._replace(batched=True), _API
         form, doubt = self._form(group, known, parts, given)
         holds = known.holds(group, parts.device(given))
         limit = self._limit(known, parts, given)
@@ -301,12 +318,9 @@ class Watcher:
                 ticket, form, name=parts.name, blocking=blocking, limit=limit
             )
 
-        if doubt is not None:
-            result = self._try(proceed, doubt)
-            met = announce()
-        else:
-            met = announce()
-            result = proceed()
+        self._doubted = doubt
+        with self.alone.inside(known.met, known.member, parts, number, blocking):
+            met, result = self._carry_out(announce, proceed, doubt)
         any_source = parts.name == "recv" and parts.peer is None
         if holds and not blocking and caller in (_API, _OTHER) and self.alone.tracks:
             self._begin_alone(known, parts, number, result)
@@ -317,6 +331,14 @@ class Watcher:
             elif caller == _OTHER:
                 self._remember_buffers(parts, _Ticket(ticket, parts.name, known, False))
         return result
+
+    def _carry_out(
+        self, announce: Callable[[], bool], proceed: Any, doubt: Exception | None
+    ) -> tuple[bool, Any]:
+        if doubt is not None:
+            result = self._try(proceed, doubt)
+            return announce(), result
+        return announce(), proceed()
 
     def _try(self, proceed: Any, doubt: Exception) -> Any:
         """A call that the backend may refuse; whether it did is asked later."""
@@ -329,24 +351,29 @@ class Watcher:
     def judge_error(self, error: BaseException) -> Finding | None:
         """What was wrong with the rank's own call. Of errors of the backend those only that
         were to be expected: a lost connection is no wrong argument."""
+        if isinstance(error, InvalidCallError):
+            return find_invalid_call(error)
         if self._refused is not None and str(error) == self._refused[0]:
             doubt = self._refused[1]
             if isinstance(doubt, InvalidCallError):  # its words are those of other engines
                 return find_invalid_call(doubt.with_traceback(error.__traceback__))
-        if isinstance(error, RuntimeError):
-            return None
-        return find_invalid_call(error)
+        return None if isinstance(error, RuntimeError) else find_invalid_call(error)
 
     def _look_alone(self, known: _Group, parts: Parts) -> int | None:
         """What can be seen here before the call; its number, unless it is a message."""
         alone, number = self.alone, known.calls
+        if parts.outputs and parts.tag is None:
+            check_places(parts, known.member)
         if alone.in_flight is not None:
             alone.before_call(known.met, known.member, parts, callsite.mark(5))
         if parts.tag is not None:
             return None
         known.calls = number + 1
         if number & _PERIOD_MASK < alone.watched:
-            alone.note_call(known.met, known.member, parts, None, number)
+            alone.note_call(known.met, known.member, parts, callsite.mark(5), number)
+        root = parts.root
+        if root is not None and alone.compares_roots and root in known.shifted:
+            alone.note_root(known.met, known.member, parts, callsite.mark(5))
         return number
 
     def _begin_alone(
@@ -390,14 +417,17 @@ class Watcher:
     def _caller(self, frame: Any) -> int:
         """Who called the operator: the innermost frame of Python's, below which is C++."""
         code = frame.f_code if frame is not None else None
-        if code in _BEGINNING and frame.f_back is not None:
-            code = frame.f_back.f_code
+        if code in _BEGINNING:
+            above = _above(frame)
+            code = code if above is None else above.f_code
         kind = self._callers.get(code)
         if kind is None:
             file = code.co_filename if code is not None else ""
             kind = _OTHER
             if code in _ENDING:
                 kind = _WAITING
+            elif code in _BATCHING:
+                kind = _BATCHED
             elif file.endswith(_C10D):
                 kind = _API
             elif file.endswith(_WAITING_IN_CPP):
@@ -416,6 +446,7 @@ class Watcher:
                 form = self._group_form(group)
                 number = None if form is None else self.line.define_group(form)
                 known = self._groups[group] = _Group(group, form, number)
+                self._noted[known.key] = known
             return known
 
     def _group_form(self, group: Any) -> GroupForm | None:
@@ -516,8 +547,10 @@ class Watcher:
                 done = bool(self._wait(work, timeout))
             else:
                 done = self._wait_for_ticket(work, ticket, timeout)
-        except BaseException:
+        except BaseException as error:
             self.alone.give_up(work)
+            if self._doubted is not None:
+                self._refused = str(error), self._doubted
             raise
         self._recent.work = None
         self.alone.arrive(work)

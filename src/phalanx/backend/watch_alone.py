@@ -9,15 +9,21 @@ nor versions are compared: only what the program does to it is seen. Must never 
 from __future__ import annotations
 
 import marshal
+import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 from torch import Tensor
 
+from phalanx import callsite
 from phalanx.analysis.in_flight import How
+from phalanx.analysis.thread_race import Use, find_thread_race
 from phalanx.backend import guard, guard_modes, origins
-from phalanx.backend.observers import crossed_order
+from phalanx.backend.describe import describe_call
+from phalanx.backend.observers import crossed_order, rank_space
 from phalanx.backend.watch_forms import Parts
 from phalanx.callsite import Mark
 from phalanx.core.meeting import Assembly, Call
@@ -59,14 +65,22 @@ class Alone:
         kinds: frozenset[str],
         report: Callable[[Verdict], VerdictError],
         let_go: Callable[[], None],
+        fail: Callable[[BaseException], None],
     ) -> None:
-        """`let_go`: give up works that are only kept until the program has them."""
+        """`let_go`: give up works that are only kept until the program has them; `fail`: the
+        rank has failed, though its own thread does not know."""
         self.session = self
         self.report = report
         self.guards = "in-flight-buffer" in kinds
         self.tracks = self.guards or "unwaited-work" in kinds
         self.watched = NOTED if "crossed-order" in kinds else 0
+        self.kinds = kinds
         self.let_go = let_go
+        self.fail = fail
+        self.compares_threads = "thread-race" in kinds
+        self.compares_roots = "rank-space" in kinds
+        self._inside: dict[int, tuple[Call, int | None]] = {}
+        """By thread: the call that it waits in."""
         self.in_flight: guard.Book | None = None
         self.flying: weakref.WeakKeyDictionary[Any, Call] = weakref.WeakKeyDictionary()
 
@@ -85,6 +99,48 @@ class Alone:
         call = _call_of(met, member, parts, mark)
         call.number = number
         crossed_order.note(call)
+
+    def note_root(self, met: Assembly, member: int, parts: Parts, mark: Mark | None) -> None:
+        """A call whose root is another rank of the world than of the group."""
+        rank_space.note(self, _call_of(met, member, parts, mark))  # type: ignore[arg-type]
+
+    @contextmanager
+    def inside(
+        self, met: Assembly, member: int, parts: Parts, number: int | None, blocking: bool
+    ) -> Iterator[None]:
+        """While a thread is in a call that makes it wait, no other may make one there."""
+        me = threading.get_ident()
+        if self._inside:
+            self._check_threads(me, met, member, parts, number)
+        if not blocking or me in self._inside:
+            yield
+            return
+        self._inside[me] = _call_of(met, member, parts, callsite.mark(5)), number
+        try:
+            yield
+        finally:
+            del self._inside[me]
+
+    def _check_threads(
+        self, me: int, met: Assembly, member: int, parts: Parts, number: int | None
+    ) -> None:
+        """What the other threads that wait are in."""
+        if not self.compares_threads or me in self._inside:
+            return
+        for other, (call, its) in list(self._inside.items()):
+            if call.assembly is not met:
+                continue
+            arriving = _call_of(met, member, parts, callsite.mark(6))
+            arriving.number, call.number = number, its
+            found = find_thread_race(
+                Use(describe_call(arriving), main=_is_main(me)),
+                Use(describe_call(call), main=_is_main(other)),
+            )
+            if found is not None:
+                error = self.report(found)
+                if not _is_main(me):  # an exception there would be printed and forgotten
+                    self.fail(error)
+                raise error
 
     def begin(
         self,
@@ -139,6 +195,10 @@ class Alone:
         return list(found)
 
 
+def _is_main(thread: int) -> bool:
+    return thread == threading.main_thread().ident
+
+
 class _Book(guard.Book):
     """Asks first whether the program has dropped its works."""
 
@@ -154,7 +214,8 @@ class _Book(guard.Book):
 def take_trail(met: Assembly, member: int) -> Trails | None:
     """What was noted of a group, in a form that travels: code objects by value."""
     noted = met.notes.pop(crossed_order.KIND, None)
-    if not noted or not noted[member]:
+    trail = None if noted is None else noted.trails[member]
+    if not trail:
         return None
     codes: dict[Any, int] = {}
     calls = [
@@ -163,7 +224,7 @@ def take_trail(met: Assembly, member: int) -> Trails | None:
             what,
             tuple((codes.setdefault(frame[0], len(codes)), *frame[1:]) for frame in frames),
         )
-        for number, what, frames in noted[member]
+        for number, what, frames in trail
     ]
     return {
         "name": met.name,
@@ -172,6 +233,28 @@ def take_trail(met: Assembly, member: int) -> Trails | None:
         "codes": [marshal.dumps(code) for code in codes],
         "calls": calls,
     }
+
+
+def take_uses(met: Assembly, member: int) -> list[Any] | None:
+    """How roots were named on a group, in a form that travels."""
+    noted = met.notes.pop(rank_space.KIND, None)
+    return noted and [
+        (None if mark is None else (marshal.dumps(mark[0]), mark[1]), *rest, op, sorted(ranks))
+        for (mark, *rest), (op, ranks) in noted.items()
+    ]
+
+
+def judge_uses(of_members: list[list[Any]]) -> list[Verdict]:
+    """In the program: what all members of one group have sent."""
+    known: dict[bytes, Any] = {}
+    noted: dict[Any, Any] = {}
+    for uses in of_members:
+        for mark, name, space, number, op, ranks in uses:
+            place = None if mark is None else (_code(mark[0], known), mark[1])
+            noted.setdefault((place, name, space, number), (op, set()))[1].update(ranks)
+    met = Assembly("", ())
+    met.notes[rank_space.KIND] = noted
+    return rank_space.look(met)
 
 
 def judge_trails(trails: list[Trails]) -> list[Verdict]:
@@ -185,7 +268,7 @@ def judge_trails(trails: list[Trails]) -> list[Verdict]:
             (number, what, tuple((codes[frame[0]], *frame[1:]) for frame in frames))
             for number, what, frames in trail["calls"]
         ]
-    met.notes[crossed_order.KIND] = noted
+    met.notes[crossed_order.KIND] = SimpleNamespace(trails=noted)
     return crossed_order.look(met)
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from phalanx.backend import arguments
+from phalanx.backend import arguments, overlaps
 from phalanx.backend.admission import Admission
 from phalanx.backend.reduction import NAMES
 from phalanx.callsite import Mark, resolve
@@ -167,6 +167,18 @@ READERS: dict[str, Callable[[Arguments], Parts]] = {
     ),
 }
 """How each operator is taken apart."""
+
+
+def check_places(parts: Parts, member: int) -> None:
+    """Raise if its tensors lie in each other's way, which Gloo does not see: it gives wrong
+    data. By address, so for every call that has several."""
+    outputs = _flat(parts.outputs)
+    if len(outputs) > 1:
+        overlaps.check_apart(parts.name, outputs)
+    elif parts.name == "all_to_all_single":
+        overlaps.check_disjoint(parts.name, parts.inputs[0], outputs[0])
+    elif parts.name == "scatter" and parts.inputs:
+        overlaps.check_other_parts(parts.name, outputs[0], _flat(parts.inputs), member)
 
 
 def find_doubt(

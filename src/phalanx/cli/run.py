@@ -246,12 +246,23 @@ def _run_by_torchrun(arguments: argparse.Namespace) -> int:
     from phalanx.cli.torchrun import run_by_launcher
 
     only, timeout = _rank_numbers(arguments.rank), _seconds(arguments.timeout)
+    findings: list[Verdict] = []
+    tallies: list[Tally] = []
     initialised, error = _outcome(
         lambda: run_by_launcher(
-            arguments, only=only, timeout=timeout, replay=_replay(arguments)
+            arguments,
+            only=only,
+            timeout=timeout,
+            replay=_replay(arguments),
+            findings=findings,
+            tallies=tallies,
         )
     )
-    return _tell(error, initialised, arguments)
+    for finding in findings:
+        print(f"{finding.severity} {render_kind(finding)}\n", file=sys.stderr)
+    status = _tell(error, initialised, arguments)
+    _close(tallies, findings, error, arguments)
+    return status
 
 
 def _on_threads(

@@ -12,6 +12,7 @@ from contextlib import suppress
 from phalanx.cli.output import FoldingPrinter
 from phalanx.errors import UsageError
 from phalanx.kinds import check_profile, is_on, parse_checks
+from phalanx.model import Tally, Verdict
 from phalanx.running.program import load_module, load_script
 from phalanx.running.terminal import terminal_name
 from phalanx.running.torchrun.addresses import own_address
@@ -34,6 +35,8 @@ def run_by_launcher(
     only: frozenset[int] | None,
     timeout: float | None,
     replay: str,
+    findings: list[Verdict],
+    tallies: list[Tally],
 ) -> bool:
     """Whether the script went about it as a distributed program; raises what went wrong."""
     check_arguments(arguments)
@@ -52,6 +55,11 @@ def run_by_launcher(
         on_notice=show.notice,
         on_tick=show.tick,
         checked=is_on(arguments.checks),
+        kinds=parse_checks(arguments.checks),
+        profile=arguments.profile,
+        strict=arguments.strict,
+        on_findings=findings.extend,
+        on_tally=tallies.append,
         meeting=None if is_alone(arguments.nnodes) else lambda: _meeting(arguments),
         raw_output=arguments.redirects is not None or arguments.tee is not None,
         timeout=timeout,
@@ -90,11 +98,6 @@ def check_arguments(arguments: argparse.Namespace) -> None:
         )
     parse_checks(arguments.checks)
     check_profile(arguments.profile)
-    if arguments.strict:
-        raise UsageError(
-            "--strict: --engine torchrun finds errors only, no warnings; leave it out, or use "
-            "another engine"
-        )
     if arguments.ranks is None:
         raise UsageError(
             "say how many ranks to run on each machine: phalanx run --engine torchrun -n 4 "

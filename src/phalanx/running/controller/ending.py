@@ -8,6 +8,7 @@ asked about a run that failed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from phalanx.analysis.hazards import (
     Hazard,
@@ -21,7 +22,7 @@ from phalanx.analysis.hazards_messages import find_message_hazards, traffic_of
 from phalanx.analysis.hazards_order import find_orders
 from phalanx.analysis.leftovers import find_leftovers
 from phalanx.analysis.unwaited import Unwaited, find_unwaited
-from phalanx.backend.watch_alone import Trails, judge_trails
+from phalanx.backend.watch_alone import judge_trails, judge_uses
 from phalanx.model import Finding, Group, Op, Severity, Unmet, Verdict
 from phalanx.running.controller.desk import Desk
 from phalanx.running.controller.places import Place
@@ -41,6 +42,8 @@ def find_at_end(desk: Desk, profile: str | None = None) -> list[Verdict]:
         found += _find_unwaited(records, open_ones)
     if "crossed-order" in kinds:
         found += _find_crossed(records)
+    if "rank-space" in kinds:
+        found += _find_rank_spaces(records)
     if "backend-hazard" in kinds:
         fresh = [each for each in _find_hazards(records, profile) if each not in records.told]
         records.told.update(fresh)
@@ -66,11 +69,22 @@ def _find_unwaited(records: Records, open_ones: Iterable[Unmet]) -> tuple[Findin
 
 
 def _find_crossed(records: Records) -> list[Verdict]:
-    groups: dict[str, list[Trails]] = {}
-    for _, noted in sorted(records.notes.get("crossed-order", {}).items()):
-        for key, trail in noted.items():
-            groups.setdefault(key, []).append(trail)
-    return [found for trails in groups.values() for found in judge_trails(trails)]
+    return [
+        found for noted in _by_group(records, "crossed-order") for found in judge_trails(noted)
+    ]
+
+
+def _find_rank_spaces(records: Records) -> list[Verdict]:
+    return [found for noted in _by_group(records, "rank-space") for found in judge_uses(noted)]
+
+
+def _by_group(records: Records, kind: str) -> list[list[Any]]:
+    """What the members of each group have noted, in the order of ranks."""
+    groups: dict[str, list[Any]] = {}
+    for _, noted in sorted(records.notes.get(kind, {}).items()):
+        for key, each in noted.items():
+            groups.setdefault(key, []).append(each)
+    return list(groups.values())
 
 
 # -- what NCCL may hang on -----------------------------------------------------------------

@@ -16,9 +16,11 @@ import selectors
 import socket
 import threading
 import time
+from functools import partial
 
 from phalanx.errors import VerdictError
-from phalanx.model import RankView, Snapshot, ViewBlock
+from phalanx.kinds import ALL
+from phalanx.model import RankView, Snapshot, Tally, Verdict, ViewBlock
 from phalanx.running.controller import wire
 from phalanx.running.controller.counter import Counter, Outgoing
 from phalanx.running.controller.wire import Decoder
@@ -28,6 +30,12 @@ READ_SIZE = 1 << 16
 
 GREETING = 10.0
 """Seconds that a caller has to say hello."""
+
+LOOK = 0.05
+"""Seconds between two looks at ranks that wait."""
+
+LAST_WORDS = 5.0
+"""Seconds until all is heard that ranks said before they ended."""
 
 DIED = "died"
 """What is said of a rank whose connection ended without a word."""
@@ -56,13 +64,17 @@ class DeskServer:
         port: int = 0,
         token: str | None = None,
         replay: str | None = None,
+        kinds: frozenset[str] = ALL,
+        profile: str | None = None,
     ) -> None:
         self.ranks = ranks
         self.token = token or secrets.token_hex(16)
         self.generation = 0
-        self._replay = replay
+        self._new_counter = partial(Counter, ranks, replay, kinds=kinds, profile=profile)
         self._lock = threading.Lock()
-        self._counter = Counter(ranks, replay)
+        self._counter = self._new_counter()
+        self._looked = 0.0
+        self._left = threading.Condition(self._lock)
         self._failures: dict[int, str] = {}
         self._trouble: str | None = None
         self._strangers: set[_Caller] = set()
@@ -109,6 +121,17 @@ class DeskServer:
         with self._lock:
             return self._counter.desk.snapshot()
 
+    def tally(self) -> Tally:
+        """How much was checked."""
+        with self._lock:
+            return self._counter.desk.tally()
+
+    def find_at_end(self) -> list[Verdict]:
+        """Once all ranks have ended well, and all that they said has been heard."""
+        with self._lock:
+            self._left.wait_for(lambda: not self._callers, LAST_WORDS)
+            return self._counter.find_at_end() if self._trouble is None else []
+
     def close(self) -> None:
         self._wake.close()
         self._thread.join()
@@ -128,7 +151,8 @@ class DeskServer:
             self._end()
 
     def _serve_once(self) -> bool:
-        for key, _ in self._selector.select(1.0 if self._strangers else None):
+        patience = LOOK if self._callers else 1.0 if self._strangers else None
+        for key, _ in self._selector.select(patience):
             if key.fileobj is self._woken:
                 return False
             if key.fileobj is self._listener:
@@ -137,6 +161,10 @@ class DeskServer:
                 self._attend(key.data)
         for caller in [each for each in self._strangers if time.monotonic() > each.until]:
             self._hang_up(caller)
+        if self._callers and time.monotonic() - self._looked > LOOK:
+            self._looked = time.monotonic()
+            with self._lock:
+                self._send(self._counter.look())
         return True
 
     def _end(self) -> None:
@@ -184,6 +212,7 @@ class DeskServer:
         self._trouble = why
         callers = list(self._callers.values())
         self._callers.clear()
+        self._left.notify_all()
         for caller in callers:
             self._hang_up(caller)
 
@@ -196,10 +225,15 @@ class DeskServer:
         if rank is None or self._callers.get(rank) is not caller:
             return
         del self._callers[rank]
+        self._notify_left()
         stopped = rank in self._counter.desk.stopped  # and went without another word
         if not caller.said_goodbye and not stopped:
             self._failures.setdefault(rank, DIED)
             self._send(self._counter.failed(rank, DIED))
+
+    def _notify_left(self) -> None:
+        if not self._callers:
+            self._left.notify_all()
 
     def _greet(self, caller: _Caller) -> None:
         (hello,) = Decoder().feed(caller.hello)
@@ -220,7 +254,7 @@ class DeskServer:
 
     def _begin(self, generation: int) -> None:
         self.generation = generation
-        self._counter = Counter(self.ranks, self._replay)
+        self._counter = self._new_counter()
         self._trouble = None
         self._failures.clear()
         self._callers.clear()

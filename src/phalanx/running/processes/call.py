@@ -112,6 +112,8 @@ class CallInProgress:
         self._team.drain(whole=not whole_lines)
         if self._failed:
             raise self._with_values(self._failure())
+        if self._stopped and self._counter is not None and self._counter.error is not None:
+            raise self._with_values(self._counter.error)  # of a thread that nobody waits for
         self.is_whole = True
         if self._refused:
             rank = min(self._refused)

@@ -16,17 +16,19 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from math import inf
 from multiprocessing.connection import Connection
 from typing import Any
 
 from phalanx.backend.raising import error_for
 from phalanx.errors import RankFailedError
-from phalanx.model import RankView, Stall, ViewBlock
+from phalanx.model import RankView, Silenced, Stall, ViewBlock
 from phalanx.report.positions import render_positions
 from phalanx.running.controller.server import DeskServer
 from phalanx.running.processes.messages import Position, Raised, Where
 from phalanx.running.snapshots import group_views
+from phalanx.running.threads import Settings, choose_findings, tell_findings
 from phalanx.running.torchrun.connections import Greeting, Lines, Member
 from phalanx.running.torchrun.judging import Incarnation, find_error
 from phalanx.running.torchrun.messages import (
@@ -72,6 +74,7 @@ class Launch:
         self._number = 0
         self._ending = False
         self._unchecked = False
+        self._silenced: list[Silenced] = []
         self._positions: dict[int, Position] = {}
         self._base = started.base
         self._agent = started.agent
@@ -87,6 +90,14 @@ class Launch:
 
     def carry_out(self) -> bool:
         try:
+            return self._carry_out()
+        finally:
+            if self._desk is not None and self._settings.on_tally is not None:
+                tally = self._desk.tally()
+                self._settings.on_tally(replace(tally, silenced=tuple(self._silenced)))
+
+    def _carry_out(self) -> bool:
+        try:
             self._wait()
         except KeyboardInterrupt:
             self._tell_positions()
@@ -100,7 +111,23 @@ class Launch:
             self._settings.on_notice(line)
         if self._agent.returncode:
             raise SystemExit(2 if self._agent.returncode == 2 else 1)
+        self._tell_findings()
         return self._now.initialised
+
+    def _tell_findings(self) -> None:
+        """What can be said now that all ranks have returned; where the desk is."""
+        given = self._settings
+        if self._desk is None:
+            return
+        settings = Settings(
+            ranks=self._desk.ranks,
+            kinds=given.kinds,
+            strict=given.strict,
+            replay=given.replay,
+            on_findings=given.on_findings,
+        )
+        findings, self._silenced = choose_findings(self._desk.find_at_end(), settings)
+        tell_findings(findings, settings)
 
     def _wait(self) -> None:
         meeting = self._settings.meeting
@@ -226,7 +253,14 @@ class Launch:
     def _open_desk(self, member: Member, wish: OpenDesk) -> None:
         if self._desk is not None:
             self._desk.close()
-        self._desk = DeskServer(ranks=wish.ranks, host=wish.host, replay=self._settings.replay)
+        given = self._settings
+        self._desk = DeskServer(
+            ranks=wish.ranks,
+            host=wish.host,
+            replay=given.replay,
+            kinds=given.kinds,
+            profile=given.profile,
+        )
         member.send(DeskIsOpen(self._desk.port, self._desk.token))
 
     # -- where ranks are --------------------------------------------------------------------

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
@@ -27,6 +28,8 @@ class Base:
     logs: str
     """A folder for what torch's launcher would leave behind. Whoever ends last removes it."""
     checked: bool = True
+    kinds: Sequence[str] = ()
+    """What is checked."""
     own_output: bool = True
     meeting: str = ""
     """Names the meeting of the machines that these ranks came out of. Machines count restarts

@@ -75,7 +75,8 @@ def main(arguments: list[str]) -> int:
         kind, name, *rest = arguments
         program = (load_module if kind == "module" else load_script)(name, rest)
         store = open_store(place)
-        link = find_desk(home, place, store) if base.checked else None
+        kinds = frozenset(base.kinds)
+        link = find_desk(home, place, store, kinds) if base.checked else None
     except Exception as error:
         home.tell(_raised(place.rank, error))
         return 1
@@ -157,7 +158,9 @@ def _end_with_agent() -> None:
 # -- the checks -------------------------------------------------------------------------------
 
 
-def find_desk(home: Home, place: Place, store: Store | None) -> Link | None:
+def find_desk(
+    home: Home, place: Place, store: Store | None, kinds: frozenset[str]
+) -> Link | None:
     """Attach the checks. Rank 0 has its launcher serve them and says where in the store that
     torch's launcher serves; without such a store there are none."""
     if store is None:
@@ -173,7 +176,9 @@ def find_desk(home: Home, place: Place, store: Store | None) -> Link | None:
     while True:
         port, token = store.get(key).decode().split()
         try:
-            return attach_tcp(place.master, int(port), token=token, rank=place.rank)
+            return attach_tcp(
+                place.master, int(port), token=token, rank=place.rank, kinds=kinds
+            )
         except OSError as error:  # perhaps that of a world that is gone
             if time.monotonic() > deadline:
                 raise UsageError(

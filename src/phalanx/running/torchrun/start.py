@@ -21,6 +21,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from phalanx.kinds import ALL
+from phalanx.model import Tally, Verdict
 from phalanx.running.torchrun.messages import VARIABLE, Base, listen
 
 
@@ -28,7 +30,8 @@ from phalanx.running.torchrun.messages import VARIABLE, Base, listen
 class TorchrunSettings:
     """What was asked for. `options` are for torch's launcher, `program` says what the ranks
     run. `on_world` hears how many ranks there are and which are here, `on_output` what they
-    print, `on_notice` what torch's launcher says. `raw_output`: it deals with output itself.
+    print, `on_notice` what torch's launcher says; `on_findings` and `on_tally` what was found
+    and checked, on the machine of rank 0. `raw_output`: it deals with output itself.
     `meeting` says what the ranks wait for until they start, if that may take long.
     """
 
@@ -39,6 +42,11 @@ class TorchrunSettings:
     on_notice: Callable[[str], Any]
     on_tick: Callable[[], Any]
     checked: bool = True
+    kinds: frozenset[str] = ALL
+    profile: str | None = None
+    strict: bool = False
+    on_findings: Callable[[Sequence[Verdict]], Any] | None = None
+    on_tally: Callable[[Tally], Any] | None = None
     raw_output: bool = False
     meeting: Callable[[], str] | None = None
     timeout: float | None = None
@@ -94,6 +102,7 @@ def _started(settings: TorchrunSettings) -> Iterator[Started]:
             token=token,
             logs=stack.enter_context(tempfile.TemporaryDirectory(prefix="phalanx-")),
             checked=settings.checked,
+            kinds=sorted(settings.kinds),
             own_output=not settings.raw_output,
         )
         listener = stack.enter_context(listen(base.address))
