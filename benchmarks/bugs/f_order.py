@@ -62,7 +62,7 @@ def nobody_sends(rank: int, world: int) -> None:
         dist.recv(torch.empty(2), src=0)  # <- here
 
 
-@bug("F14", "deadlock", ranks=4, what="a ring in which all receive first")
+@bug("F14", "deadlock", ranks=4, faulty=range(4), what="a ring in which all receive first")
 def ring_receives_first(rank: int, world: int) -> None:
     dist.recv(torch.empty(2), src=(rank - 1) % world)  # <- here
     dist.send(torch.ones(2), dst=(rank + 1) % world)
@@ -96,7 +96,13 @@ def barrier_on_one(rank: int, world: int) -> None:
         dist.barrier()  # <- here
 
 
-@bug("F35", "deadlock", ranks=4, what="a cycle of receives with two bystanders in a barrier")
+@bug(
+    "F35",
+    "deadlock",
+    ranks=4,
+    faulty=(0, 1),
+    what="a cycle of receives with two bystanders in a barrier",
+)
 def cycle_and_bystanders(rank: int, world: int) -> None:
     if rank < 2:
         dist.recv(torch.empty(2), src=1 - rank)  # <- here
@@ -201,7 +207,13 @@ def gather_on_root(rank: int, world: int) -> None:
     dist.barrier()  # <- here
 
 
-@bug("F45", "deadlock", ranks=4, what="two ranks are stuck while two others work on")
+@bug(
+    "F45",
+    "deadlock",
+    ranks=4,
+    faulty=(0, 1),
+    what="two ranks are stuck while two others work on",
+)
 def partly_stuck(rank: int, world: int) -> None:
     low, high = dist.new_group([0, 1]), dist.new_group([2, 3])
     if rank < 2:
@@ -246,7 +258,9 @@ def clips_on_one(rank: int, world: int) -> None:
     dist.barrier()
 
 
-@bug("F50", "deadlock", ranks=3, what="a chain of sends with no first receiver")
+@bug(
+    "F50", "deadlock", ranks=3, faulty=range(3), what="a chain of sends with no first receiver"
+)
 def wrong_neighbour(rank: int, world: int) -> None:
     dist.send(torch.ones(1), dst=(rank + 1) % world)  # <- here
     dist.recv(torch.empty(1), src=(rank + 1) % world)
@@ -317,7 +331,13 @@ def rows_and_columns(rank: int, world: int) -> None:
         dist.all_reduce(torch.ones(1), group=group)  # <- here
 
 
-@bug("F57", "crossed-order", ranks=3, what="metrics reduced in the order of a set of strings")
+@bug(
+    "F57",
+    "crossed-order",
+    ranks=3,
+    faulty=(1,),
+    what="metrics reduced in the order of a set of strings",
+)
 def metrics_by_name(rank: int, world: int) -> None:
     metrics = {"loss": torch.ones(1), "accuracy": torch.zeros(1), "speed": torch.ones(1)}
     names = sorted(metrics, reverse=rank == 1)

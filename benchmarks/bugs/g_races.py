@@ -15,6 +15,7 @@ from benchmarks.bugs.programs import bug
     "G2",
     "message-race|deadlock",
     ranks=3,
+    faulty=(0,),
     what="a receive from any source takes the message a later one from rank 1 needs",
 )
 def any_source_takes_it(rank: int, world: int) -> None:
@@ -25,7 +26,9 @@ def any_source_takes_it(rank: int, world: int) -> None:
         dist.send(torch.ones(1), dst=0)  # <- here
 
 
-@bug("G4", "thread-race", faulty=None, what="a background thread uses the main thread's group")
+@bug(
+    "G4", "thread-race", faulty=(0, 1), what="a background thread uses the main thread's group"
+)
 def background_thread(rank: int, world: int) -> None:
     def heartbeat() -> None:
         for _ in range(3):
@@ -38,7 +41,9 @@ def background_thread(rank: int, world: int) -> None:
     helper.join()
 
 
-@bug("G21", "message-race", ranks=3, what="results are kept in the order of arrival")
+@bug(
+    "G21", "message-race", ranks=3, faulty=(0,), what="results are kept in the order of arrival"
+)
 def order_of_arrival(rank: int, world: int) -> None:
     if rank:
         dist.send(torch.full((1,), float(rank)), dst=0)
@@ -51,7 +56,12 @@ def order_of_arrival(rank: int, world: int) -> None:
     torch.tensor(results).diff()
 
 
-@bug("G22", "message-race", what="check, then set: both ranks may find the key missing")
+@bug(
+    "G22",
+    "message-race",
+    faulty=(0, 1),
+    what="check, then set: both ranks may find the key missing",
+)
 def check_then_set(rank: int, world: int) -> None:
     store = dist.distributed_c10d._get_default_store()
     if not store.check(["leader"]):  # <- here
@@ -70,7 +80,7 @@ def key_set_twice(rank: int, world: int) -> None:
     dist.barrier()
 
 
-@bug("G24", "thread-race", what="two workers of a pool reduce on one group")
+@bug("G24", "thread-race", faulty=(0, 1), what="two workers of a pool reduce on one group")
 def pool_of_workers(rank: int, world: int) -> None:
     def reduce_one(value: float) -> None:
         dist.all_reduce(torch.tensor(value))  # <- here
@@ -79,7 +89,12 @@ def pool_of_workers(rank: int, world: int) -> None:
         list(pool.map(reduce_one, [1.0, 2.0, 3.0, 4.0]))
 
 
-@bug("G25", "thread-race", what="a checkpoint thread gathers objects while training goes on")
+@bug(
+    "G25",
+    "thread-race",
+    faulty=(0, 1),
+    what="a checkpoint thread gathers objects while training goes on",
+)
 def checkpoint_thread(rank: int, world: int) -> None:
     def save() -> None:
         names: list[object] = [None] * world
@@ -91,7 +106,12 @@ def checkpoint_thread(rank: int, world: int) -> None:
     saver.join()
 
 
-@bug("G27", "thread-race", what="a thread posts sends on the group on which the main one does")
+@bug(
+    "G27",
+    "thread-race",
+    faulty=(0, 1),
+    what="a thread posts sends on the group on which the main one does",
+)
 def threads_send(rank: int, world: int) -> None:
     peer = 1 - rank
 
@@ -111,6 +131,7 @@ def threads_send(rank: int, world: int) -> None:
     "G28",
     "message-race|mismatch|deadlock",
     ranks=3,
+    faulty=(0,),
     what="any-source receives of two phases that nothing separates",
 )
 def phases_not_separated(rank: int, world: int) -> None:
@@ -130,6 +151,7 @@ def phases_not_separated(rank: int, world: int) -> None:
     "G30",
     "message-race|deadlock",
     ranks=3,
+    faulty=(0,),
     what="any source first, then one rank by name twice",
 )
 def any_source_then_named(rank: int, world: int) -> None:
@@ -142,7 +164,12 @@ def any_source_then_named(rank: int, world: int) -> None:
             dist.send(torch.ones(1), dst=0)  # <- here
 
 
-@bug("G31", "thread-race", what="a thread broadcasts metrics while the main one has a barrier")
+@bug(
+    "G31",
+    "thread-race",
+    faulty=(0, 1),
+    what="a thread broadcasts metrics while the main one has a barrier",
+)
 def metrics_thread(rank: int, world: int) -> None:
     def report() -> None:
         dist.broadcast(torch.ones(2), src=0)  # <- here
@@ -153,7 +180,13 @@ def metrics_thread(rank: int, world: int) -> None:
     reporter.join()
 
 
-@bug("G32", "thread-race", ranks=3, what="asynchronous calls of two threads on one group")
+@bug(
+    "G32",
+    "thread-race",
+    ranks=3,
+    faulty=range(3),
+    what="asynchronous calls of two threads on one group",
+)
 def asynchronous_threads(rank: int, world: int) -> None:
     works: list[dist.Work | None] = []
 

@@ -8,7 +8,12 @@ import torch.distributed as dist
 from benchmarks.bugs.programs import bug
 
 
-@bug("H21", "rank-space", ranks=4, what="src=1 here, group_src=1 there, of one group")
+@bug(
+    "H21",
+    "rank-space",
+    ranks=4,
+    what="src=1 here, group_src=1 there, of one group",
+)
 def both_spellings(rank: int, world: int) -> None:
     group = dist.new_group([1, 2, 3])
     if rank:
@@ -26,7 +31,12 @@ def ranks_disagree(rank: int, world: int) -> None:
         dist.broadcast(tensor, group=group, group_src=1)  # <- here
 
 
-@bug("H23", "rank-space|mismatch", ranks=4, what="the root is taken from the rank in the group")
+@bug(
+    "H23",
+    "rank-space|mismatch",
+    ranks=4,
+    what="the root is taken from the rank in the group",
+)
 def root_by_group_rank(rank: int, world: int) -> None:
     group = dist.new_group([1, 2, 3])
     if rank:

@@ -16,14 +16,20 @@ def _done(*works: dist.Work | None) -> None:
         work.wait()
 
 
-@bug("I1", "deadlock|backend-hazard", what="both ranks send, then receive")
+@bug("I1", "deadlock|backend-hazard", faulty=(0, 1), what="both ranks send, then receive")
 def both_send_first(rank: int, world: int) -> None:
     peer = 1 - rank
     dist.send(torch.ones(4), dst=peer)  # <- here
     dist.recv(torch.empty(4), src=peer)
 
 
-@bug("I2", HAZARD, profile="nccl", what="unbatched isend/irecv that NCCL makes a hang of")
+@bug(
+    "I2",
+    HAZARD,
+    profile="nccl",
+    faulty=(0, 1),
+    what="unbatched isend/irecv that NCCL makes a hang of",
+)
 def unbatched(rank: int, world: int) -> None:
     peer = 1 - rank
     sent = dist.isend(torch.ones(4), dst=peer)  # <- here
@@ -31,7 +37,13 @@ def unbatched(rank: int, world: int) -> None:
     _done(sent, received)
 
 
-@bug("I21", "deadlock|backend-hazard", ranks=4, what="a ring in which all send first")
+@bug(
+    "I21",
+    "deadlock|backend-hazard",
+    ranks=4,
+    faulty=range(4),
+    what="a ring in which all send first",
+)
 def ring_sends_first(rank: int, world: int) -> None:
     dist.send(torch.ones(4), dst=(rank + 1) % world)  # <- here
     dist.recv(torch.empty(4), src=(rank - 1) % world)
@@ -59,7 +71,14 @@ def told_apart_by_tags(rank: int, world: int) -> None:
         )
 
 
-@bug("I24", "backend-hazard|invalid-call", ranks=3, profile="nccl", what="a receive from any")
+@bug(
+    "I24",
+    "backend-hazard|invalid-call",
+    ranks=3,
+    profile="nccl",
+    faulty=(0,),
+    what="a receive from any",
+)
 def from_any_source(rank: int, world: int) -> None:
     if rank == 0:
         total = torch.zeros(1)
@@ -71,7 +90,14 @@ def from_any_source(rank: int, world: int) -> None:
         dist.send(torch.ones(1), dst=0)
 
 
-@bug("I25", HAZARD, ranks=4, profile="nccl", what="the first batched call is made by a subset")
+@bug(
+    "I25",
+    HAZARD,
+    ranks=4,
+    profile="nccl",
+    faulty=(0, 1),
+    what="the first batched call is made by a subset",
+)
 def first_batch_by_some(rank: int, world: int) -> None:
     if rank < 2:
         peer = 1 - rank
@@ -83,7 +109,13 @@ def first_batch_by_some(rank: int, world: int) -> None:
     dist.barrier()
 
 
-@bug("I26", HAZARD, profile="nccl", what="an isend, then a blocking recv, on both ranks")
+@bug(
+    "I26",
+    HAZARD,
+    profile="nccl",
+    faulty=(0, 1),
+    what="an isend, then a blocking recv, on both ranks",
+)
 def isend_then_recv(rank: int, world: int) -> None:
     peer = 1 - rank
     sent = dist.isend(torch.ones(4), dst=peer)  # <- here
@@ -120,7 +152,14 @@ def circle_of_groups(rank: int, world: int) -> None:
     _done(*works)
 
 
-@bug("I29", HAZARD, ranks=4, profile="nccl", what="a halo exchange without a batch")
+@bug(
+    "I29",
+    HAZARD,
+    ranks=4,
+    profile="nccl",
+    faulty=range(4),
+    what="a halo exchange without a batch",
+)
 def halo_exchange(rank: int, world: int) -> None:
     left, right = (rank - 1) % world, (rank + 1) % world
     halo = torch.empty(2)
@@ -148,6 +187,7 @@ def collective_in_between(rank: int, world: int) -> None:
     "I31",
     "deadlock|backend-hazard",
     ranks=4,
+    faulty=range(4),
     what="pairs swap large buffers, each sending first",
 )
 def pairs_swap(rank: int, world: int) -> None:
@@ -157,7 +197,14 @@ def pairs_swap(rank: int, world: int) -> None:
     dist.barrier()
 
 
-@bug("I32", HAZARD, ranks=3, profile="nccl", what="a pipeline forward and back, unbatched")
+@bug(
+    "I32",
+    HAZARD,
+    ranks=3,
+    profile="nccl",
+    faulty=range(3),
+    what="a pipeline forward and back, unbatched",
+)
 def pipeline_unbatched(rank: int, world: int) -> None:
     if rank < world - 1:
         ahead = dist.isend(torch.ones(2), dst=rank + 1)  # <- here

@@ -61,7 +61,12 @@ def odd_one_out(rank: int, world: int) -> None:
         dist.recv(torch.empty(1), src=peer)
 
 
-@bug("J27", "mismatch|deadlock", ranks=8, what="each rank makes only its own subgroup")
+@bug(
+    "J27",
+    "mismatch|deadlock",
+    ranks=8,
+    what="each rank makes only its own subgroup",
+)
 def own_subgroup_only(rank: int, world: int) -> None:
     first = rank // 2 * 2
     pair = dist.new_group([first, first + 1])  # <- here
