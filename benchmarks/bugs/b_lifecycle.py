@@ -189,3 +189,21 @@ def default_destroyed_first(rank: int, world: int) -> None:
     group = dist.new_group([0, 1])
     dist.destroy_process_group()
     dist.all_reduce(torch.ones(1), group=group)  # <- here
+
+
+@bug("B36", "leak|mismatch", ranks=3, faulty=(1,), bare=True, what="one rank never destroys")
+def one_never_destroys(rank: int, world: int) -> None:
+    start()
+    dist.all_reduce(torch.ones(1))
+    if rank != 1:
+        dist.destroy_process_group()  # <- here
+
+
+@bug(
+    "B37", "deadlock", ranks=3, faulty=(2,), bare=True, what="a monitored barrier, one returned"
+)
+def monitored_without_one(rank: int, world: int) -> None:
+    start()
+    dist.barrier()
+    if rank != 2:
+        dist.monitored_barrier()  # <- here

@@ -243,3 +243,17 @@ def coalesced_order(rank: int, world: int) -> None:
     with dist._coalescing_manager():  # <- here
         for tensor in reversed(tensors) if rank == 0 else tensors:
             dist.all_reduce(tensor)  # <- here
+
+
+@bug(
+    "E46",
+    "mismatch|invalid-call",
+    ranks=3,
+    faulty=(1,),
+    what="another memory format on one rank",
+)
+def memory_format(rank: int, world: int) -> None:
+    image = torch.arange(24.0).view(1, 2, 3, 4)
+    if rank == 1:
+        image = image.contiguous(memory_format=torch.channels_last)
+    dist.all_reduce(image)  # <- here

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -197,3 +199,27 @@ def no_sync_on_one(rank: int, world: int) -> None:
     else:
         model(torch.ones(1, 2)).sum().backward()  # <- here
     dist.barrier()  # <- here
+
+
+@bug(
+    "F73", "crossed-order", ranks=3, faulty=(2,), what="hooks reduce gradients in another order"
+)
+def hooks_in_other_order(rank: int, world: int) -> None:
+    first, second = (nn.Parameter(torch.ones(4)) for _ in range(2))
+
+    def reduce_gradient(name: str, parameter: torch.Tensor) -> None:
+        assert parameter.grad is not None
+        dist.all_reduce(parameter.grad)  # <- here
+
+    for name, parameter in {"first": first, "second": second}.items():
+        parameter.register_post_accumulate_grad_hook(partial(reduce_gradient, name))
+    loss = first.sin().mul(second) if rank != 2 else second.sin().mul(first)
+    loss.sum().backward()  # <- here
+
+
+@bug("F74", "mismatch|deadlock", ranks=4, faulty=(3,), what="dimensions of a mesh mixed up")
+def dimensions_mixed_up(rank: int, world: int) -> None:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    inner, outer = ("dp", "tp") if rank == 3 else ("tp", "dp")
+    dist.all_reduce(torch.ones(2), group=mesh.get_group(inner))  # <- here
+    dist.all_reduce(torch.ones(3), group=mesh.get_group(outer))  # <- here

@@ -201,3 +201,15 @@ def asynchronous_threads(rank: int, world: int) -> None:
     for work in works:
         assert work is not None
         work.wait()
+
+
+@bug("G33", "thread-race", faulty=(0, 1), what="a callback reduces while the main thread does")
+def callback_communicates(rank: int, world: int) -> None:
+    def follow_up(done: torch.futures.Future[list[torch.Tensor]]) -> None:
+        dist.all_reduce(torch.ones(1))  # <- here
+
+    work = dist.all_reduce(torch.ones(1), async_op=True)
+    assert work is not None
+    following = work.get_future().then(follow_up)
+    dist.all_reduce(torch.zeros(1))  # <- here
+    following.wait()

@@ -59,3 +59,11 @@ def peer_by_group_rank(rank: int, world: int) -> None:
 def zero_is_not_in_it(rank: int, world: int) -> None:
     groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     dist.reduce(torch.ones(1), dst=0, group=groups[rank // 2])  # <- here
+
+
+@bug("H26", "rank-space|invalid-call", ranks=4, what="get_group_rank's answer given as src")
+def group_rank_as_source(rank: int, world: int) -> None:
+    group = dist.new_group([1, 2, 3])
+    if rank:
+        root = dist.get_group_rank(group, 2)
+        dist.broadcast(torch.ones(2), src=root, group=group)  # <- here
