@@ -75,6 +75,12 @@ def test_stages_of_a_pipeline_are_legal() -> None:
     assert tell({0: [*start, message("8")], 1: [*start, message("9")]}) is None
 
 
+def test_who_exchanges_messages_first_might_have_come() -> None:
+    start = trail("5")
+    early, late = [*start, *trail("5", "7:barrier")[1:]], [*start, message("6")]
+    assert tell({0: early, 1: early, 2: late}) is None
+
+
 def test_who_comes_to_it_later_has_not_parted() -> None:
     start, end = trail("5", "7")[:1], trail("5", "7")[1:]
     early, late = [*start, *end], [*start, message("6"), *end]

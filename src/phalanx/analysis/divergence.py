@@ -6,12 +6,12 @@ collective and have one name, wherever they were made; messages are steps by the
 
 The walk stops where the steps differ, and says so only where the evidence is clear:
 
-- some ranks called a collective, and the others are members of its group and never came to
-  it: that is where they parted;
+- each side called a collective that all are members of and that the other never came to, or
+  has returned: that is where they parted;
 - besides, before that the same steps were made from lines that are shifted against each other
   (one side skipped a call, and the next ones met by chance): where the shift began;
-- the others are no members, or come to it later, or there was no step in common before, or
-  the steps are messages only: nothing is said.
+- one side is at a message or in a group of its own, from which it might have come on, or there
+  was no step in common before: nothing is said.
 """
 
 from __future__ import annotations
@@ -138,19 +138,20 @@ def _is_clear(
     at: int,
     ended: frozenset[int],
 ) -> bool:
-    """Whether one side is a collective that the others belong to and never came to."""
+    """Whether each side called a collective that all are members of, and that the other never
+    came to; or has returned."""
     if len(sides) != 2 or not ended.issuperset(sides.get(None, ())):
         return False
     for step, ranks in sides.items():
-        if step is None or trails[ranks[0]][at].slot is None:
+        if step is None:
             continue
         pace = trails[ranks[0]][at]
-        others = [rank for rank in trails if rank not in ranks]
-        if set(others) <= set(pace.members) and not any(
-            _step(later) == step for rank in others for later in trails[rank][at:]
-        ):
-            return True
-    return False
+        if pace.slot is None or not set(pace.members).issuperset(trails):
+            return False
+        others = (rank for rank in trails if rank not in ranks)
+        if any(_step(later) == step for rank in others for later in trails[rank][at:]):
+            return False
+    return True
 
 
 def _shift(

@@ -55,12 +55,13 @@ def _asks_for_it(verdict: Mismatch | Deadlock) -> bool:
 
 
 def _is_told(verdict: Mismatch | Deadlock, parting: Parting) -> bool:
-    """A hint about the very call that does not fit says the same in other words."""
-    return (
-        isinstance(verdict, Mismatch)
-        and verdict.hint is not None
-        and parting.number == verdict.number
-    )
+    """A hint about the very call that does not fit, or about ranks that made fewer calls, says
+    the same in other words."""
+    if verdict.hint is None:
+        return False
+    if isinstance(verdict, Mismatch):
+        return parting.number == verdict.number
+    return any(place is None for _, place in parting.ways)
 
 
 def _trail(context: RankContext, length: int) -> list[Pace]:
