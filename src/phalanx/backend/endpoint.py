@@ -336,7 +336,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         baton.critical = True
         try:
             slot = call.assembly.join(call)
-            context.journal.append(Step("call", call))
+            context.journal.append(Step(call))
             if call.number & _PERIOD_MASK < self._session.watched:  # type: ignore[operator]
                 crossed_order.note(call)
             if slot is not None:
@@ -455,7 +455,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         self._before_departure(call)
         context.last_call = call
         call.batch = context.batch_of(strand) if context.batches else self._batch
-        call.step = Step("call", call)
+        call.step = Step(call)
         context.journal.append(call.step)
         sending = call.name == "send"
         if self._session.order is not None or (call.peer is None and not sending):

@@ -23,8 +23,8 @@ from phalanx.errors import VerdictError
 from phalanx.kinds import ALL, ALWAYS
 from phalanx.model import Tally, Verdict, Wait
 
-JOURNAL = 65536
-JOURNAL_IN_FULL = 4 * JOURNAL
+JOURNAL = 16384
+JOURNAL_IN_FULL = 16 * JOURNAL
 LEAST_JOURNAL = 128
 """How many entries are kept: of all ranks together, under a profile, and of each at least."""
 MOST_WATCHED, LEAST_WATCHED = 128, 16

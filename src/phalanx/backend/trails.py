@@ -65,7 +65,7 @@ def _is_told(verdict: Mismatch | Deadlock, parting: Parting) -> bool:
 
 
 def _trail(context: RankContext, length: int) -> list[Pace]:
-    calls = (step for step in reversed(context.journal) if step.what == "call")
+    calls = reversed(context.journal)
     return [_pace(step) for step in islice(calls, length)][::-1]
 
 

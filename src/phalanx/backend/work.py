@@ -17,7 +17,7 @@ from phalanx.backend import device, guard, private, profiling
 from phalanx.backend.completion import complete_now
 from phalanx.backend.raising import OpTimeoutError
 from phalanx.core.baton import RUNNING, Strand, here
-from phalanx.core.meeting import Call, Step
+from phalanx.core.meeting import Call
 from phalanx.errors import PhalanxError
 
 NO_TIMEOUT = timedelta(0)
@@ -34,8 +34,6 @@ def wait_for(call: Call, timeout: float, *, explicit: bool = False) -> None:
         raise RuntimeError(f"{call.name}: waited for by a thread that belongs to no rank")
     if not call.done:
         _park_until_done(strand, call, timeout, explicit)
-    if call.asynchronous and not call.waited:
-        strand.local.journal.append(Step("wait", call))
     call.waited = True
     early = guard.arrive(call) if call.flight is not None else None
     if private.recording:

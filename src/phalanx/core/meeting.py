@@ -115,12 +115,11 @@ class Call:
 
 
 class Step:
-    """One thing a rank did, kept in its journal for checks that look back. It holds no tensors.
+    """One op that a rank issued, kept in its journal for checks that look back. No tensors.
 
-    `what` is "call" when an op is issued and "wait" when the program has waited for one.
     `asynchronous` says that the program got a `Work` for it. `thread` is 0 for the rank's own
     and 1 for callbacks that run in it, which have no order with the rest. A message that was
-    taken back after a timeout is "withdrawn".
+    taken back after a timeout is `withdrawn`.
     """
 
     __slots__ = (
@@ -137,11 +136,10 @@ class Step:
         "root",
         "tag",
         "thread",
-        "what",
+        "withdrawn",
     )
 
-    def __init__(self, what: str, call: Call) -> None:
-        self.what = what
+    def __init__(self, call: Call) -> None:
         self.assembly = call.assembly
         self.member = call.member
         self.name = call.name
@@ -156,6 +154,7 @@ class Step:
         self.device = call.device
         strand = call.strand
         self.thread = id(strand) if strand.helper else int(strand.on_errand)
+        self.withdrawn = False
 
 
 class Slot:
@@ -261,7 +260,7 @@ class Assembly:
             if call in pending:
                 pending.remove(call)
                 if call.step is not None:
-                    call.step.what = "withdrawn"
+                    call.step.withdrawn = True
                 return True
         return False
 

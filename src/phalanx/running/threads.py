@@ -101,7 +101,14 @@ class ThreadsEngine:
         """What they found and the program has silenced."""
         self._session: Session | None = None
         self._busy = False
+        self._holds = True
         hold()
+
+    def __del__(self) -> None:
+        """One that was never closed and is forgotten still puts everything back."""
+        if getattr(self, "_holds", False):
+            self._holds = False
+            release()
 
     def run(self, body: Callable[[RankContext], Any]) -> list[Any]:
         """Run `body` once per rank and return the values in rank order."""
@@ -130,7 +137,9 @@ class ThreadsEngine:
                 self.run(leave_groups)
         finally:
             self._session = None
-            release()
+            if self._holds:
+                self._holds = False
+                release()
 
     @staticmethod
     def _has_groups(session: Session) -> bool:
@@ -216,6 +225,8 @@ class _Run:
         self.settings = settings
         self.crew = crew
         self.session = session
+        for context in session.ranks:
+            context.journal.clear()  # of an earlier run of the same world
         self.body = body
         self.outcomes = Outcomes([Outcome(rank) for rank in range(settings.ranks)])
         self.findings: Sequence[Verdict] = ()

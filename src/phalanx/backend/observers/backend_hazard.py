@@ -76,7 +76,7 @@ def _trace_of(session: Session) -> Trace:
     groups: dict[Assembly, int] = {}
     ranks = []
     for context in session.ranks:
-        steps = [step for step in context.journal if step.what == "call" and choose(step)]
+        steps = [step for step in context.journal if choose(step) and not step.withdrawn]
         ranks.append(tuple(_issued(context.rank, step, groups) for step in steps))
     return Trace(
         groups=tuple(Group(met.name, met.ranks) for met in groups),
