@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from phalanx.model import Deadlock, Op, RankView, ViewBlock
 from phalanx.report.calls import short_name
 from phalanx.report.layout import (
+    SHOWN_BLOCKS,
     Block,
     compose,
     count,
@@ -125,11 +126,20 @@ def _blocks(verdict: Deadlock) -> list[Block]:
     """Each part of the story is shortened by itself, so that none hides another."""
     fates = find_fates(verdict.blocks, verdict.cycle)
     cycle = set(verdict.cycle)
-    parts: dict[str, list[Block]] = {}
+    parts: dict[str, list[ViewBlock]] = {}
     for block in verdict.blocks:
         part = "cycle" if cycle.intersection(block.ranks) else block.view.status
-        parts.setdefault(part, []).append(_block(block, fates, verdict.hint or ""))
-    return [block for part in parts.values() for block in shorten(part)]
+        parts.setdefault(part, []).append(block)
+    hint = verdict.hint or ""
+    return [
+        block
+        for part in parts.values()
+        for block in shorten(
+            # Of those that are left out only the ranks count: there may be a thousand.
+            [_block(each, fates, hint) for each in part[:SHOWN_BLOCKS]]
+            + [Block(each.ranks, ()) for each in part[SHOWN_BLOCKS:]]
+        )
+    ]
 
 
 def _block(block: ViewBlock, fates: dict[int, str], hint: str) -> Block:

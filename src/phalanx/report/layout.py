@@ -114,7 +114,10 @@ def lay_blocks(blocks: Sequence[Block]) -> list[str]:
     return lines[:-1]
 
 
-def shorten(blocks: Sequence[Block], limit: int = 8) -> list[Block]:
+SHOWN_BLOCKS = 8
+
+
+def shorten(blocks: Sequence[Block], limit: int = SHOWN_BLOCKS) -> list[Block]:
     """At most `limit` blocks: the last one then stands for all ranks that are left."""
     if len(blocks) <= limit:
         return list(blocks)
