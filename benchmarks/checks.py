@@ -3,8 +3,10 @@
     python benchmarks/checks.py [--quick] [--json FILE]
 
 Rows are a small synchronous all_reduce, for all checks but the guard, and small and larger
-asynchronous ones, for the guard of buffers in flight. Rounds with and without are interleaved,
-because machines are shared and noisy; what counts is the ratio of the best rounds.
+asynchronous ones, for the guard of buffers in flight. Figures are the processor's time for one
+step of all ranks together (they are threads, and one runs at a time): machines are shared, and
+the clock on the wall would measure the others. Rounds with and without checks are interleaved;
+what counts is the ratio of the best ones.
 """
 
 from __future__ import annotations
@@ -37,15 +39,16 @@ def ten_at_once(tensor: torch.Tensor) -> None:
 
 
 def seconds(step: Callable[[torch.Tensor], None], nbytes: int, loops: int) -> float:
-    """Per step, as one rank sees it."""
+    """The process's, per step of all ranks."""
     tensor = torch.ones(nbytes // 4)
     for _ in range(max(2, loops // 10)):
         step(tensor)
     dist.barrier()
-    start = time.perf_counter()
+    start = time.process_time()
     for _ in range(loops):
         step(tensor)
-    return (time.perf_counter() - start) / loops
+    dist.barrier()
+    return (time.process_time() - start) / loops
 
 
 ROWS = (

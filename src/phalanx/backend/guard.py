@@ -14,7 +14,6 @@ from __future__ import annotations
 import weakref
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from ctypes import string_at
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -41,7 +40,7 @@ _MOST_DONE = 64
 class Region:
     """Memory of one tensor of one operation in flight."""
 
-    __slots__ = ("flight", "high", "kept", "low", "tensor", "version", "writes")
+    __slots__ = ("_windows", "flight", "high", "kept", "low", "tensor", "version", "writes")
 
     def __init__(self, flight: Flight, tensor: Tensor, low: int, high: int, writes: bool):
         self.flight = flight
@@ -55,7 +54,8 @@ class Region:
             self.version: int | None = version_of(tensor)
         except RuntimeError:  # one made in inference mode has none
             self.version = None
-        self.kept: bytes | None = None
+        self.kept: Sequence[bytes] = ()
+        self._windows: tuple[Any, ...] = ()
 
     def own_tensor(self) -> Tensor | None:
         held = self.tensor
@@ -66,25 +66,21 @@ class Region:
         """Remember what is there, if that can be read cheaply."""
         tensor = self.tensor
         if tensor.is_cpu and tensor.is_contiguous():
-            length = self.high - self.low
-            whole = length <= memory.WHOLE
-            self.kept = (
-                string_at(self.low, length) if whole else memory.sample(self.low, length)
-            )
+            self._windows = memory.windows(self.low, self.high)
+            self.keep_again()
 
-    def _contents(self) -> bytes:
-        length = self.high - self.low
-        if length > memory.WHOLE:
-            return memory.sample(self.low, length)
-        return string_at(self.low, length)
+    def keep_again(self) -> None:
+        if self._windows:
+            self.kept = [window.raw for window in self._windows]
 
     def is_replaced(self) -> bool:
         return bool(self.tensor.data_ptr() != self.low)
 
     def is_changed(self) -> bool:
-        kept, tensor = self.kept, self.tensor
-        if kept is not None and self._contents() != kept:
-            return True
+        for window, kept in zip(self._windows, self.kept, strict=True):
+            if window.raw != kept:
+                return True
+        tensor = self.tensor
         if self.version is None or version_of(tensor) == self.version:
             return False
         return bool(tensor.untyped_storage().nbytes() == self.high - self.low)
@@ -251,6 +247,8 @@ def check_departure(book: Book, call: Call) -> None:
     """Refuse an operation with a tensor that another one in flight may write, or that it
     would write itself."""
     for tensor, writes in _tensors_of(call):
+        if not book.is_near(*memory.extent(tensor)):
+            continue
         for region in book.touched_by(tensor):
             if writes or region.writes:
                 touch = Touch("used", region.flight.described(), other=describe_call(call))
@@ -324,7 +322,7 @@ def after_moving(calls: Iterable[Call]) -> None:
         if call.flight is not None:
             for region in call.flight.regions:
                 if region.writes:
-                    region.keep()
+                    region.keep_again()
 
 
 def arrive(call: Call) -> Exception | None:

@@ -7,9 +7,10 @@ at autograd, and nothing must be called with a torch function mode of the guard'
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import suppress
-from ctypes import string_at
+from ctypes import c_char
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 
 WHOLE = 16384
 """Bytes up to which contents are kept whole; of larger tensors, samples."""
-_SAMPLES, _SAMPLE = 3, 4096
+_SAMPLE = 1024
 _MOST_MARKED = 1 << 26
 """Bytes up to which scattered tensors are compared element by element."""
 
@@ -72,10 +73,20 @@ def share_bytes(a: Tensor, b: Tensor) -> bool:
     return bool(second.any())
 
 
-def sample(low: int, length: int) -> bytes:
-    """Some of what lies there. For memory of the processor only."""
-    step = (length - _SAMPLE) // (_SAMPLES - 1)
-    return b"".join(string_at(low + n * step, _SAMPLE) for n in range(_SAMPLES))
+def windows(low: int, high: int) -> tuple[Any, ...]:
+    """What shows the contents of this memory, as `raw`: all of it, or samples of the
+    beginning, the middle and the end. For memory of the processor, as long as it is there."""
+    length = high - low
+    if length <= WHOLE:
+        return (_window(length).from_address(low),)
+    kind = _window(_SAMPLE)
+    starts = low, low + length // 2, high - _SAMPLE
+    return tuple(kind.from_address(start) for start in starts)
+
+
+@functools.cache
+def _window(length: int) -> Any:
+    return c_char * length
 
 
 def poison(tensor: Tensor) -> None:
