@@ -132,6 +132,16 @@ def two_functions_swapped() -> None:
         reduce_count(state)
 
 
+def reduce_named(name: str, value: float) -> None:
+    dist.all_reduce(torch.tensor([value]))
+
+
+def named_by_an_argument() -> None:
+    order = turned(["loss", "count"])
+    reduce_named(order[0], 1.0)
+    reduce_named(order[1], 2.0)
+
+
 def functions_in_another_order() -> None:
     one, two = torch.ones(1), torch.zeros(1)
 
@@ -305,6 +315,7 @@ BUGS = [
     swapped_behind_a_wrapper,
     two_functions_swapped,
     functions_in_another_order,
+    named_by_an_argument,
     turned_round_by_three,
     in_every_step,
     after_many_dull_calls,

@@ -74,6 +74,31 @@ def messages_to_one_peer() -> None:
     thread.join()
 
 
+def asynchronous_calls() -> None:
+    works = []
+
+    def issue() -> None:
+        for _ in range(2):
+            works.append(dist.all_reduce(torch.ones(1), async_op=True))
+
+    thread = in_thread(issue)
+    issue()
+    thread.join()
+    for work in works:
+        work.wait()
+
+
+def a_callback_beside_a_call() -> None:
+    def again(future):
+        dist.all_reduce(torch.ones(1))
+        return future.value()
+
+    for _ in range(5):
+        done = dist.all_reduce(torch.ones(1), async_op=True).get_future().then(again)
+        dist.all_reduce(torch.ones(1))
+        done.wait()
+
+
 def a_pool() -> None:
     with ThreadPoolExecutor(2) as pool:
         for task in [pool.submit(several) for _ in range(2)]:
@@ -88,13 +113,16 @@ def a_pool() -> None:
         two_threads_beside_the_main_one,
         objects,
         messages_to_one_peer,
+        asynchronous_calls,
+        a_callback_beside_a_call,
         a_pool,
     ],
     ids=lambda program: program.__name__,
 )
-def test_calls_with_nothing_that_orders_them_are_an_error(program) -> None:
+@pytest.mark.parametrize("seed", [0, 2])
+def test_calls_with_nothing_that_orders_them_are_an_error(program, seed: int) -> None:
     with pytest.raises(phalanx.ThreadRaceError) as caught:
-        phalanx.run(program, ranks=2)
+        phalanx.run(program, ranks=2, seed=seed)
     verdict = caught.value.verdict
     assert verdict is not None and verdict.kind == "thread-race" and len(verdict.ranks) == 1
     one, other = verdict.blocks

@@ -325,8 +325,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         if private.recording and private.is_recorded():
             profiling.begin(call, self._backend_name)
         context = strand.local
-        before = context.last_call
-        if context.threaded or (before is not None and before.strand is not strand):
+        if context.helpers or strand.on_errand:
             thread_race.check(call)
         call.asynchronous = opts is None or opts.asyncOp or self._coalescing is not None
         if context.in_flight is not None or call.asynchronous:
@@ -448,8 +447,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         if private.recording and private.is_recorded():
             profiling.begin(call, self._backend_name)
         context = strand.local
-        before = context.last_call
-        if context.threaded or (before is not None and before.strand is not strand):
+        if context.helpers or strand.on_errand:
             thread_race.check(call)
         call.asynchronous = True
         self._before_departure(call)

@@ -30,7 +30,7 @@ Reading = tuple[CodeType, int, tuple[str, ...], tuple[tuple[str, int | str], ...
 class Plan:
     """What to look at in frames that are at one place; found out once."""
 
-    __slots__ = ("code", "globals", "loops", "names")
+    __slots__ = ("arguments", "code", "globals", "loops", "names")
 
     def __init__(self, code: CodeType, offset: int) -> None:
         self.code = code
@@ -38,6 +38,8 @@ class Plan:
         local = (*code.co_varnames, *code.co_cellvars, *code.co_freevars)
         is_function = bool(code.co_flags & _OPTIMIZED)
         self.names = (local if is_function else code.co_names)[:MOST_NAMES]
+        count = code.co_argcount + code.co_kwonlyargcount
+        self.arguments = code.co_varnames[:count] if is_function else ()
         self.globals = code.co_names[:MOST_NAMES] if is_function else ()
 
 
@@ -110,8 +112,11 @@ def _loop_values(
     plan: Plan, known: Any, tensor: Any
 ) -> tuple[tuple[tuple[str, int | str], ...], bool]:
     """Of a loop over words the words alone count: a counter beside them, as of `enumerate`, is
-    where they stand and not what they are. So with a loop over the tensors themselves."""
-    values: list[tuple[str, int | str]] = []
+    where they stand and not what they are. So with a loop over the tensors themselves. Words
+    that the function was called with count too."""
+    values: list[tuple[str, int | str]] = [
+        (name, value) for name in plan.arguments if type(value := known.get(name)) is str
+    ]
     swept = False
     for targets in plan.loops:
         own = [(name, known.get(name)) for name in targets]

@@ -59,8 +59,10 @@ class RankContext:
         self.initialised = False
         self.incarnations: dict[str, int] = {}
         self.helpers: list[threading.Thread] = []
-        self.threaded = False
-        """Whether more than one thread of the rank has made calls."""
+        self.held: dict[Strand, Call] = {}
+        self.holds: dict[int, int] = {}
+        """Calls that are held up for a moment, and how often for which thread; see
+        `observers/thread_race.py`."""
         self.couriers: set[Strand] = set()
         """Threads of ours that run errands of the rank's."""
         self.joining: threading.Thread | None = None

@@ -1,9 +1,13 @@
 """Thread race: a thread calls on a group while another of its rank is inside a call there.
 
-`check` is called for calls of ranks of which more than one thread has made any. Threads that
+`check` is called for calls of ranks that have threads, and for those of callbacks. Threads that
 run errands of another one (`running/threads.py`: couriers) stand for that one. A call of the
 program may be several of ours (`all_gather_object`), so what counts is where the other thread
 stands: still in torch's code, below the line that made its last call.
+
+Who comes first is chance, and calls that are over tell nothing. So for a moment a rank with a
+young thread is held before its first calls: if the thread comes to the same group meanwhile,
+neither waits for the other, whatever locks and queues there are.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from types import FrameType
 from phalanx import callsite
 from phalanx.analysis.thread_race import Use, find_thread_race
 from phalanx.backend.describe import describe_call
-from phalanx.core.baton import PARKED, Strand
+from phalanx.core.baton import OUTSIDE, PARKED, READY, Strand
 from phalanx.core.meeting import Call
 from phalanx.errors import RankStopped
 
@@ -23,20 +27,73 @@ _BLOCKING = frozenset({"send", "recv"})
 """Torch's functions for messages that come back when the message is through."""
 
 
+HOLDS = 2
+HOLD, SLICE = 0.01, 0.002
+"""How often a thread makes others of its rank wait for it, for how long, and in what steps."""
+
+
 def check(call: Call) -> None:
     """Raise if the call, which has not met the others yet, races with one of its rank."""
     strand = call.strand
     context = strand.local
-    context.threaded = True
     if KIND not in context.session.kinds or strand in context.couriers:
         return
+    if strand.on_errand:
+        _check_errand(call)
+        return
+    _hold(call)
+    for other, held in list(context.held.items()):
+        if held.assembly is call.assembly:
+            _judge(call, other, held)
     is_message = call.name in _BLOCKING
-    for other in list(strand.baton.strands):
-        if other is strand or other.local is not context or other in context.couriers:
-            continue
+    for other in _others(strand):
         inside = _message_of(other, call) if is_message else _collective_of(other, call)
         if inside is not None:
             _judge(call, other, inside)
+
+
+def _others(strand: Strand) -> list[Strand]:
+    """Threads of the same rank that act for themselves."""
+    context = strand.local
+    return [
+        other
+        for other in strand.baton.strands
+        if other.local is context and other is not strand and other not in context.couriers
+    ]
+
+
+def _hold(call: Call) -> None:
+    """See whether a young thread comes to the same place, unless one is held there already."""
+    strand = call.strand
+    context, baton = strand.local, strand.baton
+    if context.held or baton.clock.jumps:
+        return
+    holds = context.holds
+    young = [other for other in _others(strand) if other.helper]
+    young = [other for other in young if holds.get(id(other), 0) < HOLDS]
+    for other in young:
+        holds[id(other)] = holds.get(id(other), 0) + 1
+    context.held[strand] = call
+    try:
+        left = HOLD
+        while left > 0 and any(other.state in (OUTSIDE, READY) for other in young):
+            baton.sleep(strand, SLICE)
+            left -= SLICE
+    finally:
+        del context.held[strand]
+
+
+def _check_errand(call: Call) -> None:
+    """A callback of a future calls on a group while its rank is inside a call there. Elsewhere
+    callbacks run in threads of their own, so nothing orders the two."""
+    inside = call.strand.inside
+    if inside is None or inside.assembly is not call.assembly:
+        return
+    if call.name not in _BLOCKING and _is_still_at(_beneath(sys._getframe()), inside.mark):
+        one, other = Use(describe_call(call), main=False), Use(describe_call(inside), main=True)
+        finding = find_thread_race(one, other)
+        if finding is not None:
+            raise call.strand.local.session.report(finding)
 
 
 def _collective_of(other: Strand, call: Call) -> Call | None:
@@ -72,6 +129,15 @@ def _is_still_at(frame: FrameType | None, mark: callsite.Mark | None) -> bool:
         below = True
         frame = frame.f_back
     return False
+
+
+def _beneath(frame: FrameType | None) -> FrameType | None:
+    """Where library code has called the program's callback from."""
+    while frame is not None and callsite.is_library(frame.f_code.co_filename):
+        frame = frame.f_back
+    while frame is not None and not callsite.is_library(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame
 
 
 def _is_blocking(frame: FrameType | None) -> bool:
