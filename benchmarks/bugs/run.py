@@ -50,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
     shown = failures(ours if ours and not options.all else scores, programs)
     print(shown, summary(scores), sep="\n")
     if options.write:
-        text = document(scores, programs, command=command(options), machine=machine())
+        text = document(scores, programs, machine=machine())
         Path(options.write).write_text(text)
     return 0
 
@@ -146,10 +146,6 @@ def judge(place: str, program: Program, done: Job) -> Score:
         [child.output for child in done.children],
         hung=done.hung,
     )
-
-
-def command(options: argparse.Namespace) -> str:
-    return f"python -m benchmarks.bugs --on {options.on} --write {options.write}"
 
 
 def machine() -> str:

@@ -139,9 +139,7 @@ def cell(score: Score | None) -> str:
     return "named" + (f", not the {' and the '.join(lacks)}" if lacks else "")
 
 
-def document(
-    scores: Sequence[Score], programs: Sequence[Program], *, command: str, machine: str
-) -> str:
+def document(scores: Sequence[Score], programs: Sequence[Program], *, machine: str) -> str:
     open_ids = {program.id for program in programs if program.is_open}
     opened = [s for s in scores if s.id in open_ids or s.letter == "X"]
     bugs = sum(bool(program.kinds) for program in programs)
@@ -153,7 +151,6 @@ def document(
         opened_totals=totals(opened),
         by_class=by_class(scores),
         each=each(scores, programs),
-        command=command,
         machine=machine,
     )
 
@@ -184,7 +181,7 @@ DOCUMENT = """\
 and look odd, in `benchmarks/bugs/`. Each says which kind of finding (`docs/checks.md`) it
 deserves, which ranks are at fault and which lines a report must name. They run on Gloo, on Gloo
 under `TORCH_DISTRIBUTED_DEBUG=DETAIL`, and on Phalanx. This page is written by
-`{command}`.
+`make bench-bugs`.
 
 {totals}
 
@@ -212,6 +209,8 @@ The {opened} programs that were laid down before there were any checks, alone:
   loaded, so for Phalanx it is mostly that of starting for the first time.
 - Programs marked `profile nccl` are about what NCCL would do. Phalanx runs them with
   `--profile nccl`; on Gloo they are right, so the wrong ones are not run there.
+- The checks were written with these programs at hand, so the figures say what is covered; they
+  do not say how bugs fare that nobody has thought of.
 - With torch 2.13 on CPUs, every program with DDP dies of a segmentation fault under DETAIL.
 
 ## By class
