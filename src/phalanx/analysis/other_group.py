@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 from phalanx.analysis.hints import name_ranks
-from phalanx.model import CallBlock, Finding, Group, Op, Wait
+from phalanx.model import CallBlock, Finding, Op, Wait
 
 DEFAULT = "world"
 
@@ -29,16 +29,16 @@ def find_other_group(
 
 
 def _find_collective(waits: Sequence[Wait]) -> Finding | None:
-    by_group: dict[Group, list[Op]] = {}
+    by_name: dict[str, list[Op]] = {}
     for wait in waits:
         if wait.op.number is not None:
-            by_group.setdefault(wait.op.group, []).append(wait.op)
-    default = next((group for group in by_group if group.name == DEFAULT), None)
-    if default is None:
+            by_name.setdefault(wait.op.group.name, []).append(wait.op)
+    there = by_name.get(DEFAULT)
+    if there is None:
         return None
-    for group, ops in by_group.items():
-        if group != default and set(group.ranks) == set(default.ranks):
-            there = by_group[default]
+    default = there[0].group
+    for name, ops in by_name.items():
+        if name != DEFAULT and set(ops[0].group.ranks) == set(default.ranks):
             everyone = {op.rank for op in (*ops, *there)} == set(default.ranks)
             if everyone and len({op.name for op in (*ops, *there)}) == 1:
                 return _finding(there, ops)

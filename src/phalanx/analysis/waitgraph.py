@@ -55,12 +55,13 @@ def find_stuck(nodes: Sequence[Node]) -> list[int]:
     if not any(node.free for node in nodes):
         return list(range(len(nodes)))
     held: dict[Hashable, list[int]] = {}
+    same = _Interned()
     missing: list[int] = []
     needed_by: dict[Hashable, list[int]] = {}
     for at, node in enumerate(nodes):
         if node.free:
             continue
-        key = (node.needs, node.any_of, node.joins and (node.rank, node.joins))
+        key = (same[node.needs], node.any_of, node.joins and (node.rank, node.joins))
         alike = held.setdefault(key, [])
         alike.append(at)
         if len(alike) == 1:
@@ -88,6 +89,21 @@ def find_stuck(nodes: Sequence[Node]) -> list[int]:
                 for at in released[place]:
                     release(at)
     return [at for at, moves in enumerate(moving) if not moves]
+
+
+class _Interned(dict[int, int]):
+    """A number for each tuple, the same for equal ones. A thousand ranks mostly share one
+    object, whose hash takes a thousand steps to find and is not kept by Python."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._numbers: dict[tuple[int, ...], int] = {}
+
+    def __getitem__(self, needs: tuple[int, ...]) -> int:  # type: ignore[override]
+        found = self.get(id(needs))
+        if found is None:
+            found = self[id(needs)] = self._numbers.setdefault(needs, len(self._numbers))
+        return found
 
 
 def _add_needs(node: Node, missing: list[int], needed_by: dict[Hashable, list[int]]) -> None:
@@ -249,7 +265,9 @@ def _all_needs(waits: Iterable[Wait]) -> set[int]:
 def _is_open(wait: Wait) -> bool:
     """A store key may be set by anyone, and a queue filled: such a wait points at nobody in
     particular."""
-    return wait.any_of and (wait.op.key is not None or wait.op.rank in wait.needs)
+    if not wait.any_of or wait.op.tag is not None:  # what has a tag is a message
+        return False
+    return wait.op.key is not None or wait.op.rank in wait.needs
 
 
 def _waits_for(wait: Wait, gone: set[int]) -> bool:
@@ -263,8 +281,9 @@ def _build_blocks(
 ) -> tuple[ViewBlock, ...]:
     """Cycle first, in its order; then those who wait for a rank at fault; then the rest."""
     alike: dict[Hashable, list[RankView]] = {}
+    same = _Interned()
     for view in views:
-        alike.setdefault(_situation(view), []).append(view)
+        alike.setdefault(_situation(view, same), []).append(view)
     blocks = [ViewBlock(tuple(v.rank for v in same), same[0]) for same in alike.values()]
     place = {rank: at for at, rank in enumerate(cycle)}
     fault = set(at_fault)
@@ -282,13 +301,13 @@ def _build_blocks(
     return tuple(sorted(blocks, key=order))
 
 
-def _situation(view: RankView) -> Hashable:
+def _situation(view: RankView, same: _Interned) -> Hashable:
     """Ranks with equal situations read the same in a report, but for their tensors."""
     if view.wait is None or view.status != "waiting":
         return (view.status, view.error, view.site, _call(view.last) if view.last else None)
     wait = view.wait
     own = (view.thread, wait.joins)
-    return (view.status, _call(wait.op), wait.needs, wait.any_of, wait.near, *own)
+    return (view.status, _call(wait.op), same[wait.needs], wait.any_of, wait.near, *own)
 
 
 def _call(op: Op) -> Hashable:

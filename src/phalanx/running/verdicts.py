@@ -6,8 +6,10 @@ Used by `threads.py`. The baton calls `judge_stuck` when nobody can move, the mo
 
 from __future__ import annotations
 
+import gc
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 from phalanx.analysis.other_group import find_other_group
 from phalanx.analysis.waitgraph import find_deadlock
@@ -43,8 +45,9 @@ class Judge:
 
     def judge_stuck(self) -> None:
         """No rank can move: find out why, and raise it in every rank that waits."""
-        verdict = self._find_verdict()
-        error = self._session.report(verdict or self.stalled(0.0))
+        with _no_collection():
+            verdict = self._find_verdict()
+            error = self._session.report(verdict or self.stalled(0.0))
         parked = [strand for strand in self._baton.strands if strand.state is PARKED]
         for strand, own in zip(parked, error.for_each(len(parked)), strict=True):
             self._baton.wake(strand, own)
@@ -88,10 +91,11 @@ class Judge:
 
     def _condemn(self, stuck: Sequence[tuple[Strand, int]]) -> None:
         """These can never move, though others do."""
-        verdict = self._find_verdict([strand for strand, _ in stuck])
-        if verdict is None:
-            return
-        error = self._session.report(verdict)
+        with _no_collection():
+            verdict = self._find_verdict([strand for strand, _ in stuck])
+            if verdict is None:
+                return
+            error = self._session.report(verdict)
         doomed = [each for each in stuck if each[0].state in (PARKED, OUTSIDE)]
         if not doomed:
             return  # meanwhile the last rank has parked, and all were told
@@ -163,6 +167,19 @@ class Judge:
             if slot is not None and id(slot) not in seen:
                 seen.add(id(slot))
                 yield call.assembly, slot
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """The description of a thousand ranks makes Python look for garbage in the whole process,
+    which takes longer than all the rest."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _concerned(deadlock: Deadlock) -> list[int]:
