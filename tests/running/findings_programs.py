@@ -5,6 +5,7 @@ Each is named by the kind that it gives; those in `SILENT` are in order. They ru
 
 from __future__ import annotations
 
+import threading
 import time
 
 import torch
@@ -138,6 +139,27 @@ def invalid_peer() -> None:
     dist.send(torch.ones(2), dst=dist.get_rank())
 
 
+def invalid_overlap() -> None:
+    whole = torch.zeros(8)
+    rows = [whole[at : at + 4] for at in range(4)]
+    dist.all_gather(rows, torch.ones(4))
+
+
+# -- threads ------------------------------------------------------------------------------
+
+
+def threads_on_one_group() -> None:
+    if dist.get_rank() == 1:
+        helper = threading.Thread(target=lambda: dist.all_reduce(torch.ones(1)), daemon=True)
+        helper.start()
+        time.sleep(0.3)
+        dist.all_reduce(torch.ones(1))
+    else:
+        time.sleep(1)
+        for _ in range(2):
+            dist.all_reduce(torch.ones(1))
+
+
 ERRORS = (
     in_flight_written,
     in_flight_written_through_a_view,
@@ -155,6 +177,8 @@ ERRORS = (
     invalid_list,
     invalid_dtype,
     invalid_peer,
+    invalid_overlap,
+    threads_on_one_group,
 )
 
 
@@ -213,6 +237,34 @@ def crossed_lines() -> None:
         dist.all_reduce(count)
 
 
+def race_of_messages() -> None:
+    """Rank 3 sends while rank 1's message may still be on its way."""
+    rank = dist.get_rank()
+    if rank == 0:
+        dist.barrier()
+        dist.recv(torch.ones(1), tag=3)
+        dist.recv(torch.ones(1), 3, tag=3)
+    else:
+        if rank == 3:
+            dist.barrier()
+            time.sleep(0.2)
+            dist.send(torch.ones(1), 0, tag=3)
+        if rank == 1:
+            work = dist.isend(torch.ones(1), 0, tag=3)
+            dist.barrier()
+            finish(work)
+        if rank == 2:
+            dist.barrier()
+
+
+def root_of_the_world_and_of_the_group() -> None:
+    group = dist.new_group([1, 2, 3])
+    if dist.get_rank():
+        dist.broadcast(torch.ones(1), src=1, group=group)
+        dist.broadcast(torch.ones(1), group_src=1, group=group)
+        dist.destroy_process_group(group)  # torch names groups of members only by their number
+
+
 WARNINGS = (
     unwaited_dropped,
     unwaited_kept,
@@ -221,6 +273,8 @@ WARNINGS = (
     unmatched_send,
     crossed_in_a_loop,
     crossed_lines,
+    race_of_messages,
+    root_of_the_world_and_of_the_group,
 )
 
 
@@ -329,7 +383,32 @@ def own_data_in_own_order() -> None:
         dist.all_reduce(data[key].clone())
 
 
+def answers_of_any_source() -> None:
+    """Whoever was heard is told so before another one may send."""
+    rank, answer = dist.get_rank(), torch.ones(1)
+    if rank == 0:
+        for _ in range(3):
+            dist.recv(answer)
+    else:
+        dist.send(answer, 0)
+    dist.barrier()
+    if rank == 1:
+        dist.send(answer, 0)
+    elif rank == 0:
+        dist.recv(answer, 1)
+
+
+def a_group_for_each_thread() -> None:
+    group = dist.new_group(list(range(4)))
+    helper = threading.Thread(target=lambda: dist.all_reduce(torch.ones(1), group=group))
+    helper.start()
+    dist.all_reduce(torch.ones(1))
+    helper.join()
+
+
 SILENT = (
+    answers_of_any_source,
+    a_group_for_each_thread,
     waits_of_all_kinds,
     input_read_in_flight,
     reductions_in_place,

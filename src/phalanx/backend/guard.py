@@ -73,6 +73,10 @@ class Region:
         if self._windows:
             self.kept = [window.raw for window in self._windows]
 
+    def compare_nothing(self) -> None:
+        """For memory that a real backend writes to whenever it likes."""
+        self.version, self.kept, self._windows = None, (), ()
+
     def is_replaced(self) -> bool:
         return bool(self.tensor.data_ptr() != self.low)
 
@@ -343,7 +347,7 @@ def follow(call: Call) -> None:
 def give_up(call: Call) -> None:
     """The program waited in vain, and knows."""
     for flight in _flights(call):
-        flight.over = True
+        flight.over, flight.call = True, None
         flight.book.forget(flight)
 
 
@@ -359,17 +363,20 @@ def _arrive(flight: Flight, *, failed: bool) -> Exception | None:
     book.forget(flight)
     if not book.lows:
         guard_modes.leave(book)
-    if failed or not regions:
-        return None
-    if function_modes():
-        with no_function_modes():
-            how = flight.changed or _change(regions)
-    else:
-        how = flight.changed or _change(regions)
-    return None if how is None else _error(flight, how)
+    how = None if failed or not regions else flight.changed or _change(regions)
+    error = None if how is None else _error(flight, how)
+    flight.call = None  # which knows the flight: nothing is to be left for the collector
+    return error
 
 
 def _change(regions: Sequence[Region]) -> How | None:
+    if not function_modes():
+        return _find_change(regions)
+    with no_function_modes():
+        return _find_change(regions)
+
+
+def _find_change(regions: Sequence[Region]) -> How | None:
     for region in regions:
         if region.is_replaced():
             return "replaced"

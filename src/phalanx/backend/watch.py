@@ -324,7 +324,7 @@ class Watcher:
         any_source = parts.name == "recv" and parts.peer is None
         if holds and not blocking and caller in (_API, _OTHER) and self.alone.tracks:
             self._begin_alone(known, parts, number, result)
-        if holds and not blocking and (not met or any_source):
+        if holds and (any_source or not (blocking or met)):
             self._remember(_Ticket(ticket, parts.name, known, any_source), result)
             if caller == _IN_BACKWARD:
                 private.call_after_backward(lambda: self._wait_at_desk(ticket, parts, known))

@@ -111,7 +111,7 @@ class Alone:
         """While a thread is in a call that makes it wait, no other may make one there."""
         me = threading.get_ident()
         if self._inside:
-            self._check_threads(me, met, member, parts, number)
+            self._check_threads(me, met, member, parts)
         if not blocking or me in self._inside:
             yield
             return
@@ -121,9 +121,7 @@ class Alone:
         finally:
             del self._inside[me]
 
-    def _check_threads(
-        self, me: int, met: Assembly, member: int, parts: Parts, number: int | None
-    ) -> None:
+    def _check_threads(self, me: int, met: Assembly, member: int, parts: Parts) -> None:
         """What the other threads that wait are in."""
         if not self.compares_threads or me in self._inside:
             return
@@ -131,7 +129,7 @@ class Alone:
             if call.assembly is not met:
                 continue
             arriving = _call_of(met, member, parts, callsite.mark(6))
-            arriving.number, call.number = number, its
+            call.number = its
             found = find_thread_race(
                 Use(describe_call(arriving), main=_is_main(me)),
                 Use(describe_call(call), main=_is_main(other)),
@@ -165,7 +163,7 @@ class Alone:
         flight = call.flight
         for region in flight.regions:
             if region.writes or parts.name not in _ONLY_READ:
-                region.kept = region.version = None
+                region.compare_nothing()
         self.flying[work] = call
         weakref.finalize(work, flight.drop).atexit = False
 

@@ -206,6 +206,7 @@ class Desk:
 
     def received(self, rank: int, ticket: int, source: int) -> list[Reply]:
         """What a receive from any source took."""
+        self.records.sources[rank, ticket] = source
         receive = self._ranks[rank].calls.pop(ticket, None)
         if receive is None:
             return []

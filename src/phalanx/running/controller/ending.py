@@ -26,6 +26,7 @@ from phalanx.backend.watch_alone import judge_trails, judge_uses
 from phalanx.model import Finding, Group, Op, Severity, Unmet, Verdict
 from phalanx.running.controller.desk import Desk
 from phalanx.running.controller.places import Place
+from phalanx.running.controller.races import find_message_races
 from phalanx.running.controller.records import Entry, Records
 
 NCCL = "nccl"
@@ -44,10 +45,14 @@ def find_at_end(desk: Desk, profile: str | None = None) -> list[Verdict]:
         found += _find_crossed(records)
     if "rank-space" in kinds:
         found += _find_rank_spaces(records)
+    looking_back: list[Verdict] = []
+    if "message-race" in kinds:
+        looking_back += find_message_races(records)
     if "backend-hazard" in kinds:
-        fresh = [each for each in _find_hazards(records, profile) if each not in records.told]
-        records.told.update(fresh)
-        found += fresh
+        looking_back += _find_hazards(records, profile)
+    fresh = [each for each in looking_back if each not in records.told]
+    records.told.update(fresh)
+    found += fresh
     return [each for each in found if each.kind in kinds]
 
 

@@ -23,14 +23,17 @@ class Makings(Place):
         super().__init__(world.form, world.size)
         self.ranks = world.ranks
         self.made: dict[int, list[DeskCall]] = {rank: [] for rank in world.ranks}
+        self._first: list[DeskCall] = []
+        """Who came first, in each place."""
         self.disagree_at: int | None = None
 
     def add(self, call: DeskCall) -> None:
         own = self.made.setdefault(call.rank, [])
         call.turn = len(own)
         own.append(call)
-        first = next(each[call.turn] for each in self.made.values() if len(each) > call.turn)
-        if self.disagree_at is None and first.form.made != call.form.made:
+        if call.turn == len(self._first):
+            self._first.append(call)
+        elif self.disagree_at is None and self._first[call.turn].form.made != call.form.made:
             self.disagree_at = call.turn
 
     def missing(self, call: DeskCall) -> tuple[int, ...]:
@@ -69,6 +72,7 @@ class Makings(Place):
         """What is to be said about them is said."""
         for each in self.made.values():
             each.clear()
+        self._first.clear()
         self.disagree_at = None
 
     def _ops(self) -> dict[int, list[Op]]:

@@ -25,6 +25,7 @@ class Entry(NamedTuple):
     form: Form
     number: int | None
     asynchronous: bool
+    ticket: int = 0
 
 
 class Records:
@@ -33,6 +34,8 @@ class Records:
     def __init__(self, size: int) -> None:
         self.length = max(LEAST_JOURNAL, JOURNAL // size)
         self.journals: list[deque[Entry]] = [deque(maxlen=self.length) for _ in range(size)]
+        self.sources: dict[tuple[int, int], int | None] = {}
+        """Of receives from any source, by rank and ticket: the member that they took from."""
         self.told: set[Any] = set()
         """Findings about journals, which go on from call to call."""
         self.threaded = False
@@ -47,7 +50,9 @@ class Records:
         """Before the call meets others, which gives it its number."""
         place, member = call.place, call.member
         number = None if call.form.is_message else place.next_number[member]
-        entry = Entry(place, member, call.form, number, asynchronous)
+        entry = Entry(place, member, call.form, number, asynchronous, call.ticket)
+        if call.is_any_source:
+            self.sources[call.rank, call.ticket] = None
         self.journals[call.rank].append(entry)
         self.threaded = self.threaded or threads > 1
 
