@@ -73,14 +73,17 @@ class Site:
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """What matters of a tensor for matching and for a report."""
+    """What matters of a tensor for matching and for a report. `strides` are there if its
+    elements do not follow each other in memory in the usual order."""
 
     dtype: str
     shape: tuple[int, ...]
     device: str = "cpu"
+    strides: tuple[int, ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
+        text = f"{self.dtype}[{', '.join(map(str, self.shape))}]"
+        return f"{text} strides {self.strides}" if self.strides else text
 
 
 @dataclass(frozen=True)

@@ -111,6 +111,8 @@ def edit(op: Op, field: str) -> Op:
         other = {"dtype": "int64"}
     elif field == "device type":
         other = {"device": "cuda:0"}
+    elif field == "memory layout":
+        other = {"strides": (1, 4)}
     elif field == "number of tensors":
         return replace(op, inputs=(*op.inputs, spec(1)) * 9, outputs=op.outputs * 3)
     else:

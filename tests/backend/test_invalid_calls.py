@@ -313,3 +313,19 @@ def test_legal_uses_of_memory_are_silent(program: Program) -> None:
     with phalanx.World(ranks=3, strict=True) as world:
         world.run(program)
         assert world.findings == ()
+
+
+def test_elements_in_another_order_are_a_mismatch() -> None:
+    """All ranks' arguments are right by themselves, so nobody's call is invalid."""
+
+    def program() -> None:
+        tensor = torch.ones(2, 3, 4, 4)
+        if dist.get_rank() == 1:
+            tensor = tensor.to(memory_format=torch.channels_last)
+        dist.all_reduce(tensor)
+
+    with pytest.raises(phalanx.CollectiveMismatchError) as caught:
+        phalanx.run(program, ranks=3)
+    verdict = caught.value.verdict
+    assert verdict is not None
+    assert (verdict.ranks, verdict.differs) == ((1,), ("memory layout",))

@@ -103,7 +103,8 @@ def test_what_gloo_gets_wrong_is_refused(name: str, gloo: list[dict[str, Any]]) 
     texts = phalanx.run(program, ranks=RANKS, backend="gloo")
     assert "pass c = tensor.contiguous()" in texts[0]
     # where only the root can see it, the others wait for it in vain
-    assert all("InvalidCallError" in text or "rank 0 returned" in text for text in texts)
+    known = ("InvalidCallError", "differs   memory layout", "rank 0 returned")
+    assert all(any(told in text for told in known) for text in texts)
 
 
 def test_a_refused_call_leaves_the_group_as_it_was() -> None:

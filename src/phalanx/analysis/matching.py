@@ -29,6 +29,12 @@ __all__ = ["RULES", "find_mismatch", "find_pair_mismatch"]
 _Key = tuple[Hashable, ...]
 
 
+_LAYOUT_HINT = (
+    "the backend takes memory as it lies there, and would mix up the elements; "
+    "pass c = tensor.contiguous(), then tensor.copy_(c)"
+)
+
+
 def find_mismatch(meeting: Meeting) -> Mismatch | None:
     """What the ops of a slot disagree in, or None. Members that are missing do not vote.
 
@@ -57,7 +63,9 @@ def find_mismatch(meeting: Meeting) -> Mismatch | None:
         differs=differs,
         agreed=_last_shared(meeting),
         missing=tuple(sorted(rank for rank in meeting.group.ranks if rank not in arrived)),
-        hint=hint_mismatch(meeting, ops, blocks=blocks, differs=differs),
+        hint=_LAYOUT_HINT
+        if differs == ("memory layout",)
+        else hint_mismatch(meeting, ops, blocks=blocks, differs=differs),
     )
 
 
@@ -124,6 +132,8 @@ def _differing_columns(ops: Sequence[Op], group: Group) -> dict[str, Column]:
         if field in ("dtype", "shape") and "number of tensors" in columns:
             continue
         if field == "shape" and "root" in columns and not is_standalone(rule):
+            continue
+        if field == "memory layout" and columns:
             continue
         column = compare(field, ops, group)
         if len(set(column)) > 1:

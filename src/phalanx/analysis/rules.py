@@ -66,6 +66,13 @@ def by_count(ops: Sequence[Op], group: Group) -> Column:
     return [tuple(map(count_elements, payload(op))) for op in ops]
 
 
+def by_layout(ops: Sequence[Op], group: Group) -> Column:
+    """Backends take memory as it lies there: elements in another order get mixed up."""
+    written = ops[0].name in _WRITTEN_AS_THEY_LIE
+    sides = [op.outputs if written else op.inputs for op in ops]
+    return [tuple(spec.strides for spec in side) for side in sides]
+
+
 def by_slot(ops: Sequence[Op], group: Group) -> Column:
     """Rank i's input fills slot i of every rank's list. Lists may be uneven, but are alike."""
     position = _positions(group)
@@ -250,26 +257,29 @@ _FIELDS: Mapping[str, Compare] = MappingProxyType(
             max(len(op.inputs), len(op.outputs)) for op in ops
         ],
         "splits": by_splits,
+        "memory layout": by_layout,
     }
 )
 
+_LAYOUT = ("memory layout",)
+_WRITTEN_AS_THEY_LIE = frozenset({"scatter", "reduce_scatter"})
 _UNKNOWN = Rule(("operation", "root"), by_count)
 _TENSOR = ("dtype", "shape", "device type")
 _LIST = ("number of tensors", *_TENSOR)
 
 RULES: Mapping[str, Rule] = MappingProxyType(
     {
-        "broadcast": Rule(("operation", "root", *_TENSOR), by_count),
-        "all_reduce": Rule(("operation", "reduce op", *_LIST), by_count),
-        "reduce": Rule(("operation", "root", "reduce op", *_TENSOR), by_count),
+        "broadcast": Rule(("operation", "root", *_TENSOR, *_LAYOUT), by_count),
+        "all_reduce": Rule(("operation", "reduce op", *_LIST, *_LAYOUT), by_count),
+        "reduce": Rule(("operation", "root", "reduce op", *_TENSOR, *_LAYOUT), by_count),
         "all_gather": Rule(("operation", *_LIST), by_slot),
         "all_gather_into_tensor": Rule(("operation", *_TENSOR), by_count),
         "gather": Rule(("operation", "root", *_TENSOR), to_root),
-        "scatter": Rule(("operation", "root", *_TENSOR), from_root),
-        "reduce_scatter": Rule(("operation", "reduce op", *_LIST), by_count),
-        "reduce_scatter_tensor": Rule(("operation", "reduce op", *_TENSOR), by_count),
+        "scatter": Rule(("operation", "root", *_TENSOR, *_LAYOUT), from_root),
+        "reduce_scatter": Rule(("operation", "reduce op", *_LIST, *_LAYOUT), by_count),
+        "reduce_scatter_tensor": Rule(("operation", "reduce op", *_TENSOR, *_LAYOUT), by_count),
         "all_to_all": Rule(("operation", *_LIST), by_pair),
-        "all_to_all_single": Rule(("operation", "splits", *_TENSOR), by_row_size),
+        "all_to_all_single": Rule(("operation", "splits", *_TENSOR, *_LAYOUT), by_row_size),
         "barrier": Rule(("operation",), by_count),
         "monitored_barrier": Rule(("operation",), by_count),
         "all_reduce_coalesced": Rule(("operation", "reduce op", *_LIST), by_count),

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from phalanx.backend.lifecycle import MakingWait
 from phalanx.backend.reduction import NAMES
+from phalanx.backend.signatures import order_of
 from phalanx.backend.store import StoreWait
 from phalanx.callsite import Mark, resolve
 from phalanx.core.baton import Strand
@@ -174,7 +175,8 @@ def specs_of(tensors: Any) -> tuple[TensorSpec, ...]:
     for item in tensors:
         if isinstance(item, Tensor):
             dtype = str(item.dtype).removeprefix("torch.")
-            found.append(TensorSpec(dtype, tuple(item.shape), str(item.device)))
+            strides = order_of(item) or ()
+            found.append(TensorSpec(dtype, tuple(item.shape), str(item.device), strides))
         else:
             found.extend(specs_of(item))
     return tuple(found)

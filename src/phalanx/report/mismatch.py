@@ -32,6 +32,7 @@ _DIFFERENTLY = {
     "shape": "passed {} different shapes",
     "device type": "passed {} different device types",
     "number of tensors": "passed {} different numbers of tensors",
+    "memory layout": "passed tensors that lie in memory in {} different ways",
 }
 
 _Side = tuple[tuple[int, ...], str]
