@@ -1,7 +1,7 @@
 """The command line: `phalanx COMMAND ...`. One module per command; this one only chooses.
 
 Exit status: 0 all ranks succeeded; 1 a rank failed (the script's own error); 2 wrong usage;
-3 a verdict of ours (mismatch, deadlock, stall); 130 interrupted.
+3 a verdict of ours (an error of the checks, a warning under --strict); 130 interrupted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ examples:
   phalanx conformance                    thousands of small cases on a backend
 
 exit status: 0 all ranks succeeded; 1 a rank failed; 2 wrong usage;
-3 a mismatch, deadlock or stall was found; 130 interrupted
+3 the checks found an error (a wrong call, mismatch, deadlock, ...); 130 interrupted
 """
 
 
