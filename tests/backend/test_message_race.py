@@ -258,3 +258,15 @@ def test_nothing_is_kept_from_run_to_run() -> None:
                 world.run(one_of_any_then_one_of_rank_2)
         world.run(summed_up)
         assert len(world.findings) == 2
+
+
+def test_a_deadlock_names_the_receive_that_took_the_message() -> None:
+    def program() -> None:
+        if dist.get_rank() == 0:
+            dist.recv(torch.empty(1))
+            dist.recv(torch.empty(1), src=1)
+        else:
+            dist.send(torch.ones(1), dst=0)
+
+    with pytest.raises(phalanx.DeadlockError, match=r"took the message from rank 1"):
+        phalanx.run(program, ranks=3)

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from phalanx.analysis.race import hint_taken
 from phalanx.backend.lifecycle import MakingWait
 from phalanx.backend.reduction import NAMES
 from phalanx.backend.signatures import order_of
@@ -154,6 +155,10 @@ def _near_misses(call: Call) -> tuple[str, ...]:
     me = met.ranks[call.member]
     texts = []
     if call.name == "recv":
+        taken = met.notes.get("message-race", {}).get((call.member, call.tag), ())
+        stolen = hint_taken(taken, describe_call(call)) if taken else None
+        if stolen is not None:
+            texts.append(stolen)
         for send in met.sends.get(call.member, ()):
             if send.tag != call.tag:
                 sender = met.ranks[send.member]
