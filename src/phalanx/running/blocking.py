@@ -126,13 +126,13 @@ def _waiting_strand(timeout: float | None) -> Strand | None:
     return main_strand()
 
 
-def is_idle_worker(frame: FrameType | None) -> bool:
-    """Whether a thread of a `ThreadPoolExecutor` has nothing to do until someone submits."""
-    if frame is None or frame.f_code is not _pool_worker:
+def is_idle_worker(thread: threading.Thread | None, frame: FrameType | None) -> bool:
+    """Whether a thread of a `ThreadPoolExecutor` has nothing to do until someone submits. Its
+    frame's variables are not looked at: they would stay alive, and with them the pool."""
+    if thread is None or frame is None or frame.f_code is not _pool_worker:
         return False
-    queue = frame.f_locals.get("work_queue")
-    item = frame.f_locals.get("work_item")
-    return queue is not None and item is None and queue.empty()
+    queue: Any = pools._threads_queues.get(thread)
+    return queue is not None and bool(queue.empty())
 
 
 TOOLS = frozenset(

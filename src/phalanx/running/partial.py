@@ -134,7 +134,7 @@ class PartialWatch:
         if joined is not None:
             return node._replace(joins=_name(joined), free=False)
         waits = isinstance(why, Blocked) and why.is_waiting is not None and why.is_waiting()
-        if alone and (waits or is_idle_worker(frames.get(strand.ident))):
+        if alone and (waits or is_idle_worker(strand.thread, frames.get(strand.ident))):
             everybody = everyone(self._session.size)
             return node._replace(needs=everybody, any_of=True, free=False)
         return node
