@@ -19,6 +19,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from itertools import count
+from threading import get_ident
 from typing import Any, Protocol
 
 import torch
@@ -33,6 +34,7 @@ from phalanx.backend.observers.crossed_order import PERIOD
 from phalanx.backend.raising import InvalidCallError
 from phalanx.backend.watch_alone import Alone, take_trail, take_uses
 from phalanx.backend.watch_forms import READERS, Arguments, Parts, check_places, find_doubt
+from phalanx.callsite import Mark
 from phalanx.core.forms import Form, GroupForm
 from phalanx.core.meeting import Assembly
 from phalanx.errors import VerdictError
@@ -306,11 +308,12 @@ class Watcher:
             caller = _IN_BACKWARD if private.is_in_backward() else _OTHER
         if parts.tag is not None and caller == _BATCHED:
             parts, caller = parts._replace(batched=True), _API
-        form, doubt = self._form(group, known, parts, given)
+        place = callsite.mark(4) or callsite.mark_of_main_thread()
+        form, doubt = self._form(group, known, parts, given, place)
         holds = known.holds(group, parts.device(given))
         limit = self._limit(known, parts, given)
         blocking = holds and self._is_blocking(parts, given, caller, limit)
-        number = self._look_alone(known, parts)
+        number = self._look_alone(known, parts, place)
         ticket = self.line.next_ticket()
 
         def announce() -> bool:
@@ -319,8 +322,18 @@ class Watcher:
             )
 
         self._doubted = doubt
-        with self.alone.inside(known.met, known.member, parts, number, blocking):
+        alone, thread = self.alone, get_ident()
+        use = (known.met, known.member, parts, place, number)
+        if alone.inside:
+            alone.check_threads(thread, use)
+        entered = blocking and thread not in alone.inside
+        if entered:
+            alone.inside[thread] = use
+        try:
             met, result = self._carry_out(announce, proceed, doubt)
+        finally:
+            if entered:
+                del alone.inside[thread]
         any_source = parts.name == "recv" and parts.peer is None
         if holds and not blocking and caller in (_API, _OTHER) and self.alone.tracks:
             self._begin_alone(known, parts, number, result)
@@ -359,21 +372,21 @@ class Watcher:
                 return find_invalid_call(doubt.with_traceback(error.__traceback__))
         return None if isinstance(error, RuntimeError) else find_invalid_call(error)
 
-    def _look_alone(self, known: _Group, parts: Parts) -> int | None:
+    def _look_alone(self, known: _Group, parts: Parts, place: Mark | None) -> int | None:
         """What can be seen here before the call; its number, unless it is a message."""
         alone, number = self.alone, known.calls
         if parts.outputs and parts.tag is None:
             check_places(parts, known.member)
         if alone.in_flight is not None:
-            alone.before_call(known.met, known.member, parts, callsite.mark(5))
+            alone.before_call(known.met, known.member, parts, place)
         if parts.tag is not None:
             return None
         known.calls = number + 1
         if number & _PERIOD_MASK < alone.watched:
-            alone.note_call(known.met, known.member, parts, callsite.mark(5), number)
+            alone.note_call(known.met, known.member, parts, place, number)
         root = parts.root
         if root is not None and alone.compares_roots and root in known.shifted:
-            alone.note_root(known.met, known.member, parts, callsite.mark(5))
+            alone.note_root(known.met, known.member, parts, place)
         return number
 
     def _begin_alone(
@@ -399,9 +412,8 @@ class Watcher:
         return Limit(known, explicit if explicit > NO_TIMEOUT else None)
 
     def _form(
-        self, group: Any, known: _Group, parts: Parts, given: Arguments
+        self, group: Any, known: _Group, parts: Parts, given: Arguments, place: Mark | None
     ) -> tuple[int, Exception | None]:
-        place = callsite.mark(5) or callsite.mark_of_main_thread()
         key = (known.number, place, parts.key())
         found = self._forms.get(key)
         if found is None:

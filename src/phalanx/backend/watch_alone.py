@@ -11,16 +11,15 @@ from __future__ import annotations
 import marshal
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 from torch import Tensor
 
-from phalanx import callsite
 from phalanx.analysis.in_flight import How
-from phalanx.analysis.thread_race import Use, find_thread_race
+from phalanx.analysis.thread_race import Use as ThreadUse
+from phalanx.analysis.thread_race import find_thread_race
 from phalanx.backend import guard, guard_modes, origins
 from phalanx.backend.describe import describe_call
 from phalanx.backend.observers import crossed_order, rank_space
@@ -52,6 +51,9 @@ NOTED = 64
 
 _NO_STRAND: Any = None
 
+Use = tuple[Assembly, int, Parts, Mark | None, int | None]
+"""A call: its group, the rank's place there, what was called where, its number."""
+
 Trails = dict[str, Any]
 """What was noted of a group: its name, its ranks, this rank's place and its calls."""
 
@@ -79,7 +81,7 @@ class Alone:
         self.fail = fail
         self.compares_threads = "thread-race" in kinds
         self.compares_roots = "rank-space" in kinds
-        self._inside: dict[int, tuple[Call, int | None]] = {}
+        self.inside: dict[int, Use] = {}
         """By thread: the call that it waits in."""
         self.in_flight: guard.Book | None = None
         self.flying: weakref.WeakKeyDictionary[Any, Call] = weakref.WeakKeyDictionary()
@@ -104,35 +106,18 @@ class Alone:
         """A call whose root is another rank of the world than of the group."""
         rank_space.note(self, _call_of(met, member, parts, mark))  # type: ignore[arg-type]
 
-    @contextmanager
-    def inside(
-        self, met: Assembly, member: int, parts: Parts, number: int | None, blocking: bool
-    ) -> Iterator[None]:
+    def check_threads(self, me: int, use: Use) -> None:
         """While a thread is in a call that makes it wait, no other may make one there."""
-        me = threading.get_ident()
-        if self._inside:
-            self._check_threads(me, met, member, parts)
-        if not blocking or me in self._inside:
-            yield
+        if not self.compares_threads or me in self.inside:
             return
-        self._inside[me] = _call_of(met, member, parts, callsite.mark(5)), number
-        try:
-            yield
-        finally:
-            del self._inside[me]
-
-    def _check_threads(self, me: int, met: Assembly, member: int, parts: Parts) -> None:
-        """What the other threads that wait are in."""
-        if not self.compares_threads or me in self._inside:
-            return
-        for other, (call, its) in list(self._inside.items()):
-            if call.assembly is not met:
+        for other, its in list(self.inside.items()):
+            if its[0] is not use[0]:
                 continue
-            arriving = _call_of(met, member, parts, callsite.mark(6))
-            call.number = its
+            call = _call_of(*its[:4])
+            call.number = its[4]
             found = find_thread_race(
-                Use(describe_call(arriving), main=_is_main(me)),
-                Use(describe_call(call), main=_is_main(other)),
+                ThreadUse(describe_call(_call_of(*use[:4])), main=_is_main(me)),
+                ThreadUse(describe_call(call), main=_is_main(other)),
             )
             if found is not None:
                 error = self.report(found)
