@@ -536,7 +536,7 @@ class Desk:
 
     def _waiting(self, call: DeskCall) -> RankView:
         wait = call.place.wait_of(call)
-        return RankView(call.rank, "waiting", wait, call.as_op(), wait.op.site)
+        return RankView(call.rank, "waiting", wait, call.as_op())
 
 
 _ABANDONED = RuntimeError("abandoned")
