@@ -130,8 +130,8 @@ def _short(node: str) -> str:
 
 
 def _environ() -> dict[str, str]:
-    """Without what the pytest around us has set, and what makes pytest cut its lines differently
-    on machines for continuous integration."""
+    """Without what the pytest around us has set, and without what makes pytest cut its lines
+    differently on machines for continuous integration."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
     for name in ("CI", "BUILD_NUMBER"):
         kept.pop(name, None)
