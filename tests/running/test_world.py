@@ -157,7 +157,10 @@ RANKS = "give the number of ranks as a whole number from 1 to 4096, e.g. ranks=4
         ({"engine": "cloud"}, "engine='cloud': choose one of 'threads'"),
         ({"backend": "smoke"}, "backend='smoke': choose one of 'gloo', 'nccl', 'cpu:gloo,"),
         ({"clock": "sun"}, "clock='sun': choose one of 'real', 'virtual'"),
-        ({"checks": "some"}, "checks='some': there is no kind 'some'. Give all, none, or kinds"),
+        (
+            {"checks": "some"},
+            "checks='some': there is no kind 'some'. Give all, none, or kinds",
+        ),
         ({"checks": "all,-stall"}, "checks='all,-stall': stall is always found; it cannot be"),
         ({"checks": None}, "checks=None: nothing is said. Give all, none, or kinds"),
         ({"profile": "mpi"}, "profile='mpi': give gloo or nccl, the backend that the program"),
