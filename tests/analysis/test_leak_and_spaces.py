@@ -7,7 +7,14 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.analysis.leak import FEW, MANY, Making, find_leaks, find_left_world
+from phalanx.analysis.leak import (
+    FEW,
+    MANY,
+    Making,
+    find_kept_world,
+    find_leaks,
+    find_left_world,
+)
 from phalanx.analysis.rank_space import Use, find_rank_space
 from phalanx.analysis.thread_race import Use as ThreadUse
 from phalanx.analysis.thread_race import find_thread_race
@@ -38,6 +45,16 @@ def test_only_nccl_asks_for_the_end_of_the_world() -> None:
     assert find_left_world([], "nccl", LINE) is None
     finding = find_left_world([0, 1], "cpu:gloo,cuda:nccl", LINE)
     assert finding is not None and finding.ranks == (0, 1)
+
+
+def test_a_world_is_kept_only_where_others_ended_it() -> None:
+    world = Group("world", (0, 1, 2))
+    kept = [Op(rank, "init_process_group", world, site=LINE) for rank in (0, 2)]
+    ended = [Op(1, "destroy_process_group", world, site=LINE)]
+    assert find_kept_world(kept, []) is None and find_kept_world([], ended) is None
+    finding = find_kept_world(kept, ended)
+    assert finding is not None and finding.ranks == (0, 2)
+    assert finding.headline.startswith("ranks 0, 2 ended without destroy_process_group, where")
 
 
 def use(space, number: int, line: int, name: str = "broadcast") -> Use:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 
 import pytest
@@ -164,3 +165,42 @@ def test_nccl_asks_for_the_end_of_a_world_that_the_program_began() -> None:
 )
 def test_otherwise_a_world_may_be_left(program, options) -> None:
     assert findings(program, **options) == []
+
+
+def end_on(*ranks: int):
+    def program() -> None:
+        dist.init_process_group("gloo")
+        dist.barrier()
+        if dist.get_rank() in ranks:
+            dist.destroy_process_group()
+
+    return program
+
+
+@pytest.mark.parametrize(("ending", "left"), [((0,), (1, 2)), ((0, 2), (1,))])
+def test_a_world_that_some_ranks_end_is_a_leak_of_the_others(ending, left) -> None:
+    (finding,) = findings(end_on(*ending), ranks=3, init=False)
+    assert finding.ranks == left and finding.severity == "warning"
+    assert [(each.ranks, each.op.name) for each in finding.blocks] == [
+        (ending, "destroy_process_group"),
+        (left, "init_process_group"),
+    ]
+
+
+def two_worlds_of_one_rank_each() -> None:
+    rank = os.environ["RANK"]
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    if rank == "0":
+        dist.destroy_process_group()
+
+
+def ended_and_begun_again() -> None:
+    begin_and_end()
+    begin()
+
+
+@pytest.mark.parametrize(
+    "program", [end_on(), end_on(0, 1), two_worlds_of_one_rank_each, ended_and_begun_again]
+)
+def test_all_may_end_a_world_or_none(program) -> None:
+    assert findings(program, init=False) == []

@@ -99,6 +99,18 @@ def a_callback_beside_a_call() -> None:
         done.wait()
 
 
+def a_callback_whose_future_nobody_asks() -> None:
+    called = threading.Event()
+
+    def again(_) -> None:
+        dist.all_reduce(torch.ones(1))
+        called.set()
+
+    dist.all_reduce(torch.ones(1), async_op=True).get_future().then(again)
+    dist.all_reduce(torch.ones(1))
+    called.wait()
+
+
 def a_pool() -> None:
     with ThreadPoolExecutor(2) as pool:
         for task in [pool.submit(several) for _ in range(2)]:
@@ -115,6 +127,7 @@ def a_pool() -> None:
         messages_to_one_peer,
         asynchronous_calls,
         a_callback_beside_a_call,
+        a_callback_whose_future_nobody_asks,
         a_pool,
     ],
     ids=lambda program: program.__name__,

@@ -11,7 +11,9 @@
 | groups of other ranks, or at other lines                   | legal: subgroups               |
 | each destroyed before the next one                         | legal                          |
 | the program made the world on NCCL and left it             | leak: NCCL asks for it         |
-| the same on Gloo, or a world that Phalanx made             | legal                          |
+| some ranks took the world down that the program made,      | leak of the others             |
+| others never did                                           |                                |
+| none did, on Gloo; or Phalanx made the world               | legal                          |
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from phalanx.analysis.hints import name_ranks
 from phalanx.model import CallBlock, Finding, Group, Op, Site
 
 FEW, MANY = 3, 8
@@ -97,3 +100,32 @@ def find_left_world(ranks: Sequence[int], backend: str, site: Site | None) -> Fi
         ),
         hint="call dist.destroy_process_group() as the last thing on every rank",
     )
+
+
+def find_kept_world(kept: Sequence[Op], ended: Sequence[Op]) -> Finding | None:
+    """Ranks that made a world and ended without taking it down, where others did so.
+    `kept` and `ended` are their calls of `init_process_group` and `destroy_process_group`."""
+    if not kept or not ended:
+        return None
+    ranks, callers = (tuple(op.rank for op in ops) for ops in (kept, ended))
+    return Finding(
+        kind="leak",
+        severity="warning",
+        ranks=ranks,
+        headline=(
+            f"{name_ranks(ranks)} ended without destroy_process_group, "
+            f"where {name_ranks(callers)} called it"
+        ),
+        blocks=(*_by_line(ended), *_by_line(kept, "<- never ended")),
+        facts=(("rule", "all ranks take the world down, or leave it to the end of the run"),),
+        hint="call dist.destroy_process_group() as the last thing on every rank",
+    )
+
+
+def _by_line(ops: Sequence[Op], mark: str = "") -> list[CallBlock]:
+    alike: dict[Site | None, list[Op]] = {}
+    for op in ops:
+        alike.setdefault(op.site, []).append(op)
+    return [
+        CallBlock(tuple(op.rank for op in same), same[0], (), mark) for same in alike.values()
+    ]

@@ -27,10 +27,12 @@ from phalanx.model import CallBlock, Finding, Op
 
 @dataclass(frozen=True)
 class Use:
-    """A call of one thread. `main` says that it is the rank's own thread."""
+    """A call of one thread. `main` says that it is the rank's own thread, `callback` that a
+    future's callback makes it."""
 
     op: Op
     main: bool
+    callback: bool = False
 
 
 def find_thread_race(arriving: Use, inside: Use) -> Finding | None:
@@ -83,4 +85,6 @@ def _address(op: Op) -> tuple[str, int | None, int | None]:
 def _thread_text(use: Use, place: int) -> str:
     if use.main:
         return "in the rank's main thread"
+    if use.callback:
+        return "in a callback of a future, which elsewhere runs in a thread of its own"
     return "in a thread that the rank started" if place == 2 else "in another of its threads"

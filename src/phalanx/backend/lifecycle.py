@@ -144,6 +144,7 @@ def note_destroyed(context: RankContext, met: Assembly, *, is_default: bool) -> 
         destroyed.append((met.ranks, met.name, mark, _calls_so_far(context)))
         return
     context.calls_in_all = _calls_so_far(context)
+    context.ended_at = mark
     while destroyed and destroyed[-1][2] == mark:
         destroyed.pop()
 

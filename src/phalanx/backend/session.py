@@ -81,6 +81,8 @@ class RankContext:
         many collectives of the default group it had called by then."""
         self.calls_in_all = 0
         """How many these were when it destroyed the default group."""
+        self.ended_at: Mark | None = None
+        """Where that was."""
         self.stock: tuple[Any, ...] | None = None
         """What `heirloom.py` found when the default group was new."""
         self.untouched = False
@@ -152,8 +154,8 @@ class Session:
         """What checks remember about the run, by their kind."""
         self.makes_world = False
         """Whether the engine makes the default group, and ends it, and not the program."""
-        self.began_at: Mark | None = None
-        """Where the default group was made."""
+        self.began_at: dict[int, Mark | None] = {}
+        """Where each rank made its default group."""
         self.order: Ordering | None = None
         """What happens before what, once there is something that could race."""
         self.posts = 0

@@ -1,4 +1,4 @@
-"""Leak: groups made in a loop and never destroyed; a world on NCCL that is left standing.
+"""Leak: groups made in a loop and never destroyed; a world that is left standing.
 
 `made` is called for every end of a group. Deciding is done in `analysis/leak.py`.
 """
@@ -14,9 +14,16 @@ from types import FrameType, MethodType
 from typing import Any
 
 from phalanx import callsite
-from phalanx.analysis.leak import FEW, MANY, Making, find_leaks, find_left_world
+from phalanx.analysis.leak import (
+    FEW,
+    MANY,
+    Making,
+    find_kept_world,
+    find_leaks,
+    find_left_world,
+)
 from phalanx.backend.session import Session
-from phalanx.model import Verdict
+from phalanx.model import Finding, Group, Op, Verdict
 
 KIND = "leak"
 SEARCHES = 4
@@ -45,10 +52,13 @@ class _Entry:
 def made(end: Any, *, default: bool) -> None:
     """A rank's end of a new group; only the first member of each is looked at."""
     session: Session = end._session
-    if KIND not in session.kinds or end._member:
+    if KIND not in session.kinds:
         return
     if default:
-        session.began_at = callsite.mark(2)
+        if not session.makes_world:
+            session.began_at[end._context.rank] = callsite.mark(2)
+        return
+    if end._member:
         return
     way, by_name = _way_here(sys._getframe(2))
     entries = session.notes.setdefault(KIND, {})
@@ -87,15 +97,39 @@ def find_leaked_groups(session: Session) -> Iterable[Verdict]:
 
 def _left_world(session: Session) -> Iterable[Verdict]:
     """Worlds that the program itself began. Those that Phalanx began it also ends."""
-    if session.makes_world or not (session.has_nccl or session.profile == "nccl"):
+    if session.makes_world:
         return
     left = [each.rank for each in session.ranks if each.torch_state.default_pg is not None]
     if left:
         group = session.ranks[left[0]].torch_state.default_pg
         backend = "nccl" if session.profile == "nccl" else group.name()
-        found = find_left_world(left, backend, callsite.resolve(session.began_at))
+        site = callsite.resolve(session.began_at.get(left[0]))
+        found = find_left_world(left, backend, site) or _kept_world(session, left)
         if found is not None:
             yield found
+
+
+def _kept_world(session: Session, left: list[int]) -> Finding | None:
+    """The first world that some members took down and others left: one rank, one end."""
+    for met in (session.ranks[rank].torch_state.default_pg._assembly for rank in left):
+        if met is None:
+            continue
+        kept = [rank for rank in met.ranks if rank in met.ends]
+        ended = [r for r in met.ranks if r not in met.ends and session.ranks[r].ended_at]
+        if ended:
+            group = Group(met.name, met.ranks)
+            return find_kept_world(
+                [_op(r, "init_process_group", group, session.began_at.get(r)) for r in kept],
+                [
+                    _op(r, "destroy_process_group", group, session.ranks[r].ended_at)
+                    for r in ended
+                ],
+            )
+    return None
+
+
+def _op(rank: int, name: str, group: Group, mark: callsite.Mark | None) -> Op:
+    return Op(rank, name, group, site=callsite.resolve(mark))
 
 
 def _way_here(frame: FrameType | None) -> tuple[tuple[callsite.Mark, ...], bool]:

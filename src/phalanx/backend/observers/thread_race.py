@@ -18,9 +18,11 @@ from types import FrameType
 from phalanx import callsite
 from phalanx.analysis.thread_race import Use, find_thread_race
 from phalanx.backend.describe import describe_call
+from phalanx.backend.session import RankContext
 from phalanx.core.baton import OUTSIDE, PARKED, READY, Strand
 from phalanx.core.meeting import Call
-from phalanx.errors import RankStopped
+from phalanx.errors import RankStopped, VerdictError
+from phalanx.model import Finding
 
 KIND = "thread-race"
 _BLOCKING = frozenset({"send", "recv"})
@@ -90,10 +92,12 @@ def _check_errand(call: Call) -> None:
     if inside is None or inside.assembly is not call.assembly:
         return
     if call.name not in _BLOCKING and _is_still_at(_beneath(sys._getframe()), inside.mark):
-        one, other = Use(describe_call(call), main=False), Use(describe_call(inside), main=True)
-        finding = find_thread_race(one, other)
+        finding = find_thread_race(
+            Use(describe_call(call), main=False, callback=True),
+            Use(describe_call(inside), main=True),
+        )
         if finding is not None:
-            raise call.strand.local.session.report(finding)
+            raise _told(call.strand.local, finding)
 
 
 def _collective_of(other: Strand, call: Call) -> Call | None:
@@ -158,9 +162,15 @@ def _judge(call: Call, other: Strand, inside: Call) -> None:
     )
     if finding is None:
         return
-    context = strand.local
-    error = context.session.report(finding)
-    if not strand.helper or context.tell_failure is None:
-        raise error
-    context.tell_failure(error)  # an exception in a thread would be printed and forgotten
+    if not strand.helper or strand.local.tell_failure is None:
+        raise strand.local.session.report(finding)
+    _told(strand.local, finding)
     raise RankStopped
+
+
+def _told(context: RankContext, finding: Finding) -> VerdictError:
+    """For threads and callbacks, where an exception may be kept or printed, and forgotten."""
+    error = context.session.report(finding)
+    if context.tell_failure is not None:
+        context.tell_failure(error)
+    return error
