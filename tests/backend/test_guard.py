@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 import phalanx
-from phalanx.backend import private
+from phalanx.backend import memory, private
+from phalanx.backend.session import context_here
 from phalanx.model import Finding
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
@@ -318,6 +319,19 @@ def test_a_version_that_another_part_of_the_storage_moved_is_no_proof() -> None:
     phalanx.run(program, ranks=2)
 
 
+@pytest.mark.parametrize("size", [4, memory.WHOLE])
+def test_a_write_to_no_element_is_none(size: int) -> None:
+    """It moves the version all the same."""
+
+    def program() -> None:
+        whole = torch.ones(size)
+        work = dist.all_reduce(whole, async_op=True)
+        whole[size:].zero_()
+        work.wait()
+
+    phalanx.run(program, ranks=2)
+
+
 def test_a_tensor_that_the_program_lets_go_is_kept() -> None:
     def program() -> None:
         work = dist.all_reduce(torch.ones(2), async_op=True)
@@ -475,6 +489,34 @@ def test_no_mode_is_left_behind() -> None:
 
     assert phalanx.run(program, ranks=2) == [[0, 1, 0]] * 2
     assert private.function_modes() == 0
+
+
+def test_a_hook_of_backward_leaves_the_guard_as_it_was() -> None:
+    """Autograd puts the stack of modes back, whatever a hook does to it."""
+
+    def program() -> None:
+        layer = torch.nn.Linear(2, 2, bias=False)
+        works: list[Any] = []
+        layer.weight.register_hook(
+            lambda grad: works.append(dist.all_reduce(torch.ones(2), async_op=True))
+        )
+        layer(torch.ones(1, 2)).sum().backward()
+        works[0].wait()
+        reducing(lambda tensor: tensor.sum())()
+
+    assert "read" in found_in(program).headline
+
+
+def test_works_that_are_dropped_do_not_pile_up() -> None:
+    def program() -> int:
+        for _ in range(1000):
+            dist.all_reduce(torch.ones(2), async_op=True)
+        context = context_here()
+        assert context is not None
+        return len(context.in_flight.lows)
+
+    with pytest.warns(phalanx.PhalanxWarning, match="1000 times"):
+        assert max(phalanx.run(program, ranks=2)) < 500
 
 
 def test_nothing_is_watched_where_the_check_is_off() -> None:

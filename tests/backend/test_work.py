@@ -118,12 +118,16 @@ def test_never_waiting_for_a_member_that_never_comes() -> None:
         assert phalanx.run(program, ranks=2) == ["ended", "ended"]
 
 
-@pytest.mark.parametrize("poll", ["work", "future"])
+@pytest.mark.parametrize("poll", ["work", "success", "future"])
 def test_polling_ends(poll: str) -> None:
     def program() -> float:
         tensor = torch.tensor([1.0 + dist.get_rank()])
         work = reduce_later(tensor)
-        is_done = work.is_completed if poll == "work" else work.get_future().done
+        is_done = {
+            "work": lambda: work.is_completed(),
+            "success": lambda: work.is_success(),
+            "future": lambda: work.get_future().done(),
+        }[poll]
         while not is_done():
             pass
         return tensor.item()

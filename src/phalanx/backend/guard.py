@@ -87,6 +87,8 @@ class Region:
         tensor = self.tensor
         if self.version is None or version_of(tensor) == self.version:
             return False
+        if self.flight.book.saw_empty:  # a write to that, if a view of this, counts as well
+            return False
         return bool(tensor.untyped_storage().nbytes() == self.high - self.low)
 
 
@@ -131,10 +133,15 @@ class Book:
         self.dropped: list[Flight] = []
         self.left: dict[Any, Unwaited] = {}
         self.lows: list[int] = []
+        self.saw_empty = False
+        """Whether the program used a tensor without elements while something was in flight."""
+        self._sweep_at = _MOST_DONE
         self._regions: list[Region] = []
         self._longest = 0
 
     def add(self, region: Region) -> None:
+        if not self.lows:
+            self.saw_empty = False
         place = bisect_left(self.lows, region.low)
         self.lows.insert(place, region.low)
         self._regions.insert(place, region)
@@ -206,6 +213,15 @@ class Book:
             elif not flight.over:
                 self._count(flight)
         self.dropped += waiting
+        if len(self.flights) > self._sweep_at:
+            self._sweep()
+            self._sweep_at = 2 * len(self.flights) + _MOST_DONE
+
+    def _sweep(self) -> None:
+        """Forget works that were dropped and whose tensors nobody has any more."""
+        for flight in [each for each in self.flights if each.over]:
+            if all(region.own_tensor() is None for region in flight.regions):
+                self.forget(flight)
 
     def fold_functional(self) -> None:
         done = [f for f in self.flights if f.functional and f.call and f.call.done]

@@ -17,7 +17,7 @@ from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
 
 from phalanx.backend import memory, private_modes
-from phalanx.backend.private import function_modes, no_function_modes
+from phalanx.backend.private import function_modes, is_in_backward, no_function_modes
 from phalanx.backend.private_modes import schema_of
 
 if TYPE_CHECKING:
@@ -49,9 +49,12 @@ def enter(book: Book) -> None:
     if mode is None or mode.book is not book:
         leave_thread()
         mode = state.mode = _Watch(book)
-    if not state.shown and not state.compiled:
-        private_modes.push_function_mode(mode)
-        state.shown = True
+    if state.shown or state.compiled:
+        return
+    if is_in_backward():
+        return  # autograd puts the stack of modes back when it ends, without telling
+    private_modes.push_function_mode(mode)
+    state.shown = True
 
 
 def leave(book: Book) -> None:
@@ -172,7 +175,9 @@ def _reaches(book: Book, given: Any) -> bool:
         kind = type(item)
         if kind is Tensor or kind is Parameter:
             low, high = memory.extent(item)
-            if book.is_near(low, high):
+            if low == high:
+                book.saw_empty = True
+            elif book.is_near(low, high):
                 return True
         elif (kind is list or kind is tuple) and _reaches(book, item):
             return True

@@ -131,7 +131,7 @@ class OpWork(dist.Work):
         return _see_done(call)
 
     def is_success(self) -> bool:
-        return _see_done(self.call) and self.call.error is None
+        return self.is_completed() and self.call.error is None
 
     def exception(self) -> BaseException | None:
         return self.call.error
