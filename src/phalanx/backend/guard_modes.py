@@ -199,6 +199,7 @@ _LOOKS_ONLY = frozenset(
         "aten::new_ones",
         "aten::new_full",
         "aten::is_same_size",
+        "aten::is_set_to",
         "aten::record_stream",
         "aten::is_pinned",
         "aten::lift_fresh",
