@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phalanx.analysis.lifecycle import (
+    Destroyed,
     find_destroy_mismatch,
     find_kept_group,
     find_making_mismatch,
@@ -22,8 +23,9 @@ def make(rank: int, *members: int, backend: str = "gloo") -> Op:
     return Op(rank, "new_group", Group(backend, members), site=HERE)
 
 
-def destroy(rank: int, name: str, *members: int, calls: int = 0) -> Op:
-    return Op(rank, "destroy_process_group", Group(name, members), calls, site=HERE)
+def destroy(rank: int, name: str, *members: int, calls: int = 0) -> Destroyed:
+    group = Group(name, members)
+    return Destroyed(group, Op(rank, "destroy_process_group", group, calls, site=HERE))
 
 
 def test_other_members_at_the_same_place() -> None:

@@ -20,6 +20,7 @@ import pytest
 from phalanx.analysis.in_flight import Touch, find_in_flight
 from phalanx.analysis.leftovers import find_leftovers
 from phalanx.analysis.lifecycle import (
+    Destroyed,
     find_destroy_mismatch,
     find_kept_group,
     find_making_mismatch,
@@ -350,10 +351,11 @@ def mismatch_new_group_by_some() -> Verdict:
     return found(find_missing_making(made))
 
 
-def destroyed(rank: int, *groups: str) -> list[Op]:
+def destroyed(rank: int, *groups: str) -> list[Destroyed]:
     site = Site("groups.py", 30, "close", "dist.destroy_process_group(group)")
     name = "destroy_process_group"
-    return [Op(rank, name, Group(each, (0, 1)), 3, site=site) for each in groups]
+    ops = [Op(rank, name, Group(each, (0, 1)), 3, site=site) for each in groups]
+    return [Destroyed(op.group, op) for op in ops]
 
 
 def mismatch_destroy_order() -> Verdict:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import phalanx
+from phalanx.core.baton import here
 from phalanx.model import Finding, Verdict
 
 
@@ -199,3 +200,42 @@ def test_init_and_destroy_again() -> None:
             dist.destroy_process_group()
 
     phalanx.run(body, ranks=2, init=False)
+
+
+def test_groups_of_worlds_that_follow_each_other() -> None:
+    def body() -> None:
+        dist.destroy_process_group()
+        for turn in range(2):
+            dist.init_process_group("gloo")
+            groups = [dist.new_group([0, 1]) for _ in range(2)]
+            for _ in range(2 + 8 * turn):
+                dist.barrier()
+            if turn == 0 or dist.get_rank() == 0:
+                for group in groups[:: 1 - 2 * turn]:
+                    dist.destroy_process_group(group)
+            dist.destroy_process_group()
+
+    assert findings(body, ranks=2) == []
+
+
+def test_names_that_are_given_again() -> None:
+    def body() -> None:
+        for turn in range(3):
+            groups = [dist.new_group([0, 1], use_local_synchronization=True) for _ in range(2)]
+            for group in groups[:: 1 - 2 * (turn % 2)]:
+                dist.destroy_process_group(group)
+            dist.barrier()
+
+    assert findings(body, ranks=2) == []
+
+
+def test_many_groups_that_all_destroy_are_forgotten() -> None:
+    def body() -> int:
+        for _ in range(40):
+            dist.destroy_process_group(dist.new_group([0, 1]))
+        strand = here.strand
+        assert strand is not None
+        dist.barrier()
+        return len(strand.local.destroyed)
+
+    assert max(phalanx.run(body, ranks=2)) <= 1

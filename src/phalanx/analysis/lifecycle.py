@@ -20,8 +20,9 @@ is made; communicators of NCCL are made and freed by their members together.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from phalanx.analysis.hints import name_ranks
 from phalanx.model import CallBlock, Finding, Op
@@ -34,6 +35,9 @@ _DESTROY_RULE = (
     "ranks that share groups destroy them in the same order: NCCL may free a communicator "
     "only with all its members"
 )
+
+NEAR = 32
+"""How many groups that were destroyed before another one are compared with it."""
 
 
 def find_making_mismatch(made: Mapping[int, Sequence[Op]], number: int) -> Finding | None:
@@ -92,30 +96,37 @@ def find_missing_making(made: Mapping[int, Sequence[Op]]) -> Finding | None:
     )
 
 
-def find_destroy_mismatch(destroyed: Mapping[int, Sequence[Op]]) -> Finding | None:
-    """Two groups that two members of both destroyed in opposite orders."""
-    order: dict[tuple[str, str], tuple[Op, Op]] = {}
+class Destroyed(NamedTuple):
+    """A rank's call, and which group it destroyed: names may be given again."""
+
+    group: Hashable
+    op: Op
+
+
+def find_destroy_mismatch(destroyed: Mapping[int, Sequence[Destroyed]]) -> Finding | None:
+    """Two groups that two members of both destroyed in opposite orders, near each other."""
+    order: dict[tuple[Hashable, Hashable], tuple[Op, Op]] = {}
     for rank in sorted(destroyed):
-        ops = destroyed[rank]
-        for at, late in enumerate(ops):
-            for early in ops[:at]:
-                other = order.get((late.group.name, early.group.name))
+        gone = destroyed[rank]
+        for at, late in enumerate(gone):
+            for early in gone[max(0, at - NEAR) : at]:
+                other = order.get((late.group, early.group))
                 if other is not None:
-                    return _opposite(other, (early, late))
-                order.setdefault((early.group.name, late.group.name), (early, late))
+                    return _opposite(other, (early.op, late.op))
+                order.setdefault((early.group, late.group), (early.op, late.op))
     return None
 
 
 def find_kept_group(
-    destroyed: Mapping[int, Sequence[Op]], went_on: Mapping[int, int]
+    destroyed: Mapping[int, Sequence[Destroyed]], went_on: Mapping[int, int]
 ) -> Finding | None:
     """A group that some members destroyed and others never did by themselves. An op's number
     is how many collectives of the default group went before, `went_on` how many there were in
     the end: members that leave a group to the end of the process are in order."""
-    by_group: dict[str, list[Op]] = {}
-    for ops in destroyed.values():
-        for op in ops:
-            by_group.setdefault(op.group.name, []).append(op)
+    by_group: dict[Hashable, list[Op]] = {}
+    for gone in destroyed.values():
+        for each in gone:
+            by_group.setdefault(each.group, []).append(each.op)
     for ops in by_group.values():
         group = ops[0].group
         keepers = tuple(sorted(set(group.ranks) - {op.rank for op in ops}))

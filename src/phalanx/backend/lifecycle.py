@@ -9,10 +9,11 @@ come to theirs, so that all can be asked who is odd; or until they cannot come a
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from phalanx import callsite
 from phalanx.analysis.lifecycle import (
+    Destroyed,
     find_destroy_mismatch,
     find_kept_group,
     find_making_mismatch,
@@ -27,6 +28,17 @@ from phalanx.model import Finding, Group, Op, Verdict, Wait
 KIND = "mismatch"
 
 _Made = tuple[tuple[int, ...], str, Mark | None]
+
+
+class _Destroyed(NamedTuple):
+    """A group, the place of the default group at that time, where it was destroyed, and how
+    many collectives of the default group the rank had called and groups made by then."""
+
+    met: Assembly
+    place: Any
+    mark: Mark | None
+    calls: int
+    made: int
 
 
 class Makings:
@@ -140,13 +152,33 @@ def note_destroyed(context: RankContext, met: Assembly, *, is_default: bool) -> 
     one call, are left out: torch itself sees to their order."""
     mark = callsite.mark(2)
     destroyed = context.destroyed
+    world = context.torch_state.default_pg
+    place = world._place if world is not None else None
     if not is_default:
-        destroyed.append((met.ranks, met.name, mark, _calls_so_far(context)))
+        _forget_destroyed(context)
+        made = context.torch_state.group_count
+        destroyed.append(_Destroyed(met, place, mark, _calls_so_far(context), made))
         return
-    context.calls_in_all = _calls_so_far(context)
     context.ended_at = mark
-    while destroyed and destroyed[-1][2] == mark:
+    while destroyed and destroyed[-1].mark == mark:
         destroyed.pop()
+    context.calls_in_all[place] = _calls_so_far(context)
+
+
+def _forget_destroyed(context: RankContext) -> None:
+    """There is nothing more to be said about a group that all members have destroyed, none of
+    them after another one that is not done with. Those that go with the default group are not
+    known yet as such: a rank that has made groups since is past that."""
+    everyone, own = context.session.ranks, context.destroyed
+    while own and own[0].met.is_deserted():
+        met = own[0].met
+        members = [everyone[rank] for rank in met.ranks]
+        if not all(m.destroyed and m.destroyed[0].met is met for m in members):
+            return
+        if any(m.destroyed[0].made >= m.torch_state.group_count for m in members):
+            return
+        for member in members:
+            member.destroyed.popleft()
 
 
 def find_open_mismatch(session: Session, gone: Iterable[int] = ()) -> Verdict | None:
@@ -173,23 +205,28 @@ def find_at_end(session: Session) -> list[Verdict]:
         verdict = find_missing_making(each.ops())
         if verdict is not None:
             found.append(verdict)
-    if any(context.destroyed for context in session.ranks):
-        ops = {context.rank: _destroyed_ops(context) for context in session.ranks}
-        calls = {c.rank: c.calls_in_all or _calls_so_far(c) for c in session.ranks}
+    gone = (each.place for context in session.ranks for each in context.destroyed)
+    for place in dict.fromkeys(gone):
+        ops = {context.rank: _destroyed_ops(context, place) for context in session.ranks}
+        calls = {c.rank: c.calls_in_all.get(place, _calls_so_far(c)) for c in session.ranks}
         verdict = find_destroy_mismatch(ops) or find_kept_group(ops, calls)
         if verdict is not None:
             found.append(verdict)
     for context in session.ranks:
         context.destroyed.clear()
+        context.calls_in_all.clear()
     return found
 
 
-def _destroyed_ops(context: RankContext) -> list[Op]:
-    rank, name = context.rank, "destroy_process_group"
-    return [
-        Op(rank, name, Group(group, ranks), number=calls, site=resolve(mark))
-        for ranks, group, mark, calls in context.destroyed
-    ]
+def _destroyed_ops(context: RankContext, place: Any) -> list[Destroyed]:
+    """Of the time of one default group."""
+    found = []
+    for met, of, mark, calls, _ in context.destroyed:
+        if of == place:
+            group = Group(met.name, met.ranks)
+            op = Op(context.rank, "destroy_process_group", group, calls, site=resolve(mark))
+            found.append(Destroyed(id(met), op))
+    return found
 
 
 def _calls_so_far(context: RankContext) -> int:

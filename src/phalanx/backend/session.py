@@ -28,6 +28,7 @@ JOURNAL_IN_FULL = 16 * JOURNAL
 LEAST_JOURNAL = 128
 """How many entries are kept: of all ranks together, under a profile, and of each at least."""
 MOST_WATCHED, LEAST_WATCHED = 128, 16
+DESTROYED = 256
 
 
 class TorchState:
@@ -76,11 +77,10 @@ class RankContext:
         the number of the batch."""
         self.in_flight: Any = None
         """The `guard.Book` of a rank that has made asynchronous calls."""
-        self.destroyed: list[tuple[tuple[int, ...], str, Mark | None, int]] = []
-        """Groups that the rank has destroyed, each by itself: members, name, place, and how
-        many collectives of the default group it had called by then."""
-        self.calls_in_all = 0
-        """How many these were when it destroyed the default group."""
+        self.destroyed: deque[Any] = deque(maxlen=DESTROYED)
+        """Groups that the rank has destroyed, each by itself; see `lifecycle.py`."""
+        self.calls_in_all: dict[Any, int] = {}
+        """How many collectives it had called on a default group when it destroyed that."""
         self.ended_at: Mark | None = None
         """Where that was."""
         self.stock: tuple[Any, ...] | None = None

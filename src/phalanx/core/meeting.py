@@ -215,6 +215,10 @@ class Assembly:
         self.ends.pop(rank, None)
         return self._left == self.size
 
+    def is_deserted(self) -> bool:
+        """Whether all members have destroyed their ends."""
+        return self._left == self.size
+
     def join(self, call: Call) -> Slot | None:
         """Put a collective call into its slot; the slot, once the last member is there."""
         member = call.member
