@@ -160,6 +160,12 @@ def functional_used_later() -> None:
     assert result.tolist() == [2.0, 2.0]
 
 
+def many_functional_used_later() -> None:
+    all_reduce = private.functional_collectives().all_reduce
+    results = [all_reduce(torch.ones(2), "sum", group=dist.group.WORLD) for _ in range(200)]
+    assert [each.tolist() for each in results] == [[2.0, 2.0]] * 200
+
+
 SILENT: dict[str, Callable[[], Any]] = {
     "wait": lambda: reduce_later().wait(),
     "synchronize": lambda: reduce_later().synchronize(),
@@ -172,6 +178,7 @@ SILENT: dict[str, Callable[[], Any]] = {
         .sum()
     ),
     "functional, later": functional_used_later,
+    "functional, many": many_functional_used_later,
     "objects": lambda: dist.broadcast_object_list([dist.get_rank()], 0),
     "gathered": lambda: dist.all_gather_object([None, None], "x"),
     "coalesced": wait_coalesced,

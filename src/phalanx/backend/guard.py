@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _WRITES_INPUTS = frozenset({"all_reduce", "all_reduce_coalesced"})
 _MOST_DONE = 64
-"""Functional results that may be outstanding before those that are done are only counted."""
+"""How many operations may be outstanding before it is seen to what is kept of them."""
 
 
 class Region:
@@ -99,6 +99,8 @@ class Flight:
     regions: Sequence[Region] = ()
     changed: How | None = None
     functional = False
+    done = False
+    """Complete, and the call itself no longer kept."""
     dropped = False
     """The program has no `Work` any more."""
     followed = False
@@ -135,7 +137,7 @@ class Book:
         self.lows: list[int] = []
         self.saw_empty = False
         """Whether the program used a tensor without elements while something was in flight."""
-        self._sweep_at = _MOST_DONE
+        self.fold_at = self._sweep_at = _MOST_DONE
         self._regions: list[Region] = []
         self._longest = 0
 
@@ -224,9 +226,13 @@ class Book:
                 self.forget(flight)
 
     def fold_functional(self) -> None:
-        done = [f for f in self.flights if f.functional and f.call and f.call.done]
-        for flight in done if len(done) > _MOST_DONE else ():
-            self._count(flight)
+        """Of functional results that are there keep no tensors. They may still be used, so
+        whether anybody waited for them is known at the end only."""
+        for flight in self.flights:
+            if flight.functional and flight.call is not None and flight.call.done:
+                flight.described()
+                flight.call, flight.done = None, True
+        self.fold_at = 2 * len(self.flights)
 
     def _count(self, flight: Flight) -> None:
         op = flight.described()
@@ -256,7 +262,8 @@ class Book:
         self.fold()
         for flight in list(self.flights):
             call = flight.call
-            if call is not None and call.done and not (flight.over or flight.followed):
+            done = flight.done or (call is not None and call.done)
+            if done and not (flight.over or flight.followed):
                 self._count(flight)
             self.forget(flight)
         found, self.left = list(self.left.values()), {}
@@ -287,7 +294,7 @@ def depart(context: RankContext, call: Call) -> None:
     context.session.flown = True
     if call.origin != OWN:
         flight.functional = True
-        if len(book.flights) > _MOST_DONE:
+        if len(book.flights) > book.fold_at:
             book.fold_functional()
     elif context.session.guards:
         _watch(book, flight, call)
