@@ -6,6 +6,7 @@ time: what must come first is waited for.
 
 from __future__ import annotations
 
+import _thread
 import glob
 import multiprocessing
 import os
@@ -26,6 +27,7 @@ import torch.distributed._functional_collectives as functional
 from torch.utils.data import DataLoader, TensorDataset
 
 import phalanx
+from phalanx.running.partial import SETTLED
 
 both_orders = pytest.mark.parametrize("seed", [0, 11])
 
@@ -218,6 +220,19 @@ def test_a_pool_that_outlives_the_run_keeps_nobody() -> None:
     assert phalanx.run(program, ranks=2) == [2.0] * 2
     for pool in pools:
         pool.shutdown()
+
+
+def test_a_thread_that_threading_does_not_know_may_notify() -> None:
+    """For longer than a set of ranks must stay the same to count as stuck."""
+
+    def program():
+        told = threading.Event()
+        if dist.get_rank() == 0:
+            _thread.start_new_thread(lambda: (time.sleep(2 * SETTLED), told.set()), ())
+            told.wait()
+        return total(1.0)
+
+    assert phalanx.run(program, ranks=2) == [2.0] * 2
 
 
 def test_others_work_while_one_sleeps() -> None:

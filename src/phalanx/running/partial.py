@@ -142,7 +142,9 @@ class PartialWatch:
     def _is_alone(self, strands: Sequence[Strand]) -> bool:
         """Whether no thread that is nobody's could notify a rank."""
         ours = {strand.ident for strand in strands} | {threading.get_ident()}
-        return all(thread.ident in ours or is_tool(thread) for thread in threading.enumerate())
+        known = {thread.ident: thread for thread in threading.enumerate()}
+        others = (known.keys() | sys._current_frames().keys()) - ours
+        return all(ident in known and is_tool(known[ident]) for ident in others)
 
 
 def _name(strand: Strand) -> str | None:
