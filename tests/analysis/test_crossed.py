@@ -23,7 +23,7 @@ def crossed(one: list[Level], other: list[Level], source: Source = SURE) -> bool
 
 
 def word(value: str, place: int = 1) -> Level:
-    return Level(place, ("t",), (("name", value),))
+    return Level(place, ("t",), (("name", value),), tied=("name",))
 
 
 A, B = Level(1, ("a",)), Level(2, ("b",))

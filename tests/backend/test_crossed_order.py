@@ -9,7 +9,7 @@ import weakref
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 import phalanx
 
@@ -62,6 +62,22 @@ def fresh_tensors_by_name() -> None:
     for _name, value in turned(metrics.items()):
         total = torch.tensor([value])
         dist.all_reduce(total)
+
+
+def fresh_tensors_by_key() -> None:
+    metrics = {"loss": 1.0 + dist.get_rank(), "accuracy": 2.0}
+    for key in turned(metrics):
+        mean = torch.tensor([metrics.get(key)]) / dist.get_world_size()
+        dist.all_reduce(mean)
+
+
+def gradients_by_name() -> None:
+    model = nn.Linear(2, 2, bias=False)
+    model.add_module("more", nn.Linear(2, 2, bias=False))
+    for _, parameter in model.named_parameters():
+        parameter.grad = torch.ones(2, 2)
+    for _name, parameter in turned(list(model.named_parameters())):
+        dist.all_reduce(parameter.grad)
 
 
 def a_comprehension() -> None:
@@ -137,9 +153,8 @@ def reduce_named(name: str, value: float) -> None:
 
 
 def named_by_an_argument() -> None:
-    order = turned(["loss", "count"])
-    reduce_named(order[0], 1.0)
-    reduce_named(order[1], 2.0)
+    for name, value in turned({"loss": 1.0, "count": 2.0}.items()):
+        reduce_named(name, value)
 
 
 def functions_in_another_order() -> None:
@@ -206,6 +221,35 @@ def branches_that_do_the_same() -> None:
             dist.all_reduce(loss)
         else:
             dist.all_reduce(loss)
+
+
+def files_in_own_order() -> None:
+    model = nn.Linear(2, 2)
+    for file in turned(["cat.bin", "dog.bin", "owl.bin", "fox.bin"]):
+        loss = model(torch.full((1, 2), float(len(file)))).sum()
+        loss.backward()
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+        total = loss.detach()
+        dist.all_reduce(total)
+
+
+def files_and_counters() -> None:
+    for step, file in enumerate(turned(["cat.bin", "dog.bin"])):
+        dist.all_reduce(torch.tensor([step]))
+        learn_from(file)
+
+
+def learn_from(file: str) -> None:
+    loss = torch.ones(1) * len(file)
+    dist.all_reduce(loss)
+
+
+def data_sets_by_name() -> None:
+    model, sets = nn.Linear(2, 2), {"train": torch.ones(1, 2), "extra": torch.ones(1, 2)}
+    for name in turned(sets):
+        loss = model(sets[name]).sum().detach()
+        dist.all_reduce(loss)
 
 
 def roots_in_turn() -> None:
@@ -308,6 +352,8 @@ BUGS = [
     its_values_counted,
     its_keys,
     fresh_tensors_by_name,
+    fresh_tensors_by_key,
+    gradients_by_name,
     a_comprehension,
     numbers_of_buffers,
     two_lines_swapped,
@@ -325,6 +371,9 @@ BUGS = [
 ]
 CORRECT = [
     branches_that_do_the_same,
+    files_in_own_order,
+    files_and_counters,
+    data_sets_by_name,
     roots_in_turn,
     sums_as_broadcasts,
     sums_as_broadcasts_written_out,

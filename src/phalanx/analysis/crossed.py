@@ -6,7 +6,11 @@ innermost first), since the order may be wrong in the caller of a wrapper.
 
 | evidence at one level                                  | if it goes crosswise            |
 |--------------------------------------------------------|---------------------------------|
-| same place, a loop over words; the words differ        | crossed                         |
+| same place, a loop over words; the words differ, and   |                                 |
+| the tensor is the words': bound by the same loop, or   |                                 |
+| picked by them from something                          | crossed                         |
+| same place, other words that have nothing to do with   |                                 |
+| the tensor                                             | legal: files, a rank's own data |
 | same place, tensors of other names, and a loop that goes |                               |
 | over the tensors, or whose values differ likewise      | crossed                         |
 | different places, tensors or expressions of other names, |                               |
@@ -36,12 +40,14 @@ Values = tuple[tuple[str, int | str], ...]
 @dataclass(frozen=True)
 class Level:
     """One user frame of a call: its place, what the tensor is called there, the values of the
-    loops around the place, and whether such a loop goes over the tensors themselves."""
+    loops around the place, and whether such a loop goes over the tensors themselves. `tied`
+    are variables of `loop` whose words come with the tensor."""
 
     place: Any
     names: tuple[str, ...] = ()
     loop: Values = ()
     swept: bool = False
+    tied: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -80,10 +86,12 @@ class Crossing:
 @dataclass(frozen=True)
 class Source:
     """What the program's text says. `together(a, b)`: whether who passes place a passes b in
-    the same pass; `expression(a)`: the text of the call there."""
+    the same pass; `expression(a)`: the text of the call there; `picks(a, name)`: whether what
+    is given to the call there is picked from something by the variable of that name."""
 
     together: Callable[[Any, Any], bool]
     expression: Callable[[Any], str | None]
+    picks: Callable[[Any, str], bool] = lambda place, name: False
 
 
 def find_crossing(trails: Mapping[int, Sequence[Trace]], source: Source) -> Crossing | None:
@@ -174,7 +182,7 @@ def _keys(pair: Pairing, source: Source) -> tuple[Any, Any] | None:
     """What the two ranks have in this call, where that differs enough to mean something."""
     one, other = pair.one, pair.other
     if one.place == other.place:
-        words = _by_words(one, other)
+        words = _by_words(one, other, source)
         if words is not None:
             return words
         swept = one.swept and other.swept
@@ -182,7 +190,7 @@ def _keys(pair: Pairing, source: Source) -> tuple[Any, Any] | None:
             return (one.names, one.loop), (other.names, other.loop)
         return None
     if one.loop != other.loop:
-        return _by_words(one, other)
+        return _by_words(one, other, source)
     names, theirs = one.names, other.names
     if not names or not theirs:
         texts = source.expression(one.place), source.expression(other.place)
@@ -192,14 +200,25 @@ def _keys(pair: Pairing, source: Source) -> tuple[Any, Any] | None:
     return None if names == theirs else ((names, one.loop), (theirs, other.loop))
 
 
-def _by_words(one: Level, other: Level) -> tuple[Any, Any] | None:
-    """By the values of the loop alone: only words name things, numbers may be data."""
+def _by_words(one: Level, other: Level, source: Source) -> tuple[Any, Any] | None:
+    """By the values of the loop alone: only words name things, numbers may be data; and only
+    words that have to do with the tensor."""
     changed = [(a, b) for a, b in zip(one.loop, other.loop, strict=False) if a != b]
     if len(one.loop) != len(other.loop) or not changed:
         return None
-    if all(isinstance(value, str) for pair in changed for _, value in pair):
-        return ("words", one.loop), ("words", other.loop)
-    return None
+    if not all(isinstance(value, str) for pair in changed for _, value in pair):
+        return None
+    for level, words in zip((one, other), zip(*changed, strict=True), strict=True):
+        if not any(_is_about(level, word, source) for word in words):
+            return None
+    return ("words", one.loop), ("words", other.loop)
+
+
+def _is_about(level: Level, word: tuple[str, int | str], source: Source) -> bool:
+    name, value = word
+    if name in level.tied or any(f"[{value!r}]" in each for each in level.names):
+        return True
+    return source.picks(level.place, name)
 
 
 def _is_sure(circle: Sequence[Pairing], source: Source) -> bool:

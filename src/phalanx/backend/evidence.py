@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import dis
 import sys
+from collections.abc import Mapping
 from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any
+
+from torch.nn import Parameter
 
 from phalanx import callsite
 
@@ -24,7 +27,8 @@ _SNAPSHOTS = sys.version_info < (3, 13)
 _HELD_BY_US = 3
 """References to a frame's snapshot that are not the program's: of the frame, ours, a call's."""
 
-Reading = tuple[CodeType, int, tuple[str, ...], tuple[tuple[str, int | str], ...], bool]
+Values = tuple[tuple[str, int | str], ...]
+Reading = tuple[CodeType, int, tuple[str, ...], Values, bool, tuple[str, ...]]
 
 
 class Plan:
@@ -66,12 +70,14 @@ def _read(frame: FrameType, tensor: Any) -> Reading:
         if len(_plans) >= MOST_PLACES:
             _plans.clear()
         plan = _plans[id(code), offset] = Plan(code, offset)
-    known = frame.f_locals
+    known: Any = frame.f_locals
+    if not isinstance(known, Mapping):  # of a class body: whatever its metaclass prepared
+        known = {}
     names = _names_of(plan, known, frame, tensor)
-    loop, swept = _loop_values(plan, known, tensor)
+    loop, swept, tied = _loop_values(plan, known, tensor)
     if _SNAPSHOTS and code.co_flags & _OPTIMIZED and sys.getrefcount(known) <= _HELD_BY_US:
         known.clear()  # or the frame would keep alive what the program drops
-    return code, offset, names, loop, swept
+    return code, offset, names, loop, swept, tied
 
 
 def _names_of(plan: Plan, known: Any, frame: FrameType, tensor: Any) -> tuple[str, ...]:
@@ -108,29 +114,43 @@ def _look_into(name: str, container: Any, tensor: Any, found: list[str]) -> None
 _SIMPLE = frozenset({int, str})
 
 
-def _loop_values(
-    plan: Plan, known: Any, tensor: Any
-) -> tuple[tuple[tuple[str, int | str], ...], bool]:
+def _loop_values(plan: Plan, known: Any, tensor: Any) -> tuple[Values, bool, tuple[str, ...]]:
     """Of a loop over words the words alone count: a counter beside them, as of `enumerate`, is
     where they stand and not what they are. So with a loop over the tensors themselves. Words
-    that the function was called with count too."""
+    that the function was called with count too.
+
+    Words are *tied* to the tensor if they name the function to call, or come with it: bound
+    by the same loop, or given to the function together with the parameter whose gradient it
+    is. Any others may be about a rank's own data, such as names of files."""
     values: list[tuple[str, int | str]] = [
         (name, value) for name in plan.arguments if type(value := known.get(name)) is str
     ]
+    tied: list[str] = []
+    if values and any(_has_gradient(known.get(name), tensor) for name in plan.arguments):
+        tied += [name for name, _ in values]
     swept = False
     for targets in plan.loops:
         own = [(name, known.get(name)) for name in targets]
         words = [(name, _word(value)) for name, value in own if type(value) in _WORDS]
         if words:
             values += words
+            if any(value is tensor or _has_gradient(value, tensor) for _, value in own):
+                tied += [name for name, _ in words]
+            else:
+                tied += [name for name, value in own if type(value) in _FUNCTIONS]
         elif any(value is tensor for _, value in own):
             swept = True
         else:
             values += [(name, value) for name, value in own if type(value) is int]
-    return tuple(values), swept
+    return tuple(values), swept, tuple(tied)
 
 
-_WORDS = frozenset({str, FunctionType, MethodType})
+def _has_gradient(value: Any, tensor: Any) -> bool:
+    return isinstance(value, Parameter) and value.grad is tensor
+
+
+_FUNCTIONS = frozenset({FunctionType, MethodType})
+_WORDS = _FUNCTIONS | {str}
 
 
 def _word(value: Any) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import functools
 import linecache
+from collections.abc import Callable
 from itertools import islice
 from types import CodeType
 
@@ -98,3 +99,108 @@ def _tree(lines: tuple[str, ...]) -> ast.Module | None:
         return ast.parse("".join(lines)) if lines else None
     except (SyntaxError, ValueError):
         return None
+
+
+_PLAIN = frozenset({"float", "int", "len", "list", "sum", "tuple"})
+_PICKERS = frozenset({"get", "pop", "setdefault"})
+_STEPS = 3
+"""How many assignments are followed back."""
+
+
+def picks(place: Mark, name: str) -> bool:
+    """Whether what is given to the call at a place is picked by the variable of that name:
+    `table[name]`, `table.get(name)`, `getattr(it, name)`, a variable that the same loop binds
+    together with it, or a tensor made of that."""
+    code, offset = place
+    tree = _tree(tuple(linecache.getlines(code.co_filename)))
+    line = line_at(code, offset)
+    if tree is None:
+        return False
+    calls = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and node.lineno <= line <= (node.end_lineno or 0)
+    ]
+    if not calls:
+        return False
+    call = min(calls, key=lambda node: (node.lineno != line, node.col_offset))
+    known: dict[str, ast.expr | None] = {**_assigned_before(tree, code.co_firstlineno, line)}
+    known.update(dict.fromkeys(_bound_with(tree, line, name)))
+    given = [*call.args, *(keyword.value for keyword in call.keywords)]
+    return any(_is_picked(each, name, known, _STEPS) for each in given)
+
+
+def _assigned_before(tree: ast.Module, first: int, line: int) -> dict[str, ast.expr]:
+    """The last values, of plain names, that are assigned between two lines."""
+    found: dict[str, ast.expr] = {}
+    assignments = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and first <= node.lineno < line
+    ]
+    for node in sorted(assignments, key=lambda node: node.lineno):
+        for target in node.targets:
+            if isinstance(target, ast.Name):
+                found[target.id] = node.value
+    return found
+
+
+def _bound_with(tree: ast.Module, line: int, name: str) -> list[str]:
+    """What loops around a line bind side by side with a variable, but for a counter."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.For, ast.comprehension)):
+            last = getattr(node, "end_lineno", None) or line
+            if not getattr(node, "lineno", line) <= line <= last:
+                continue
+            made_by = node.iter.func if isinstance(node.iter, ast.Call) else node.iter
+            is_counted = _is_name(made_by, "enumerate")
+            for part in ast.walk(node.target):
+                if isinstance(part, ast.Tuple) and not (is_counted and part is node.target):
+                    names = [each.id for each in part.elts if isinstance(each, ast.Name)]
+                    found += [each for each in names if name in names and each != name]
+    return found
+
+
+def _is_picked(
+    node: ast.expr, name: str, known: dict[str, ast.expr | None], steps: int
+) -> bool:
+    """In `known`, None stands for what is picked."""
+
+    def look(*nodes: ast.expr) -> bool:
+        return any(_is_picked(each, name, known, steps) for each in nodes)
+
+    if isinstance(node, ast.Name):
+        if node.id not in known or not steps:
+            return False
+        value = known[node.id]
+        return value is None or _is_picked(value, name, known, steps - 1)
+    if isinstance(node, ast.Subscript):
+        return _is_name(node.slice, name) or look(node.value)
+    if isinstance(node, ast.Attribute):
+        return look(node.value)
+    if isinstance(node, (ast.List, ast.Tuple)):
+        return look(*node.elts)
+    if isinstance(node, ast.BinOp):
+        return look(node.left, node.right)
+    return isinstance(node, ast.Call) and _call_picks(node, name, look)
+
+
+def _call_picks(node: ast.Call, name: str, look: Callable[..., bool]) -> bool:
+    """Methods of what was picked, and what torch and Python make of it; what other functions
+    make of it may be anything."""
+    function = node.func
+    by_name = any(_is_name(each, name) for each in node.args)
+    if isinstance(function, ast.Attribute):
+        is_torch = isinstance(function.value, ast.Name) and function.value.id == "torch"
+        picked = by_name and function.attr in _PICKERS
+        return picked or (look(*node.args) if is_torch else look(function.value))
+    if isinstance(function, ast.Name):
+        if function.id == "getattr":
+            return by_name
+        return function.id in _PLAIN and look(*node.args)
+    return False
+
+
+def _is_name(node: ast.expr, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name

@@ -32,7 +32,7 @@ DULL = 32
 """After how many calls, by all ranks, of one place that tell nothing new."""
 MOST_SHOWN = 3
 
-_SOURCE = Source(source_text.together, source_text.expression)
+_SOURCE = Source(source_text.together, source_text.expression, source_text.picks)
 
 
 class _Notes:
@@ -70,9 +70,9 @@ def note(call: Call) -> None:
 def _find_dull(
     notes: _Notes, place: tuple[int, int], period: int, frames: tuple[Reading, ...]
 ) -> None:
-    telling = [
-        (code, offset, names) for code, offset, names, loop, swept in frames if names
-    ] + [value for *_, loop, swept in frames for _, value in loop if type(value) is str]
+    telling = [(code, offset, names) for code, offset, names, *_ in frames if names] + [
+        value for *_, loop, _, _ in frames for _, value in loop if type(value) is str
+    ]
     seen = notes.dull.get(place)
     if seen is None or seen[0] != telling or seen[2] != period:
         notes.dull[place] = [telling, 0, period]
@@ -111,7 +111,8 @@ def _tensor_of(call: Call) -> Any:
 
 def _trace(number: int, what: Any, frames: tuple[Reading, ...]) -> Trace:
     levels = tuple(
-        Level((code, offset), names, loop, swept) for code, offset, names, loop, swept in frames
+        Level((code, offset), names, loop, swept, tied)
+        for code, offset, names, loop, swept, tied in frames
     )
     return Trace(number, what, levels)
 
