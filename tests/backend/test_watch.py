@@ -14,6 +14,8 @@ import torch.distributed as dist
 from phalanx.backend import private
 from phalanx.backend.watch import Watcher
 from phalanx.core.forms import Form, GroupForm
+from phalanx.errors import VerdictError
+from phalanx.model import Verdict
 
 
 class Notes:
@@ -49,16 +51,27 @@ class Notes:
 
     def received(self, ticket: int, source: int) -> None: ...
 
+    def report(self, verdict: Verdict) -> VerdictError:
+        raise AssertionError(verdict)
+
+    def failed(self, error: BaseException) -> None:
+        raise AssertionError from error
+
 
 @pytest.fixture
-def notes():
+def group():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def notes(group):
     made = Notes()
     watcher = Watcher(made, 0)
     watcher.start()
     yield made
     watcher.stop()
-    dist.destroy_process_group()
 
 
 def test_calls_are_announced_with_what_a_report_names(notes) -> None:
