@@ -145,6 +145,34 @@ def invalid_overlap() -> None:
     dist.all_gather(rows, torch.ones(4))
 
 
+def invalid_splits() -> None:
+    """Gloo has no objection and would send what is beyond the end."""
+    dist.all_to_all_single(torch.empty(8), torch.ones(8), [2, 2, 2, 2], [2, 2, 2, 3])
+
+
+def invalid_even_splits() -> None:
+    dist.all_to_all_single(torch.empty(7), torch.ones(7))
+
+
+def invalid_reduce_op() -> None:
+    dist.all_reduce(torch.ones(2), op=dist.ReduceOp.BAND)
+
+
+def group_after_its_end() -> None:
+    """Gloo's still works."""
+    group = dist.new_group([0, 1, 2, 3])
+    dist.all_reduce(torch.ones(2), group=group)
+    dist.destroy_process_group(group)
+    dist.all_reduce(torch.ones(2), group=group)
+
+
+def layouts_of_memory() -> None:
+    image = torch.ones(2, 3, 4, 4)
+    if dist.get_rank() == 1:
+        image = image.to(memory_format=torch.channels_last)
+    dist.all_reduce(image)
+
+
 # -- threads ------------------------------------------------------------------------------
 
 
@@ -178,6 +206,11 @@ ERRORS = (
     invalid_dtype,
     invalid_peer,
     invalid_overlap,
+    invalid_splits,
+    invalid_even_splits,
+    invalid_reduce_op,
+    group_after_its_end,
+    layouts_of_memory,
     threads_on_one_group,
 )
 
@@ -265,6 +298,32 @@ def root_of_the_world_and_of_the_group() -> None:
         dist.destroy_process_group(group)  # torch names groups of members only by their number
 
 
+def call_of_an_outsider() -> None:
+    group = dist.new_group([0, 1])
+    dist.all_reduce(torch.ones(1), group=group)
+    if dist.get_rank(group) >= 0:
+        dist.destroy_process_group(group)
+
+
+def groups_made_in_a_loop() -> None:
+    for _ in range(3):
+        group = dist.new_group([0, 1, 2, 3])
+    dist.barrier(group=group)
+
+
+def groups_destroyed_in_opposite_orders() -> None:
+    groups = [dist.new_group([0, 1, 2, 3]) for _ in range(2)]
+    for group in groups if dist.get_rank() != 2 else groups[::-1]:
+        dist.destroy_process_group(group)
+
+
+def group_that_one_member_keeps() -> None:
+    group = dist.new_group([0, 1, 2, 3])
+    if dist.get_rank() != 3:
+        dist.destroy_process_group(group)
+    dist.barrier()
+
+
 WARNINGS = (
     unwaited_dropped,
     unwaited_kept,
@@ -275,6 +334,9 @@ WARNINGS = (
     crossed_lines,
     race_of_messages,
     root_of_the_world_and_of_the_group,
+    call_of_an_outsider,
+    groups_made_in_a_loop,
+    groups_destroyed_in_opposite_orders,
 )
 
 
@@ -406,7 +468,33 @@ def a_group_for_each_thread() -> None:
     helper.join()
 
 
+def groups_that_are_kept_or_destroyed() -> None:
+    kept = [dist.new_group([0, 1, 2, 3]) for _ in range(4)]
+    for _ in range(4):
+        group = dist.new_group([0, 1, 2, 3])
+        dist.all_reduce(torch.ones(1), group=group)
+        dist.destroy_process_group(group)
+    for group in kept:
+        dist.barrier(group=group)
+
+
+def groups_left_to_the_end_by_some() -> None:
+    group = dist.new_group([0, 1, 2, 3])
+    dist.barrier(group=group)
+    if dist.get_rank() == 0:
+        dist.destroy_process_group(group)
+
+
+def call_by_members_only() -> None:
+    group = dist.new_group([0, 1])
+    if dist.get_rank(group) >= 0:
+        dist.all_reduce(torch.ones(1), group=group)
+        dist.destroy_process_group(group)
+
+
 SILENT = (
+    groups_that_are_kept_or_destroyed,
+    call_by_members_only,
     answers_of_any_source,
     a_group_for_each_thread,
     waits_of_all_kinds,

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 import phalanx
 from phalanx.model import Verdict
@@ -19,7 +20,10 @@ from tests.running import findings_programs as programs
 RANKS = 4
 GLOO: dict[str, Any] = {"ranks": RANKS, "backend": "gloo", "timeout": 30.0}
 
-pytestmark = pytest.mark.filterwarnings("ignore::phalanx.PhalanxWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::phalanx.PhalanxWarning",
+    "ignore:Running all_reduce on global rank",  # torch's own words for the same
+)
 
 QUICK = (
     programs.in_flight_written,
@@ -28,6 +32,7 @@ QUICK = (
     programs.group_not_made_by_a_member,
     programs.partial_deadlock,
     programs.invalid_list,
+    programs.invalid_splits,
 )
 
 
@@ -96,6 +101,43 @@ def test_a_hazard_is_that_of_threads_under_the_profile(hazard) -> None:
             assert isinstance(error, phalanx.BackendHazardError)
             texts.append(str(error))
     assert texts[0] == texts[1]
+
+
+def begin_a_world_that_one_rank_leaves() -> None:
+    dist.init_process_group("gloo")
+    dist.barrier()
+    if dist.get_rank() != 1:
+        dist.destroy_process_group()
+
+
+def begin_a_world_and_leave_it() -> None:
+    dist.init_process_group("gloo")
+    dist.barrier()
+
+
+@pytest.mark.parametrize(
+    ("world", "profile", "ranks"),
+    [
+        (begin_a_world_that_one_rank_leaves, None, [(1,)]),
+        (begin_a_world_and_leave_it, None, []),
+        (begin_a_world_and_leave_it, "nccl", [(0, 1)]),
+    ],
+    ids=["one rank leaves it", "all leave Gloo's", "all leave NCCL's"],
+)
+def test_a_world_that_the_program_leaves_standing(world, profile, ranks) -> None:
+    for engine in ("threads", "processes"):
+        with phalanx.World(ranks=2, engine=engine, init=False, profile=profile) as ours:
+            found = findings_of(ours, world)
+        assert [each.ranks for each in found] == ranks
+        assert {each.kind for each in found} <= {"leak"}
+
+
+def test_a_group_that_some_keep_is_told_only_where_the_program_goes_on() -> None:
+    for engine in ("threads", "processes"):
+        with phalanx.World(engine=engine, **GLOO) as world:
+            assert findings_of(world, programs.groups_left_to_the_end_by_some) == []
+            (found,) = findings_of(world, programs.group_that_one_member_keeps)
+            assert (found.kind, found.severity, found.ranks) == ("mismatch", "warning", (3,))
 
 
 def test_kinds_that_are_left_out_are_not_found(tmp_path: Path) -> None:

@@ -19,7 +19,8 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from types import FrameType, FunctionType, SimpleNamespace, TracebackType
 from typing import Any
@@ -47,6 +48,9 @@ _INPUTS = ("tensor", "input", "input_tensor", "input_list", "input_tensor_list",
 _OUTPUTS = ("output", "output_tensor", "output_tensor_list", "tensor_list", "gather_list")
 _GROUP_REPR = re.compile(r"<\w+ group '[^']*', rank \d+/\d+>|<torch\.distributed\.[^>]*>")
 _SHOWN_CALLERS = 3
+
+DESTROYED: weakref.WeakKeyDictionary[Any, Group] = weakref.WeakKeyDictionary()
+"""In a rank that is a process: torch's own groups that it has destroyed."""
 
 _Door = tuple[str, Mapping[str, Any]]
 """A function of torch's, by its name, and what it was given."""
@@ -159,6 +163,8 @@ def _group_of(given: Any) -> Group:
 
 def _real_group(given: Any) -> Group:
     """In a rank that is a process."""
+    if isinstance(given, dist.ProcessGroup) and given in DESTROYED:
+        return DESTROYED[given]
     if not isinstance(given, dist.ProcessGroup) or not dist.is_initialized():
         return Group("world", ())
     ranks = tuple(dist.get_process_group_ranks(given))
@@ -169,7 +175,8 @@ def _real_group(given: Any) -> Group:
 def _text(error: BaseException, name: str, given: Mapping[str, Any], group: Group) -> str:
     """What is wrong, in one line and alike on all ranks."""
     of_group = given.get("group")
-    if isinstance(of_group, Endpoint) and of_group._closed:
+    gone = of_group._closed if isinstance(of_group, Endpoint) else _is_destroyed(of_group)
+    if gone:
         return f'group "{group.name}" has been destroyed'
     context = context_here()
     gone = context is not None and context.initialised and not context.torch_state.pg_names
@@ -180,6 +187,10 @@ def _text(error: BaseException, name: str, given: Mapping[str, Any], group: Grou
     text = _GROUP_REPR.sub(f'"{group.name}" ({rank_list(group.ranks)})', text)
     head, colon, rest = text.partition(": ")
     return rest if colon and head.replace("_", "").isalnum() and len(head) < 40 else text
+
+
+def _is_destroyed(group: Any) -> bool:
+    return isinstance(group, dist.ProcessGroup) and group in DESTROYED
 
 
 def _op(rank: int, name: str, given: Mapping[str, Any], group: Group) -> Op:
@@ -247,14 +258,17 @@ def _hint(given: Mapping[str, Any], group: Group) -> str | None:
 # -- calls on a group that the rank is not in --------------------------------------------------
 
 
-def outsider_patches() -> list[tuple[Any, str, Any]]:
-    """torch warns of such a call and returns. Who reads the reports should see it as well."""
+def outsider_patches(
+    context_of: Callable[[], Any] = context_here,
+) -> list[tuple[Any, str, Any]]:
+    """torch warns of such a call and returns. Who reads the reports should see it as well.
+    `context_of` gives the rank that calls, and where its findings go."""
     original = getattr(private.c10d_module, private.WARN_OUTSIDER_NAME)
     deeper = {**original.__globals__, "warnings": SimpleNamespace(warn=_warn_deeper)}
     warn: Callable[[str], None] = FunctionType(original.__code__, deeper)
 
     def warn_not_in_group(op_name: str) -> None:
-        context = context_here()
+        context = context_of()
         if context is not None:
             _note_outsider(context, sys._getframe(1))
         warn(op_name)
@@ -288,6 +302,19 @@ def _note_outsider(context: RankContext, frame: FrameType) -> None:
                 findings[index] = _outsiders((*known.ranks, context.rank), known.blocks[0].op)
             return
     findings.append(_outsiders((context.rank,), op))
+
+
+def join_outsiders(found: Iterable[Finding]) -> list[Finding]:
+    """What several ranks noted, each for itself: one finding for each line."""
+    joined: dict[Any, Finding] = {}
+    for each in found:
+        op = each.blocks[0].op
+        known = joined.get((op.name, op.site))
+        ranks = each.ranks if known is None else (*known.ranks, *each.ranks)
+        joined[op.name, op.site] = _outsiders(
+            ranks, op if known is None else known.blocks[0].op
+        )
+    return list(joined.values())
 
 
 def _is_same(known: Finding, op: Op) -> bool:

@@ -261,6 +261,14 @@ def original_world() -> Any:
     return getattr(_module, WORLD_NAME)
 
 
+def tables_of_groups() -> list[Any]:
+    """2.11-2.13: all tables in which torch itself keeps the groups of a process."""
+    world = original_world()
+    tables = [world.pg_map, world.pg_names, world.pg_group_ranks, world.pg_backend_config]
+    tables += [world.pg_to_tag, world.pg_coalesce_state, *world.tags_to_pg.values()]
+    return tables
+
+
 def make_premul_sum(factor: float | torch.Tensor) -> Any:
     """2.11-2.13: the only way to write `ReduceOp.PREMUL_SUM` with its factor."""
     return _c10d._make_nccl_premul_sum(factor)

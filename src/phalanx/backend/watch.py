@@ -10,7 +10,6 @@ goes to `watch_alone.py`. Must never decide anything.
 
 from __future__ import annotations
 
-import inspect
 import os
 import sys
 import threading
@@ -33,7 +32,24 @@ from phalanx.backend.invalid import find_invalid_call
 from phalanx.backend.observers.crossed_order import PERIOD
 from phalanx.backend.raising import InvalidCallError
 from phalanx.backend.watch_alone import Alone, take_trail, take_uses
-from phalanx.backend.watch_forms import READERS, Arguments, Parts, check_places, find_doubt
+from phalanx.backend.watch_callers import (
+    API,
+    BATCHED,
+    IN_BACKWARD,
+    NATIVE,
+    OTHER,
+    WAITING,
+    caller_of,
+)
+from phalanx.backend.watch_forms import (
+    READERS,
+    Arguments,
+    Doubt,
+    Parts,
+    check_places,
+    find_doubt,
+)
+from phalanx.backend.watch_lives import Lives
 from phalanx.callsite import Mark
 from phalanx.core.forms import Form, GroupForm
 from phalanx.core.meeting import Assembly
@@ -47,24 +63,6 @@ MOST_FORMS = 4096
 """Programs whose sizes change all the time would fill the memory of both ends."""
 
 MOST_BUFFERS = 4096
-
-# Files of torch whose functions go into C++ that calls collectives and waits for them there.
-_WAITING_IN_CPP = ("torch/distributed/utils.py", "torch/nn/parallel/distributed.py")
-_C10D = "torch/distributed/distributed_c10d.py"
-_BACKWARD = "torch/autograd/graph.py"
-
-_API, _WAITING, _NATIVE, _IN_BACKWARD, _OTHER, _BATCHED = range(6)
-
-
-def _codes(*names: str) -> frozenset[Any]:
-    functions: list[Any] = [inspect.unwrap(getattr(dist, name)) for name in names]
-    return frozenset(function.__code__ for function in functions)
-
-
-# `send` is `isend` and a wait, in torch's own code too.
-_BEGINNING, _ENDING = _codes("isend", "irecv"), _codes("send", "recv")
-_BATCHING = _codes("batch_isend_irecv")
-_IN_MODES = ("__torch_function__", "handle_torch_function")
 
 _PERIOD_MASK = PERIOD - 1
 
@@ -167,17 +165,6 @@ def _config_of(group: Any) -> str:
         return str(group.name())
 
 
-def _above(frame: Any) -> Any:
-    """Who called `isend` or `irecv`. While a function mode is on, of the guard's or of the
-    program's, they call themselves through it."""
-    frame = frame.f_back
-    while frame is not None and (
-        frame.f_code in _BEGINNING or frame.f_code.co_name in _IN_MODES
-    ):
-        frame = frame.f_back
-    return frame
-
-
 class _Ticket:
     """A call that was announced and not yet met."""
 
@@ -195,8 +182,8 @@ class Watcher:
         self.line = line
         self.rank = rank
         self.alone = Alone(kinds, line.report, self._let_go, line.failed)
+        self.lives = Lives(rank, kinds, count=self._count, name=self._name)
         self._makes = "mismatch" in kinds
-        self._callers: dict[Any, int] = {}
         self._recent = threading.local()
         self._incarnations: dict[str, int] = {}
         self._proposals = count()
@@ -209,16 +196,17 @@ class Watcher:
 
     def reset(self) -> None:
         """Forget groups and calls; the other end does the same."""
+        self.lives.reset()
         self._groups: weakref.WeakKeyDictionary[Any, _Group] = weakref.WeakKeyDictionary()
         self._noted: dict[str, _Group] = {}
         """By key, also those that are gone, until what they had is told."""
         self._names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-        self._forms: dict[Any, tuple[int, Exception | None]] = {}
+        self._forms: dict[Any, tuple[int, Doubt | None]] = {}
         self._works: weakref.WeakKeyDictionary[Any, _Ticket] = weakref.WeakKeyDictionary()
         self._buffers: dict[int, _Ticket] = {}
         self._recent.work = None
-        self._refused: tuple[str, Exception] | None = None
-        self._doubted: Exception | None = None
+        self._refused: tuple[str, Doubt] | None = None
+        self._doubted: Doubt | None = None
         """What is wrong with the last call, if it need not fail before it is waited for."""
 
     # -- hooks ------------------------------------------------------------------------------
@@ -231,12 +219,14 @@ class Watcher:
         private.watch_operator(waits, "wait_tensor", self._wait_for_tensor)
         self._make = getattr(c10d, private.NEW_GROUP_NAME)
         self._patch(c10d, private.NEW_GROUP_NAME, self._make_group)
+        for owner, name, new in self.lives.patches():
+            self._patch(owner, name, new)
         self._wait = original = dist.Work.wait
         watcher, flying = self, self.alone.flying
 
         def wait(self: Any, timeout: timedelta = NO_TIMEOUT) -> bool:
             ticket = watcher._works.get(self)
-            if ticket is None and self not in flying:
+            if ticket is None and self not in flying and watcher._doubted is None:
                 return bool(original(self, timeout))
             return watcher._wait_for_work(self, ticket, timeout)
 
@@ -272,6 +262,7 @@ class Watcher:
         """What only this process has seen, by kind, at the end of a run."""
         self._let_go()
         found: dict[str, Any] = {"unwaited-work": self.alone.take_unwaited()}
+        found["lives"] = self.lives.take()
         for kind, take in (("crossed-order", take_trail), ("rank-space", take_uses)):
             taken = {key: take(group.met, group.member) for key, group in self._noted.items()}
             found[kind] = {key: noted for key, noted in taken.items() if noted}
@@ -279,7 +270,17 @@ class Watcher:
         self._noted = {key: group for key, group in self._noted.items() if key in alive}
         return {kind: noted for kind, noted in found.items() if noted}
 
+    def _count(self, group: Any) -> int:
+        """How many collectives this rank has called on it."""
+        known = self._groups.get(group)
+        return 0 if known is None else known.calls
+
+    def _name(self, group: Any) -> str | None:
+        return self._names.get(group)
+
     def _watching(self, read: Callable[[Arguments], Parts]) -> Any:
+        lives = self.lives
+
         def around(given: Arguments, proceed: Callable[[], Any]) -> Any:
             if private.function_modes():  # they see nothing of the inside of a backend
                 with private.no_function_modes():
@@ -291,6 +292,8 @@ class Watcher:
             if type(group) is not dist.ProcessGroup or private.is_fake(given):
                 return proceed()
             known = self._groups.get(group) or self._add_group(group)
+            if group in lives.closed:
+                lives.refuse(group, read(given).name)
             if known.number is None:
                 return proceed()
             return self._call(group, known, read(given), given, proceed)
@@ -303,11 +306,11 @@ class Watcher:
         self, group: Any, known: _Group, parts: Parts, given: Arguments, proceed: Any
     ) -> Any:
         try:
-            caller = self._caller(sys._getframe(4))
+            caller = caller_of(sys._getframe(4))
         except ValueError:  # nobody of Python's called: a thread of autograd's own, for a GPU
-            caller = _IN_BACKWARD if private.is_in_backward() else _OTHER
-        if parts.tag is not None and caller == _BATCHED:
-            parts, caller = parts._replace(batched=True), _API
+            caller = IN_BACKWARD if private.is_in_backward() else OTHER
+        if parts.tag is not None and caller == BATCHED:
+            parts, caller = parts._replace(batched=True), API
         place = callsite.mark(4) or callsite.mark_of_main_thread()
         form, doubt = self._form(group, known, parts, given, place)
         holds = known.holds(group, parts.device(given))
@@ -335,25 +338,27 @@ class Watcher:
             if entered:
                 del alone.inside[thread]
         any_source = parts.name == "recv" and parts.peer is None
-        if holds and not blocking and caller in (_API, _OTHER) and self.alone.tracks:
+        if holds and not blocking and caller in (API, OTHER) and self.alone.tracks:
             self._begin_alone(known, parts, number, result)
         if holds and (any_source or not (blocking or met)):
             self._remember(_Ticket(ticket, parts.name, known, any_source), result)
-            if caller == _IN_BACKWARD:
+            if caller == IN_BACKWARD:
                 private.call_after_backward(lambda: self._wait_at_desk(ticket, parts, known))
-            elif caller == _OTHER:
+            elif caller == OTHER:
                 self._remember_buffers(parts, _Ticket(ticket, parts.name, known, False))
         return result
 
     def _carry_out(
-        self, announce: Callable[[], bool], proceed: Any, doubt: Exception | None
+        self, announce: Callable[[], bool], proceed: Any, doubt: Doubt | None
     ) -> tuple[bool, Any]:
         if doubt is not None:
+            if doubt.certain:
+                raise doubt.error.with_traceback(None)
             result = self._try(proceed, doubt)
             return announce(), result
         return announce(), proceed()
 
-    def _try(self, proceed: Any, doubt: Exception) -> Any:
+    def _try(self, proceed: Any, doubt: Doubt) -> Any:
         """A call that the backend may refuse; whether it did is asked later."""
         try:
             return proceed()
@@ -367,7 +372,7 @@ class Watcher:
         if isinstance(error, InvalidCallError):
             return find_invalid_call(error)
         if self._refused is not None and str(error) == self._refused[0]:
-            doubt = self._refused[1]
+            doubt = self._refused[1].error
             if isinstance(doubt, InvalidCallError):  # its words are those of other engines
                 return find_invalid_call(doubt.with_traceback(error.__traceback__))
         return None if isinstance(error, RuntimeError) else find_invalid_call(error)
@@ -400,10 +405,10 @@ class Watcher:
 
     def _is_blocking(self, parts: Parts, given: Arguments, caller: int, limit: Limit) -> bool:
         if parts.tag is not None:
-            return caller == _WAITING
+            return caller == WAITING
         if parts.name == "monitored_barrier":
             return not limit.explicit
-        return caller == _NATIVE or not given.get("async_op", True)
+        return caller == NATIVE or not given.get("async_op", True)
 
     def _limit(self, known: _Group, parts: Parts, given: Arguments) -> Limit:
         explicit = timedelta(milliseconds=given.get("timeout", -1))
@@ -413,7 +418,7 @@ class Watcher:
 
     def _form(
         self, group: Any, known: _Group, parts: Parts, given: Arguments, place: Mark | None
-    ) -> tuple[int, Exception | None]:
+    ) -> tuple[int, Doubt | None]:
         key = (known.number, place, parts.key())
         found = self._forms.get(key)
         if found is None:
@@ -425,29 +430,6 @@ class Watcher:
             doubt = find_doubt(group, known.admission, parts, given)
             found = self._forms[key] = number, doubt
         return found
-
-    def _caller(self, frame: Any) -> int:
-        """Who called the operator: the innermost frame of Python's, below which is C++."""
-        code = frame.f_code if frame is not None else None
-        if code in _BEGINNING:
-            above = _above(frame)
-            code = code if above is None else above.f_code
-        kind = self._callers.get(code)
-        if kind is None:
-            file = code.co_filename if code is not None else ""
-            kind = _OTHER
-            if code in _ENDING:
-                kind = _WAITING
-            elif code in _BATCHING:
-                kind = _BATCHED
-            elif file.endswith(_C10D):
-                kind = _API
-            elif file.endswith(_WAITING_IN_CPP):
-                kind = _NATIVE
-            elif file.endswith(_BACKWARD):
-                kind = _IN_BACKWARD
-            self._callers[code] = kind
-        return kind
 
     # -- groups -----------------------------------------------------------------------------
 
@@ -488,6 +470,7 @@ class Watcher:
         made = self._make(size, rank, *args, **options)
         if key is not None and isinstance(made[0], dist.ProcessGroup):
             self._names.setdefault(made[0], key)
+            self.lives.made(made[0], tuple(members), key, sys._getframe(1))
         return made
 
     def _announce_making(self, members: tuple[int, ...], backend: str) -> None:

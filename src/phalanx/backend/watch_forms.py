@@ -16,10 +16,11 @@ from torch import Tensor
 
 from phalanx.backend import arguments, overlaps
 from phalanx.backend.admission import Admission
+from phalanx.backend.describe import specs_of
 from phalanx.backend.reduction import NAMES
+from phalanx.backend.signatures import order_of
 from phalanx.callsite import Mark, resolve
 from phalanx.core.forms import Form
-from phalanx.model import TensorSpec
 
 Arguments = dict[str, Any]
 
@@ -48,8 +49,8 @@ class Parts(NamedTuple):
 
     def key(self) -> Hashable:
         """Equal for calls that have the same form."""
-        inputs = tuple([(t.dtype, t.shape, t.device) for t in _flat(self.inputs)])
-        outputs = tuple([(t.dtype, t.shape, t.device) for t in _flat(self.outputs)])
+        inputs = tuple([_key_of(tensor) for tensor in _flat(self.inputs)])
+        outputs = tuple([_key_of(tensor) for tensor in _flat(self.outputs)])
         rest = (self.root, self.code, self.peer, self.tag, self.splits, self.batched)
         return self.name, inputs, outputs, rest
 
@@ -61,8 +62,8 @@ class Parts(NamedTuple):
             peer=self.peer,
             tag=self.tag,
             reduce_op=None if self.code is None else NAMES[self.code],
-            inputs=_specs(self.inputs),
-            outputs=_specs(self.outputs),
+            inputs=specs_of(self.inputs),
+            outputs=specs_of(self.outputs),
             input_splits=self.splits[0],
             output_splits=self.splits[1],
             site=resolve(place),
@@ -77,11 +78,8 @@ def _flat(tensors: Iterable[Any]) -> list[Tensor]:
     return found
 
 
-def _specs(tensors: Iterable[Any]) -> tuple[TensorSpec, ...]:
-    return tuple(
-        TensorSpec(str(t.dtype).removeprefix("torch."), tuple(t.shape), str(t.device))
-        for t in _flat(tensors)
-    )
+def _key_of(tensor: Tensor) -> Hashable:
+    return tensor.dtype, tensor.shape, tensor.device, order_of(tensor)
 
 
 def _code(given: Arguments) -> int:
@@ -181,19 +179,30 @@ def check_places(parts: Parts, member: int) -> None:
         overlaps.check_other_parts(parts.name, outputs[0], _flat(parts.inputs), member)
 
 
+class Doubt(NamedTuple):
+    """Why the backend may refuse this call at once, for what one rank can see alone. Such a
+    call is the backend's to judge, before it is announced: others need not have made it.
+    `certain`: no backend can carry it out, though Gloo may try to."""
+
+    error: Exception
+    certain: bool
+
+
 def find_doubt(
     group: Any, admission: Admission, parts: Parts, given: Arguments
-) -> Exception | None:
-    """Why the backend may refuse this call at once, for what one rank can see alone. Such a
-    call is the backend's to judge, before it is announced: others need not have made it."""
+) -> Doubt | None:
+    certain = parts.name == "all_to_all_single"
     try:
-        _check(group, admission, parts, given)
+        _check(group, parts, given)
+        certain = False
+        for tensor in _flat(parts.inputs):
+            admission.check(parts.name, tensor, parts.code)
     except Exception as error:
-        return error.with_traceback(None)
+        return Doubt(error.with_traceback(None), certain)
     return None
 
 
-def _check(group: Any, admission: Admission, parts: Parts, given: Arguments) -> None:
+def _check(group: Any, parts: Parts, given: Arguments) -> None:
     name = parts.name
     if parts.root is not None:
         arguments.check_root(group, name, parts.root)
@@ -203,8 +212,6 @@ def _check(group: Any, admission: Admission, parts: Parts, given: Arguments) -> 
         arguments.check_peer(group, name, parts.peer)
     if name in _SHAPES:
         _SHAPES[name](group, parts, given)
-    for tensor in _flat(parts.inputs):
-        admission.check(name, tensor, parts.code)
 
 
 def _check_pairs(group: Any, parts: Parts, given: Arguments) -> None:

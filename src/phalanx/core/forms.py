@@ -83,4 +83,4 @@ _UNEVEN = frozenset({"all_gather", "all_to_all", "all_to_all_single"})
 
 
 def _kinds(specs: tuple[TensorSpec, ...]) -> tuple[Hashable, ...]:
-    return tuple((spec.dtype, spec.shape, spec.device.partition(":")[0]) for spec in specs)
+    return tuple((s.dtype, s.shape, s.device.partition(":")[0], s.strides) for s in specs)

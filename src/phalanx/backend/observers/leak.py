@@ -9,7 +9,7 @@ import gc
 import os
 import sys
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import FrameType, MethodType
 from typing import Any
 
@@ -29,6 +29,7 @@ KIND = "leak"
 SEARCHES = 4
 """How often in a run it is found out what refers to a group, which takes 30 ms."""
 _DEPTH = 12
+_ASKING = 3
 _MAKERS = ("distributed_c10d.py", "c10d_logger.py")
 """Torch's files through which a program's own call to `new_group` goes."""
 
@@ -49,6 +50,10 @@ class _Entry:
         self.searches = 0
 
 
+Entries = dict[tuple[tuple[callsite.Mark, ...], tuple[int, ...]], _Entry]
+"""By the way through the program, and by ranks."""
+
+
 def made(end: Any, *, default: bool) -> None:
     """A rank's end of a new group; only the first member of each is looked at."""
     session: Session = end._session
@@ -60,26 +65,48 @@ def made(end: Any, *, default: bool) -> None:
         return
     if end._member:
         return
-    way, by_name = _way_here(sys._getframe(2))
-    entries = session.notes.setdefault(KIND, {})
-    ranks = end._assembly.ranks
+    add(
+        session.notes.setdefault(KIND, {}),
+        end,
+        end._assembly.ranks,
+        end._backend_name,
+        sys._getframe(2),
+        is_closed=lambda one: bool(one._closed),
+        is_lost=lambda one: _is_lost(session, one),
+    )
+
+
+def add(
+    entries: Entries,
+    end: Any,
+    ranks: tuple[int, ...],
+    backend: str,
+    frame: FrameType,
+    *,
+    is_closed: Callable[[Any], bool],
+    is_lost: Callable[[Any], bool],
+) -> None:
+    """A group was made at this frame; `end` is what the program has of it."""
+    way, by_name = _way_here(frame)
     entry = entries.get((way, ranks))
     if entry is None:
-        entry = entries[way, ranks] = _Entry(
-            way[0] if way else None, by_name, end._backend_name
-        )
-    alive = [ref for ref in entry.ends if (one := ref()) is not None and not one._closed]
+        entry = entries[way, ranks] = _Entry(way[0] if way else None, by_name, backend)
+    alive = [ref for ref in entry.ends if (one := ref()) is not None and not is_closed(one)]
     entry.ends = [*alive, weakref.ref(end)]
     entry.made += 1
     entry.most = max(entry.most, len(entry.ends))
     if not by_name and not entry.lost and len(alive) + 1 in (FEW, MANY):
-        entry.lost = _is_lost(session, alive[0]())
+        entry.lost = is_lost(alive[0]())
 
 
 def find_leaked_groups(session: Session) -> Iterable[Verdict]:
     entries = session.notes.pop(KIND, {})
     session.notes.pop("leak-searches", None)
-    makings = [
+    return [*find_leaks(makings_in(entries)), *_left_world(session)]
+
+
+def makings_in(entries: Entries) -> list[Making]:
+    return [
         Making(
             ranks,
             callsite.resolve(entry.place),
@@ -92,7 +119,6 @@ def find_leaked_groups(session: Session) -> Iterable[Verdict]:
         for (_, ranks), entry in entries.items()
         if entry.most >= FEW
     ]
-    return [*find_leaks(makings), *_left_world(session)]
 
 
 def _left_world(session: Session) -> Iterable[Verdict]:
@@ -156,8 +182,13 @@ def _is_lost(session: Session, end: Any) -> bool:
     known = {id(each) for each in vars(state).values()}
     known |= {id(each) for each in state.tags_to_pg.values()}
     known |= {id(end._assembly.ends), id(vars(end))}
+    return is_held_by_only(end, known)
+
+
+def is_held_by_only(end: Any, known: set[int]) -> bool:
+    """Whether only these refer to it; frames of whoever asks hold it for a moment."""
+    asking = [sys._getframe(depth) for depth in range(_ASKING)]
     return all(
-        id(each) in known or isinstance(each, MethodType)
+        id(each) in known or isinstance(each, MethodType) or each in asking
         for each in gc.get_referrers(end)
-        if each is not sys._getframe()
     )

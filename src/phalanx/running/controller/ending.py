@@ -23,6 +23,7 @@ from phalanx.analysis.hazards_order import find_orders
 from phalanx.analysis.leftovers import find_leftovers
 from phalanx.analysis.unwaited import Unwaited, find_unwaited
 from phalanx.backend.watch_alone import judge_trails, judge_uses
+from phalanx.backend.watch_lives import judge_lives
 from phalanx.model import Finding, Group, Op, Severity, Unmet, Verdict
 from phalanx.running.controller.desk import Desk
 from phalanx.running.controller.places import Place
@@ -39,6 +40,7 @@ def find_at_end(desk: Desk, profile: str | None = None) -> list[Verdict]:
     found: list[Verdict] = [*open_ones]
     if "mismatch" in kinds:
         found += desk.find_missing_groups()
+    found += judge_lives(records.notes.get("lives", {}), profile, kinds)
     if "unwaited-work" in kinds:
         found += _find_unwaited(records, open_ones)
     if "crossed-order" in kinds:
