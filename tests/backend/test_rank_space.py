@@ -67,6 +67,45 @@ def test_one_number_that_means_two_ranks_is_found(program) -> None:
     assert [block.ranks for block in finding.blocks] == [(1, 2, 3)] * 2
 
 
+def by_get_group_rank(group, tensor) -> None:
+    root = dist.get_group_rank(group, 2)
+    dist.broadcast(tensor, src=root, group=group)
+
+
+def in_the_call(group, tensor) -> None:
+    dist.reduce(tensor, dist.get_group_rank(group, 2), group=group)
+
+
+@pytest.mark.parametrize("program", [by_get_group_rank, in_the_call])
+def test_the_answer_of_get_group_rank_is_no_rank_of_the_world(program) -> None:
+    (finding,) = findings(program)
+    assert "takes 1, which get_group_rank said, for rank 1" in finding.headline
+    assert [block.ranks for block in finding.blocks] == [(1, 2, 3)]
+
+
+def given_as_what_it_is(group, tensor) -> None:
+    root = dist.get_group_rank(group, 2)
+    dist.broadcast(tensor, group=group, group_src=root)
+
+
+def of_another_group(group, tensor) -> None:
+    root = dist.get_group_rank(dist.group.WORLD, 1)
+    dist.broadcast(tensor, src=root, group=group)
+
+
+def made_one_of_the_world(group, tensor) -> None:
+    root = dist.get_group_rank(group, 2)
+    root = dist.get_global_rank(group, root)
+    dist.broadcast(tensor, src=root, group=group)
+
+
+def both_on_purpose(group, tensor) -> None:
+    dist.broadcast(tensor, src=2, group=group)
+    dist.broadcast(tensor, group=group, group_src=2)
+    dist.reduce(tensor, dst=3, group=group)
+    dist.reduce(tensor, group=group, group_dst=0)
+
+
 def in_the_world(group, tensor) -> None:
     for _ in range(3):
         dist.broadcast(tensor, src=1, group=group)
@@ -109,6 +148,10 @@ def every_rank_in_turn(group, tensor) -> None:
         the_same_rank_in_both,
         every_root_in_turn,
         every_rank_in_turn,
+        given_as_what_it_is,
+        of_another_group,
+        made_one_of_the_world,
+        both_on_purpose,
     ],
     ids=lambda program: program.__name__,
 )

@@ -111,23 +111,66 @@ def picks(place: Mark, name: str) -> bool:
     """Whether what is given to the call at a place is picked by the variable of that name:
     `table[name]`, `table.get(name)`, `getattr(it, name)`, a variable that the same loop binds
     together with it, or a tensor made of that."""
+    call, tree = _call_at(place)
+    if call is None or tree is None:
+        return False
+    code, line = place[0], line_at(*place)
+    known: dict[str, ast.expr | None] = {**_assigned_before(tree, code.co_firstlineno, line)}
+    known.update(dict.fromkeys(_bound_with(tree, line, name)))
+    given = [*call.args, *(keyword.value for keyword in call.keywords)]
+    return any(_is_picked(each, name, known, _STEPS) for each in given)
+
+
+def gives_group_rank(place: Mark) -> bool:
+    """Whether the call at a place gives as `src` or `dst`, ranks of the world, what
+    `get_group_rank` said for the group that it is called on."""
+    call, tree = _call_at(place)
+    if call is None or tree is None:
+        return False
+    named = {each.arg: each.value for each in call.keywords}
+    group = named.get("group")
+    given = named.get("src", named.get("dst"))
+    if given is None and len(call.args) > 1:
+        given = call.args[1]
+    if group is None and len(call.args) > 2:
+        group = call.args[2]
+    if isinstance(given, ast.Name):
+        given = _only_value(tree, place, given.id)
+    if group is None or not isinstance(given, ast.Call) or not given.args:
+        return False
+    function = given.func
+    called = getattr(function, "attr", getattr(function, "id", None))
+    return called == "get_group_rank" and ast.dump(given.args[0]) == ast.dump(group)
+
+
+def _only_value(tree: ast.Module, place: Mark, name: str) -> ast.expr | None:
+    """What a variable of the function is assigned, if that happens once."""
+    first, line = place[0].co_firstlineno, line_at(*place)
+    stores = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name)
+        and isinstance(node.ctx, ast.Store)
+        and node.id == name
+        and first <= node.lineno <= line
+    ]
+    return _assigned_before(tree, first, line).get(name) if len(stores) == 1 else None
+
+
+def _call_at(place: Mark) -> tuple[ast.Call | None, ast.Module | None]:
+    """The outermost call that begins at the line of a place, else one that goes through it."""
     code, offset = place
     tree = _tree(tuple(linecache.getlines(code.co_filename)))
     line = line_at(code, offset)
     if tree is None:
-        return False
+        return None, None
     calls = [
         node
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and node.lineno <= line <= (node.end_lineno or 0)
     ]
-    if not calls:
-        return False
-    call = min(calls, key=lambda node: (node.lineno != line, node.col_offset))
-    known: dict[str, ast.expr | None] = {**_assigned_before(tree, code.co_firstlineno, line)}
-    known.update(dict.fromkeys(_bound_with(tree, line, name)))
-    given = [*call.args, *(keyword.value for keyword in call.keywords)]
-    return any(_is_picked(each, name, known, _STEPS) for each in given)
+    calls.sort(key=lambda node: (node.lineno != line, node.col_offset))
+    return (calls[0] if calls else None), tree
 
 
 def _assigned_before(tree: ast.Module, first: int, line: int) -> dict[str, ast.expr]:

@@ -17,7 +17,7 @@ from phalanx import callsite
 from phalanx.analysis.rank_space import Space, Use, find_rank_space
 from phalanx.backend.describe import describe_call
 from phalanx.backend.session import Session
-from phalanx.backend.source_text import expression
+from phalanx.backend.source_text import expression, gives_group_rank
 from phalanx.core.meeting import Assembly, Call
 from phalanx.model import Verdict
 
@@ -67,6 +67,7 @@ def _use(op: Any, mark: Any, space: Space, number: int, ranks: tuple[int, ...]) 
         written = _BY_GROUP_RANK.search(expression(mark) or "")
         if written is not None:
             return Use(op, "group", int(written[1]), ranks)
+        return Use(op, space, number, ranks, converted=gives_group_rank(mark))
     return Use(op, space, number, ranks)
 
 
