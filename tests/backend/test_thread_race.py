@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 
 import phalanx
+from phalanx.backend.observers import thread_race
+from phalanx.core.baton import here
 
 
 def in_thread(body: Callable[[], object]) -> threading.Thread:
@@ -256,3 +258,17 @@ def a_future_of_a_pool() -> None:
 )
 def test_threads_that_are_ordered_or_apart_are_left_alone(program) -> None:
     phalanx.run(program, ranks=2, strict=True)
+
+
+def test_threads_that_never_call_hold_a_rank_up_a_few_times_only() -> None:
+    def body() -> int:
+        for _ in range(40):
+            thread = in_thread(lambda: threading.Event().wait(0.001))
+            dist.all_reduce(torch.ones(1))
+            thread.join()
+        strand = here.strand
+        assert strand is not None
+        return sum(strand.local.holds.values())
+
+    most = thread_race.MOST_HELD * thread_race.HOLDS
+    assert 0 < max(phalanx.run(body, ranks=2)) <= most

@@ -227,6 +227,7 @@ class _Run:
         self.session = session
         for context in session.ranks:
             context.journal.clear()  # of an earlier run of the same world
+            context.holds.clear()
         self.body = body
         self.outcomes = Outcomes([Outcome(rank) for rank in range(settings.ranks)])
         self.findings: Sequence[Verdict] = ()

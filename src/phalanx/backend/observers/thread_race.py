@@ -32,6 +32,9 @@ _BLOCKING = frozenset({"send", "recv"})
 HOLDS = 2
 HOLD, SLICE = 0.01, 0.002
 """How often a thread makes others of its rank wait for it, for how long, and in what steps."""
+MOST_HELD = 8
+"""For how many threads of a rank that is done: they may be savers and loaders, a new one in
+every step, that never call."""
 
 
 def check(call: Call) -> None:
@@ -71,6 +74,8 @@ def _hold(call: Call) -> None:
     if context.held or baton.clock.jumps:
         return
     holds = context.holds
+    if len(holds) >= MOST_HELD:
+        return
     young = [other for other in _others(strand) if other.helper]
     young = [other for other in young if holds.get(id(other), 0) < HOLDS]
     for other in young:
