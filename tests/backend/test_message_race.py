@@ -124,6 +124,25 @@ def a_head_and_then_its_body() -> None:
             work.wait()
 
 
+def the_rest_by_name() -> None:
+    """Whoever came first; the others are asked for one by one."""
+    if dist.get_rank() == 0:
+        first = dist.recv(torch.empty(1))
+        for source in {1, 2} - {first}:
+            dist.recv(torch.empty(1), src=source)
+    else:
+        dist.send(torch.ones(1), dst=0)
+
+
+def kept_for_nothing() -> None:
+    if dist.get_rank() == 0:
+        first = dist.recv(torch.empty(1))
+        dist.recv(torch.empty(1), src=2)
+        assert first == 1
+    else:
+        dist.send(torch.ones(1), dst=0)
+
+
 def separated_by_a_barrier() -> None:
     if dist.get_rank() == 1:
         dist.send(torch.ones(1), dst=0)
@@ -228,6 +247,7 @@ def set_by_whoever_is_first() -> None:
     [
         summed_up,
         a_head_and_then_its_body,
+        the_rest_by_name,
         separated_by_a_barrier,
         separated_by_a_message,
         separated_by_a_key,
@@ -245,6 +265,11 @@ def set_by_whoever_is_first() -> None:
 def test_correct_programs_are_left_alone(program) -> None:
     for seed in range(4):
         assert findings(program, seed=seed) == []
+
+
+def test_a_source_that_is_written_as_a_number_is_not_chosen() -> None:
+    (found,) = findings(kept_for_nothing)
+    assert found.kind == "message-race"
 
 
 def test_it_can_be_turned_off() -> None:

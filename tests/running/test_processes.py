@@ -417,7 +417,7 @@ def test_the_command_line_runs_a_script_on_processes(tmp_path) -> None:
 
     done = launch("ok")
     assert (done.returncode, done.stdout) == (0, "[0-1] sum 2 ['ok'] __main__\n")
-    assert done.stderr == ""
+    assert done.stderr == "phalanx: 2 ranks, 1 collective on 1 group checked: nothing found\n"
     failed = launch("fail")
     assert failed.returncode == 1
     assert failed.stderr.startswith("Traceback (most recent call last):\n  File ")

@@ -10,6 +10,8 @@ Used by the observer of this kind and by whoever explains a deadlock.
 | knowing that the first receive was over                     | taken the second's message   |
 | such a message that nobody received                         | race: whoever came first     |
 | receives from any source alone, of one size                 | legal: they may be exchanged |
+| the first receive's answer, who sent, is kept, and the      | legal: the program may have  |
+| second's source is no number in the program's line          | chosen it by that            |
 | the second source heard of the first receive before it sent | legal: ordered               |
 | a message behind another one of its sender                  | legal: it cannot overtake    |
 | two ranks set one key to different values, neither knew of  |                              |
@@ -22,11 +24,16 @@ Used by the observer of this kind and by whoever explains a deadlock.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from phalanx.analysis.ordering import Known, knows
 from phalanx.model import CallBlock, Finding, Op
+
+_RECV = re.compile(r"\brecv\(")
+_DROPPED = re.compile(r"(\w+\.)*recv\(")
+_NUMBER = re.compile(r",\s*(src\s*=\s*)?\d")
 
 
 @dataclass
@@ -70,6 +77,16 @@ def find_rival(taken: Iterable[Taken], arrival: Arrival) -> Taken | None:
             ordered = knows(arrival.known, each.op.rank, each.number)
             found = None if ordered else each
     return found
+
+
+def is_chosen(taken: Op, receive: Op) -> bool:
+    """Whether the source of the second receive may come from what the first one answered: the
+    program keeps that answer, and does not write the source as a number."""
+    first, second = taken.site, receive.site
+    if first is None or second is None or receive.peer is None:
+        return False
+    kept = _RECV.search(first.source) and not _DROPPED.match(first.source)
+    return bool(kept) and _NUMBER.search(second.source) is None
 
 
 def hint_taken(taken: Iterable[Taken], waiting: Op) -> str | None:

@@ -248,7 +248,7 @@ class Watcher:
         return ask
 
     def _patch(self, owner: Any, name: str, new: Any) -> None:
-        old = getattr(owner, name)
+        old = vars(owner)[name]  # not by getattr: a method of C++ would lose its binding
         self._undo.append(lambda: setattr(owner, name, old))
         setattr(owner, name, new)
 

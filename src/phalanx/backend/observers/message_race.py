@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from phalanx.analysis.ordering import NOTHING, Known, Ordering
-from phalanx.analysis.race import Arrival, Taken, find_rival, message_race
+from phalanx.analysis.race import Arrival, Taken, find_rival, is_chosen, message_race
 from phalanx.backend.describe import describe_call
 from phalanx.backend.session import Session
 from phalanx.backend.store_order import KIND, tell
@@ -46,7 +46,7 @@ def delivered(session: Session, send: Call, receive: Call) -> None:
         any_source = receive.peer is None
         arrival = Arrival(source, known, receive.posted, any_source, layout)
         rival = find_rival(taken, arrival)
-        if rival is not None:
+        if rival is not None and not is_chosen(rival.op, describe_call(receive)):
             tell(session, message_race(rival, describe_call(send), describe_call(receive)))
     if receive.peer is None:
         number = order.event(target)

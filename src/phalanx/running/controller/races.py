@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from phalanx.analysis.ordering import Known, Ordering
-from phalanx.analysis.race import Arrival, Taken, find_rival, message_race
+from phalanx.analysis.race import Arrival, Taken, find_rival, is_chosen, message_race
 from phalanx.model import Finding, Op
 from phalanx.running.controller.places import Place
 from phalanx.running.controller.records import Entry, Records
@@ -127,7 +127,7 @@ class _Again:
         if taken:
             arrival = Arrival(sent.rank, sent.known, posted, any_source, layout)
             rival = find_rival(taken, arrival)
-            if rival is not None:
+            if rival is not None and not is_chosen(rival.op, _op(entry)):
                 self.found.append(message_race(rival, sent.op, _op(entry)))
         if any_source:
             number = self._order.event(rank)
