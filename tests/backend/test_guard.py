@@ -592,6 +592,21 @@ def test_compiled_functions_run_while_something_is_in_flight() -> None:
     assert "torch._dynamo" in sys.modules
 
 
+@pytest.mark.slow
+def test_a_module_is_compiled_while_something_is_in_flight() -> None:
+    def program() -> list[float]:
+        layer = torch.nn.Linear(2, 2)
+        compiled = torch.compile(layer, backend="eager")
+        tensor = torch.ones(1)
+        for _ in range(2):
+            work = dist.all_reduce(tensor, async_op=True)
+            compiled(torch.ones(1, 2)).sum().backward()
+            work.wait()
+        return tensor.tolist()
+
+    assert phalanx.run(program, ranks=2) == [[4.0]] * 2
+
+
 # -- any program ------------------------------------------------------------------------------
 
 OPERATIONS = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "exchange")

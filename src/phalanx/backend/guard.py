@@ -372,6 +372,8 @@ def give_up(call: Call) -> None:
     for flight in _flights(call):
         flight.over, flight.call = True, None
         flight.book.forget(flight)
+        if not flight.book.lows:
+            guard_modes.leave(flight.book)
 
 
 def _flights(call: Call) -> Sequence[Flight]:

@@ -13,6 +13,7 @@ from operator import attrgetter
 from typing import Any
 
 import torch
+from torch._guards import CompileContext
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -96,6 +97,11 @@ class _Listener:
 listener = _Listener()
 
 
+def is_compiling() -> bool:
+    """2.11-2.13: whether the calling thread is inside dynamo's compiler."""
+    return CompileContext.try_get() is not None
+
+
 def prepare_eval_frame(module: Any) -> Undo:
     """What is set right in dynamo's module once it is there."""
     undo, undo_regions = _tell_of_compiled_functions(module), _compile_for_each_rank(module)
@@ -110,13 +116,14 @@ def prepare_eval_frame(module: Any) -> Undo:
 
 def _tell_of_compiled_functions(module: Any) -> Undo:
     """2.11-2.13: dynamo guards on the stack of function modes and traces through them, so
-    that none of ours may be there while it compiles or runs what it has compiled."""
+    that none of ours may be there while it compiles or runs what it has compiled. While it
+    compiles it turns itself off now and then, which is no end."""
     original = module.set_eval_frame
     names = ("set_eval_frame", "_maybe_set_eval_frame")
     same = [name for name in names if getattr(module, name, None) is original]
 
     def set_eval_frame(callback: Any) -> Any:
-        if listener.tell is not None and here.strand is not None:
+        if listener.tell is not None and here.strand is not None and not is_compiling():
             listener.tell(bool(callback))
         return original(callback)
 
