@@ -507,6 +507,93 @@ def test_a_hook_of_backward_leaves_the_guard_as_it_was() -> None:
     assert "read" in found_in(program).headline
 
 
+def overlapping(after: Callable[[torch.nn.Module, list[Any]], object]) -> Callable[[], None]:
+    """Gradients are reduced as they come, and `after` follows on backward."""
+
+    def program() -> None:
+        layer = torch.nn.Linear(2, 2)
+        works: list[Any] = []
+        for parameter in layer.parameters():
+            parameter.register_post_accumulate_grad_hook(
+                lambda p: works.append(dist.all_reduce(p.grad, async_op=True))
+            )
+        for _ in range(2):
+            layer(torch.ones(1, 2)).sum().backward()
+            after(layer, works)
+            for work in works:
+                work.wait()
+            works.clear()
+            layer.zero_grad()
+        assert private.function_modes() == 0
+
+    return program
+
+
+def step(layer: torch.nn.Module, works: list[Any]) -> None:
+    torch.optim.SGD(layer.parameters(), lr=0.1).step()
+
+
+def read_gradients(layer: torch.nn.Module, works: list[Any]) -> None:
+    for parameter in layer.parameters():
+        assert parameter.grad is not None
+        parameter.grad.norm()
+
+
+def read_after_one_wait(layer: torch.nn.Module, works: list[Any]) -> None:
+    works[0].wait()
+    read_gradients(layer, works)
+
+
+@pytest.mark.parametrize("after", [step, read_gradients, read_after_one_wait])
+def test_what_hooks_of_backward_begin_is_in_flight_afterwards(after) -> None:
+    assert "read the result of all_reduce" in found_in(overlapping(after)).headline
+
+
+def wait_and_step(layer: torch.nn.Module, works: list[Any]) -> None:
+    for work in works:
+        work.wait()
+    read_gradients(layer, works)
+    step(layer, works)
+
+
+def look_only(layer: torch.nn.Module, works: list[Any]) -> None:
+    for parameter in layer.parameters():
+        assert parameter.grad is not None and parameter.grad.shape == parameter.shape
+    layer(torch.ones(1, 2))
+
+
+def another_backward(layer: torch.nn.Module, works: list[Any]) -> None:
+    weight = torch.ones(2, requires_grad=True)
+    weight.sum().backward()
+    torch.autograd.grad(weight.mul(2).sum(), weight)
+
+
+@pytest.mark.parametrize("after", [wait_and_step, look_only, another_backward])
+def test_gradients_that_are_reduced_as_they_come_may_be_waited_for(after) -> None:
+    phalanx.run(overlapping(after), ranks=2, strict=True)
+
+
+class _ReadsInFlight(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, given: Tensor) -> Tensor:
+        return given * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        grad = grad.clone()
+        work = dist.all_reduce(grad, async_op=True)
+        twice = grad * 2
+        work.wait()
+        return twice
+
+
+def test_a_backward_of_the_program_is_watched_too() -> None:
+    def program() -> None:
+        _ReadsInFlight.apply(torch.ones(2, requires_grad=True)).sum().backward()
+
+    assert "read the result of all_reduce" in found_in(program).headline
+
+
 def test_works_that_are_dropped_do_not_pile_up() -> None:
     def program() -> int:
         for number in range(1000):

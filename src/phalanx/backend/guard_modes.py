@@ -9,15 +9,22 @@ What torch does in C++ (autograd, DDP's reducer) is not looked at.
 
 from __future__ import annotations
 
+import functools
 import threading
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
 
 from phalanx.backend import memory, private_modes
-from phalanx.backend.private import function_modes, is_in_backward, no_function_modes
+from phalanx.backend.private import (
+    BACKWARD_NAME,
+    function_modes,
+    is_in_backward,
+    no_function_modes,
+)
 from phalanx.backend.private_modes import schema_of
 
 if TYPE_CHECKING:
@@ -49,19 +56,54 @@ def enter(book: Book) -> None:
     if mode is None or mode.book is not book:
         leave_thread()
         mode = state.mode = _Watch(book)
-    if state.shown or state.compiled:
+    if state.compiled:
         return
     if is_in_backward():
-        return  # autograd puts the stack of modes back when it ends, without telling
-    private_modes.push_function_mode(mode)
-    state.shown = True
+        # Autograd puts the stack of modes back after each node, so this is for the rest of a
+        # hook; `after_backward` sees to what comes then.
+        if not private_modes.has_function_mode(mode):
+            private_modes.push_function_mode(mode)
+    elif not state.shown:
+        private_modes.push_function_mode(mode)
+        state.shown = True
 
 
 def leave(book: Book) -> None:
     """Nothing is in flight. Another thread's mode stays until that thread comes by."""
     state = _thread.state
-    if state.shown and state.mode is not None and state.mode.book is book:
+    if state.mode is None or state.mode.book is not book:
+        return
+    if is_in_backward():
+        private_modes.remove_function_mode(state.mode)
+    elif state.shown:
         state.shown = not private_modes.remove_function_mode(state.mode)
+
+
+def after_backward() -> None:
+    """What hooks have begun is in flight from now on, and what they have waited for is not."""
+    state = _thread.state
+    mode = state.mode
+    if mode is None or state.compiled or is_in_backward():
+        return
+    if mode.book.lows and not state.shown:
+        private_modes.push_function_mode(mode)
+        state.shown = True
+    elif state.shown and not mode.book.lows:
+        state.shown = not private_modes.remove_function_mode(mode)
+
+
+def backward_patches() -> list[tuple[Any, str, Any]]:
+    """Hooks of backward may begin operations, which are in flight when it has ended."""
+    run = getattr(torch.autograd, BACKWARD_NAME)
+
+    @functools.wraps(run)
+    def run_backward(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return run(*args, **kwargs)
+        finally:
+            after_backward()
+
+    return [(torch.autograd, BACKWARD_NAME, run_backward)]
 
 
 def leave_thread() -> None:

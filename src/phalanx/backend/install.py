@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from phalanx.backend import assumptions, private, traces
 from phalanx.backend.group import RankGroup
+from phalanx.backend.guard_modes import backward_patches
 from phalanx.backend.heirloom import leaves_untouched
 from phalanx.backend.invalid import outsider_patches
 from phalanx.backend.lifecycle import noting
@@ -82,6 +83,7 @@ def install() -> Callable[[], None]:
         *assumptions.patches(),
         *outsider_patches(),
         *model_patches(),
+        *backward_patches(),
         (dist, "rendezvous", names[private.RENDEZVOUS_NAME]),
     ]
     patched = [(owner, name, vars(owner)[name]) for owner, name, _ in patches]

@@ -239,6 +239,10 @@ def is_in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
 
 
+# 2.11-2.13: what `backward` and `torch.autograd.grad` run the autograd engine with.
+BACKWARD_NAME = "_engine_run_backward"
+
+
 def call_after_backward(callback: Callable[[], None]) -> None:
     """2.11-2.13: run `callback` at the end of the current backward pass, in order of queueing.
     DDP's reducer queues its own native wait after its last bucket, hence after ours."""

@@ -42,13 +42,17 @@ def push_function_mode(mode: Any) -> None:
         _push(above.pop())
 
 
+def has_function_mode(mode: Any) -> bool:
+    return any(_at(place) is mode for place in range(_count()))
+
+
 def remove_function_mode(mode: Any) -> bool:
     """Take it out, wherever it is; whether it was there. It is not while it is being called."""
     count = _count()
     if count == 1 and _at(0) is mode:
         _pop()
         return True
-    if all(_at(place) is not mode for place in range(count)):
+    if not has_function_mode(mode):
         return False
     above = []
     while (top := _pop()) is not mode:
