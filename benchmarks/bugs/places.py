@@ -1,7 +1,8 @@
 """Where programs run: plain Gloo, Gloo under DETAIL, Phalanx on threads or on processes. What
 comes back is data: errors by rank with their lines, or verdicts.
 
-Used by the runner; each function here is the task of a forked child.
+Used by the runner; each function here is the task of a forked child, but for `on_processes`:
+that one forks its ranks from a process that stays warm, so it runs in the runner itself.
 """
 
 from __future__ import annotations
@@ -52,8 +53,7 @@ def job(place: str, program: Program) -> Job:
             for rank in range(program.ranks)
         ]
         return Job(label, tasks, GLOO_LIMIT + program.ranks / 8)
-    run = on_threads if place == "phalanx" else on_processes
-    return Job(label, [partial(run, program)], PHALANX_LIMIT)
+    return Job(label, [partial(on_threads, program)], PHALANX_LIMIT)
 
 
 def free_port() -> int:
@@ -132,13 +132,19 @@ def on_threads(program: Program) -> dict[str, Any]:
 
 
 def on_processes(program: Program) -> dict[str, Any]:
-    """Each rank a process on the real Gloo, watched by the controller."""
+    """Each rank a process on the real Gloo, watched by the controller. What hangs or crashes is
+    a rank; the time limit is the engine's."""
     from phalanx.running.processes.engine import ProcessesEngine, ProcessSettings
     from phalanx.running.processes.script import run_program_in_processes
     from phalanx.running.program import load_script
 
     found: list[Any] = []
-    settings = ProcessSettings(**_options(program), on_findings=found.extend)
+    settings = ProcessSettings(
+        **_options(program),
+        on_findings=found.extend,
+        on_output=lambda *output: None,
+        limit=PHALANX_LIMIT,
+    )
     script = None if program.script is None else load_script(program.script, [])
     engine = None if script is not None else ProcessesEngine(settings)
     begun = time.perf_counter()
@@ -147,9 +153,15 @@ def on_processes(program: Program) -> dict[str, Any]:
             run_program_in_processes(script, settings)
         elif engine is not None:
             engine.call(carry_out, (program,))
+    except KeyboardInterrupt:
+        raise
     except BaseException as error:
         return _told(error, found, begun)
-    return _told(None, found, begun)
+    else:
+        return _told(None, found, begun)
+    finally:
+        if engine is not None:
+            engine.close()
 
 
 def _options(program: Program) -> dict[str, Any]:
