@@ -342,3 +342,5 @@ class Tally:
     messages: int | None = None
     groups: int | None = None
     silenced: tuple[Silenced, ...] = ()
+    raised: tuple[Verdict, ...] = ()
+    """Errors of ours that ranks met with, whether the program caught them or not."""

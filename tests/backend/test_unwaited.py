@@ -189,3 +189,66 @@ SILENT: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("program", SILENT.values(), ids=SILENT)
 def test_what_was_waited_for_is_silent(program: Callable[[], Any]) -> None:
     phalanx.run(program, ranks=2, strict=True)
+
+
+def shapes_that_differ() -> None:
+    dist.all_reduce(torch.ones(4 + dist.get_rank()), async_op=True)
+    dist.barrier()
+
+
+def operations_that_differ() -> Any:
+    t = torch.ones(4)
+    first = dist.get_rank() == 0
+    return dist.all_reduce(t, async_op=True) if first else dist.broadcast(t, 0, async_op=True)
+
+
+def messages_that_differ() -> None:
+    if dist.get_rank() == 0:
+        dist.isend(torch.ones(2), 1)
+    else:
+        dist.irecv(torch.empty(3), 0)
+    dist.barrier()
+
+
+@pytest.mark.filterwarnings("ignore::phalanx.PhalanxWarning")
+@pytest.mark.parametrize(
+    "program", [shapes_that_differ, operations_that_differ, messages_that_differ]
+)
+@pytest.mark.parametrize("seed", [0, 3])
+def test_a_mismatch_that_nobody_waits_for_is_the_error_of_the_run(
+    program: Callable[[], Any], seed: int
+) -> None:
+    with pytest.raises(phalanx.CollectiveMismatchError):
+        phalanx.run(program, ranks=2, seed=seed)
+
+
+def heard_of(how: str) -> None:
+    work = dist.all_reduce(torch.ones(4 + dist.get_rank()), async_op=True)
+    dist.barrier()
+    if dist.get_rank() == 0:
+        if how == "wait":
+            with pytest.raises(phalanx.CollectiveMismatchError):
+                work.wait()
+        elif how == "future":
+            with pytest.raises(phalanx.CollectiveMismatchError):
+                work.get_future().wait()
+        else:
+            assert isinstance(work.exception(), phalanx.CollectiveMismatchError)
+
+
+@pytest.mark.parametrize("how", ["wait", "future", "exception"])
+def test_a_mismatch_that_one_rank_has_heard_of_is_the_programs_business(how: str) -> None:
+    with pytest.warns(phalanx.PhalanxWarning, match="unwaited-work"):
+        phalanx.run(heard_of, how, ranks=2)
+
+
+def test_ranks_with_other_tensors_have_blocks_of_their_own() -> None:
+    def program() -> None:
+        reduce_later()
+        size = 2 if dist.get_rank() == 1 else 4
+        dist.isend(torch.ones(size), (dist.get_rank() + 1) % 3)
+        dist.recv(torch.empty(2 if dist.get_rank() == 2 else 4), (dist.get_rank() - 1) % 3)
+
+    blocks = {each.blocks[0].op.name: each.blocks for each in findings(program, ranks=3)}
+    assert [block.ranks for block in blocks["all_reduce"]] == [(0, 1, 2)]
+    assert [block.ranks for block in blocks["send"]] == [(0, 2), (1,)]

@@ -53,9 +53,21 @@ def _finding(group: list[Unwaited]) -> Finding:
         severity="warning",
         ranks=ranks,
         headline=f"{name_ranks(ranks)} never waited for {first.name}{place}{times}",
-        blocks=(CallBlock(ranks, first, notes=_notes(group)),),
+        blocks=_blocks(group),
         hint=_hint(group),
     )
+
+
+def _blocks(group: list[Unwaited]) -> tuple[CallBlock, ...]:
+    """Ranks whose first such call had the same tensors together."""
+    firsts: dict[int, Op] = {}
+    for each in group:
+        firsts.setdefault(each.op.rank, each.op)
+    alike: dict[object, list[Op]] = {}
+    for op in firsts.values():
+        alike.setdefault((op.inputs, op.outputs), []).append(op)
+    *others, last = [(tuple(op.rank for op in ops), ops[0]) for ops in alike.values()]
+    return (*(CallBlock(*each) for each in others), CallBlock(*last, notes=_notes(group)))
 
 
 def _sum(group: list[Unwaited], rank: int) -> int:

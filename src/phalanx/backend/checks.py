@@ -15,7 +15,8 @@ from phalanx.backend.describe import Known, describe_call, describe_past
 from phalanx.backend.session import Session
 from phalanx.backend.trails import with_parting
 from phalanx.core.meeting import Assembly, Call, Slot
-from phalanx.model import Meeting, Mismatch, Op
+from phalanx.errors import VerdictError
+from phalanx.model import Meeting, Mismatch, Op, Verdict
 
 MOST_PAST = 4096
 LEAST_PAST = 4
@@ -60,3 +61,23 @@ def judge_message(session: Session, send: Call, receive: Call) -> Sequence[Excep
         return None
     verdict = find_pair_mismatch(describe_call(send), describe_call(receive))
     return session.report(verdict).for_each(2) if verdict else None
+
+
+def note_unheard(session: Session, errors: Sequence[Exception], calls: Sequence[Call]) -> None:
+    """Operations end with an error of ours; those who asked for a `Work` may never look."""
+    if isinstance(errors[0], VerdictError) and all(call.asynchronous for call in calls):
+        session.unheard.append((errors, calls))
+
+
+def find_unheard(session: Session) -> list[Verdict]:
+    """Errors that no rank has met with: nobody waited for the operations."""
+    if not session.unheard:
+        return []
+    left, session.unheard = session.unheard, []
+    found = []
+    for errors, calls in left:
+        heard = any(error.__traceback__ is not None for error in errors)
+        verdict = getattr(errors[0], "verdict", None)
+        if verdict is not None and not heard and not any(call.waited for call in calls):
+            found.append(verdict)
+    return found

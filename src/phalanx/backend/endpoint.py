@@ -432,6 +432,8 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
                     private.record_functions(True)
         if in_flight:
             guard.after_moving(calls)
+        if errors is not None:
+            checks.note_unheard(self._session, errors, calls)
         for index, call in enumerate(calls):
             call.finish(errors[index] if errors else None)
 
@@ -499,6 +501,8 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
                 errors = one_for_each(error, 2)
         if errors is None and in_flight:
             guard.after_moving(pair)
+        if errors is not None:
+            checks.note_unheard(self._session, errors, pair)
         send.finish(errors[0] if errors else None)
         receive.finish(errors[1] if errors else None)
 

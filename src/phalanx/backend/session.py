@@ -10,7 +10,7 @@ import itertools
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch.distributed.distributed_c10d import Store
@@ -148,6 +148,10 @@ class Session:
         self.journal_length = max(LEAST_JOURNAL, kept // size)
         self.findings: list[Verdict] = []
         """Warnings that checks found on the way; told when the run has succeeded."""
+        self.raised: list[Verdict] = []
+        """What became an error in ranks, also if the program caught it."""
+        self.unheard: list[tuple[Sequence[BaseException], Sequence[Call]]] = []
+        """Operations that ended with such errors, which nobody may ever wait for."""
         self.makings: dict[Any, Any] = {}
         """Which groups ranks made, by their default group; see `lifecycle.py`."""
         self.notes: dict[str, Any] = {}
@@ -180,7 +184,7 @@ class Session:
         """How many collectives and messages there were, on how many groups."""
         all_counts = [self._ended, *map(_counts, self.assemblies.values())]
         collectives, messages, groups = map(sum, zip(*all_counts, strict=True))
-        return Tally(self.size, collectives, messages, groups)
+        return Tally(self.size, collectives, messages, groups, raised=tuple(self.raised))
 
     def assembly(self, key: tuple[str, int], name: str, ranks: tuple[int, ...]) -> Assembly:
         """The meeting place of a group; the first member to come makes it."""

@@ -131,10 +131,13 @@ class OpWork(dist.Work):
         return _see_done(call)
 
     def is_success(self) -> bool:
-        return self.is_completed() and self.call.error is None
+        return self.is_completed() and self.exception() is None
 
     def exception(self) -> BaseException | None:
-        return self.call.error
+        """To ask for it is to have heard of it."""
+        call = self.call
+        call.waited = call.waited or call.error is not None
+        return call.error
 
     def result(self) -> list[torch.Tensor]:
         """As Gloo has it: only of what is complete, and not of every operation."""

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from phalanx.analysis.leftovers import find_leftovers
 from phalanx.analysis.silencing import split_silenced
 from phalanx.backend import completion, guard_modes, private, profiling, traces
+from phalanx.backend.checks import find_unheard
 from phalanx.backend.describe import describe_pending
 from phalanx.backend.device import default_backend
 from phalanx.backend.heirloom import can_be_inherited, inherit, made_more, take_stock
@@ -192,9 +193,15 @@ class ThreadsEngine:
     def _new_session(self) -> Session:
         settings = self.settings
         base = {**environ_here(), **(settings.environ or {})}
+
+        def report(verdict: Verdict) -> VerdictError:
+            named = with_names(session, verdict)
+            session.raised.append(named)
+            return error_for(named, settings.replay)
+
         session = Session(
             settings.ranks,
-            report=lambda verdict: error_for(with_names(session, verdict), settings.replay),
+            report=report,
             environs=[rank_environ(base, settings, rank) for rank in range(settings.ranks)],
             checked=settings.checked,
             kinds=settings.kinds,
@@ -228,6 +235,7 @@ class _Run:
         for context in session.ranks:
             context.journal.clear()  # of an earlier run of the same world
             context.holds.clear()
+        session.raised.clear()
         self.body = body
         self.outcomes = Outcomes([Outcome(rank) for rank in range(settings.ranks)])
         self.findings: Sequence[Verdict] = ()
@@ -279,7 +287,8 @@ class _Run:
             raise error
         if settings.checked:
             completion.complete_all(self.session)
-            self.findings = [*self._find_leftovers(), *find_at_end(self.session)]
+            unheard = find_unheard(self.session)
+            self.findings = [*unheard, *self._find_leftovers(), *find_at_end(self.session)]
         return [outcome.value for outcome in self.outcomes.ranks]
 
     def _find_leftovers(self) -> Sequence[Verdict]:

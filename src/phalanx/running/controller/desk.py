@@ -280,7 +280,8 @@ class Desk:
             called = max(place.next_number)
             collectives, messages = collectives + called, messages + place.messages
             groups += bool(called or place.messages)
-        return Tally(self.size, collectives, messages, groups)
+        raised = () if self.verdict is None else (self.verdict,)
+        return Tally(self.size, collectives, messages, groups, raised=raised)
 
     def found(self, rank: int, ticket: int, verdict: Verdict) -> list[Reply]:
         """What a rank found out by itself; it is to raise it."""
