@@ -72,7 +72,6 @@ READS: dict[str, Touch] = {
     "iteration": lambda t: [float(x) for x in t],
     "index by tensor": lambda t: t[torch.tensor([0, 1])],
     "clone": lambda t: t.clone(),
-    "numpy": lambda t: t.numpy(),
     "view": lambda t: t.view(2, 2)[1].sum(),
     "detach": lambda t: t.detach() * 2,
     "data": lambda t: t.data + 1,

@@ -131,25 +131,24 @@ private_modes.listener.tell = _tell_compiled
 
 _RAW_READS = frozenset(
     {
-        "__array__",
         "__deepcopy__",
-        "__dlpack__",
         "__format__",
         "__reduce_ex__",
         "__repr__",
-        "numpy",
         "tolist",
     }
 )
-"""Methods that read memory without an operator, or with modes turned off. What `numpy` returns
-is read and written out of our sight, so the call itself counts."""
+"""Methods that read memory without an operator, or with modes turned off. `numpy` and its like
+give another view, which may be looked at after the wait."""
 _OPERATIONS = "torch.distributed.distributed_c10d"
 """Where torch's collectives are, which go by this way too; the group judges them."""
 _HARMLESS = frozenset(
     {
+        "__array__",
+        "__dlpack__",
         "__get__",
-        "__len__",
         "__hash__",
+        "__len__",
         "backward",
         "data_ptr",
         "detach",
@@ -160,6 +159,7 @@ _HARMLESS = frozenset(
         "is_floating_point",
         "is_inference",
         "numel",
+        "numpy",
         "register_hook",
         "requires_grad_",
         "size",

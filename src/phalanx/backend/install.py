@@ -14,6 +14,7 @@ from typing import Any
 import torch.distributed as dist
 
 from phalanx.backend import assumptions, private, traces
+from phalanx.backend.device_waits import device_patches
 from phalanx.backend.group import RankGroup
 from phalanx.backend.guard_modes import backward_patches
 from phalanx.backend.heirloom import leaves_untouched
@@ -84,6 +85,7 @@ def install() -> Callable[[], None]:
         *outsider_patches(),
         *model_patches(),
         *backward_patches(),
+        *device_patches(),
         (dist, "rendezvous", names[private.RENDEZVOUS_NAME]),
     ]
     patched = [(owner, name, vars(owner)[name]) for owner, name, _ in patches]
