@@ -56,6 +56,17 @@ def test_the_same_groups_in_another_order_are_said_to_be_that() -> None:
     assert verdict.hint == "the ranks made the same groups in different orders"
 
 
+def test_groups_of_one_rank_meet_nobody() -> None:
+    apart = {rank: [make(rank, rank)] for rank in range(4)}
+    assert find_making_mismatch(apart, 0) is None
+    beside = {0: [make(0, 0, 1)], 1: [make(1, 0, 1)], 2: [make(2, 2)], 3: [make(3, 2)]}
+    assert find_making_mismatch(beside, 0) is None
+    left_alone = {0: [make(0, 0, 1)], 1: [make(1, 1)]}
+    assert find_making_mismatch(left_alone, 0) is not None
+    halves = {0: [make(0, 0, 1)], 1: [make(1, 0, 1)], 2: [make(2, 2, 3)], 3: [make(3, 2, 3)]}
+    assert find_making_mismatch(halves, 0) is not None
+
+
 def test_a_group_that_some_never_made() -> None:
     made: dict[int, list[Op]] = {0: [make(0, 0, 1)], 1: [make(1, 0, 1)], 2: [], 3: []}
     verdict = find_missing_making(made)

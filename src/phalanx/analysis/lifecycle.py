@@ -7,6 +7,7 @@ against the others' n-th; a group is written as its backend and members.
 |---|---|
 | other members, backend or order at the same place | error, as soon as it is seen |
 | some made fewer groups than others when all have returned, or are waited for in one | error |
+| groups of one rank beside each other, or beside a larger one that its members make | none |
 | groups of `use_local_synchronization=True` | none: only members make these |
 | two groups destroyed in opposite orders by two members of both | warning |
 | a member keeps a group that others destroyed, though all of them went on together | warning |
@@ -36,6 +37,9 @@ _DESTROY_RULE = (
     "only with all its members"
 )
 
+Made = tuple[tuple[int, ...], str]
+"""A group as ranks make it: its members and its backend."""
+
 NEAR = 32
 """How many groups that were destroyed before another one are compared with it."""
 
@@ -44,7 +48,7 @@ def find_making_mismatch(made: Mapping[int, Sequence[Op]], number: int) -> Findi
     """What the ranks' calls of `new_group` at one place disagree in."""
     ops = {rank: made[rank][number] for rank in sorted(made) if len(made[rank]) > number}
     votes = Counter(op.group for op in ops.values())
-    if len(votes) < 2:
+    if not do_clash({rank: (op.group.ranks, op.group.name) for rank, op in ops.items()}):
         return None
     (usual, count), *_ = votes.most_common(1)
     decided = 2 * count > len(ops)
@@ -73,6 +77,16 @@ def find_making_mismatch(made: Mapping[int, Sequence[Op]], number: int) -> Findi
         blocks=tuple(blocks),
         facts=tuple(facts),
         hint=_other_order(made, number),
+    )
+
+
+def do_clash(made: Mapping[int, Made]) -> bool:
+    """Whether groups that ranks make at one place get in each other's way. A group of one rank
+    connects with nobody, so it may stand beside others of one, and beside a larger one that
+    all its members make."""
+    larger = {each for each in set(made.values()) if len(each[0]) > 1}
+    return len(larger) > 1 or any(
+        rank in made and made[rank] != each for each in larger for rank in each[0]
     )
 
 

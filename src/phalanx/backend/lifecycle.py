@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from phalanx import callsite
 from phalanx.analysis.lifecycle import (
     Destroyed,
+    do_clash,
     find_destroy_mismatch,
     find_kept_group,
     find_making_mismatch,
@@ -48,6 +49,8 @@ class Makings:
         self._met = met
         self.made: dict[int, list[_Made]] = {}
         self.first: list[_Made] = []
+        self._mixed: set[int] = set()
+        """Places where not all ranks make the same group, which may be in order."""
         self.disagree_at: int | None = None
         self.waiting: list[Strand] = []
 
@@ -58,8 +61,13 @@ class Makings:
         own.append(made)
         if number == len(self.first):
             self.first.append(made)
-        elif self.first[number][:2] != made[:2] and self.disagree_at is None:
-            self.disagree_at = number
+            return number
+        if self.first[number][:2] != made[:2]:
+            self._mixed.add(number)
+        if number in self._mixed and self.disagree_at is None:
+            there = {r: each[number][:2] for r, each in self.made.items() if len(each) > number}
+            if do_clash(there):
+                self.disagree_at = number
         return number
 
     def missing(self) -> tuple[int, ...]:

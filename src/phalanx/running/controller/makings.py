@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from phalanx.analysis.lifecycle import find_making_mismatch, find_missing_making
+from phalanx.analysis.lifecycle import do_clash, find_making_mismatch, find_missing_making
 from phalanx.core.forms import Form
 from phalanx.model import Finding, Group, Op, Wait
 from phalanx.running.controller.places import DeskCall, Place
@@ -25,16 +25,28 @@ class Makings(Place):
         self.made: dict[int, list[DeskCall]] = {rank: [] for rank in world.ranks}
         self._first: list[DeskCall] = []
         """Who came first, in each place."""
+        self._mixed: set[int] = set()
+        """Places where not all ranks make the same group, which may be in order."""
         self.disagree_at: int | None = None
 
     def add(self, call: DeskCall) -> None:
         own = self.made.setdefault(call.rank, [])
         call.turn = len(own)
         own.append(call)
-        if call.turn == len(self._first):
+        turn = call.turn
+        if turn == len(self._first):
             self._first.append(call)
-        elif self.disagree_at is None and self._first[call.turn].form.made != call.form.made:
-            self.disagree_at = call.turn
+            return
+        if self._first[turn].form.made != call.form.made:
+            self._mixed.add(turn)
+        if turn in self._mixed and self.disagree_at is None:
+            there = {
+                at: self.made[rank][turn].form.made or ((), "")
+                for at, rank in enumerate(self.ranks)
+                if len(self.made[rank]) > turn
+            }
+            if do_clash(there):
+                self.disagree_at = turn
 
     def missing(self, call: DeskCall) -> tuple[int, ...]:
         """Whom a call waits for: members that have not come to theirs, or, where calls
@@ -73,6 +85,7 @@ class Makings(Place):
         for each in self.made.values():
             each.clear()
         self._first.clear()
+        self._mixed.clear()
         self.disagree_at = None
 
     def _ops(self) -> dict[int, list[Op]]:
