@@ -70,6 +70,24 @@ SCRIPTS = {
         else:
             dist.all_reduce(torch.ones(4))
         """,
+    "caught.py": """
+        import torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        try:
+            dist.all_reduce(torch.ones(2 + dist.get_rank()))
+        except RuntimeError:
+            pass
+        print("done")
+        """,
+    "caught_deadlock.py": """
+        import torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        try:
+            dist.recv(torch.ones(2), 1 - dist.get_rank())
+        except RuntimeError:
+            pass
+        print("done")
+        """,
     "order.py": """
         import torch.distributed as dist
         dist.init_process_group("gloo")
@@ -288,7 +306,10 @@ def test_a_scripts_own_error_is_shown_once_with_its_ranks_and_without_our_frames
     assert places == ["<module>", "main", "load"]
     assert "site-packages" not in answer.err and "src/phalanx" not in answer.err
     assert "RankFailedError: ranks 0-3 raised ValueError: bad batch\n" in answer.err
-    assert answer.err.rstrip().endswith("replay    phalanx run --ranks 4 broken.py")
+    *_, replay, closing = answer.err.splitlines()
+    assert replay == "  replay    phalanx run --ranks 4 broken.py"
+    checked = "4 ranks, 1 collective on 1 group checked until ranks 0-3 failed"
+    assert closing == f"phalanx: {checked}: nothing found"
 
 
 def test_when_nobody_reads_any_more_it_ends_without_a_word_of_ours(processes) -> None:
@@ -322,7 +343,8 @@ def test_a_finding_is_a_warning_and_under_strict_a_verdict(phalanx) -> None:
     answer = phalanx("run -n 2 --checks unmatched-message unheard.py")
     assert (answer.status, answer.out) == (0, "[0-1] done\n")
     assert answer.err.startswith(f"warning [unmatched-message]: {told}")
-    closing = "1 message on 1 group checked: 1 warning (1 unmatched-message)"
+    checked = "1 message on 1 group checked (only for unmatched-message)"
+    closing = f"{checked}: 1 warning (1 unmatched-message)"
     assert answer.err.splitlines()[-1] == f"phalanx: 2 ranks, {closing}"
     answer = phalanx("run -n 2 --checks unmatched-message --strict unheard.py")
     assert (answer.status, answer.out) == (3, "[0-1] done\n")
@@ -334,13 +356,48 @@ def test_a_finding_is_a_warning_and_under_strict_a_verdict(phalanx) -> None:
 
 
 @pytest.mark.parametrize(
-    "checks", ["none", "all,-unmatched-message,-unwaited-work", "mismatch,leak"]
+    ("checks", "told"),
+    [
+        ("none", "2 ranks, not checked (--checks none)"),
+        (
+            "all,-unmatched-message,-unwaited-work",
+            "2 ranks, 1 message on 1 group checked (not for unmatched-message, unwaited-work): "
+            "nothing found",
+        ),
+        (
+            "mismatch,leak",
+            "2 ranks, 1 message on 1 group checked (only for leak, mismatch): nothing found",
+        ),
+    ],
 )
-def test_a_kind_that_was_not_chosen_is_not_told(phalanx, checks: str) -> None:
+def test_a_kind_that_was_not_chosen_is_not_told(phalanx, checks: str, told: str) -> None:
     answer = phalanx(f"run -n 2 --strict --checks {checks} unheard.py")
     assert (answer.status, answer.out) == (0, "[0-1] done\n")
-    nothing = "phalanx: 2 ranks, 1 message on 1 group checked: nothing found\n"
-    assert answer.err == ("" if checks == "none" else nothing)
+    assert answer.err == f"phalanx: {told}\n"
+
+
+@pytest.mark.parametrize("engine", ["threads", "processes"])
+def test_errors_that_the_script_catches_are_counted_and_are_errors_under_strict(
+    phalanx, engine: str
+) -> None:
+    answer = phalanx(f"run -n 2 --engine {engine} caught.py")
+    assert (answer.status, answer.out) == (0, "[0-1] done\n")
+    assert answer.err == (
+        "phalanx: caught mismatch: "
+        "rank 0 passed float32[2] where rank 1 passed float32[3] to all_reduce\n"
+        "phalanx: 2 ranks, 1 collective on 1 group checked: 1 error (mismatch), caught by the "
+        "program\n"
+    )
+    assert phalanx(f"run -n 2 --engine {engine} --strict caught.py").status == 3
+
+
+def test_a_deadlock_that_the_script_catches_is_counted_also_without_checks(phalanx) -> None:
+    answer = phalanx("run -n 2 --checks none caught_deadlock.py")
+    assert (answer.status, answer.out) == (0, "[0-1] done\n")
+    assert answer.err.endswith(
+        "phalanx: 2 ranks, 0 collectives checked (only for deadlock, invalid-call, stall): "
+        "1 error (deadlock), caught by the program\n"
+    )
 
 
 def test_the_chosen_kinds_are_in_the_replay_line(phalanx) -> None:
@@ -357,7 +414,8 @@ def test_a_line_can_silence_its_finding_with_a_reason(phalanx) -> None:
     assert answer.status == 0
     assert answer.err == (
         "phalanx: silenced unmatched-message at silenced.py:5: nobody listens\n"
-        "phalanx: 2 ranks, 1 message on 1 group checked: nothing found; 1 silenced\n"
+        "phalanx: 2 ranks, 1 message on 1 group checked (only for unmatched-message): "
+        "nothing found; 1 silenced\n"
     )
 
 

@@ -30,6 +30,7 @@ from phalanx.errors import (
 from phalanx.kinds import is_on, parse_checks
 from phalanx.model import Tally, Verdict
 from phalanx.report.closing import render_closing
+from phalanx.report.layout import count
 from phalanx.report.text import render_kind
 from phalanx.running.torchrun.options import FLAGS, WITH_VALUE
 
@@ -220,7 +221,7 @@ def _run(arguments: argparse.Namespace) -> int:
         print(f"{finding.severity} {render_kind(finding)}\n", file=sys.stderr)
     status = _tell(error, initialised or ranks == 1, arguments)
     _close(tallies, findings, error, arguments)
-    return status
+    return _with_caught(status, tallies, arguments)
 
 
 def _close(
@@ -229,17 +230,29 @@ def _close(
     error: BaseException | None,
     arguments: argparse.Namespace,
 ) -> None:
-    """How much was checked, and what came of it: the last line, unless nobody wants it, there
-    was nothing to check, or the script's own error is what is to be read."""
-    if not tallies or arguments.quiet or not is_on(arguments.checks):
+    """How much was checked, and what came of it: the last line, unless nobody wants it or
+    there was nothing to check."""
+    if not tallies or arguments.quiet:
         return
     verdict = getattr(error, "verdict", None)
     if isinstance(error, HazardError):
         findings, verdict = list(error.findings), None
-    elif error is not None and (verdict is None or verdict.kind == "rank-failed"):
+    elif error is not None and verdict is None:
         return
-    if tallies[-1].groups != 0 or findings or verdict:
-        print(render_closing(tallies[-1], findings, verdict), file=sys.stderr)
+    tally = tallies[-1]
+    if not (tally.groups != 0 or findings or verdict or tally.raised):
+        return
+    if is_on(arguments.checks) or tally.raised:
+        kinds = parse_checks(arguments.checks)
+        line = render_closing(tally, findings, verdict, kinds=kinds)
+    else:
+        line = f"phalanx: {count(tally.ranks, 'rank')}, not checked (--checks none)"
+    print(line, file=sys.stderr)
+
+
+def _with_caught(status: int, tallies: list[Tally], arguments: argparse.Namespace) -> int:
+    """Under --strict an error of ours that the program has caught is one all the same."""
+    return 3 if status == 0 and arguments.strict and tallies and tallies[-1].raised else status
 
 
 def _run_by_torchrun(arguments: argparse.Namespace) -> int:
@@ -262,7 +275,7 @@ def _run_by_torchrun(arguments: argparse.Namespace) -> int:
         print(f"{finding.severity} {render_kind(finding)}\n", file=sys.stderr)
     status = _tell(error, initialised, arguments)
     _close(tallies, findings, error, arguments)
-    return status
+    return _with_caught(status, tallies, arguments)
 
 
 def _on_threads(

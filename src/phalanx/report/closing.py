@@ -8,14 +8,24 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from phalanx.model import Tally, Verdict
-from phalanx.report.layout import ascii_text, count
+from phalanx.kinds import ALL, ALWAYS
+from phalanx.model import RankFailure, Tally, Verdict
+from phalanx.report.layout import ascii_text, count, rank_list
+from phalanx.report.text import headline
+
+
+MOST_CAUGHT = 4
 
 
 def render_closing(
-    tally: Tally, findings: Sequence[Verdict], error: Verdict | None = None
+    tally: Tally,
+    findings: Sequence[Verdict],
+    error: Verdict | None = None,
+    *,
+    kinds: frozenset[str] = ALL,
 ) -> str:
-    """One line, and one for each finding that the program has silenced.
+    """One line, and one for each finding that the program has silenced and for each error of
+    ours that it has caught. `kinds` are those that were looked for.
 
     >>> render_closing(Tally(4, collectives=128, messages=12, groups=3), ())
     'phalanx: 4 ranks, 128 collectives and 12 messages on 3 groups checked: nothing found'
@@ -24,11 +34,30 @@ def render_closing(
         f"phalanx: silenced {each.kind} at {each.site}: {each.reason}"
         for each in tally.silenced
     ]
-    found = _found(findings, error)
+    caught = find_caught(tally, error)
+    lines += [f"phalanx: caught {each.kind}: {headline(each)}" for each in caught[:MOST_CAUGHT]]
+    own_error = isinstance(error, RankFailure) and error.kind == "rank-failed"
+    failed = f" until {rank_list(error.ranks)} failed" if error and own_error else ""
+    found = _found(findings, None if own_error else error, caught)
     if tally.silenced:
         found += f"; {len(tally.silenced)} silenced"
-    lines.append(f"phalanx: {_checked(tally)} checked: {found}")
+    lines.append(f"phalanx: {_checked(tally)} checked{_limits(kinds)}{failed}: {found}")
     return ascii_text("\n".join(lines))
+
+
+def find_caught(tally: Tally, error: Verdict | None) -> Sequence[Verdict]:
+    """What ranks met with and the program caught; a run that ends by an error of ours is
+    about that one."""
+    return tally.raised if error is None or error.kind == "rank-failed" else ()
+
+
+def _limits(kinds: frozenset[str]) -> str:
+    missing, chosen = ALL - kinds, kinds - ALWAYS
+    if not missing:
+        return ""
+    if len(missing) <= len(chosen):
+        return f" (not for {', '.join(sorted(missing))})"
+    return f" (only for {', '.join(sorted(chosen or kinds))})"
 
 
 def _checked(tally: Tally) -> str:
@@ -44,10 +73,16 @@ def _checked(tally: Tally) -> str:
     return f"{ranks}, {what}" if what else ranks
 
 
-def _found(findings: Sequence[Verdict], error: Verdict | None) -> str:
+def _found(
+    findings: Sequence[Verdict], error: Verdict | None, caught: Sequence[Verdict]
+) -> str:
     found = [*findings, *([error] if error is not None else [])]
     parts = [_counted(each, found) for each in ("error", "warning")]
-    return ", ".join(filter(None, parts)) or "nothing found"
+    text = ", ".join(filter(None, parts))
+    if caught:
+        own = f"{_counted('error', caught)}, caught by the program"
+        return f"{text}; {own}" if text else own
+    return text or "nothing found"
 
 
 def _counted(severity: str, found: Sequence[Verdict]) -> str:

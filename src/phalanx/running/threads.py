@@ -235,7 +235,6 @@ class _Run:
         for context in session.ranks:
             context.journal.clear()  # of an earlier run of the same world
             context.holds.clear()
-        session.raised.clear()
         self.body = body
         self.outcomes = Outcomes([Outcome(rank) for rank in range(settings.ranks)])
         self.findings: Sequence[Verdict] = ()
