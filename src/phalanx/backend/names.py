@@ -17,11 +17,12 @@ said was seen: who has no gradient for what, and where a rank's frames are.
 from __future__ import annotations
 
 import math
+import os
 import re
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import wraps
 from types import FrameType, MappingProxyType
 from typing import Any
@@ -42,17 +43,30 @@ _MOST_NAMES = 6
 
 NOBODY: Mapping[int, BaseException] = MappingProxyType({})
 
-Frames = Mapping[int, FrameType | None]
+
+@dataclass(frozen=True)
+class Facts:
+    """What one rank knows of its models, as values that travel: for which parameters of the
+    first it has a gradient and for which it has none; what its calls in `backward` may hold;
+    where its frames are."""
+
+    having: tuple[str, ...] = ()
+    lacking: tuple[str, ...] = ()
+    buckets: tuple[tuple[str, str], ...] = ()
+    places: tuple[tuple[str, str], ...] = ()
 
 
-def model_patches() -> list[tuple[Any, str, Any]]:
-    """Each rank notes the models that it wraps."""
+def model_patches(
+    context_of: Callable[[], Any] = context_here,
+) -> list[tuple[Any, str, Any]]:
+    """Each rank notes the models that it wraps. `context_of` gives the rank, which has a dict
+    `saved`."""
     original: Callable[..., None] = DistributedDataParallel.__init__
 
     @wraps(original)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        context = context_here()
+        context = context_of()
         if context is not None:
             context.saved.setdefault(DDP, []).append(weakref.ref(self))
 
@@ -90,17 +104,55 @@ def _find(
     session: Session, ops: Sequence[Op], failed: Mapping[int, BaseException] = NOBODY
 ) -> Names:
     running = sys._current_frames()
-    frames = {
-        context.rank: running.get(context.saved.get(THREAD, 0)) for context in session.ranks
-    }
-    return (
-        *_without_gradient(session, frames),
-        *_buckets(session, frames, ops),
-        *_places(frames, failed),
+    facts = {}
+    for context in session.ranks:
+        rank = context.rank
+        frames = list(_outwards(running.get(context.saved.get(THREAD, 0))))
+        passed = _passed_by(failed[rank]) if rank in failed else frames
+        own = [op for op in ops if op.rank == rank]
+        facts[rank] = _facts(_models(context.saved), frames, own, passed)
+    return names_in(facts)
+
+
+def facts_of(saved: Mapping[str, Any], error: BaseException) -> Facts | None:
+    """Of a rank that is a process and has raised this; None if it has nothing to say."""
+    verdict = getattr(error, "verdict", None)
+    try:
+        own = [op for op in _ops_of(verdict) if op.rank == int(os.environ.get("RANK", "-1"))]
+        frames = _passed_by(error)
+        facts = _facts(_models(saved), frames, own, frames)
+    except Exception:  # whatever a program's module does when it is looked at
+        return None
+    return None if facts == Facts() else facts
+
+
+def names_in(facts: Mapping[int, Facts]) -> Names:
+    """What can be said of what the ranks know, by rank."""
+    return (*_without_gradient(facts), *_buckets(facts), *_places(facts))
+
+
+def _facts(
+    models: Sequence[Any],
+    frames: Sequence[FrameType],
+    ops: Sequence[Op],
+    passed: Iterable[FrameType],
+) -> Facts:
+    """`frames` are the rank's, innermost first, `passed` those of its error, if it failed."""
+    in_backward = any(each.f_code.co_filename.endswith(_BACKWARD) for each in frames)
+    having: list[str] = []
+    lacking: list[str] = []
+    for model in models[:1]:
+        for name, parameter in _parameters(model):
+            (lacking if parameter.grad is None else having).append(name)
+    return Facts(
+        tuple(having),
+        tuple(lacking) if having and not in_backward else (),
+        tuple(_buckets_of(models, ops)) if in_backward else (),
+        tuple(_place_of(passed)),
     )
 
 
-def _ops_of(verdict: Verdict) -> Iterator[Op]:
+def _ops_of(verdict: Verdict | None) -> Iterator[Op]:
     if isinstance(verdict, Mismatch):
         yield from (block.op for block in verdict.blocks)
     elif isinstance(verdict, (Deadlock, Stall)):
@@ -111,8 +163,8 @@ def _ops_of(verdict: Verdict) -> Iterator[Op]:
 # -- DDP --------------------------------------------------------------------------------------
 
 
-def _models(session: Session, rank: int) -> list[Any]:
-    found = session.ranks[rank].saved.get(DDP, ())
+def _models(saved: Mapping[str, Any]) -> list[Any]:
+    found = saved.get(DDP, ())
     return [model for ref in found if (model := ref()) is not None]
 
 
@@ -121,24 +173,14 @@ def _parameters(model: Any) -> list[tuple[str, Any]]:
     return [(name, p) for name, p in model.module.named_parameters() if p.requires_grad]
 
 
-def _is_in_backward(frame: FrameType | None) -> bool:
-    return any(each.f_code.co_filename.endswith(_BACKWARD) for each in _outwards(frame))
-
-
-def _without_gradient(session: Session, frames: Frames) -> Iterator[tuple[str, str]]:
+def _without_gradient(facts: Mapping[int, Facts]) -> Iterator[tuple[str, str]]:
     having: dict[str, list[int]] = {}
     lacking: dict[str, list[int]] = {}
-    for rank, frame in frames.items():
-        for model in _models(session, rank)[:1]:
-            parameters = _parameters(model)
-            with_one = [name for name, p in parameters if p.grad is not None]
-            without = [name for name, p in parameters if p.grad is None]
-            if not with_one:
-                continue
-            for name in with_one:
-                having.setdefault(name, []).append(rank)
-            for name in () if _is_in_backward(frame) else without:
-                lacking.setdefault(name, []).append(rank)
+    for rank, known in facts.items():
+        for name in known.having:
+            having.setdefault(name, []).append(rank)
+        for name in known.lacking:
+            lacking.setdefault(name, []).append(rank)
     alike: dict[tuple[int, ...], list[str]] = {}
     for name, missing in lacking.items():
         if name in having:
@@ -155,7 +197,7 @@ def _who_have(ranks: Sequence[int]) -> str:
 
 def _named_in(session: Session, rank: int, text: str) -> Iterator[tuple[str, str]]:
     found = _WITHOUT.search(text)
-    models = _models(session, rank)
+    models = _models(session.ranks[rank].saved)
     if found is None or len(models) != 1:
         return
     parameters = _parameters(models[0])
@@ -165,19 +207,20 @@ def _named_in(session: Session, rank: int, text: str) -> Iterator[tuple[str, str
         yield "gradient", f"rank {rank} had no gradient for {_listed(names)} of the DDP model"
 
 
-def _buckets(session: Session, frames: Frames, ops: Sequence[Op]) -> Iterator[tuple[str, str]]:
+def _buckets_of(models: Sequence[Any], ops: Sequence[Op]) -> Iterator[tuple[str, str]]:
     """Which parameters' gradients an `all_reduce` in `backward` may hold, by their size: in the
     order of the model, a bucket is what stands side by side."""
-    told: dict[str, str] = {}
     for op in ops:
         if op.name != "all_reduce" or len(op.inputs) != 1:
             continue
-        if not _is_in_backward(frames.get(op.rank)):
-            continue
         size = math.prod(op.inputs[0].shape)
-        runs = [run for model in _models(session, op.rank) for run in _runs(model, size)]
+        runs = [run for model in models for run in _runs(model, size)]
         if len(runs) == 1:
-            told[str(op.inputs[0])] = _listed(runs[0])
+            yield str(op.inputs[0]), _listed(runs[0])
+
+
+def _buckets(facts: Mapping[int, Facts]) -> Iterator[tuple[str, str]]:
+    told = dict(bucket for known in facts.values() for bucket in known.buckets)
     for tensor, names in told.items():
         yield "bucket", f"{tensor} has the size of DDP's gradients of {names}"
 
@@ -197,13 +240,10 @@ def _runs(model: Any, size: int) -> Iterator[list[str]]:
 # -- FSDP2 and pipelines ------------------------------------------------------------------
 
 
-def _places(frames: Frames, failed: Mapping[int, BaseException]) -> Iterator[tuple[str, str]]:
-    """Also of ranks that have failed, by the frames that their errors went through."""
-    stacks: dict[int, Iterable[FrameType]] = {r: _outwards(f) for r, f in frames.items()}
-    stacks.update((rank, _passed_by(error)) for rank, error in failed.items())
+def _places(facts: Mapping[int, Facts]) -> Iterator[tuple[str, str]]:
     alike: dict[tuple[str, str], list[int]] = {}
-    for rank, stack in sorted(stacks.items()):
-        for found in _place_of(stack):
+    for rank, known in sorted(facts.items()):
+        for found in known.places:
             alike.setdefault(found, []).append(rank)
     for (label, text), ranks in alike.items():
         yield label, f"{rank_list(ranks, width=32)}: {text}"

@@ -22,6 +22,7 @@ from phalanx.analysis.leak import Making, find_kept_world, find_leaks, find_left
 from phalanx.analysis.lifecycle import Destroyed, find_destroy_mismatch, find_kept_group
 from phalanx.backend import private
 from phalanx.backend.invalid import DESTROYED, join_outsiders, outsider_patches
+from phalanx.backend.names import model_patches
 from phalanx.backend.observers import leak
 from phalanx.backend.raising import InvalidCallError
 from phalanx.callsite import Mark, resolve
@@ -73,6 +74,8 @@ class Lives:
 
     def reset(self) -> None:
         self.closed: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.saved: dict[str, Any] = {}
+        """Models of DDP's, for `names.py`."""
         self._entries: dict[Any, Any] = {}
         self._worlds: dict[str, World] = {}
         self._destroyed: deque[tuple[str, str, Op, Mark | None]] = deque(maxlen=MOST_DESTROYED)
@@ -90,6 +93,7 @@ class Lives:
 
         yield dist.ProcessGroup, "shutdown", shutdown
         yield from outsider_patches(self._context)
+        yield from model_patches(lambda: self)
 
     def _context(self) -> Any:
         """What `invalid.py` asks of a rank."""

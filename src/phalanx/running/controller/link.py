@@ -18,6 +18,7 @@ import threading
 import time
 from itertools import count
 
+from phalanx.backend.names import Facts, facts_of
 from phalanx.backend.raising import OpTimeoutError, error_for, error_of
 from phalanx.backend.watch import Limit, Watcher
 from phalanx.core.forms import Form, GroupForm, message_signature_of, signature_of
@@ -102,6 +103,10 @@ class Link:
     def judge_error(self, error: BaseException) -> Finding | None:
         """What was wrong with the rank's own call, if that is what this error is about."""
         return self._watcher.judge_error(error)
+
+    def facts_of(self, error: BaseException) -> Facts | None:
+        """What this rank knows of its models and where it was among them."""
+        return facts_of(self._watcher.lives.saved, error)
 
     def finished(self) -> None:
         """The same, for a rank that is not asked any more."""

@@ -16,9 +16,21 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from phalanx.backend.names import names_in
 from phalanx.backend.raising import error_for
 from phalanx.errors import RankStopped, UsageError
-from phalanx.model import Group, Op, RankView, Site, Stall, Tally, Verdict, Wait
+from phalanx.model import (
+    Deadlock,
+    Group,
+    Mismatch,
+    Op,
+    RankView,
+    Site,
+    Stall,
+    Tally,
+    Verdict,
+    Wait,
+)
 from phalanx.report.positions import render_positions
 from phalanx.running.outcome import Outcome, Outcomes, find_error
 from phalanx.running.processes.evidence import (
@@ -111,7 +123,7 @@ class CallInProgress:
             raise
         self._team.drain(whole=not whole_lines)
         if self._failed:
-            raise self._with_values(self._failure())
+            raise self._with_values(self._with_names(self._failure()))
         if self._stopped and self._counter is not None and self._counter.error is not None:
             raise self._with_values(self._counter.error)  # of a thread that nobody waits for
         self.is_whole = True
@@ -287,6 +299,18 @@ class CallInProgress:
         error_found = find_error(outcomes, self._replay)
         assert error_found is not None
         return error_found
+
+    def _with_names(self, error: BaseException) -> BaseException:
+        """The same, with what the ranks know of the parts of their models."""
+        verdict = getattr(error, "verdict", None)
+        raised = [each for _, _, each in self._failed if isinstance(each, Raised)]
+        facts = {each.rank: each.facts for each in raised if each.facts is not None}
+        names = names_in(dict(sorted(facts.items())))
+        if not names or not isinstance(verdict, (Mismatch, Deadlock, Stall)):
+            return error
+        named = error_for(replace(verdict, names=names), self._replay)
+        named.__cause__, named.__context__ = error.__cause__, error.__context__
+        return named.with_traceback(error.__traceback__)
 
     def _view(self, rank: int) -> RankView:
         """Where the rank was: as the desk knows, as it said, or where it lost the connection

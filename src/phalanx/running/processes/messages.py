@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass, field
 
+from phalanx.backend.names import Facts
 from phalanx.kinds import ALL
 from phalanx.model import Finding, Site
 from phalanx.running.processes.memory import Memory
@@ -94,7 +95,7 @@ class Raised:
     """The call raised. `error` is its pickle where it has one; `when` is monotonic time;
     `call` is torch's call it came out of; `stopped` says that it came up while the rank was
     being stopped, or is that stopping itself. `invalid` tells what was wrong with the rank's
-    own call, if that is what it failed by."""
+    own call, if that is what it failed by, `facts` what it knows of its models."""
 
     rank: int
     kind: str
@@ -107,6 +108,7 @@ class Raised:
     loading: bool = False
     stopped: bool = False
     invalid: Finding | None = None
+    facts: Facts | None = None
 
 
 @dataclass(frozen=True)

@@ -243,6 +243,7 @@ class _Rank:
         when = time.monotonic()
         site, call = callsite.raised_at(error.__traceback__), _raising_call(error)
         invalid = None if self._link is None else self._link.judge_error(error)
+        facts = None if self._link is None else self._link.facts_of(error)
         trim_traceback(error)
         return Raised(
             rank=self._start.rank,
@@ -256,6 +257,7 @@ class _Rank:
             loading=loading,
             stopped=was_stopped(error),
             invalid=invalid,
+            facts=facts,
         )
 
     def _leave(self) -> None:
