@@ -42,6 +42,7 @@ LAYER_OF = {
 WITHOUT_TORCH = {"core", "analysis", "report", "words"}
 MAY_TOUCH_PRIVATE_TORCH = {
     "phalanx.backend.private",
+    "phalanx.backend.private_devices",
     "phalanx.backend.private_modes",
     "phalanx.backend.private_names",
 }

@@ -19,6 +19,9 @@ DIRECT: dict[str, Callable[[], Any]] = {}
 LIMIT = timedelta(seconds=30)
 MAX = dist.ReduceOp.MAX
 
+# Gloo of torch 2.11 refuses `all_to_all` of lists, and so do we there (`test_profiles.py`).
+LIST_TO_ALL = not torch.__version__.startswith("2.11.")
+
 names: Any = distributed_c10d  # torch's stubs leave some option classes out
 
 
@@ -156,7 +159,8 @@ def scattering_overloads() -> Any:
 @direct
 def exchange_overloads() -> Any:
     outputs, whole = rooms(), torch.cat(pieces())
-    group().alltoall(output_tensors=outputs, input_tensors=pieces()).wait()
+    if LIST_TO_ALL:
+        group().alltoall(output_tensors=outputs, input_tensors=pieces()).wait()
     flat = [torch.zeros(6) for _ in range(3)]
     group().alltoall_base(flat[0], whole, [], []).wait()
     group().alltoall_base(flat[1], whole, [2, 2, 2], [2, 2, 2], timeout=LIMIT).wait()

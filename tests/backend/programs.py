@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.distributed_c10d import _coalescing_manager
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from tests.backend.direct_programs import DIRECT, RANKS
+from tests.backend.direct_programs import DIRECT, LIST_TO_ALL, RANKS
 
 PROGRAMS: dict[str, Callable[[], Any]] = dict(DIRECT)
 
@@ -167,7 +167,8 @@ def all_to_all() -> Any:
     uneven = torch.zeros(sum(incoming), 2)
     dist.all_to_all_single(uneven, mine(sum(outgoing), 2), incoming, outgoing)
     rooms = [torch.zeros(2) for _ in range(RANKS)]
-    dist.all_to_all(rooms, list(mine(3, 2)))
+    if LIST_TO_ALL:
+        dist.all_to_all(rooms, list(mine(3, 2)))
     return even, uneven, rooms
 
 

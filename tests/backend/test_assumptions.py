@@ -62,7 +62,9 @@ def test_nccl_is_there_for_ranks_and_takes_no_cpu_tensors() -> None:
         dist.init_process_group("nccl")
         with pytest.raises(RuntimeError, match="cpu"):
             dist.all_reduce(torch.ones(2))
-        return dist.get_backend(), str(dist.get_backend_config()), dist.is_nccl_available()
+        found = dist.get_backend(), str(dist.get_backend_config()), dist.is_nccl_available()
+        dist.destroy_process_group()
+        return found
 
     found = phalanx.run(body, ranks=2, init=False)
     assert found == [("nccl", "cuda:nccl", available())] * 2

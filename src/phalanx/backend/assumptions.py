@@ -18,7 +18,7 @@ from torch.distributed.algorithms.join import Join
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
-from phalanx.backend import private
+from phalanx.backend import private, private_devices
 from phalanx.backend.endpoint import CPP_NAME
 from phalanx.backend.session import context_here
 from phalanx.core.baton import here
@@ -41,6 +41,7 @@ LOGGED_VARIABLES = (
 
 
 def patches() -> list[Patch]:
+    private_devices.keep_cuda_guard()
     return [
         *debug_patches(),
         *nccl_patches(),

@@ -51,10 +51,12 @@ _titles: set[str] = set()
 
 
 class _Open(threading.local):
-    """What the calling thread has begun and not ended: the profiler, and ranges in it."""
+    """What the calling thread has begun and not ended: the profiler, and ranges in it; and
+    what it has prepared (settings, activities)."""
 
     def __init__(self) -> None:
         self.profiler = False
+        self.prepared: tuple[Any, Any] | None = None
         self.ranges: dict[Call, list[Any]] = {}
 
 
@@ -107,7 +109,8 @@ def _events(call: Call, backend: str, named: str | None) -> list[tuple[str, list
 
 _lock = threading.Lock()
 _profilers = 0
-_prepared = False
+_prepared: frozenset[Any] = frozenset()
+"""The activities that Kineto is prepared for and has not begun to record."""
 NOT_THE_CPU = ProfilerActivity.CUDA
 """To start Kineto alone: on behalf of a thread whose operators are not recorded."""
 _last: tuple[Any, Any] = (None, None)
@@ -125,9 +128,11 @@ def profiler_patches() -> list[tuple[Any, str, Any]]:
     def prepare_shared(config: Any, activities: Any, *args: Any, **kwargs: Any) -> None:
         global _prepared
         with _lock:
-            if not _profilers and not outer:
+            # torch 2.11 does not prepare what is prepared already
+            if not _profilers and not outer and not _prepared >= set(activities):
                 prepare(config, activities, *args, **kwargs)
-                _prepared = True
+                _prepared = frozenset(activities)
+                _open.prepared = config, activities
 
     def enable_shared(config: Any, activities: Any, *args: Any, **kwargs: Any) -> None:
         global _profilers, _last, _prepared
@@ -136,7 +141,7 @@ def profiler_patches() -> list[tuple[Any, str, Any]]:
                 prepare(config, activities)  # another one's end undid what this one prepared
             enable(config, activities, *args, **kwargs)
             if activities:  # none: a profiler that does without Kineto
-                _prepared = False
+                _prepared = frozenset()
                 _profilers += 1
                 private.recording = True
                 _open.profiler = True
@@ -168,9 +173,17 @@ def profiler_patches() -> list[tuple[Any, str, Any]]:
 
 
 def leave_thread() -> None:
-    """Last thing in a thread of a rank: stop the profiler that it left open."""
+    """Last thing in a thread of a rank: stop the profiler that it left open, and use up what
+    it prepared and nobody began."""
+    module = private.profiler_module
     if _profilers and _open.profiler:
-        getattr(private.profiler_module, private.DISABLE_NAME)()
+        getattr(module, private.DISABLE_NAME)()
+    if _prepared and _open.prepared is not None:
+        enable, disable = (
+            getattr(module, name) for name in (private.ENABLE_NAME, private.DISABLE_NAME)
+        )
+        prepared = _open.prepared
+        _in_a_thread(lambda: (enable(*prepared), disable()))
 
 
 def _in_a_thread(action: Callable[[], Any]) -> None:
