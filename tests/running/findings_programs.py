@@ -154,6 +154,11 @@ def invalid_even_splits() -> None:
     dist.all_to_all_single(torch.empty(7), torch.ones(7))
 
 
+def invalid_scatter_list() -> None:
+    chunks = list(torch.arange(10.0).chunk(5)) if dist.get_rank() == 0 else None
+    dist.scatter(torch.empty(2), chunks, src=0)
+
+
 def invalid_reduce_op() -> None:
     dist.all_reduce(torch.ones(2), op=dist.ReduceOp.BAND)
 
@@ -188,7 +193,22 @@ def threads_on_one_group() -> None:
             dist.all_reduce(torch.ones(1))
 
 
+def in_flight_from_backward() -> None:
+    """What a hook of backward began is in flight when backward has ended."""
+    parameter = torch.nn.Parameter(torch.ones(4))
+    works: list[dist.Work | None] = []
+    parameter.register_post_accumulate_grad_hook(
+        lambda p: works.append(dist.all_reduce(p.grad, async_op=True))
+    )
+    parameter.sum().backward()
+    assert parameter.grad is not None
+    parameter.grad.zero_()
+    for work in works:
+        finish(work)
+
+
 ERRORS = (
+    in_flight_from_backward,
     in_flight_written,
     in_flight_written_through_a_view,
     in_flight_read,

@@ -14,6 +14,7 @@ import pytest
 import torch.distributed as dist
 
 import phalanx
+from phalanx.cli.main import main
 from phalanx.model import Verdict
 from tests.running import findings_programs as programs
 
@@ -138,6 +139,33 @@ def test_a_group_that_some_keep_is_told_only_where_the_program_goes_on() -> None
             assert findings_of(world, programs.groups_left_to_the_end_by_some) == []
             (found,) = findings_of(world, programs.group_that_one_member_keeps)
             assert (found.kind, found.severity, found.ranks) == ("mismatch", "warning", (3,))
+
+
+@pytest.mark.slow
+def test_what_the_root_alone_does_wrong_is_said_in_the_same_words(processes, threads) -> None:
+    ours, theirs = (error_of(w, programs.invalid_scatter_list) for w in (processes, threads))
+    assert isinstance(ours, phalanx.InvalidCallError)
+    assert str(ours).splitlines()[0] == str(theirs).splitlines()[0]
+
+
+COUNTED = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+if dist.get_rank() == 0:
+    for _ in range(3):
+        dist.recv(torch.empty(1))
+else:
+    dist.send(torch.ones(1), dst=0)
+dist.barrier()
+"""
+
+
+@pytest.mark.parametrize("engine", ["threads", "processes"])
+def test_messages_to_receives_from_any_source_are_counted(engine, tmp_path, capsys) -> None:
+    script = tmp_path / "counted.py"
+    script.write_text(COUNTED)
+    main(["run", "-n", "4", "--engine", engine, str(script)])
+    assert "1 collective and 3 messages on 1 group checked" in capsys.readouterr().err
 
 
 def test_kinds_that_are_left_out_are_not_found(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from torch.distributed import distributed_c10d as c10d
 from phalanx import callsite
 from phalanx.backend import private
 from phalanx.backend.admission import Admission
+from phalanx.backend.guard_modes import backward_patches
 from phalanx.backend.invalid import find_invalid_call
 from phalanx.backend.observers.crossed_order import PERIOD
 from phalanx.backend.raising import InvalidCallError
@@ -219,7 +220,7 @@ class Watcher:
         private.watch_operator(waits, "wait_tensor", self._wait_for_tensor)
         self._make = getattr(c10d, private.NEW_GROUP_NAME)
         self._patch(c10d, private.NEW_GROUP_NAME, self._make_group)
-        for owner, name, new in self.lives.patches():
+        for owner, name, new in (*self.lives.patches(), *backward_patches()):
             self._patch(owner, name, new)
         self._wait = original = dist.Work.wait
         watcher, flying = self, self.alone.flying

@@ -233,7 +233,7 @@ def _check_root_lists(group: Any, parts: Parts, given: Arguments) -> None:
         outputs=own,
     )
     lists = given["output_tensors" if gathers else "input_tensors"]
-    arguments.check_root_lists(group, call, "the list", lists)
+    arguments.check_root_lists(group, call, f"{parts.name}_list", lists)
 
 
 def _check_splits(group: Any, parts: Parts, given: Arguments) -> None:

@@ -101,8 +101,12 @@ class Link:
             self._send(encode(wire.NOTES, body=pickle.dumps(notes)))
 
     def judge_error(self, error: BaseException) -> Finding | None:
-        """What was wrong with the rank's own call, if that is what this error is about."""
-        return self._watcher.judge_error(error)
+        """What was wrong with the rank's own call, if that is what this error is about. It is
+        told without that where looking at it fails: the error itself must arrive."""
+        try:
+            return self._watcher.judge_error(error)
+        except Exception:
+            return None
 
     def facts_of(self, error: BaseException) -> Facts | None:
         """What this rank knows of its models and where it was among them."""

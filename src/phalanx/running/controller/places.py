@@ -160,6 +160,7 @@ class Place(Assembly):
 
     def post(self, call: DeskCall) -> None:
         """Put a message or a receive where it waits, without looking for what it meets."""
+        self.messages += call.name == "send"
         boxes, owner = (
             (self.sends, call.peer) if call.name == "send" else (self.receives, call.member)
         )
