@@ -126,7 +126,7 @@ class Wait:
 
     `near` says what ranks did that came close but is not the thing needed (another tag,
     another group). `joins` names the thread of its own that has to end, for a rank that joins
-    one.
+    one. It is `robbed` if a receive from any source by the same rank had its message.
     """
 
     op: Op
@@ -134,6 +134,7 @@ class Wait:
     any_of: bool = False
     near: tuple[str, ...] = ()
     joins: str | None = None
+    robbed: bool = False
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.analysis.divergence import Pace, Trail, find_parting, tell_parting
+from phalanx.analysis.divergence import (
+    OtherKind,
+    Pace,
+    Stride,
+    Trail,
+    find_other_kind,
+    find_parting,
+    tell_other_kind,
+    tell_parting,
+)
 
 light = settings(max_examples=60, deadline=None)
 ALL = (0, 1, 2)
@@ -116,3 +126,37 @@ def test_one_other_operation_is_found(places: list[str], data: st.DataObject) ->
         f"ranks 0, 1 went {line} -> {places[at].partition(':')[0]}; "
         f"rank 2 went {line} -> 99 (call #{at})"
     )
+
+
+def ways(*kinds: str, place: str = "a") -> dict[int, list[Stride]]:
+    """One call by each rank, at the same place, after one that all made alike."""
+    first = Stride("start", "barrier", "world")
+    return {rank: [first, Stride(place, "send", kind)] for rank, kind in enumerate(kinds)}
+
+
+def test_most_ranks_say_which_kind_of_group_was_meant() -> None:
+    found = find_other_kind(ways("tp", "tp", "dp", "tp"))
+    assert found == OtherKind("a", (0, 1, 3), "tp", (2,), "dp")
+    told = tell_other_kind(found, str)
+    assert told == 'at a ranks 0, 1, 3 called on "tp", rank 2 on "dp"'
+
+
+def test_who_has_not_come_so_far_has_no_vote() -> None:
+    late = {**ways("tp", "tp", "dp"), 3: [], 4: []}
+    assert find_other_kind(late) == OtherKind("a", (0, 1), "tp", (2,), "dp")
+
+
+@pytest.mark.parametrize(
+    "taken",
+    [
+        ways("tp", "tp", "tp"),
+        ways("tp", "dp"),
+        ways("tp", "tp", "dp", "pp", "tp"),
+        {**ways("tp", "tp", "tp"), 3: [Stride("start", "barrier", None)]},
+        {**ways("tp", "tp", "tp"), 3: ways("dp", place="b")[0]},
+        {},
+    ],
+    ids=["alike", "no majority", "three kinds", "forgotten", "another line", "nobody"],
+)
+def test_otherwise_the_kind_of_group_tells_nothing(taken) -> None:
+    assert find_other_kind(taken) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -334,3 +335,16 @@ def test_a_thousand_ranks() -> None:
 def test_examples_in_the_docstrings() -> None:
     assert doctest.testmod(waitgraph).failed == 0
     assert doctest.testmod(cycles).failed == 0
+
+
+def robbed(view: RankView) -> RankView:
+    assert view.wait is not None
+    return replace(view, wait=replace(view.wait, robbed=True))
+
+
+def test_who_took_the_message_itself_is_at_fault() -> None:
+    verdict = judge(robbed(receive(0, 1)), finished(1), send(2, 0))
+    assert (verdict.cause, verdict.ranks, verdict.missed) == ("finished-peer", (0,), (1,))
+    assert ranks_of(verdict) == [(0,), (2,), (1,)]
+    assert judge(robbed(receive(0, 1)), send(1, 0)).ranks == (0,)
+    assert judge(receive(0, 1), finished(1), send(2, 0)).ranks == (1,)

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import phalanx
 from phalanx.core.baton import here
-from phalanx.model import Finding, Verdict
+from phalanx.model import Finding, Mismatch, Verdict
 
 
 def refused(body: Callable[[], Any], ranks: int) -> Finding:
@@ -139,6 +139,21 @@ def test_a_group_that_one_member_keeps() -> None:
 
     (verdict,) = findings(body, ranks=3)
     assert verdict.ranks == (0,)
+
+
+def test_dimensions_of_a_mesh_mixed_up_by_one() -> None:
+    def body(inner: str, outer: str) -> None:
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        dims = (outer, inner) if dist.get_rank() == 3 else (inner, outer)
+        for count, dim in enumerate(dims, 1):
+            dist.all_reduce(torch.ones(count), group=mesh.get_group(dim))
+
+    with pytest.raises(phalanx.CollectiveMismatchError) as caught:
+        phalanx.run(body, "tp", "dp", ranks=4)
+    verdict = caught.value.verdict
+    assert isinstance(verdict, Mismatch) and verdict.ranks == (3,)
+    assert verdict.hint is not None
+    assert verdict.hint.endswith('ranks 0-2 called on "mesh_tp", rank 3 on "mesh_dp"')
 
 
 # -- what must stay silent ------------------------------------------------------------------

@@ -25,6 +25,53 @@ from phalanx.analysis.hints import name_ranks
 MOST_SHIFT = 8
 
 
+class Stride(NamedTuple):
+    """One call: its place and name, and what kind of group it was on, such as a dimension of a
+    mesh: ranks have different groups of one kind. None: it is not known any more."""
+
+    place: Hashable
+    name: str
+    kind: str | None
+
+
+class OtherKind(NamedTuple):
+    """At one place `ranks` called on groups of one kind, and `odd`, fewer, on others."""
+
+    place: Hashable
+    ranks: tuple[int, ...]
+    kind: str
+    odd: tuple[int, ...]
+    odd_kind: str
+
+
+def find_other_kind(ways: Mapping[int, Sequence[Stride]]) -> OtherKind | None:
+    """The first call, made by all at one line, for which a few ranks took a group of another
+    kind than most. Where lines differ before, nothing is said."""
+    for at in range(max(map(len, ways.values()), default=0)):
+        now = {rank: way[at] for rank, way in ways.items() if at < len(way)}
+        if len({(stride.place, stride.name) for stride in now.values()}) > 1:
+            return None
+        kinds = Counter(stride.kind for stride in now.values())
+        if len(kinds) == 1:
+            continue
+        (usual, votes), (other, _), *more = kinds.most_common()
+        if usual is None or other is None or more or 2 * votes <= len(now):
+            return None
+        ranks, odd = (
+            tuple(rank for rank in sorted(now) if now[rank].kind == kind)
+            for kind in (usual, other)
+        )
+        return OtherKind(now[ranks[0]].place, ranks, usual, odd, other)
+    return None
+
+
+def tell_other_kind(found: OtherKind, name_place: Callable[[Hashable], str]) -> str:
+    return (
+        f"at {name_place(found.place)} {name_ranks(found.ranks)} called on "
+        f'"{found.kind}", {name_ranks(found.odd)} on "{found.odd_kind}"'
+    )
+
+
 class Pace(NamedTuple):
     """One call of a trail: which collective it was part of (None for a message), on a group of
     which ranks, and from where. `number` is that of the call on its group."""

@@ -218,7 +218,8 @@ def _is_free(view: RankView) -> bool:
 def _find_cause(
     views: Sequence[RankView], waits: _Waits
 ) -> tuple[Cause, tuple[int, ...], tuple[int, ...]]:
-    """The cause, the ranks at fault, and the cycle if that is the cause.
+    """The cause, the ranks at fault, and the cycle if that is the cause. A rank whose receive
+    from any source took the message that it waits for is at fault itself.
 
     A cycle none of whose ranks waits for a finished one would hang even if that one came
     back, so it goes first; any other cycle is a consequence of the missing peer.
@@ -231,9 +232,12 @@ def _find_cause(
     named = {rank: wait for rank, wait in waits.items() if not _is_open(wait)}
     orphans = {rank: wait for rank, wait in named.items() if _waits_for(wait, gone)}
     cycle = find_cycle({rank: w.needs for rank, w in named.items() if rank not in orphans})
+    robbed = tuple(sorted(rank for rank in (cycle or orphans) if waits[rank].robbed))
     if cycle:
-        odd = _find_odd(waits[rank] for rank in cycle)
+        odd = set(robbed) or _find_odd(waits[rank] for rank in cycle)
         return "cycle", tuple(sorted(odd or cycle)), cycle
+    if robbed:
+        return "finished-peer", robbed, ()
     if orphans:
         blamed = gone & _all_needs(orphans.values())
         odd = _find_odd(orphans.values())
@@ -295,7 +299,7 @@ def _build_blocks(
         in_cycle = [place[rank] for rank in block.ranks if rank in place]
         if in_cycle:
             return 0, min(in_cycle)
-        direct = wait is not None and not fault.isdisjoint(wait.needs)
+        direct = wait is not None and not fault.isdisjoint((*wait.needs, *block.ranks))
         return 1 if direct else 2, block.ranks[0]
 
     return tuple(sorted(blocks, key=order))

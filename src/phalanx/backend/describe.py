@@ -111,8 +111,19 @@ def describe_pending(call: Call, known: Known | None = None) -> Wait:
     """What an op that is not complete needs."""
     needs, any_of = needs_of(call, known)
     shown = parts_of(call)[0] if call.parts_left and parts_of(call) else call
+    op = describe_call(shown, known)
+    taken = _taken_before(shown, op)
     near = _near_misses(shown) if shown.number is None else ()
-    return Wait(op=describe_call(shown, known), needs=needs, any_of=any_of, near=near)
+    near = near if taken is None else (taken, *near)
+    return Wait(op, needs, any_of=any_of, near=near, robbed=taken is not None)
+
+
+def _taken_before(call: Call, op: Op) -> str | None:
+    """What is to be said if a receive from any source had the message of this one."""
+    if call.name != "recv" or call.peer is None:
+        return None
+    taken = call.assembly.notes.get("message-race", {}).get((call.member, call.tag), ())
+    return hint_taken(taken, op) if taken else None
 
 
 def needs_of(call: Call, known: Known | None = None) -> tuple[tuple[int, ...], bool]:
@@ -155,10 +166,6 @@ def _near_misses(call: Call) -> tuple[str, ...]:
     me = met.ranks[call.member]
     texts = []
     if call.name == "recv":
-        taken = met.notes.get("message-race", {}).get((call.member, call.tag), ())
-        stolen = hint_taken(taken, describe_call(call)) if taken else None
-        if stolen is not None:
-            texts.append(stolen)
         for send in met.sends.get(call.member, ()):
             if send.tag != call.tag:
                 sender = met.ranks[send.member]

@@ -5,11 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
-from phalanx.analysis.divergence import Pace, Parting, find_parting, tell_parting
+from phalanx.analysis.divergence import (
+    Pace,
+    Parting,
+    Stride,
+    find_other_kind,
+    find_parting,
+    tell_other_kind,
+    tell_parting,
+)
 from phalanx.backend.session import RankContext, Session
 from phalanx.callsite import resolve
+from phalanx.core.meeting import Assembly
 from phalanx.model import Deadlock, Mismatch, Verdict
 
 MOST_STEPS = 8000
@@ -27,7 +36,49 @@ def with_parting(
     def trail(rank: int, length: int) -> list[Pace]:
         return _trail(session.ranks[rank], length)
 
+    verdict = cast(_Any, _with_other_kind(session, verdict))
     return add_parting(verdict, ranks, ended, trail=trail, name_place=_name)
+
+
+def _with_other_kind(session: Session, verdict: Verdict) -> Verdict:
+    """Where it is open who is at fault: who took a group of another kind than most ranks."""
+    if isinstance(verdict, Mismatch):
+        concerned = {rank for block in verdict.blocks for rank in block.ranks}
+        is_open = not verdict.ranks
+    elif isinstance(verdict, Deadlock):
+        concerned = set(verdict.cycle)
+        is_open = len(verdict.ranks) > 1
+    else:
+        return verdict
+    journals = [context.journal for context in session.ranks]
+    if not is_open or any(len(journal) == journal.maxlen for journal in journals):
+        return verdict
+    ways = {context.rank: _strides(context) for context in session.ranks}
+    found = find_other_kind(ways)
+    if found is None or concerned.isdisjoint(found.odd):
+        return verdict
+    odd = tuple(sorted(concerned.intersection(found.odd)))
+    hint = tell_other_kind(found, _name)
+    if isinstance(verdict, Deadlock):
+        return replace(verdict, ranks=odd, hint=hint)
+    blocks = [replace(b, odd=not set(odd).isdisjoint(b.ranks)) for b in verdict.blocks]
+    blocks.sort(key=lambda block: block.odd)
+    return replace(verdict, ranks=odd, blocks=tuple(blocks), hint=hint)
+
+
+def _strides(context: RankContext) -> list[Stride]:
+    """Of the rank's own thread, up to `MOST_STEPS`."""
+    return [
+        Stride(step.mark, step.name, _kind_of(step.assembly, context.rank))
+        for step in islice(context.journal, MOST_STEPS)
+        if not step.thread
+    ]
+
+
+def _kind_of(met: Assembly, rank: int) -> str | None:
+    """What the group calls itself: groups of one dimension of a mesh have one name for it."""
+    end = met.ends.get(rank)
+    return None if end is None else str(end.group_desc)
 
 
 def add_parting(
