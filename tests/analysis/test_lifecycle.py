@@ -11,6 +11,7 @@ from phalanx.analysis.lifecycle import (
     find_kept_group,
     find_making_mismatch,
     find_missing_making,
+    find_split_mismatch,
 )
 from phalanx.analysis.other_group import find_other_group
 from phalanx.model import Group, Op, Site, Wait
@@ -166,3 +167,18 @@ def test_a_message_on_another_group() -> None:
     assert verdict is not None and "receives" in verdict.headline
     assert find_other_group(waits[1:], [send]) is None, "the sender has not come to its end"
     assert find_other_group(waits[1:], [send], gone=[0]) is not None
+
+
+def test_parts_that_overlap_are_no_split() -> None:
+    def split(rank: int, *part: int) -> Op:
+        return Op(rank, "split_group", Group("world", part), site=HERE)
+
+    splits = {0: split(0, 0, 1), 1: split(1, 0, 1), 2: split(2, 1, 2)}
+    verdict = find_split_mismatch(splits, 2)
+    assert verdict is not None and verdict.ranks == (2,)
+    assert verdict.headline == (
+        'rank 2 split [1, 2] off "world" where ranks 0, 1 split [0, 1] off'
+    )
+    two = find_split_mismatch({0: splits[0], 2: splits[2]}, 0)
+    assert two is not None and two.ranks == ()
+    assert find_split_mismatch({**splits, 2: split(2, 2, 3)}, 2) is None

@@ -254,3 +254,29 @@ def test_many_groups_that_all_destroy_are_forgotten() -> None:
         return len(strand.local.destroyed)
 
     assert max(phalanx.run(body, ranks=2)) <= 1
+
+
+def test_a_group_split_into_other_parts_by_one() -> None:
+    def body() -> None:
+        part = [0, 1, 2] if dist.get_rank() != 2 else [1, 2, 3]
+        group = dist.group.WORLD
+        assert group is not None
+        if dist.get_rank() != 3:
+            dist.barrier(group=group.split_group(part))
+
+    verdict = refused(body, ranks=4)
+    assert 'off "world" where' in verdict.headline
+    assert {block.op.name for block in verdict.blocks} == {"split_group"}
+
+
+def test_a_group_split_into_parts() -> None:
+    def body() -> None:
+        group = dist.group.WORLD
+        assert group is not None
+        for parts in ([[0, 1], [2, 3]], [[0, 3], [1, 2]], [[0], [1, 2, 3]], [[0, 1], [2]]):
+            own = [part for part in parts if dist.get_rank() in part]
+            made = group.split_group(own[0] if own else parts[0])
+            if own:
+                dist.barrier(group=made)
+
+    assert findings(body, ranks=4) == []

@@ -110,6 +110,39 @@ def find_missing_making(made: Mapping[int, Sequence[Op]]) -> Finding | None:
     )
 
 
+def find_split_mismatch(splits: Mapping[int, Op], latest: int) -> Finding | None:
+    """Ranks that split a group into parts which overlap and are not the same. An op's group is
+    the part that its rank named; a rank may have named none with itself in it."""
+    part = set(splits[latest].group.ranks)
+    near = {rank: op for rank, op in splits.items() if part.intersection(op.group.ranks)}
+    votes = Counter(op.group.ranks for op in near.values())
+    if len(votes) < 2:
+        return None
+    (usual, count), *_ = votes.most_common(1)
+    decided = 2 * count > len(near)
+    odd = tuple(r for r in sorted(near) if decided and near[r].group.ranks != usual)
+    blocks = [
+        CallBlock(
+            ranks, op, (f"into {_members(op)}",), "<- differs" if set(ranks) & set(odd) else ""
+        )
+        for ranks, op in _alike(near[rank] for rank in sorted(near))
+    ]
+    blocks.sort(key=lambda block: (bool(block.mark), -len(block.ranks), block.ranks))
+    first, last = blocks[0], blocks[-1]
+    return Finding(
+        kind="mismatch",
+        severity="error",
+        ranks=odd,
+        headline=(
+            f"{name_ranks(last.ranks)} split {_members(last.op)} off "
+            f'"{last.op.group.name}" where {name_ranks(first.ranks)} split '
+            f"{_members(first.op)} off"
+        ),
+        blocks=tuple(blocks),
+        facts=(("rule", "all members split a group at once, into the same parts"),),
+    )
+
+
 class Destroyed(NamedTuple):
     """A rank's call, and which group it destroyed: names may be given again."""
 

@@ -212,6 +212,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
     ) -> Endpoint | None:
         """A group of some members of this one, by their ranks here; None for the others."""
         self._splits += 1
+        lifecycle.note_split(self._context, self._met, self._splits, ranks)
         if self._member not in ranks:
             return None
         name = group_name or f"{self._name}:split:{self._splits}:{'-'.join(map(str, ranks))}"

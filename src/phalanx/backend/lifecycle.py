@@ -19,6 +19,7 @@ from phalanx.analysis.lifecycle import (
     find_kept_group,
     find_making_mismatch,
     find_missing_making,
+    find_split_mismatch,
 )
 from phalanx.backend.session import RankContext, Session, context_here
 from phalanx.callsite import Mark, resolve
@@ -141,6 +142,24 @@ def _note(
             waiting.baton.wake(waiting, error)
         makings.waiting = []
         raise own
+
+
+def note_split(context: RankContext, met: Assembly, number: int, parts: Iterable[int]) -> None:
+    """A rank splits a group for the `number`-th time, and names the part that it is in by
+    places in the group. Raises where parts that others named have members in common with it."""
+    if KIND not in context.session.kinds:
+        return
+    part = tuple(met.ranks[place] for place in parts if 0 <= place < met.size)
+    splits: dict[int, Op] = met.notes.setdefault("splits", {}).setdefault(number, {})
+    group = Group(met.name, part)
+    splits[context.rank] = Op(
+        context.rank, "split_group", group, site=resolve(callsite.mark(2))
+    )
+    verdict = find_split_mismatch(splits, context.rank)
+    if len(splits) == met.size:
+        del met.notes["splits"][number]
+    if verdict is not None:
+        raise context.session.report(verdict)
 
 
 def _makings(context: RankContext) -> Makings | None:
