@@ -2,11 +2,13 @@
 
 Each has a function from the session to findings, run when all ranks have ended well; the
 deciding is done in `analysis/`, over values. It must cost nothing where there is nothing to
-see: a test's whole run takes a millisecond.
+see: a test's whole run takes a millisecond. One that breaks must not break the program: it is
+told as a warning, and the run goes on.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 
@@ -18,6 +20,7 @@ from phalanx.backend.observers.message_race import find_message_races
 from phalanx.backend.observers.rank_space import find_rank_spaces
 from phalanx.backend.observers.unwaited_work import find_unwaited_work
 from phalanx.backend.session import Session
+from phalanx.errors import PhalanxWarning, text_of
 from phalanx.model import Verdict
 
 Check = Callable[[Session], Iterable[Verdict]]
@@ -41,5 +44,17 @@ def find_at_end(session: Session) -> list[Verdict]:
     found, session.findings = session.findings, []
     for kind, check in AT_END.items():
         if kind in session.kinds:
-            found += check(session)
+            try:
+                found += check(session)
+            except Exception as problem:
+                tell_broken(kind, problem)
     return found
+
+
+def tell_broken(kind: str, problem: Exception) -> None:
+    text = (
+        f"[{kind}]: the check itself failed, so nothing is known about this kind; the run is "
+        f"not concerned ({type(problem).__name__}: {text_of(problem)}). Leave it out with "
+        f"checks='all,-{kind}', and please report it"
+    )
+    warnings.warn(PhalanxWarning(text), stacklevel=2)
