@@ -159,7 +159,7 @@ def test_warnings_are_told_and_fail_the_run_if_strict(phalanx) -> None:
 def test_kinds_can_be_left_out(phalanx) -> None:
     done = phalanx("-n 2 --strict --checks all,-unwaited-work ends.py drop")
     assert (done.status, done.err.count("\n")) == (0, 1)
-    assert done.err.endswith("checked: nothing found\n")
+    assert done.err.endswith("checked (not for unwaited-work): nothing found\n")
 
 
 def test_a_mismatch_is_found_as_with_threads(phalanx) -> None:

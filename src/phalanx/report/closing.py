@@ -13,7 +13,6 @@ from phalanx.model import RankFailure, Tally, Verdict
 from phalanx.report.layout import ascii_text, count, rank_list
 from phalanx.report.text import headline
 
-
 MOST_CAUGHT = 4
 
 
