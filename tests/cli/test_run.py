@@ -467,27 +467,30 @@ MANY = "give the number of ranks as a whole number from 1 to 4096"
         ("run -n 4 --seed x show.py", "--seed x: a whole number is needed"),
         ("run -n 4 --seed -1 show.py", "--seed -1: a seed is a whole number from 0 on"),
         ("run -n 4 --timeout soon show.py", "--timeout soon: seconds are needed"),
-        ("run -n 4 --timeout 0 show.py", "--timeout 0.0: give seconds above 0"),
+        ("run -n 4 --timeout 0 show.py", "--timeout 0: give seconds above 0, or leave it out"),
+        ("run -n 4 --timeout -1 show.py", "--timeout -1: give seconds above 0, or leave"),
         (
             "run -n 4 --checks mismach show.py",
             "--checks mismach: there is no kind 'mismach'; did",
         ),
         (
             "run -n 4 --checks all,-x show.py",
-            "--checks all,-x: there is no kind '-x'. Give all",
+            "--checks all,-x: there is no kind 'x'. Give all",
         ),
         ("run -n 4 --profile mpi show.py", "--profile mpi: give gloo or nccl"),
         ("run -n 4 --engine torchrun --checks x show.py", "--checks x: there is no kind 'x'"),
         ("run -n 4 --engine torchrun --profile x show.py", "--profile x: give gloo or nccl"),
         ("run -n 4 --clock sun show.py", "--clock sun: choose one of 'real', 'virtual'"),
-        ("run -n 4 --engine cloud show.py", "--engine cloud: choose one of 'threads'"),
+        ("run -n 4 --engine cloud show.py", "--engine cloud: choose one of 'threads', 'pro"),
         ("run -n 4 --rank 4 show.py", "--rank 4: there are ranks 0 to 3"),
         ("run -n 4 --rank 3-1 show.py", "--rank 3-1: there are ranks 0 to 3"),
         ("run -n 4 --rank first show.py", "--rank first: a whole number is needed"),
         ("run -n 4 --fast show.py", "unknown option: --fast"),
         ("run -n 4 --quie show.py", "unknown option: --quie"),
         ("fly", "invalid choice: 'fly'"),
-        ("", "the following arguments are required: COMMAND"),
+        ("run -n 4 --checks= show.py", "phalanx: --checks: nothing is said. Give all"),
+        ("run -n 4 --checks -leak show.py", "expected one argument, e.g. --checks mismatch"),
+        ("--", "no command given; choose one of run, conformance"),
         ("run -n 2 lonely.py", "lonely.py ended without a call of init_process_group"),
     ],
     ids=str,
@@ -524,6 +527,12 @@ def test_help_is_quick(processes) -> None:
     imported = {line.rpartition("|")[2].strip() for line in answer.err.splitlines()}
     assert "phalanx.cli.main" in imported
     assert not {name for name in imported if name.partition(".")[0] in ("torch", "numpy")}
+
+
+def test_without_a_word_the_help_is_shown(phalanx) -> None:
+    answer = phalanx("")
+    assert answer.status == 2 and answer.err.startswith("usage: phalanx")
+    assert "examples:" in answer.err
 
 
 def test_help_of_run_names_every_option(phalanx) -> None:

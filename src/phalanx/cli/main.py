@@ -36,6 +36,8 @@ class Parser(argparse.ArgumentParser):
     """Errors in one line, with the way to more help; exit status 2."""
 
     def error(self, message: str) -> NoReturn:
+        if message == "argument --checks: expected one argument":
+            message += ", e.g. --checks mismatch,leak, --checks all,-leak or --checks=-leak"
         self.exit(2, f"phalanx: {message}\ntry: {self.prog} --help\n")
 
 
@@ -47,11 +49,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"phalanx {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     run.add_parser(commands)
     conformance.add_parser(commands)
     given = list(sys.argv[1:] if argv is None else argv)
     arguments, unknown = parser.parse_known_args(given)
+    if not given:
+        parser.print_help(sys.stderr)
+        return 2
+    if arguments.command is None:
+        parser.error(f"no command given; choose one of {', '.join(commands.choices)}")
     if unknown:
         arguments.parser.error(f"unknown option: {' '.join(unknown)}")
     return int(arguments.handler(arguments))

@@ -37,6 +37,8 @@ from phalanx.running.torchrun.options import FLAGS, WITH_VALUE
 if TYPE_CHECKING:
     from phalanx.running.program import Program
 
+ENGINES = ("threads", "processes", "torchrun")
+
 DESCRIPTION = """\
 Run SCRIPT once per rank, as torchrun would, with all ranks inside this process (or, with
 --engine processes, one process per rank on torch's real backend; with --engine torchrun,
@@ -166,6 +168,10 @@ def _as_options(text: str) -> str:
 def _run(arguments: argparse.Namespace) -> int:
     if not arguments.script:
         raise UsageError("no script given; write: phalanx run -n 4 train.py")
+    if arguments.engine not in ENGINES:
+        listed = ", ".join(map(repr, ENGINES))
+        raise UsageError(f"--engine {arguments.engine}: choose one of {listed}")
+    parse_checks(arguments.checks, where=f"--checks {arguments.checks}".rstrip())
     if arguments.engine == "torchrun":
         return _run_by_torchrun(arguments)
     ranks, per_node = _count_ranks(arguments)
@@ -377,9 +383,12 @@ def _seconds(given: str | None) -> float | None:
     if given is None:
         return None
     try:
-        return float(given)
+        seconds = float(given)
     except ValueError:
         raise UsageError(f"--timeout {given}: seconds are needed, e.g. --timeout 30") from None
+    if not seconds > 0:
+        raise UsageError(f"--timeout {given}: give seconds above 0, or leave it out")
+    return seconds
 
 
 def _shown_ranks(given: str | None, ranks: int) -> frozenset[int] | None:
