@@ -139,6 +139,11 @@ def invalid_peer() -> None:
     dist.send(torch.ones(2), dst=dist.get_rank())
 
 
+def invalid_source() -> None:
+    """Of which Gloo dies, now and then."""
+    dist.recv(torch.ones(2), src=4)
+
+
 def invalid_overlap() -> None:
     whole = torch.zeros(8)
     rows = [whole[at : at + 4] for at in range(4)]
@@ -202,7 +207,8 @@ def in_flight_from_backward() -> None:
     )
     parameter.sum().backward()
     assert parameter.grad is not None
-    parameter.grad.zero_()
+    if dist.get_rank() == 1:
+        parameter.grad.zero_()
     for work in works:
         finish(work)
 
@@ -225,6 +231,7 @@ ERRORS = (
     invalid_list,
     invalid_dtype,
     invalid_peer,
+    invalid_source,
     invalid_overlap,
     invalid_splits,
     invalid_even_splits,

@@ -191,8 +191,10 @@ class Doubt(NamedTuple):
 def find_doubt(
     group: Any, admission: Admission, parts: Parts, given: Arguments
 ) -> Doubt | None:
-    certain = parts.name == "all_to_all_single"
+    certain = True
     try:
+        _check_ranks(group, parts)
+        certain = parts.name == "all_to_all_single"
         _check(group, parts, given)
         certain = False
         for tensor in _flat(parts.inputs):
@@ -202,14 +204,18 @@ def find_doubt(
     return None
 
 
+def _check_ranks(group: Any, parts: Parts) -> None:
+    """Gloo may look beyond the end of its table of connections."""
+    if parts.root is not None:
+        arguments.check_root(group, parts.name, parts.root)
+    if parts.peer is not None:
+        arguments.check_peer(group, parts.name, parts.peer)
+
+
 def _check(group: Any, parts: Parts, given: Arguments) -> None:
     name = parts.name
-    if parts.root is not None:
-        arguments.check_root(group, name, parts.root)
     if parts.tag is not None:
         arguments.check_tag(name, parts.tag)
-    if parts.peer is not None:
-        arguments.check_peer(group, name, parts.peer)
     if name in _SHAPES:
         _SHAPES[name](group, parts, given)
 
