@@ -296,12 +296,13 @@ class Unmet(Verdict):
 
     Messages are `unmatched-message`; a collective that some members never called can only
     have been asynchronous and left alone: `unwaited-work`. `needs` are the ranks that did not
-    come, `near` what came close (another tag).
+    come, `near` what came close (another tag); `notes` are about the report itself.
     """
 
     blocks: tuple[OpBlock, ...]
     needs: tuple[int, ...]
     near: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ cannot be silenced. Pure: looks at the source lines that findings carry.
 |---|---|
 | names the finding's kind, and gives a reason | it is left out, and counted as silenced |
 | names the kind, without a reason | it stays, and says that a reason is needed |
-| names other kinds, or none | it stays |
+| names other kinds, wrong ones or none | it stays, and says so |
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 
+from phalanx.kinds import KINDS
 from phalanx.model import Finding, Silenced, Site, Unmet, Verdict
 
 _COMMENT = re.compile(r"#\s*phalanx:\s*ignore\[([\w\s,-]*)\]\s*(.*)$")
@@ -28,13 +30,22 @@ def split_silenced(findings: Iterable[Verdict]) -> tuple[list[Verdict], list[Sil
     told: list[Verdict] = []
     silenced: list[Silenced] = []
     for finding in findings:
-        comments = [comment for site in _sites(finding) for comment in _comments(finding, site)]
-        reasons = [(site, reason) for site, reason in comments if reason]
+        comments = [
+            (site, found)
+            for site in _sites(finding)
+            if (found := _COMMENT.search(site.source)) is not None
+        ]
+        reasons = [
+            (site, found[2].strip())
+            for site, found in comments
+            if finding.kind in _kinds(found) and found[2].strip()
+        ]
         if reasons:
             site, reason = reasons[0]
             silenced.append(Silenced(finding.kind, reason, site))
         else:
-            told.append(_without_reason(finding) if comments and not reasons else finding)
+            notes = [_note(finding.kind, _kinds(found)) for _, found in comments]
+            told.append(_noted(finding, tuple(dict.fromkeys(notes))))
     return told, silenced
 
 
@@ -44,18 +55,26 @@ def _sites(finding: Verdict) -> list[Site]:
     return [block.op.site for block in finding.blocks if block.op.site is not None]
 
 
-def _comments(finding: Verdict, site: Site) -> Sequence[tuple[Site, str]]:
-    """The reason, perhaps empty, if the line has a comment for this kind."""
-    found = _COMMENT.search(site.source)
-    if found is None or finding.kind not in map(str.strip, found[1].split(",")):
-        return ()
-    return ((site, found[2].strip()),)
+def _kinds(comment: re.Match[str]) -> list[str]:
+    return [word for part in comment[1].split(",") if (word := part.strip())]
 
 
-def _without_reason(finding: Verdict) -> Verdict:
-    text = f"give a reason: # phalanx: ignore[{finding.kind}] why it is right here"
+def _note(kind: str, named: Sequence[str]) -> str:
+    """Why the comment does not silence this finding."""
+    if kind in named:
+        return f"give a reason: # phalanx: ignore[{kind}] why it is right here"
+    for word in named:
+        if word not in KINDS:
+            near = get_close_matches(word, KINDS, n=1)
+            meant = f"; did you mean {near[0]!r}?" if near else ""
+            return f"# phalanx: ignore[{word}]: there is no kind {word!r}{meant}"
+    return f"the comment on this line is for {', '.join(named) or 'no kind'}, this is {kind}"
+
+
+def _noted(finding: Verdict, notes: tuple[str, ...]) -> Verdict:
     if isinstance(finding, Finding):
-        return replace(finding, facts=(*finding.facts, ("ignored?", text)))
+        facts = (*finding.facts, *(("note", text) for text in notes))
+        return replace(finding, facts=facts) if notes else finding
     if isinstance(finding, Unmet):
-        return replace(finding, near=(*finding.near, text))
+        return replace(finding, notes=notes) if notes else finding
     return finding

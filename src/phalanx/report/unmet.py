@@ -21,6 +21,7 @@ def render_unmet(verdict: Unmet, *, replay: str | None = None) -> str:
         headline_unmet(verdict),
         lay_blocks(shorten(blocks)),
         [line for text in verdict.near for line in labelled("near", text)],
+        [line for text in verdict.notes for line in labelled("note", text)],
         labelled("replay", replay, whole=True) if replay else (),
     )
 

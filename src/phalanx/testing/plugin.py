@@ -102,7 +102,9 @@ def _parse(
     values: dict[str, Any] = {}
     if text := read("ranks"):
         where = f"{prefix} {text}"
-        sizes = check_sizes([_number(each, where, "2,4") for each in text.split(",")], where)
+        sizes = check_sizes(
+            [_number(each, where, "2,4") for each in text.split(",")], where, "2,4"
+        )
     if text := read("ranks_engine"):
         engines = check_engines(text.split(","), f"{prefix}{joint}engine {text}")
     if text := read("ranks_backend"):

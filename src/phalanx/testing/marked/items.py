@@ -108,12 +108,13 @@ def _found_as_expected(item: Any, way: Ranks, run: RanksRun) -> bool:
     )
     missing = not kinds <= {each.kind for each in found}
     told = (missing_text if missing else told_of)(way.expected, found)
-    item.add_report_section("call", "expected", told)
     strictly = isinstance(run.error, HazardError) and {each.kind for each in found} - kinds
-    if run.interrupt is not None or foreign or strictly or (run.error is not None and missing):
-        return False
-    if missing and len(run.skipped) < len(run.records):
+    fails = run.interrupt is not None or foreign or strictly or (run.error and missing)
+    if not fails and missing and len(run.skipped) < len(run.records):
         _refuse(told)
+    item.add_report_section("call", "expected", told)
+    if fails:
+        return False
     run.findings = [each for each in run.findings if each.kind not in kinds]
     return run.error is not None
 
@@ -219,6 +220,9 @@ def _add_sections(item: Any, run: RanksRun) -> None:
         item.add_report_section("call", "skips", run.skip_reason())
     for kind, reason in item.callspec.params[PARAMETER].silenced:
         item.add_report_section("call", "silenced", f"[{kind}]: {reason}")
+    for each in run.silenced:
+        text = f"[{each.kind}] at {each.site}: {each.reason}"
+        item.add_report_section("call", "silenced", text)
 
 
 def _text(record: Record, key: str) -> str:

@@ -156,14 +156,16 @@ def _first_sizes(markers: Iterable[Any]) -> tuple[int, ...]:
     return ()
 
 
-def check_sizes(given: Sequence[Any], where: str) -> tuple[int, ...]:
+def check_sizes(
+    given: Sequence[Any], where: str, example: str = "ranks(2, 4)"
+) -> tuple[int, ...]:
     """Whole numbers above 0, given one by one or as one list; each once."""
     if len(given) == 1 and isinstance(given[0], (list, tuple, range, set, frozenset)):
         given = sorted(given[0]) if isinstance(given[0], (set, frozenset)) else list(given[0])
     for size in given:
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise UsageError(
-                f"{where}: give numbers of ranks, whole numbers from 1, e.g. ranks(2, 4)"
+                f"{where}: give numbers of ranks, whole numbers from 1, e.g. {example}"
             )
     if len(set(given)) != len(given):
         raise UsageError(f"{where}: a number of ranks is there twice; give each once")

@@ -96,7 +96,7 @@ def run_on_processes(
         err.show_on(sys.stderr)
         on_tick = partial(_tick, out, err)
     engine.settings = replace(engine.settings, on_tick=on_tick)
-    known = len(engine.findings)
+    known, silent = len(engine.findings), len(engine.silenced)
     values: list[Any] = []
     error: BaseException | None = None
     if engine.replace_dead():
@@ -132,7 +132,7 @@ def run_on_processes(
             record.err = tidied(record.err)
         _warn_again(record)
         item.own_markers += [mark for mark in record.marks if mark not in item.own_markers]
-    return RanksRun(records, error, engine.findings[known:])
+    return RanksRun(records, error, engine.findings[known:], engine.silenced[silent:])
 
 
 def _tick(*streams: Collected) -> None:

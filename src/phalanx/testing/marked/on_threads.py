@@ -137,7 +137,7 @@ class _Threads:
                 sys.path[:] = search_path
         records = [self._records.get(rank) or Record(rank) for rank in range(way.size)]
         self._collect_output(records)
-        return RanksRun(records, error, engine.findings)
+        return RanksRun(records, error, engine.findings, engine.silenced)
 
     def _body(self, context: RankContext) -> None:
         __tracebackhide__ = True

@@ -35,6 +35,8 @@ class RanksRun:
     records: Sequence[Record]
     error: BaseException | None
     findings: Sequence[Any] = ()
+    silenced: Sequence[Any] = ()
+    """Findings that lines of the program silence."""
     cause: Failure | None = field(init=False, default=None)
     others: list[Failure] = field(init=False, default_factory=list)
     raised: BaseException | None = field(init=False, default=None)
