@@ -6,11 +6,13 @@ shares one pool.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 import phalanx
@@ -146,6 +148,26 @@ def test_what_the_root_alone_does_wrong_is_said_in_the_same_words(processes, thr
     ours, theirs = (error_of(w, programs.invalid_scatter_list) for w in (processes, threads))
     assert isinstance(ours, phalanx.InvalidCallError)
     assert str(ours).splitlines()[0] == str(theirs).splitlines()[0]
+
+
+def drop_receives() -> None:
+    """Gloo gives up what nobody can wait for, and breaks off the connection."""
+    for _ in range(3):
+        if dist.get_rank() == 0:
+            dist.isend(torch.ones(2), dst=1)
+        elif dist.get_rank() == 1:
+            work = dist.irecv(torch.empty(2), src=0)
+            assert work is not None
+            work.wait()
+    if dist.get_rank() == 0:
+        dist.destroy_process_group()
+
+
+def test_dropped_works_are_told_where_the_backend_fails_of_them() -> None:
+    with phalanx.World(engine="processes", **{**GLOO, "ranks": 2}) as world:
+        with contextlib.suppress(phalanx.RankFailedError):  # on a slow machine it may pass
+            world.run(drop_receives)
+        assert [(each.kind, each.ranks) for each in world.findings] == [("unwaited-work", (0,))]
 
 
 COUNTED = """

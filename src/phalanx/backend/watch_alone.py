@@ -168,6 +168,15 @@ class Alone:
 
     # -- the end --------------------------------------------------------------------------
 
+    def dropped(self) -> list[Any]:
+        """Works that the program cannot wait for any more, while it runs or has failed."""
+        book = self.in_flight
+        if book is None:
+            return []
+        self.let_go()
+        book.fold()
+        return list(book.left.values())
+
     def take_unwaited(self) -> list[Any]:
         book, self.in_flight = self.in_flight, None
         self.flying.clear()

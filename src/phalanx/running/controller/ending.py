@@ -58,6 +58,12 @@ def find_at_end(desk: Desk, profile: str | None = None) -> list[Verdict]:
     return [each for each in found if each.kind in kinds]
 
 
+def find_reasons(desk: Desk) -> list[Verdict]:
+    """What may be why the backend failed: where the `Work` of an operation is dropped, Gloo
+    gives the operation up, and others wait for it in vain."""
+    return list(_find_unwaited(desk.records, ())) if "unwaited-work" in desk.kinds else []
+
+
 def _find_unwaited(records: Records, open_ones: Iterable[Unmet]) -> tuple[Finding, ...]:
     """Without those that never met their counterpart, which are told already."""
     known = {

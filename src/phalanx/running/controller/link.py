@@ -100,6 +100,12 @@ class Link:
         if notes:
             self._send(encode(wire.NOTES, body=pickle.dumps(notes)))
 
+    def tell_dropped(self) -> None:
+        """The program of this rank has failed: what it had dropped may be the reason."""
+        dropped = self._watcher.alone.dropped()
+        if dropped:
+            self._send(encode(wire.NOTES, body=pickle.dumps({"unwaited-work": dropped})))
+
     def judge_error(self, error: BaseException) -> Finding | None:
         """What was wrong with the rank's own call, if that is what this error is about. It is
         told without that where looking at it fails: the error itself must arrive."""

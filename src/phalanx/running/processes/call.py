@@ -32,10 +32,12 @@ from phalanx.model import (
     Wait,
 )
 from phalanx.report.positions import render_positions
+from phalanx.running.controller.ending import find_reasons
 from phalanx.running.outcome import Outcome, Outcomes, find_error
 from phalanx.running.processes.evidence import (
     Failure,
     death,
+    is_broken_off,
     is_consequence,
     is_lost_peer,
     precedence,
@@ -123,6 +125,7 @@ class CallInProgress:
             raise
         self._team.drain(whole=not whole_lines)
         if self._failed:
+            self._find_reasons()
             raise self._with_values(self._with_names(self._failure()))
         if self._stopped and self._counter is not None and self._counter.error is not None:
             raise self._with_values(self._counter.error)  # of a thread that nobody waits for
@@ -299,6 +302,12 @@ class CallInProgress:
         error_found = find_error(outcomes, self._replay)
         assert error_found is not None
         return error_found
+
+    def _find_reasons(self) -> None:
+        """Findings that are told though the ranks failed: only where the backend did."""
+        *_, first = min(self._failed, key=lambda each: each[0])
+        if self._counter is not None and is_broken_off(first):
+            self.findings = tuple(find_reasons(self._counter.desk))
 
     def _with_names(self, error: BaseException) -> BaseException:
         """The same, with what the ranks know of the parts of their models."""

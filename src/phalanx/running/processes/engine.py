@@ -136,6 +136,10 @@ class ProcessesEngine:
             self.silenced += silenced
             tell_findings(findings, replace(self.settings, replay=replay))
             return values
+        except BaseException:
+            if not call.is_whole:
+                self._tell_reasons(call)
+            raise
         finally:
             if self.settings.on_tally is not None:
                 self.settings.on_tally(replace(call.tally, silenced=tuple(self.silenced)))
@@ -146,6 +150,14 @@ class ProcessesEngine:
             else:
                 team.show = self.settings.on_output
                 self._team = team
+
+    def _tell_reasons(self, call: CallInProgress) -> None:
+        """What was found though the ranks failed; their error follows."""
+        findings, silenced = choose_findings(call.findings, self.settings)
+        self.findings += findings
+        self.silenced += silenced
+        if findings and self.settings.on_findings is not None:
+            self.settings.on_findings(findings)
 
     def close(self) -> None:
         """Let the ranks leave their groups and end."""

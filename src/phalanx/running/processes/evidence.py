@@ -68,6 +68,13 @@ def is_lost_peer(failure: Failure) -> bool:
     return isinstance(failure, Raised) and _LOST_PEER.search(failure.message) is not None
 
 
+def is_broken_off(failure: Failure) -> bool:
+    """Whether an operation of the backend failed for what other ranks did or did not do."""
+    if not isinstance(failure, Raised):
+        return False
+    return is_lost_peer(failure) or "Timed out waiting" in failure.message
+
+
 def death(status: int, stderr: Iterable[str], view: RankView | None = None) -> RankDied:
     """`view` is what the desk knew of the rank."""
     code = os.waitstatus_to_exitcode(status)

@@ -168,6 +168,8 @@ class _Rank:
             if self._link is not None:
                 self._link.tell_notes()
         except BaseException as error:
+            if self._link is not None:
+                self._link.tell_dropped()
             return self._raised(error, loading=loading)
         finally:
             _flush()
