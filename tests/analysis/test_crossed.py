@@ -7,7 +7,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.analysis.crossed import Level, Source, Trace, find_crossing
+from phalanx.analysis.crossed import Level, Part, Source, Trace, find_crossing, find_other_part
 
 SURE = Source(together=lambda one, other: True, expression=lambda place: f"call at {place}")
 NEVER = Source(together=lambda one, other: False, expression=lambda place: f"call at {place}")
@@ -145,3 +145,15 @@ def test_one_swap_is_found(names: list[str], steps: int, data: st.DataObject) ->
     )
     assert found is not None
     assert {pair.number % len(names) for pair in found.pairs} == {one, other}
+
+
+def parts(*names: str) -> dict[int, Part]:
+    return {number: Part(name, "all_gather", 1) for number, name in enumerate(names)}
+
+
+def test_the_first_call_for_other_parts() -> None:
+    found = find_other_part({0: parts("a", "b"), 1: parts("a", "c"), 2: parts("a", "b")})
+    assert found is not None and found[0] == 1
+    assert [(part.part, ranks) for part, ranks in found[1]] == [("b", [0, 2]), ("c", [1])]
+    assert find_other_part({0: parts("a", "b"), 1: parts("a")}) is None
+    assert find_other_part({}) is None

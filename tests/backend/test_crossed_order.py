@@ -10,6 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 import phalanx
 
@@ -430,3 +432,50 @@ def test_locals_that_a_program_took_stay_as_they_are() -> None:
             assert taken["name"] == name
 
     findings(program)
+
+
+def test_a_headline_stays_short() -> None:
+    def program() -> None:
+        grads = {"a_parameter_with_a_long_name_" + str(i): torch.ones(1) for i in range(2)}
+        for key in turned(grads):
+            dist.all_reduce(grads[key])
+
+    (finding,) = findings(program)
+    assert finding.headline == (
+        "rank 1 called all_reduce with grads['a..._a_long_name_1'], then "
+        "grads['a..._a_long_name_0']; ranks 0, 2 the other way round"
+    )
+
+
+class Experts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(2, 2)
+        self.experts = nn.ModuleList(nn.Linear(2, 2) for _ in range(3))
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        for expert in self.experts:
+            fully_shard(expert, mesh=mesh)
+        fully_shard(self, mesh=mesh)
+
+    def forward(self, x: Tensor, chosen: int) -> Tensor:
+        return self.experts[chosen](self.first(x))
+
+
+def choose_experts(by_rank: bool) -> None:
+    model = Experts()
+    for step in range(2):
+        chosen = step + (by_rank and dist.get_rank() == 1)
+        model(torch.ones(1, 2), chosen).sum().backward()
+
+
+def test_ranks_that_gather_different_modules_are_found() -> None:
+    (finding,) = findings(lambda: choose_experts(by_rank=True))
+    assert finding.ranks == (1,)
+    assert finding.headline.endswith(
+        'for FSDP\'s module "experts.1" where ranks 0, 2 called it for module "experts.0"'
+    )
+    assert [block.op.site.function for block in finding.blocks] == ["forward"] * 2
+
+
+def test_modules_that_all_ranks_choose_alike_are_left_alone() -> None:
+    assert findings(lambda: choose_experts(by_rank=False)) == []

@@ -114,6 +114,28 @@ def find_crossing(trails: Mapping[int, Sequence[Trace]], source: Source) -> Cros
 _Found = tuple[tuple[Pairing, ...], tuple[str, ...], Any, bool]
 
 
+@dataclass(frozen=True)
+class Part:
+    """What a call of a library was about, such as a module of FSDP's, and where it was made."""
+
+    part: str
+    name: str
+    place: Any
+
+
+def find_other_part(parts: Mapping[int, Mapping[int, Part]]) -> tuple[int, list[Any]] | None:
+    """The first call, by number, in which ranks that have different parts meet; with each part
+    and its ranks, most of them first. A part has the same name on all ranks."""
+    for number in sorted(set.intersection(*map(set, parts.values())) if parts else ()):
+        alike: dict[str, tuple[Part, list[int]]] = {}
+        for rank in sorted(parts):
+            here = parts[rank][number]
+            alike.setdefault(here.part, (here, []))[1].append(rank)
+        if len(alike) > 1:
+            return number, sorted(alike.values(), key=lambda each: (-len(each[1]), each[1]))
+    return None
+
+
 def _find_between(
     trail: Sequence[Trace], other: Sequence[Trace], source: Source
 ) -> _Found | None:

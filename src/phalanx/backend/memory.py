@@ -47,7 +47,7 @@ def extent(tensor: Tensor) -> tuple[int, int]:
             return low, low + tensor.nbytes
         if not tensor.numel() or tensor.layout is not torch.strided:
             return 0, 0
-    except RuntimeError:  # tensors of functorch, fake and sparse ones
+    except (RuntimeError, Warning):  # tensors of functorch, fake and sparse ones
         return 0, 0
     steps = zip(tensor.shape, tensor.stride(), strict=True)
     last = sum((size - 1) * stride for size, stride in steps)

@@ -1,11 +1,13 @@
 """Private torch names by which reports name modules, parameters and stages.
 
 Another part of `private.py`, under the same rule: the name, the reason, the versions. Looked at
-when something has gone wrong, never on the way. Whatever is not there any more is not named.
+when something has gone wrong, and for a few calls of FSDP's. Whatever is not there any more is
+not named.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -32,6 +34,19 @@ def fsdp_names(frame: FrameType) -> tuple[str | None, list[str]] | None:
         return None
     names = [_name_of(param) for param in params]
     return getattr(group, "_module_fqn", None), [name for name in names if name]
+
+
+def fsdp_module(frame: FrameType | None, is_library: Callable[[str], bool]) -> str | None:
+    """The module whose parameters a call gathers or scatters that FSDP2 makes: looked for up
+    to the program's own frame. Known from the second forward on, "" for the whole model."""
+    while frame is not None and is_library(frame.f_code.co_filename):
+        if frame.f_code.co_filename.endswith(FSDP_FILE):
+            group = frame.f_locals.get("self")
+            if hasattr(group, "fsdp_params"):
+                found: str | None = getattr(group, "_module_fqn", None)
+                return found
+        frame = frame.f_back
+    return None
 
 
 def _name_of(param: Any) -> str:

@@ -12,10 +12,20 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from phalanx.analysis.crossed import Crossing, Level, Source, Trace, find_crossing
+from phalanx import callsite
+from phalanx.analysis.crossed import (
+    Crossing,
+    Level,
+    Part,
+    Source,
+    Trace,
+    find_crossing,
+    find_other_part,
+)
 from phalanx.backend import source_text
 from phalanx.backend.describe import group_of
 from phalanx.backend.evidence import Reading, read_frames
+from phalanx.backend.private_names import fsdp_module
 from phalanx.backend.reduction import NAMES
 from phalanx.backend.session import Session
 from phalanx.callsite import resolve
@@ -31,6 +41,8 @@ LONGEST_TRAIL = 1024
 DULL = 32
 """After how many calls, by all ranks, of one place that tell nothing new."""
 MOST_SHOWN = 3
+LONGEST_LABEL = 28
+_FSDP = "torch.distributed.fsdp"
 
 _SOURCE = Source(source_text.together, source_text.expression, source_text.picks)
 
@@ -39,10 +51,11 @@ class _Notes:
     """What was noted on one group: a trail for each member; and places that told the same
     again and again, with how often: they are left alone for the rest of a period."""
 
-    __slots__ = ("dull", "trails")
+    __slots__ = ("dull", "parts", "trails")
 
     def __init__(self, size: int) -> None:
         self.trails: list[list[Any]] = [[] for _ in range(size)]
+        self.parts: list[dict[int, Part]] = [{} for _ in range(size)]
         self.dull: dict[tuple[int, int], list[Any]] = {}
 
 
@@ -55,6 +68,11 @@ def note(call: Call) -> None:
     notes = call.assembly.notes.get(KIND)
     if notes is None:
         notes = call.assembly.notes[KIND] = _Notes(call.assembly.size)
+    if _FSDP in sys.modules:
+        module = fsdp_module(sys._getframe(1), callsite.is_library)
+        parts = notes.parts[call.member]
+        if module is not None and len(parts) < LONGEST_TRAIL:
+            parts[call.number] = Part(module, call.name, mark)  # type: ignore[index]
     place = (id(mark[0]), mark[1])
     seen = notes.dull.get(place)
     if seen is not None and seen[1] >= DULL and seen[2] == call.number // PERIOD:  # type: ignore[operator]
@@ -83,6 +101,10 @@ def _find_dull(
 def look(met: Assembly) -> list[Verdict]:
     """What was noted on a group, judged and forgotten."""
     notes = met.notes.pop(KIND, None)
+    if notes is not None:
+        other = find_other_part(dict(zip(met.ranks, getattr(notes, "parts", ()), strict=False)))
+        if other is not None:
+            return [_other_module(met, *other)]
     if notes is None or all(trail == notes.trails[0] for trail in notes.trails):
         return []
     common = set.intersection(*({noted[0] for noted in trail} for trail in notes.trails))
@@ -95,6 +117,34 @@ def look(met: Assembly) -> list[Verdict]:
     }
     crossing = find_crossing(by_rank, _SOURCE)
     return [] if crossing is None else [_finding(met, crossing)]
+
+
+def _other_module(met: Assembly, number: int, parts: list[Any]) -> Finding:
+    (usual, ranks), (other, others), *_ = parts
+    return Finding(
+        kind=KIND,
+        severity="warning",
+        ranks=tuple(others) if 2 * len(ranks) > met.size else (),
+        headline=(
+            f"{rank_list(others, width=24)} called {other.name} for FSDP's "
+            f"{_module(other)} where {rank_list(ranks, width=24)} called it for "
+            f"{_module(usual)}"
+        ),
+        blocks=tuple(
+            CallBlock(
+                tuple(each),
+                _op(met, each[0], number, (part.name, None, None), resolve(part.place)),
+                (f"for {_module(part)}",),
+                "" if part is usual else "<- crossed",
+            )
+            for part, each in parts
+        ),
+        facts=(("rule", "ranks that share a module's parameters must use it all at once"),),
+    )
+
+
+def _module(part: Part) -> str:
+    return f'module "{_short(part.part)}"' if part.part else "whole model"
 
 
 def find_crossed_order(session: Session) -> Iterable[Verdict]:
@@ -164,8 +214,13 @@ def _op(met: Assembly, rank: int, number: int, what: Any, site: Site | None) -> 
 
 
 def _in_order(labels: list[str]) -> str:
-    shown = ", then ".join(labels[:2])
+    shown = ", then ".join(map(_short, labels[:2]))
     return shown if len(labels) == 2 else f"{shown}, ..."
+
+
+def _short(label: str) -> str:
+    """Long names differ at their ends, if anywhere; the blocks have them whole."""
+    return label if len(label) <= LONGEST_LABEL else f"{label[:8]}...{label[-16:]}"
 
 
 def _hint(crossing: Crossing, site: Site | None) -> str:
