@@ -144,6 +144,11 @@ def invalid_source() -> None:
     dist.recv(torch.ones(2), src=4)
 
 
+def invalid_room() -> None:
+    """Elements that share memory."""
+    dist.recv(torch.zeros(1).expand(4), src=(dist.get_rank() + 1) % 4)
+
+
 def invalid_overlap() -> None:
     whole = torch.zeros(8)
     rows = [whole[at : at + 4] for at in range(4)]
@@ -232,6 +237,7 @@ ERRORS = (
     invalid_dtype,
     invalid_peer,
     invalid_source,
+    invalid_room,
     invalid_overlap,
     invalid_splits,
     invalid_even_splits,

@@ -322,6 +322,16 @@ def test_the_first_failure_stops_those_who_wait_and_those_who_come() -> None:
     assert desk.desk.error_of(1) == "ValueError: no"
 
 
+def test_a_failure_stops_the_other_threads_of_its_rank() -> None:
+    desk = Counted(2)
+    desk.announce(0, BARRIER, threads=2)
+    assert told(desk.desk.failed(0, "ThreadRaceError: two at once")) == {0: "stop"}
+    desk = Counted(2)
+    desk.announce(0, BARRIER, threads=2)
+    assert told(desk.desk.failed(1, "ValueError: no")) == {0: "stop"}
+    assert told(desk.desk.failed(0, "ValueError: no")) == {}
+
+
 def test_a_new_call_begins_with_nobody_gone() -> None:
     desk = Counted(2)
     desk.announce(0, BARRIER)

@@ -197,7 +197,7 @@ def find_doubt(
         certain = parts.name == "all_to_all_single"
         _check(group, parts, given)
         certain = False
-        for tensor in _flat(parts.inputs):
+        for tensor in _flat(parts.inputs or parts.outputs):
             admission.check(parts.name, tensor, parts.code)
     except Exception as error:
         return Doubt(error.with_traceback(None), certain)

@@ -229,11 +229,12 @@ class Desk:
     def failed(self, rank: int, error: str) -> list[Reply]:
         """A rank's program raised, or its process died. The first failure stops the others."""
         self._ranks[rank].error = self._ranks[rank].error or error.partition("\n")[0]
+        others = list(self._ranks[rank].asking.values())  # of its other threads
         replies = self._leave(rank, "failed")
         if self.stopping:
-            return replies
+            return replies + [self._stop(call) for call in others]
         self.stopping = True
-        waiting = [call for each in self._ranks for call in each.asking.values()]
+        waiting = others + [call for each in self._ranks for call in each.asking.values()]
         for call in waiting:
             self._answer(call, "stop")
         return replies + [self._stop(call) for call in waiting]
