@@ -101,6 +101,31 @@ def _tree(lines: tuple[str, ...]) -> ast.Module | None:
         return None
 
 
+def branch_by_rank(place: Mark) -> int | None:
+    """The line of an `if` around a place, in the same function, that asks for the rank: what
+    it compares is called so, as in `rank == 0` and `dist.get_rank() > 0`."""
+    code, offset = place
+    tree = _tree(tuple(linecache.getlines(code.co_filename)))
+    if tree is None:
+        return None
+    line, first = line_at(code, offset), code.co_firstlineno
+    found = [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If)
+        and first <= node.lineno
+        and node.test.end_lineno is not None
+        and node.test.end_lineno < line <= (node.end_lineno or 0)
+        and any(_is_rank(each) for each in ast.walk(node.test))
+    ]
+    return max(found, default=None)
+
+
+def _is_rank(node: ast.AST) -> bool:
+    name = getattr(node, "id", None) or getattr(node, "attr", None)
+    return isinstance(name, str) and "rank" in name.lower().split("_")
+
+
 _PLAIN = frozenset({"float", "int", "len", "list", "sum", "tuple"})
 _PICKERS = frozenset({"get", "pop", "setdefault"})
 _STEPS = 3

@@ -16,6 +16,7 @@ from phalanx.analysis.divergence import (
     tell_other_kind,
     tell_parting,
 )
+from phalanx.backend.branches import with_branch
 from phalanx.backend.session import RankContext, Session
 from phalanx.callsite import resolve
 from phalanx.core.meeting import Assembly
@@ -37,6 +38,8 @@ def with_parting(
         return _trail(session.ranks[rank], length)
 
     verdict = cast(_Any, _with_other_kind(session, verdict))
+    if isinstance(verdict, Mismatch):
+        verdict = cast(_Any, with_branch(session, verdict))
     return add_parting(verdict, ranks, ended, trail=trail, name_place=_name)
 
 
