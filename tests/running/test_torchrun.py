@@ -61,6 +61,15 @@ SCRIPTS = {
         step()
         print("end of", how)
         """,
+    "groups.py": """
+        import torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        for _ in range(3):
+            group = dist.new_group([0, 1])
+            dist.all_reduce(torch.ones(1), group=group)
+        if dist.get_rank() == 0:
+            dist.destroy_process_group()
+        """,
     "alone.py": "print('hello')\n",
     "package/__init__.py": "",
     "package/train.py": """
@@ -208,6 +217,15 @@ def test_sys_exit_with_a_reason(phalanx) -> None:
 def test_a_module_and_its_arguments(phalanx) -> None:
     done = phalanx("-n 2 -m package.train --lr 1")
     assert (done.status, done.out) == (0, "[0-1] package.train package --lr 1\n")
+
+
+@pytest.mark.slow
+def test_groups_and_a_world_that_are_left_standing_are_told(phalanx) -> None:
+    done = phalanx("-n 2 groups.py")
+    assert done.status == 0
+    assert "warning [leak]: groups.py:5 made a group of the same ranks 3 times" in done.err
+    assert "warning [leak]: rank 1 ended without destroy_process_group" in done.err
+    assert done.err.endswith("on 3 groups checked: 2 warnings (2 leak)\n")
 
 
 @pytest.mark.slow
