@@ -218,7 +218,8 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Mismatch(Verdict):
-    """The calls that met disagree. `agreed` is the last op before it that all ranks shared.
+    """The calls that met disagree. `agreed` is the last op before it that all ranks shared;
+    `from_lines` says from where, if ranks called it from several lines.
 
     `missing` are members that had not arrived when nobody could move any more.
     """
@@ -231,6 +232,7 @@ class Mismatch(Verdict):
     missing: tuple[int, ...] = ()
     hint: str | None = None
     parted: str | None = None
+    from_lines: tuple[tuple[tuple[int, ...], Site], ...] = ()
 
 
 @dataclass(frozen=True)

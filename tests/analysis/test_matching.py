@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from phalanx.analysis import hints, matching
 from phalanx.analysis.matching import RULES, find_mismatch, find_pair_mismatch
 from phalanx.model import Group, Meeting, Mismatch, Op, Site, TensorSpec
+from phalanx.report.layout import rank_list
+from phalanx.report.text import render
 
 STEP = Site("train.py", 58, "step", "dist.all_reduce(grad)")
 SYNC = Site("train.py", 63, "step", "dist.barrier()")
@@ -442,3 +444,25 @@ def test_a_thousand_ops(name: str) -> None:
 def test_examples_in_the_docstrings() -> None:
     assert doctest.testmod(matching).failed == 0
     assert doctest.testmod(hints).failed == 0
+
+
+def test_the_lines_of_the_call_before_are_told_where_they_differ() -> None:
+    world = group(4)
+
+    def at(rank: int, number: int, name: str, line: int) -> Op:
+        return Op(rank, name, world, number, site=Site("eval.py", line, "main", ""))
+
+    past = {rank: (at(rank, 0, "barrier", 7 if rank == 0 else 10),) for rank in world.ranks}
+    ops = tuple(
+        at(rank, 1, "all_reduce" if rank == 0 else "barrier", 8 if rank == 0 else 11)
+        for rank in world.ranks
+    )
+    found = find_mismatch(Meeting(world, 1, ops, history=past))
+    assert found is not None and "at different lines in the call before" in str(found.hint)
+    others = rank_list(world.ranks[1:])
+    assert f"barrier(): rank 0 at eval.py:7, {others} at eval.py:10" in render(found).replace(
+        "\n            ", " "
+    )
+    same = {rank: (at(rank, 0, "barrier", 7),) for rank in world.ranks}
+    found = find_mismatch(Meeting(world, 1, ops, history=same))
+    assert found is not None and (found.from_lines, found.hint) == ((), None)

@@ -331,3 +331,13 @@ def test_elements_in_another_order_are_a_mismatch() -> None:
     verdict = caught.value.verdict
     assert verdict is not None
     assert (verdict.ranks, verdict.differs) == ((1,), ("memory layout",))
+
+
+def test_what_scatter_writes_is_not_counted_among_its_chunks() -> None:
+    def program() -> None:
+        chunks = [torch.ones(2)] * 4 if dist.get_rank() == 0 else None
+        dist.scatter(torch.empty(2), chunks, src=0)
+
+    with pytest.raises(phalanx.InvalidCallError) as caught:
+        phalanx.run(program, ranks=3, backend="gloo")
+    assert "scatter(src=0)  4 x float32[2] -> float32[2]  cpu" in str(caught.value)

@@ -84,3 +84,16 @@ def test_only_a_backend_named_gloo_has_it() -> None:
             dist.monitored_barrier()
 
     phalanx.run(body, ranks=2, backend="nccl")
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_error_that_names_who_is_missing_comes_first(seed: int) -> None:
+    def program() -> None:
+        if dist.get_rank() != 2:
+            dist.monitored_barrier(timeout=timedelta(seconds=5))
+
+    with pytest.raises(phalanx.RankFailedError) as caught:
+        phalanx.run(program, ranks=4, backend="gloo", clock="virtual", seed=seed)
+    assert str(caught.value).startswith(
+        "rank 0 raised OpTimeoutError: [Rank 0]: Rank 2 failed to pass monitoredBarrier in"
+    )

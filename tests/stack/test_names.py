@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn.parallel import DistributedDataParallel
@@ -106,3 +107,23 @@ def test_nothing_is_kept_of_a_model_that_is_gone() -> None:
             dist.barrier()
 
     assert "DDP" not in told(program)
+
+
+def test_groups_of_a_mesh_have_the_name_of_their_dimension() -> None:
+    def program() -> None:
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        name = "tp" if dist.get_rank() else "dp"
+        dist.all_reduce(torch.ones(1), group=mesh.get_group(name))
+        dist.destroy_process_group()
+
+    text = told(program, ranks=4)
+    assert ': mesh_tp" (ranks 0, 1)' in text and ': mesh_dp"' in text
+
+
+def test_a_group_has_the_name_that_the_program_gave_it() -> None:
+    def program() -> None:
+        group = dist.new_group([0, 1], group_desc="readers")
+        if dist.get_rank() < 2:
+            dist.all_reduce(torch.ones(1 + dist.get_rank()), group=group)
+
+    assert 'group "group 1: readers" (ranks 0, 1)' in told(program)

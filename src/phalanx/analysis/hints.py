@@ -107,9 +107,12 @@ def _skipped_site(meeting: Meeting, blocks: Sequence[OpBlock]) -> str | None:
 
 
 def _new_site(meeting: Meeting, blocks: Sequence[OpBlock]) -> str | None:
-    """The odd ranks are at a line that no rank has called from before."""
+    """The odd ranks are at a line that no rank has called from before, and others are not."""
     seen = {(op.site.file, op.site.line) for op in _past(meeting) if op.site}
     if not seen or set(meeting.history) != set(meeting.group.ranks):
+        return None
+    usual = [block.op.site for block in blocks if not block.odd]
+    if not any(site and (site.file, site.line) in seen for site in usual):
         return None
     for block in blocks:
         site = block.op.site

@@ -22,7 +22,7 @@ from phalanx.analysis.rules import (
     payload,
     rule_for,
 )
-from phalanx.model import Group, Meeting, Mismatch, Op, OpBlock
+from phalanx.model import Group, Meeting, Mismatch, Op, OpBlock, Site
 
 __all__ = ["RULES", "find_mismatch", "find_pair_mismatch"]
 
@@ -32,6 +32,12 @@ _Key = tuple[Hashable, ...]
 _LAYOUT_HINT = (
     "the backend takes memory as it lies there, and would mix up the elements; "
     "pass c = tensor.contiguous(), then tensor.copy_(c)"
+)
+
+
+_LINES_HINT = (
+    "the ranks were at different lines in the call before already: those calls may not have "
+    "been meant for each other"
 )
 
 
@@ -53,6 +59,7 @@ def find_mismatch(meeting: Meeting) -> Mismatch | None:
     blocks = _build_blocks(ops, keys, shapes_matter="shape" in columns)
     arrived = {op.rank for op in ops}
     differs = tuple(columns)
+    lines = _lines_of_last(meeting)
     return Mismatch(
         kind="mismatch",
         severity="error",
@@ -62,10 +69,12 @@ def find_mismatch(meeting: Meeting) -> Mismatch | None:
         blocks=blocks,
         differs=differs,
         agreed=_last_shared(meeting),
+        from_lines=lines,
         missing=tuple(sorted(rank for rank in meeting.group.ranks if rank not in arrived)),
         hint=_LAYOUT_HINT
         if differs == ("memory layout",)
-        else hint_mismatch(meeting, ops, blocks=blocks, differs=differs),
+        else hint_mismatch(meeting, ops, blocks=blocks, differs=differs)
+        or (_LINES_HINT if lines else None),
     )
 
 
@@ -192,3 +201,17 @@ def _last_shared(meeting: Meeting) -> Op | None:
             if op.number is not None and op.number < meeting.number:
                 return op
     return None
+
+
+def _lines_of_last(meeting: Meeting) -> tuple[tuple[tuple[int, ...], Site], ...]:
+    """From where the ranks called what they shared last, if not all from one line: calls may
+    have met that were not meant for each other."""
+    lines: dict[Site, list[int]] = {}
+    for rank, past in meeting.history.items():
+        for op in past:
+            if op.number == meeting.number - 1 and op.site is not None:
+                lines.setdefault(op.site, []).append(rank)
+    if len(lines) < 2:
+        return ()
+    told = [(tuple(sorted(ranks)), site) for site, ranks in lines.items()]
+    return tuple(sorted(told, key=lambda each: each[0]))

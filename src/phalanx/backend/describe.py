@@ -17,6 +17,9 @@ from phalanx.core.baton import Strand
 from phalanx.core.meeting import Assembly, Call, Past, Slot
 from phalanx.model import Group, Op, Site, TensorSpec, Wait
 
+_UNTOLD = ("", "undefined", "None", "default_pg")
+"""What torch says of groups that nobody has described."""
+
 
 class Known:
     """What many calls have in common is found out once: a thousand ranks are at few places.
@@ -51,7 +54,19 @@ class Known:
 
 
 def group_of(met: Assembly) -> Group:
-    return Group(met.name, met.ranks)
+    return Group(shown_name(met), met.ranks)
+
+
+def shown_name(met: Assembly) -> str:
+    """With what the program, or a mesh for its dimension, calls the group."""
+    found: str | None = met.notes.get("name")
+    if found is None:
+        end = next(iter(met.ends.values()), None)
+        given = str(getattr(end, "group_desc", "")) if met.name != "world" else ""
+        if given in _UNTOLD:
+            return met.name
+        found = met.notes["name"] = f"{met.name}: {given}"
+    return found
 
 
 def describe_call(call: Call, known: Known | None = None) -> Op:

@@ -29,7 +29,7 @@ from phalanx.backend import (
     profiling,
 )
 from phalanx.backend.collectives import Meaning
-from phalanx.backend.describe import describe_pending
+from phalanx.backend.describe import describe_pending, shown_name
 from phalanx.backend.observers import (
     crossed_order,
     leak,
@@ -259,6 +259,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
             completion.complete_all(self._session, self._assembly)
         if not self._closed and self._assembly is not None:
             is_default = self._context.torch_state.default_pg is self
+            shown_name(self._assembly)  # while there is somebody to ask
             lifecycle.note_destroyed(self._context, self._assembly, is_default=is_default)
         if (
             not self._closed

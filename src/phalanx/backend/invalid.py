@@ -200,6 +200,7 @@ def _op(rank: int, name: str, given: Mapping[str, Any], group: Group) -> Op:
         (given[key] for key in ("dst", "src") if isinstance(given.get(key), int)), None
     )
     reduce_op = given.get("op")
+    written = ("tensor",) if name == "scatter" else ()  # elsewhere it is an input
     return Op(
         rank=rank,
         name=name,
@@ -208,8 +209,8 @@ def _op(rank: int, name: str, given: Mapping[str, Any], group: Group) -> Op:
         peer=place if to_one else None,
         tag=given.get("tag") if to_one else None,
         reduce_op=str(reduce_op).rpartition(".")[2] if _is_reduce_op(reduce_op) else None,
-        inputs=_specs(given, _INPUTS),
-        outputs=_specs(given, _OUTPUTS),
+        inputs=_specs(given, [each for each in _INPUTS if each not in written]),
+        outputs=_specs(given, [*written, *_OUTPUTS]),
         input_splits=_splits(given.get("input_split_sizes")),
         output_splits=_splits(given.get("output_split_sizes")),
     )
@@ -219,7 +220,7 @@ def _is_reduce_op(given: Any) -> bool:
     return isinstance(given, (dist.ReduceOp, dist.ReduceOp.RedOpType))
 
 
-def _specs(given: Mapping[str, Any], names: tuple[str, ...]) -> Any:
+def _specs(given: Mapping[str, Any], names: Iterable[str]) -> Any:
     tensors: list[Any] = []
     for name in names:
         value = given.get(name)

@@ -16,6 +16,10 @@ from phalanx.backend import collectives
 from phalanx.backend.raising import OpTimeoutError
 from phalanx.backend.work import wait_for
 
+GRACE = 0.25
+"""Seconds that others wait longer than the first member, which knows who is missing and ends
+their wait: its error is to come first."""
+
 
 def monitored_barrier(group: Any, timeout: timedelta | None, wait_all_ranks: bool) -> None:
     limit: float = group._limit
@@ -33,7 +37,7 @@ def monitored_barrier(group: Any, timeout: timedelta | None, wait_all_ranks: boo
     group._submit(call, collectives.barrier, dist.BarrierOptions(), None)
     slot = call.assembly.slots.get(call.number)
     try:
-        wait_for(call, seconds, explicit=explicit)
+        wait_for(call, seconds if monitors else seconds + GRACE, explicit=explicit)
     except OpTimeoutError:
         took = f"{seconds * 1000:.0f} ms"
         if not monitors:

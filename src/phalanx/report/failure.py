@@ -25,6 +25,8 @@ from phalanx.report.situations import site_of
 
 _HEADLINE_RANKS = 32
 _SHOWN_ERROR_LINES = 12
+_LEAST_TEXT = 72
+"""Columns of an error's own text in the headline, which may be all that is shown of it."""
 
 
 def render_failure(verdict: RankFailure, *, replay: str | None = None) -> str:
@@ -61,7 +63,7 @@ def headline_failure(verdict: RankFailure) -> str:
     if text.startswith("died "):  # followed by what it wrote, which belongs below
         text = text.partition("\n")[0]
     start = f"{rank_list(ranks, width=_HEADLINE_RANKS)} {did}"
-    return start + cut(text, max(24, WIDTH - len(start) - len(tail))) + tail
+    return start + cut(text, max(_LEAST_TEXT, WIDTH - len(start) - len(tail))) + tail
 
 
 def _headline_call(verdict: RankFailure) -> str:
@@ -71,7 +73,11 @@ def _headline_call(verdict: RankFailure) -> str:
     tail = f"; {rank_list([r for more, _ in others for r in more], width=24)}, too" * bool(
         others
     )
-    return start + cut(" ".join(block.notes), max(40, WIDTH - len(start) - len(tail))) + tail
+    return (
+        start
+        + cut(" ".join(block.notes), max(_LEAST_TEXT, WIDTH - len(start) - len(tail)))
+        + tail
+    )
 
 
 def _wrong_calls(verdict: RankFailure) -> list[tuple[tuple[int, ...], Finding]]:

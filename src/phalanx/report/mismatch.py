@@ -22,6 +22,7 @@ from phalanx.report.layout import (
 )
 
 _HEADLINE_RANKS = 32
+_SHOWN_LINES = 4
 
 # What several ranks did where no two sides can be told apart, by the field that differs.
 _DIFFERENTLY = {
@@ -156,7 +157,7 @@ def _block(block: OpBlock) -> Block:
 def _findings(verdict: Mismatch) -> list[str]:
     lines = labelled("differs", _differs(verdict))
     if verdict.number is not None:
-        lines += labelled("agreed", _agreed(verdict.number, verdict.agreed))
+        lines += labelled("agreed", _agreed(verdict))
     if verdict.missing:
         has = verb(verdict.missing, "has", "have")
         lines += labelled("missing", f"{rank_list(verdict.missing)} {has} not arrived")
@@ -174,11 +175,17 @@ def _differs(verdict: Mismatch) -> str:
     return f"{text} (no majority: which ranks are at fault cannot be decided)"
 
 
-def _agreed(number: int, last: Op | None) -> str:
-    if number == 0:
+def _agreed(verdict: Mismatch) -> str:
+    number, last = verdict.number, verdict.agreed
+    if not number:
         return "nothing yet: this is the first call on this group"
     calls = "call #0" if number == 1 else f"calls #0-#{number - 1}"
     if last is None:
         return calls
     was = "it was" if number == 1 else "the last was"
-    return f"{calls}; {was} {call_text(last)}" + (f" at {last.site}" if last.site else "")
+    text = f"{calls}; {was} {call_text(last)}"
+    if verdict.from_lines:
+        places = [f"{rank_list(ranks)} at {site}" for ranks, site in verdict.from_lines]
+        more = f" and {len(places) - _SHOWN_LINES} more" if len(places) > _SHOWN_LINES else ""
+        return f"{text}: {', '.join(places[:_SHOWN_LINES])}{more}"
+    return text + (f" at {last.site}" if last.site else "")
