@@ -272,6 +272,10 @@ class Stall(Verdict):
     blocks: tuple[ViewBlock, ...]
     stacks: dict[int, tuple[Site, ...]] = field(default_factory=dict)
     over_limit: bool = False
+    pending: tuple[Op, ...] = ()
+    """What ranks that are not waiting have begun, and nobody has answered."""
+    threads: tuple[tuple[tuple[int, ...], Site], ...] = ()
+    """Where threads are that ranks have started."""
 
 
 @dataclass(frozen=True)

@@ -602,3 +602,22 @@ def test_a_coalesced_work_speaks_for_all_its_parts() -> None:
 
     # Who asks lets the others run, so that all have come when the first one hears.
     assert phalanx.run(program, ranks=2) == [[True, [[2.0], [2.0, 2.0]], True, None]] * 2
+
+
+def test_a_mismatch_inside_a_collective_of_objects_says_so() -> None:
+    def program() -> None:
+        objects = [1] * (1 + dist.get_rank())
+        dist.broadcast_object_list(objects, src=0)
+
+    with pytest.raises(phalanx.CollectiveMismatchError) as caught:
+        phalanx.run(program, ranks=2)
+    told = "inside broadcast_object_list: the sizes of its pickled objects\n"
+    assert str(caught.value).count(told) == 2
+
+    def tensors() -> None:
+        broadcast_object_of = dist.broadcast
+        broadcast_object_of(torch.ones(1 + dist.get_rank()), src=0)
+
+    with pytest.raises(phalanx.CollectiveMismatchError) as caught:
+        phalanx.run(tensors, ranks=2)
+    assert "inside" not in str(caught.value)

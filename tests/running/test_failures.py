@@ -571,3 +571,31 @@ def test_a_rank_that_swallows_everything_does_not_hang_the_run(processes) -> Non
     assert processes["swallowing"].returncode == 0, err
     assert out.startswith("rank 1 raised ValueError: bad batch\n")
     assert "stuck     rank 0 could not be stopped; it is at " in out
+
+
+def test_a_stall_shows_what_is_polled_for_and_where_threads_are() -> None:
+    def polls():
+        work = dist.irecv(torch.empty(1), 0)
+        while not work.is_completed():
+            pass
+
+    text = " ".join(str(fails(on_rank(1, polls), ranks=2, timeout=0.3)).split())
+    assert "pending recv(src=0, tag=0) of rank 1 at" in text and "nothing has met it" in text
+
+    def locks():
+        lock = threading.Lock()
+
+        def wants():
+            with lock:
+                pass
+
+        with lock:
+            thread = threading.Thread(target=wants, daemon=True)
+            thread.start()
+            while thread.is_alive():
+                sum(range(1000))
+
+    error = fails(locks, ranks=2, timeout=0.3)
+    assert isinstance(error, phalanx.StallError)
+    text = " ".join(str(error).split())
+    assert "thread of rank 0 at" in text and "in wants: with lock:" in text

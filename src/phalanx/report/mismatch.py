@@ -5,6 +5,7 @@ Used by `text`. Must never decide anything: who is odd and what differs is in th
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from phalanx.model import Mismatch, Op, OpBlock
@@ -23,6 +24,7 @@ from phalanx.report.layout import (
 
 _HEADLINE_RANKS = 32
 _SHOWN_LINES = 4
+_OBJECTS = re.compile(r"\b(\w+_object(?:_list|s)?)\(")
 
 # What several ranks did where no two sides can be told apart, by the field that differs.
 _DIFFERENTLY = {
@@ -150,8 +152,20 @@ def _block(block: OpBlock) -> Block:
         ranks=block.ranks,
         pieces=call_pieces(block.op),
         site=block.op.site,
+        notes=_inside(block.op),
         mark="<- differs" if block.odd else "",
     )
+
+
+def _inside(op: Op) -> tuple[str, ...]:
+    """The line calls something that is made of calls: objects travel as sizes and bytes."""
+    source = op.site.source if op.site is not None else ""
+    found = _OBJECTS.search(source)
+    if found is None or op.name in source.replace(found[1], ""):
+        return ()
+    sizes = any(spec.dtype == "int64" for spec in (*op.inputs, *op.outputs))
+    what = "the sizes of its pickled objects" if sizes else "its pickled objects"
+    return (f"inside {found[1]}: {what}",)
 
 
 def _findings(verdict: Mismatch) -> list[str]:

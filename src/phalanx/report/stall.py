@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from phalanx.model import RankView, Site, Stall, ViewBlock
+from phalanx.model import Op, RankView, Site, Stall, ViewBlock
+from phalanx.report.calls import call_text
 from phalanx.report.layout import Block, compose, labelled, lay_blocks, rank_list, shorten, verb
 from phalanx.report.situations import find_fates, need_text, site_of, situation_block
 
@@ -24,6 +25,12 @@ def render_stall(verdict: Stall, *, replay: str | None = None) -> str:
     return compose(
         headline_stall(verdict),
         lay_blocks(shorten(blocks)),
+        [line for op in verdict.pending for line in labelled("pending", _pending(op))],
+        [
+            line
+            for ranks, site in verdict.threads
+            for line in labelled("thread", _thread(ranks, site))
+        ],
         labelled("proof", _proof(verdict)),
         labelled("replay", replay, whole=True) if replay else (),
     )
@@ -61,6 +68,16 @@ def _proof(verdict: Stall) -> str:
     if verdict.over_limit:
         return "none: given more time, the run might have ended"
     return "none: a rank that is out of sight may still go on"
+
+
+def _pending(op: Op) -> str:
+    place = f" at {op.site}" if op.site is not None else ""
+    return f"{call_text(op)} of rank {op.rank}{place}; nothing has met it"
+
+
+def _thread(ranks: tuple[int, ...], site: Site) -> str:
+    source = f": {site.source}" if site.source else ""
+    return f"of {rank_list(ranks)} at {site} in {site.function}{source}"
 
 
 def _headline_of_processes(verdict: Stall) -> str:

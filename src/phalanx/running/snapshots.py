@@ -50,6 +50,7 @@ def take_snapshot(
     return Snapshot(tuple(views), in_flight=in_flight, threads=tuple(threads))
 
 
+MOST_THREADS = 8
 DEBUGGERS = {"bdb", "pdb", "IPython.terminal.debugger", "code"}
 
 
@@ -60,6 +61,19 @@ def user_stacks(baton: Baton) -> dict[int, tuple[Site, ...]]:
         for strand in baton.strands
         if not strand.helper and strand.state is not DONE
     }
+
+
+def thread_places(session: Session) -> tuple[tuple[tuple[int, ...], Site], ...]:
+    """Where the threads are that ranks have started, as far as they are in the program."""
+    frames = sys._current_frames()
+    places: dict[Site, set[int]] = {}
+    for context in session.ranks:
+        for thread in list(context.helpers):
+            stack = callsite.user_stack(frames.get(thread.ident or 0))
+            if thread.is_alive() and stack:
+                places.setdefault(stack[-1], set()).add(context.rank)
+    found = [(tuple(sorted(ranks)), site) for site, ranks in places.items()]
+    return tuple(sorted(found, key=lambda each: (each[0], str(each[1])))[:MOST_THREADS])
 
 
 def is_debugging(baton: Baton) -> bool:

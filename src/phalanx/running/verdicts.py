@@ -21,10 +21,10 @@ from phalanx.backend.trails import with_parting
 from phalanx.core.baton import DONE, OUTSIDE, PARKED, Baton, Strand
 from phalanx.core.meeting import Assembly, Call, Slot
 from phalanx.errors import VerdictError
-from phalanx.model import Deadlock, Snapshot, Stall, Verdict
+from phalanx.model import Deadlock, Op, Snapshot, Stall, Verdict
 from phalanx.running.outcome import Outcomes
 from phalanx.running.partial import PartialWatch
-from phalanx.running.snapshots import group_views, take_snapshot, user_stacks
+from phalanx.running.snapshots import group_views, take_snapshot, thread_places, user_stacks
 
 AT_FAULT = ("outside", "computing", "lingering")
 """What ranks do that keep a run from ending."""
@@ -32,6 +32,9 @@ AT_FAULT = ("outside", "computing", "lingering")
 GRACE = 0.25
 """Seconds that a rank may go on computing, and so keep the others from raising what was found
 out about them, before the run is stopped."""
+
+
+MOST_PENDING = 4
 
 
 class Judge:
@@ -87,7 +90,19 @@ class Judge:
             blocks=group_views(list(snapshot.ranks)),
             stacks=user_stacks(self._baton),
             over_limit=over_limit,
+            pending=self._pending(at_fault),
+            threads=thread_places(self._session),
         )
+
+    def _pending(self, ranks: Sequence[int]) -> tuple[Op, ...]:
+        """What these have begun and may be polling for."""
+        calls = [
+            call
+            for met in self._session.assemblies.values()
+            for call in met.open_calls()
+            if call.asynchronous and not call.done and met.ranks[call.member] in ranks
+        ]
+        return tuple(describe_call(call) for call in calls[:MOST_PENDING])
 
     def _condemn(self, stuck: Sequence[tuple[Strand, int]]) -> None:
         """These can never move, though others do."""
