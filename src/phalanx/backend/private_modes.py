@@ -7,8 +7,9 @@ Checked with torch 2.11 (CUDA) and 2.13 (CPU).
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from operator import attrgetter
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from phalanx.core.baton import here
+from phalanx.errors import PhalanxWarning
 
 Undo = Callable[[], None]
 
@@ -126,7 +128,11 @@ def _tell_of_compiled_functions(module: Any) -> Undo:
     names = ("set_eval_frame", "_maybe_set_eval_frame")
     same = [name for name in names if getattr(module, name, None) is original]
 
+    shares = not hasattr(module, _REGIONS)
+
     def set_eval_frame(callback: Any) -> Any:
+        if shares and callable(callback) and here.strand is not None:
+            _warn_of_shared_code()
         if listener.tell is not None and here.strand is not None and not is_compiling():
             listener.tell(bool(callback))
         return original(callback)
@@ -145,7 +151,7 @@ def _compile_for_each_rank(module: Any) -> Undo | None:
     """2.13: what dynamo compiles hangs on the code object, with `get_rank()` as a constant.
     Regions, made for callers who want caches of their own, keep the ranks' apart. Ranks of
     later worlds of the same size find what is there."""
-    name = "set_eval_frame_isolate_recompiles_id"
+    name = _REGIONS
     original = getattr(module, name, None)
     if original is None:
         return None
@@ -163,3 +169,15 @@ def _compile_for_each_rank(module: Any) -> Undo | None:
 
 
 _OUR_REGIONS = 1 << 48
+_REGIONS = "set_eval_frame_isolate_recompiles_id"
+
+
+@cache
+def _warn_of_shared_code() -> None:
+    """Before 2.13, once: results may be wrong without any error."""
+    text = (
+        f"torch {torch.__version__} keeps what torch.compile makes of a function once for all "
+        "ranks of a process: where it depends on the rank, results are wrong. Use torch 2.13 "
+        "or later, engine='processes', or TORCH_COMPILE_DISABLE=1"
+    )
+    warnings.warn(PhalanxWarning(text), stacklevel=3)
