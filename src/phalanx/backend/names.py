@@ -88,7 +88,13 @@ def names_for_failure(session: Session, rank: int, error: BaseException) -> Name
     if not _has_any(session):
         return ()
     try:
-        return (*_named_in(session, rank, str(error)), *_find(session, (), {rank: error}))
+        found = _find(session, (), {rank: error})
+        named = _named_in(session, rank, str(error))
+        said = [text.replace(" has no ", " had no ") for _, text in found]
+        return (
+            *(each for each in named if not any(text.startswith(each[1]) for text in said)),
+            *found,
+        )
     except Exception:
         return ()
 
