@@ -1,0 +1,122 @@
+"""A rank's own environment: what Python code and what C code sees of it.
+
+`os.environ` stays the object it is; during runs its class is replaced and looks the rank up.
+Used by `patches.py`, `switcher.py` and the engine.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from phalanx.core.baton import here
+
+
+class RankEnviron(os._Environ):  # type: ignore[type-arg]
+    """The class of `os.environ` during runs: a rank reads and writes its own copy."""
+
+    def __getitem__(self, key: str) -> str:
+        own = own_environ()
+        return super().__getitem__(key) if own is None else own[key]
+
+    def __setitem__(self, key: str, value: str) -> None:
+        own = own_environ()
+        if own is None:
+            super().__setitem__(key, value)
+        elif not isinstance(key, str) or not isinstance(value, str):
+            wrong = value if isinstance(key, str) else key
+            raise TypeError(f"str expected, not {type(wrong).__name__}")
+        else:
+            own[key] = value
+            show_to_c({key: value}, (key,))
+
+    def __delitem__(self, key: str) -> None:
+        own = own_environ()
+        if own is None:
+            super().__delitem__(key)
+        else:
+            del own[key]
+            show_to_c({}, (key,))
+
+    def __iter__(self) -> Iterator[str]:
+        own = own_environ()
+        return super().__iter__() if own is None else iter(list(own))
+
+    def __len__(self) -> int:
+        own = own_environ()
+        return super().__len__() if own is None else len(own)
+
+    def __repr__(self) -> str:
+        own = own_environ()
+        return super().__repr__() if own is None else f"environ({own!r})"
+
+
+class RankEnvironBytes(os._Environ):  # type: ignore[type-arg]
+    """The class of `os.environb` during runs: the same variables, in bytes."""
+
+    def __getitem__(self, key: bytes) -> bytes:
+        own = own_environ()
+        return super().__getitem__(key) if own is None else os.fsencode(own[os.fsdecode(key)])
+
+    def __setitem__(self, key: bytes, value: bytes) -> None:
+        if own_environ() is None:
+            super().__setitem__(key, value)
+        else:
+            os.environ[os.fsdecode(key)] = os.fsdecode(value)
+
+    def __delitem__(self, key: bytes) -> None:
+        if own_environ() is None:
+            super().__delitem__(key)
+        else:
+            del os.environ[os.fsdecode(key)]
+
+    def __iter__(self) -> Iterator[bytes]:
+        own = own_environ()
+        return super().__iter__() if own is None else iter([os.fsencode(key) for key in own])
+
+    def __len__(self) -> int:
+        own = own_environ()
+        return super().__len__() if own is None else len(own)
+
+
+seen_by_c: dict[str, str | None] = {}
+"""Variables that a rank has changed, as C code finds them now (`getenv`); None: it does not."""
+
+_putenv, _unsetenv = os.putenv, os.unsetenv
+
+
+def show_to_c(environ: Mapping[str, str], keys: Iterable[str] | None = None) -> None:
+    """Let C code see these variables as they are in `environ`; all that any rank changed."""
+    for key in tuple(seen_by_c if keys is None else keys):
+        value = environ.get(key)
+        if key not in seen_by_c or seen_by_c[key] != value:
+            seen_by_c[key] = value
+            if value is None:
+                _unsetenv(key)
+            else:
+                _putenv(key, value)
+
+
+def environ_here() -> dict[str, str]:
+    """A copy of the caller's environment. What the class inherits decodes every variable on
+    its own way through the mapping, which takes long for so common a thing."""
+    own = own_environ()
+    if own is not None:
+        return dict(own)
+    found = {}
+    for key, value in os.environ._data.items():  # type: ignore[attr-defined]
+        known = _decoded.get(key)
+        if known is None or known[0] is not value:
+            known = _decoded[key] = value, os.fsdecode(key), os.fsdecode(value)
+        found[known[1]] = known[2]
+    return found
+
+
+_decoded: dict[Any, tuple[Any, str, str]] = {}
+"""The process's variables that somebody has asked for: the value, and both in text."""
+
+
+def own_environ() -> dict[str, str] | None:
+    strand = here.strand
+    return None if strand is None else strand.local.environ

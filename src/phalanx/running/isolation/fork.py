@@ -1,0 +1,27 @@
+"""What becomes of a rank's own state in a process that the rank forks."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from phalanx.core.baton import here
+from phalanx.running.isolation.environ import own_environ
+
+
+def _become_a_process() -> None:
+    """In a forked child, e.g. a DataLoader's worker: it is no rank any more, but starts with
+    the environment of the rank that forked it. The other threads are not there."""
+    own, strand = own_environ(), here.strand
+    here.strand = None
+    if strand is not None and "main" in strand.local.saved:
+        sys.modules["__main__"] = strand.local.saved["main"]
+    if own is not None:
+        os.environ.clear()
+        os.environ.update(own)
+
+
+def install() -> None:
+    """Once for the process, when this package is imported."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=_become_a_process)
