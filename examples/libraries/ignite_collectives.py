@@ -34,7 +34,7 @@ def collectives() -> None:
     show("tensor", idist.all_gather(torch.full((1, 2), rank)).tolist())
     shapes = [(r + 1, 2) for r in range(world)]
     ragged = idist.all_gather_tensors_with_shapes(torch.full((rank + 1, 2), rank), shapes)
-    show("ragged", [tuple(part.shape) + (int(part.sum()),) for part in ragged])
+    show("ragged", [(*part.shape, int(part.sum())) for part in ragged])
     show("from the last", idist.broadcast(rank * 1.5, src=world - 1))
     show("a text from the last", idist.broadcast(f"text {rank}", src=world - 1))
     source = torch.arange(3) + 10 if rank == 0 else None
