@@ -3,8 +3,8 @@
     torchrun --nproc-per-node 2 examples/libraries/ignite_train.py
     phalanx run -n 2 examples/libraries/ignite_train.py
 
-`auto_model`, `auto_optim` and `auto_dataloader` make a plain program data-parallel; the metrics of
-the evaluator count every rank's batches; rank 0 saves, all ranks load, and training goes on.
+`auto_model`, `auto_optim` and `auto_dataloader` make a plain program data-parallel; the metrics
+of the evaluator count every rank's batches; rank 0 saves, all ranks load, and training goes on.
 """
 
 import tempfile
@@ -36,7 +36,7 @@ def make_data(samples: int) -> TensorDataset:
 
 
 def spread(outputs: torch.Tensor, targets: torch.Tensor) -> float:
-    """Over all samples of all ranks at once: distance between the largest and smallest logit."""
+    """Over all samples of all ranks at once: from the smallest logit to the largest."""
     return float((outputs.max() - outputs.min()) / len(targets))
 
 
@@ -78,9 +78,8 @@ def train(local_rank: int, folder: Path) -> None:
     def evaluate(engine: Engine) -> None:
         evaluator.run(test_loader)
         if idist.get_rank() == 0:
-            print(
-                f"epoch {engine.state.epoch} running loss {plain(engine.state.metrics['running'])}"
-            )
+            running = plain(engine.state.metrics["running"])
+            print(f"epoch {engine.state.epoch} running loss {running}")
             for name, value in sorted(evaluator.state.metrics.items()):
                 print(f"epoch {engine.state.epoch} {name}: {plain(value)}")
 

@@ -3,8 +3,8 @@
     torchrun --nproc-per-node 2 examples/libraries/torchmetrics_custom.py
     phalanx run -n 2 examples/libraries/torchmetrics_custom.py
 
-`Words` keeps sums, extremes, a concatenated list and a list that is reduced by a function; rank
-0 has nothing in one of them. The states are synced by hand, in a context, within a subgroup, and
+`Words` keeps sums, extremes, a list that is concatenated and a pair that a function reduces;
+rank 0 has no words at all. The states are synced by hand, in a context, within a subgroup, and
 saved and loaded.
 """
 
