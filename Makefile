@@ -1,9 +1,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+LIBRARIES := .venv-libraries/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full conformance upstream lint format bench bench-tests bench-bugs clean
+.PHONY: help demo test test-full test-libraries conformance upstream lint format bench bench-tests bench-bugs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -16,6 +17,9 @@ test: lint ## lint, types, and the tests that are quick
 
 test-full: lint ## the same with the slow tests
 	$(BIN)/pytest -q
+
+test-libraries: $(LIBRARIES) ## run programs of other libraries; write docs/libraries.md
+	.venv-libraries/bin/python -m tests.libraries.run --write docs/libraries.md
 
 conformance: $(READY) ## run the suite on threads and on Gloo; write docs/conformance.md, coverage.md
 	@mkdir -p build
@@ -46,7 +50,7 @@ bench-bugs: $(READY) ## run wrong programs on Gloo, DETAIL and Phalanx; write do
 	$(BIN)/python -m benchmarks.bugs --on gloo,detail,phalanx --write docs/bugs.md
 
 clean: ## remove the virtual environment and all caches
-	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-libraries build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find src tests examples benchmarks -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 	rm -rf src/*.egg-info
 
@@ -56,4 +60,12 @@ $(READY): pyproject.toml constraints.txt
 	@echo "Setting up .venv (once, about a minute) ..."
 	@$(PYTHON) -m venv --clear .venv
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+# All versions are pinned, so the list of them is also the list of what to install.
+$(LIBRARIES): pyproject.toml constraints-libraries.txt
+	@echo "Setting up .venv-libraries (once, some minutes) ..."
+	@$(PYTHON) -m venv --clear .venv-libraries
+	@.venv-libraries/bin/python -m pip install -qq --disable-pip-version-check \
+		-r constraints-libraries.txt -e .
 	@touch $@

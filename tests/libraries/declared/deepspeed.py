@@ -1,0 +1,7 @@
+"""Programs that use deepspeed."""
+
+from __future__ import annotations
+
+from tests.libraries.model import Program
+
+PROGRAMS: tuple[Program, ...] = ()
