@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 import torch
 import torch.distributed as dist
 
+from phalanx.backend.device import default_backend
 from phalanx.backend.session import RankContext
 from phalanx.core.crew import Crew
 from phalanx.errors import PhalanxError
@@ -161,7 +162,8 @@ def spawn_threads_and_init_comms(
 
 
 def join_group(rank: int, world_size: int, store: Any) -> None:
-    dist.init_process_group(rank=rank, world_size=world_size, store=store)
+    """torch's threaded group takes tensors of any device, so this one does too."""
+    dist.init_process_group(default_backend(), rank=rank, world_size=world_size, store=store)
 
 
 def leave_group() -> None:
