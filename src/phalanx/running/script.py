@@ -7,11 +7,13 @@ its own, with its own `sys.argv`, so pickling a class of `__main__` finds the ra
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
 from phalanx.backend.session import RankContext
-from phalanx.running.isolation import RankMain, own_script_state
+from phalanx.running.modules.isolating import own_main
+from phalanx.running.modules.rule import Rule
 from phalanx.running.program import Program
 from phalanx.running.threads import Settings, ThreadsEngine
 
@@ -19,7 +21,8 @@ from phalanx.running.threads import Settings, ThreadsEngine
 def run_program(program: Program, settings: Settings) -> bool:
     """Execute it on every rank; whether it went about it as a distributed program: a rank
     initialised `torch.distributed`, or left by `sys.exit` before it came to that."""
-    engine = ThreadsEngine(settings)
+    rule = settings.modules or Rule(script=True)
+    engine = ThreadsEngine(replace(settings, modules=rule))
     settled: list[bool] = []
 
     def body(context: RankContext) -> None:
@@ -31,15 +34,13 @@ def run_program(program: Program, settings: Settings) -> bool:
         finally:
             settled.append(context.initialised)
 
-    outside = sys.modules["__main__"]
-    sys.modules["__main__"] = RankMain(outside)
+    search_path = list(sys.path)
     sys.path.insert(0, program.search_path)
     try:
         engine.run(body)
     finally:
         engine.close()
-        sys.path.remove(program.search_path)
-        sys.modules["__main__"] = outside
+        sys.path[:] = search_path
     return any(settled)
 
 
@@ -51,5 +52,6 @@ def _execute(program: Program, context: RankContext) -> None:
     if program.spec is not None:
         names["__spec__"] = program.spec
         names["__package__"] = program.spec.parent
-    own_script_state(context, list(program.argv), main)
+    own_main(context, main)
+    context.saved["argv"] = sys.argv = list(program.argv)
     exec(program.code, names)

@@ -45,6 +45,8 @@ from phalanx.model import Silenced, Tally, Verdict
 from phalanx.report.positions import render_positions
 from phalanx.running.calls import enter_thread
 from phalanx.running.isolation import RankSwitcher, environ_here
+from phalanx.running.modules.isolating import isolating, own_modules
+from phalanx.running.modules.rule import Rule
 from phalanx.running.outcome import Outcome, Outcomes, check_findings, find_error
 from phalanx.running.patches import hold, keep_groups_by_thread, release
 from phalanx.running.snapshots import group_views, is_debugging, take_snapshot, user_stacks
@@ -87,6 +89,8 @@ class Settings:
     environ: Mapping[str, str] | None = None
     as_torchrun: bool = True
     """Whether ranks find in their environment what torchrun sets."""
+    modules: Rule | None = None
+    """Which packages every rank imports for itself; None: none."""
 
 
 class ThreadsEngine:
@@ -159,7 +163,8 @@ class ThreadsEngine:
         excepthook = sys.excepthook
         self._busy = True
         try:
-            values = run.execute()
+            with isolating(self.settings.modules):
+                values = run.execute()
             if self._crew is not None and not FORGETS_LOCALS and made_more(session):
                 self._crew.close()
             self._session = None if self._bequeath(session) else session
@@ -210,6 +215,7 @@ class ThreadsEngine:
             seed=settings.seed,
         )
         session.makes_world = settings.init
+        own_modules(session.ranks, settings.modules)
         former = self._crew.heirlooms.pop(self._kind(), None) if self._crew else None
         if former is not None and settings.init and not settings.seed:
             inherit(session, former)

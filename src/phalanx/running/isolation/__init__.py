@@ -1,6 +1,6 @@
 """What a rank has of its own although ranks share a process.
 
-Two ways: state that Python code reads (`os.environ`, `__main__`) is looked up by the calling
+Two ways: state that Python code reads (`os.environ`) is looked up by the calling
 thread; state inside torch and the interpreter (random generators, `sys.argv`, what C code sees
 of the environment) is swapped when another rank gets the baton. One module for each kind;
 `switcher.py` is what the baton calls. Used by the engine and by `patches.py`.
@@ -10,16 +10,13 @@ from __future__ import annotations
 
 from phalanx.running.isolation import fork
 from phalanx.running.isolation.environ import RankEnviron, RankEnvironBytes, environ_here
-from phalanx.running.isolation.main_module import RankMain, own_script_state
 from phalanx.running.isolation.switcher import RankSwitcher
 
 __all__ = [
     "RankEnviron",
     "RankEnvironBytes",
-    "RankMain",
     "RankSwitcher",
     "environ_here",
-    "own_script_state",
 ]
 
 fork.install()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 
 from phalanx.core.baton import here
 from phalanx.running.isolation.environ import own_environ
@@ -12,10 +11,8 @@ from phalanx.running.isolation.environ import own_environ
 def _become_a_process() -> None:
     """In a forked child, e.g. a DataLoader's worker: it is no rank any more, but starts with
     the environment of the rank that forked it. The other threads are not there."""
-    own, strand = own_environ(), here.strand
+    own = own_environ()
     here.strand = None
-    if strand is not None and "main" in strand.local.saved:
-        sys.modules["__main__"] = strand.local.saved["main"]
     if own is not None:
         os.environ.clear()
         os.environ.update(own)

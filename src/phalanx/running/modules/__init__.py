@@ -1,0 +1,1 @@
+"""Packages that every rank imports for itself, so that their globals belong to the rank."""

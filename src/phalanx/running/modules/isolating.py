@@ -1,0 +1,127 @@
+"""Give the ranks of a run modules of their own, and put everything back afterwards.
+
+Used by the threads engine around each run that isolates packages. Runs that do not cost
+nothing: not even `sys.modules` is touched. A run inside a rank sees that rank's modules.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+from phalanx.backend.session import RankContext
+from phalanx.core.baton import here
+from phalanx.running.modules import importing
+from phalanx.running.modules.owners import KEY, Owner, RankModule, outside, owner_here, shared
+from phalanx.running.modules.rule import MAIN, Rule
+from phalanx.running.modules.seen import SeenModules
+
+
+class _Installed:
+    """What is in place while any run isolates packages."""
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self.finder: importing.OwnFinder | None = None
+        self.folders: set[str] = set()
+
+
+_installed = _Installed()
+
+
+def own_modules(contexts: Iterable[RankContext], rule: Rule | None) -> None:
+    """A new world: its ranks begin with no modules of their own. Without a rule, those of a
+    nested run have what the rank has that makes them."""
+    parent = owner_here()
+    if rule is None and parent is outside:
+        return
+    for context in contexts:
+        context.saved[KEY] = parent if rule is None else Owner(rule, parent)
+
+
+@contextmanager
+def isolating(rule: Rule | None) -> Iterator[None]:
+    """For the time of a run that has this rule."""
+    if rule is None:
+        yield
+        return
+    _hold(rule)
+    try:
+        yield
+    finally:
+        _release()
+
+
+def own_main(context: RankContext, main: ModuleType) -> None:
+    """Give the rank of a script its `__main__`."""
+    owner: Owner = context.saved[KEY]
+    owner.modules[MAIN] = main
+
+
+def _hold(rule: Rule) -> None:
+    _installed.depth += 1
+    if _installed.depth == 1:
+        _installed.folders = set(sys.path_importer_cache)
+        _installed.finder = importing.install()
+        sys.modules = SeenModules()
+    for name, module in list(shared.items()):
+        if rule.covers(name) and type(module) is not RankModule:
+            outside.modules[name] = module
+            shared[name] = RankModule(name)
+    for name in rule.named:
+        if name not in shared:
+            shared[name] = RankModule(name)
+
+
+def _release() -> None:
+    _installed.depth -= 1
+    if _installed.depth == 0:
+        _uninstall(outside)
+        for folder in set(sys.path_importer_cache) - _installed.folders:
+            del sys.path_importer_cache[folder]
+
+
+def _uninstall(owner: Owner) -> None:
+    """Leave plain modules behind: those of this owner."""
+    assert _installed.finder is not None
+    for name, module in list(shared.items()):
+        if type(module) is RankModule:
+            found = owner.find(name)
+            if found is None:
+                del shared[name]
+            else:
+                shared[name] = found
+    sys.modules = shared
+    importing.uninstall(_installed.finder)
+    _installed.finder = None
+    outside.modules.clear()
+
+
+_forking: list[Any] = []
+
+
+def _before_fork() -> None:
+    _forking.append(here.strand)
+
+
+def _after_fork() -> None:
+    _forking.pop()
+
+
+def _in_the_child() -> None:
+    """It is no rank any more, but a plain process with the modules of the rank that forked."""
+    strand = _forking.pop()
+    if _installed.depth:
+        owner = outside if strand is None else strand.local.saved.get(KEY, outside)
+        _installed.depth = 0
+        _uninstall(owner)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_the_child
+    )
