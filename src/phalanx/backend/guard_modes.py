@@ -127,7 +127,7 @@ def _tell_compiled(begins: bool) -> None:
         state.shown = True
 
 
-private_modes.listener.tell = _tell_compiled
+private_modes.listeners.append(_tell_compiled)
 
 _RAW_READS = frozenset(
     {

@@ -1,7 +1,7 @@
-"""The private torch name behind device guards on machines without a GPU.
+"""Private torch names that concern devices.
 
 Another part of `private.py`, under the same rule: the name, the reason, the versions. Used by
-`assumptions`, once per process.
+`assumptions`, once per process, and by what maps the devices that ranks name.
 """
 
 from __future__ import annotations
@@ -10,6 +10,26 @@ from functools import cache
 from typing import Any
 
 import torch
+
+# 2.11-2.13: what `Module.to` makes of its arguments; a function mode sees this call.
+PARSE_TO: Any = torch._C._nn._parse_to
+
+
+def index_readers() -> list[tuple[Any, str]]:
+    """2.11-2.13: where functions of `torch.cuda` and `torch.accelerator`, and `torch.load`,
+    turn what they were given into the number of a device: the owners of one function each, by
+    the name under which they call it."""
+    name = "_get_device_index"
+    owners = ["cuda", "cuda._utils", "cuda.memory"]
+    owners += ["accelerator", "accelerator._utils", "accelerator.memory"]
+    found = []
+    for path in owners:
+        owner: Any = torch
+        for part in path.split("."):
+            owner = getattr(owner, part, None)
+        if owner is not None and hasattr(owner, name):
+            found.append((owner, name))
+    return found
 
 
 @cache

@@ -94,13 +94,8 @@ def schema_of(operator: Any) -> Any:
     return operator._schema
 
 
-class _Listener:
-    """Who is told, in a rank's thread, that a compiled function begins (True) or ends."""
-
-    tell: Callable[[bool], None] | None = None
-
-
-listener = _Listener()
+listeners: list[Callable[[bool], None]] = []
+"""Who is told, in a rank's thread, that a compiled function begins (True) or ends."""
 
 
 def is_compiling() -> bool:
@@ -133,8 +128,9 @@ def _tell_of_compiled_functions(module: Any) -> Undo:
     def set_eval_frame(callback: Any) -> Any:
         if shares and callable(callback) and here.strand is not None:
             _warn_of_shared_code()
-        if listener.tell is not None and here.strand is not None and not is_compiling():
-            listener.tell(bool(callback))
+        if here.strand is not None and not is_compiling():
+            for tell in listeners:
+                tell(bool(callback))
         return original(callback)
 
     for name in same:

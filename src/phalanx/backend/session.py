@@ -16,6 +16,7 @@ from typing import Any
 from torch.distributed.distributed_c10d import Store
 
 from phalanx.analysis.ordering import Ordering
+from phalanx.backend.device_map import DeviceMap
 from phalanx.callsite import Mark
 from phalanx.core.baton import Strand, here
 from phalanx.core.meeting import Assembly, Call, Step
@@ -117,8 +118,11 @@ class Session:
         profile: str | None = None,
         completion: str = "earliest",
         seed: int = 0,
+        devices: DeviceMap | None = None,
     ) -> None:
         self.size = size
+        self.devices = devices
+        """The GPUs that ranks may name, and what they mean; None: those that are there."""
         self.report = report
         self.checked = checked
         self.kinds = kinds if checked else ALWAYS

@@ -18,14 +18,24 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from phalanx.analysis.leftovers import find_leftovers
 from phalanx.analysis.silencing import split_silenced
-from phalanx.backend import completion, guard_modes, private, profiling, traces
+from phalanx.backend import (
+    completion,
+    device_mode,
+    guard_modes,
+    private,
+    profiling,
+    traces,
+)
 from phalanx.backend.checks import find_unheard
 from phalanx.backend.describe import describe_pending
 from phalanx.backend.device import default_backend
+from phalanx.backend.device_calls import mapped
+from phalanx.backend.device_map import plan_devices
 from phalanx.backend.heirloom import can_be_inherited, inherit, made_more, take_stock
 from phalanx.backend.install import leave_groups
 from phalanx.backend.invalid import note_invalid_call
@@ -81,6 +91,11 @@ class Settings:
     limit: float | None = None
     init: bool = True
     per_node: int | None = None
+    device: str | None = None
+    """What ranks see: "cuda": a GPU each, shared where there are too few; "auto": the same if
+    there are any; "cpu": none; None: what there is."""
+    gpus: int | None = None
+    """How many GPUs ranks use, of those that are there."""
     replay: str | None = None
     on_tick: Callable[[], Any] | None = None
     on_findings: Callable[[Sequence[Verdict]], Any] | None = None
@@ -193,7 +208,7 @@ class ThreadsEngine:
     def _kind(self) -> tuple[Any, ...]:
         settings = self.settings
         checks = (settings.checked, settings.kinds, settings.profile)
-        return (settings.ranks, settings.backend, *checks)
+        return (settings.ranks, settings.backend, settings.device, settings.gpus, *checks)
 
     def _new_session(self) -> Session:
         settings = self.settings
@@ -204,6 +219,7 @@ class ThreadsEngine:
             session.raised.append(named)
             return error_for(named, settings.replay)
 
+        per_node = settings.per_node or settings.ranks
         session = Session(
             settings.ranks,
             report=report,
@@ -213,6 +229,7 @@ class ThreadsEngine:
             profile=settings.profile,
             completion=settings.completion or ("seeded" if settings.seed else "earliest"),
             seed=settings.seed,
+            devices=plan_devices(settings.device, settings.gpus, per_node=per_node),
         )
         session.makes_world = settings.init
         own_modules(session.ranks, settings.modules)
@@ -275,7 +292,8 @@ class _Run:
         strands = [self.baton.add(context.rank, context) for context in self.session.ranks]
         try:
             keep_groups_by_thread(True)
-            stuck = launcher.run(strands, [self._main] * len(strands))
+            with mapped(self.session.devices):
+                stuck = launcher.run(strands, [self._main] * len(strands))
         finally:
             keep_groups_by_thread(False)
             self.switcher.restore()
@@ -344,10 +362,14 @@ class _Run:
             profiling.leave_thread()
             traces.leave_thread(context, stopping=self.baton.stopping)
         guard_modes.leave_thread()
+        if self.session.devices is not None:
+            device_mode.leave_thread()
         private.unregister_groups()
 
     def _init(self, context: RankContext) -> None:
         settings = self.settings
+        if settings.init and settings.device == "cuda":
+            torch.cuda.set_device(context.rank % (settings.per_node or settings.ranks))
         if settings.init and context.torch_state.default_pg is None:
             dist.init_process_group(
                 settings.backend or default_backend(),
