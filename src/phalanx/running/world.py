@@ -7,7 +7,7 @@ The doors import these. Everything that depends on the engine is behind `Threads
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch.distributed as dist
 from phalanx.errors import UsageError
 from phalanx.kinds import MOMENTS, check_profile, is_on, parse_checks
 from phalanx.model import Verdict
+from phalanx.running.modules.rule import Rule, check_isolate
 from phalanx.running.outcome import warn_of
 from phalanx.running.processes.engine import MOST_PROCESSES, ProcessesEngine, ProcessSettings
 from phalanx.running.threads import Settings, ThreadsEngine
@@ -58,8 +59,10 @@ class World:
         completion: str | None = None,
         timeout: float | None = None,
         init: bool = True,
+        isolate: Iterable[str] = (),
         replay: str | None = None,
     ) -> None:
+        named = check_isolate(isolate)
         check_options(
             ranks=ranks,
             engine=engine,
@@ -92,7 +95,8 @@ class World:
         if engine == "processes":
             self._engine = ProcessesEngine(ProcessSettings(**options))
         else:
-            self._engine = ThreadsEngine(Settings(**options))
+            rule = Rule(named) if named else None
+            self._engine = ThreadsEngine(Settings(**options, modules=rule))
 
     def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
         """Call `fn(*args, **kwargs)` once per rank; its return values in rank order."""
@@ -151,6 +155,7 @@ def run(
     completion: str | None = None,
     timeout: float | None = None,
     init: bool = True,
+    isolate: Iterable[str] = (),
     **kwargs: Any,
 ) -> list[Any]:
     """Run `fn(*args, **kwargs)` on `ranks` ranks; the return values in rank order.
@@ -165,7 +170,9 @@ def run(
     `profile="nccl"` the run is judged by NCCL's rules, and hazards are errors.
     `completion="latest"` lets asynchronous operations complete as late as is legal, "seeded" at
     moments that the seed draws (the default with a seed), "earliest" as soon as all ranks have
-    come. Keyword arguments with these names are for `run`; wrap `fn` if it needs them itself.
+    come. Packages named in `isolate=("megatron",)` are imported by every rank for itself, so
+    that their globals are the rank's own. Keyword arguments with these names are for `run`;
+    wrap `fn` if it needs them itself.
 
     With `engine="processes"` each rank is a process on this machine and `backend` may be any
     that torch knows. `fn`, its arguments and results travel by pickle, and what no module
@@ -191,6 +198,7 @@ def run(
         "completion": completion,
         "timeout": timeout,
         "init": init,
+        "isolate": isolate,
     }
     with World(**options, replay=_replay(fn, bool(args or kwargs), options)) as world:
         world._depth = 3  # warnings are about the caller's line

@@ -17,7 +17,7 @@ from phalanx.backend.session import RankContext
 from phalanx.core.baton import here
 from phalanx.running.modules import importing
 from phalanx.running.modules.owners import KEY, Owner, RankModule, outside, owner_here, shared
-from phalanx.running.modules.rule import MAIN, Rule
+from phalanx.running.modules.rule import MAIN, MP_MAIN, Rule
 from phalanx.running.modules.seen import SeenModules
 
 
@@ -59,7 +59,7 @@ def isolating(rule: Rule | None) -> Iterator[None]:
 def own_main(context: RankContext, main: ModuleType) -> None:
     """Give the rank of a script its `__main__`."""
     owner: Owner = context.saved[KEY]
-    owner.modules[MAIN] = main
+    owner.modules[MAIN] = owner.modules[MP_MAIN] = main
 
 
 def _hold(rule: Rule) -> None:

@@ -20,6 +20,10 @@ from phalanx.callsite import is_own_file
 from phalanx.errors import UsageError
 
 MAIN = "__main__"
+CHILDS_MAIN = "__mp_main__"
+"""What a process that multiprocessing has spawned calls it as well."""
+MP_MAIN = "__mp_main__"
+"""The script's module by multiprocessing's name: what workers send back is looked up there."""
 
 _COMMON = """
 torch torchgen functorch triton numpy phalanx sympy mpmath networkx jinja2 markupsafe filelock
@@ -41,7 +45,7 @@ class Rule:
         self._decided = dict.fromkeys(shared, False)
         self._decided.update(dict.fromkeys(self.named, True))
         if script:
-            self._decided[MAIN] = True
+            self._decided[MAIN] = self._decided[MP_MAIN] = True
 
     def covers(self, name: str) -> bool:
         """Whether a module of this name is each rank's own, as far as decided."""
@@ -107,11 +111,29 @@ def _installed_roots() -> tuple[str, ...]:
     return tuple(os.path.join(path, "") for path in real)
 
 
-def parse_names(option: str, given: Iterable[str]) -> tuple[str, ...]:
-    """The packages of a command-line option that may come several times: `a,b`."""
+def script_rule(isolate: Iterable[str], share: Iterable[str], search_path: str) -> Rule:
+    """What the options of the command line ask for; each may come several times: `a,b`."""
+    sys.path.insert(0, search_path)
+    try:
+        named, shared = _parsed("--isolate", isolate), _parsed("--share", share)
+    finally:
+        sys.path.remove(search_path)
+    both = sorted(set(named) & set(shared))
+    if both:
+        raise UsageError(f"--isolate and --share both name {both[0]}: choose one")
+    return Rule(named, script=True, shared=shared)
+
+
+def _parsed(option: str, given: Iterable[str]) -> tuple[str, ...]:
     names = [name.strip() for part in given for name in part.split(",")]
     for name in names:
-        _check_name(name, f"{option} {name}".rstrip())
+        if name == "all" and option == "--isolate":
+            raise UsageError(
+                "--isolate all: torch and the like exist once; name packages, e.g. --isolate "
+                "megatron (the script's own are isolated without it)"
+            )
+        if name != "all":
+            check_isolate((name,), where=f"{option} {name}".rstrip())
     return tuple(dict.fromkeys(names))
 
 
