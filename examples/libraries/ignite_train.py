@@ -104,7 +104,7 @@ def train(local_rank: int, folder: Path) -> None:
     Checkpoint.load_objects({"model": model, "optimizer": optimizer, "trainer": trainer}, saved)
     print(f"rank {idist.get_rank()} goes on after epoch {trainer.state.epoch}")
     trainer.run(loader, max_epochs=4)
-    weights = sum(parameter.double().abs().sum() for parameter in model.parameters())
+    weights = sum(p.detach().double().abs().sum() for p in model.parameters())
     print(f"rank {idist.get_rank()} of {idist.get_world_size()} weights {float(weights):.4f}")
     print(f"rank {local_rank} draws {torch.rand(()).item():.4f}")
 
