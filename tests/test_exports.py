@@ -32,7 +32,7 @@ EXPORTS = [
 
 OPTIONS = (
     "ranks, engine='threads', backend=None, seed=0, clock='real', checks='all', "
-    "strict=False, profile=None, completion=None, timeout=None, init=True"
+    "strict=False, profile=None, completion=None, timeout=None, init=True, isolate=()"
 )
 
 SIGNATURES = {

@@ -170,9 +170,11 @@ def _closest_first(node: Any) -> list[pytest.Mark]:
 
 def _check(plan: Plan) -> None:
     """By the rules of `phalanx.run`, which need torch; a test on ranks needs it as well."""
+    from phalanx.running.modules.rule import check_isolate
     from phalanx.running.world import check_options
 
     for way in plan.ways:
+        check_isolate(way.isolate)
         check_options(
             ranks=way.size,
             engine=way.engine,

@@ -25,8 +25,8 @@ DEFAULT_LIMIT = 300.0
 
 MARKER_HELP = (
     "ranks(*sizes, engine=None, backend=None, timeout=None, seed=None, clock=None, "
-    "checks=None, strict=None, profile=None, completion=None, per_rank=(), shared=()): run the "
-    "test on so many ranks, once for each size (Phalanx)."
+    "checks=None, strict=None, profile=None, completion=None, isolate=(), per_rank=(), "
+    "shared=()): run the test on so many ranks, once for each size (Phalanx)."
 )
 WORLD_SIZE_HELP = "world_size(N): the same as ranks(N) (Phalanx)."
 
@@ -40,6 +40,7 @@ KEYWORDS = (
     "strict",
     "profile",
     "completion",
+    "isolate",
     "per_rank",
     "shared",
 )
@@ -59,6 +60,8 @@ class Ranks:
     strict: bool = False
     profile: str | None = None
     completion: str | None = None
+    isolate: Any = ()
+    """Packages that each rank imports for itself, as given."""
     per_rank: frozenset[str] = frozenset()
     shared: frozenset[str] = frozenset()
     expected: Reasons = ()
@@ -225,6 +228,7 @@ def _way(
         strict=strict,
         profile=values.get("profile"),
         completion=values.get("completion"),
+        isolate=_packages(values.get("isolate", ())),
         per_rank=_names("per_rank", values.get("per_rank", ())),
         shared=_names("shared", values.get("shared", ())),
     )
@@ -236,6 +240,11 @@ def _drop_what_only_threads_have(values: dict[str, Any], asked: Mapping[str, Any
     for name in ("seed", "clock", "completion"):
         if name not in asked:
             values.pop(name, None)
+
+
+def _packages(given: Any) -> Any:
+    """What is wrong with others than these is told by the rules of `phalanx.run`."""
+    return tuple(given) if isinstance(given, (list, set, frozenset)) else given
 
 
 def _names(keyword: str, given: Any) -> frozenset[str]:

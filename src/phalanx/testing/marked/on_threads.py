@@ -18,6 +18,7 @@ from phalanx.backend.session import RankContext
 from phalanx.core.baton import here
 from phalanx.core.crew import Crew
 from phalanx.running.crews import make_crew
+from phalanx.running.modules.rule import Rule
 from phalanx.running.patches import patched
 from phalanx.running.threads import Settings, ThreadsEngine
 from phalanx.testing import pytest_private as private
@@ -117,6 +118,7 @@ class _Threads:
                 limit=way.limit,
                 replay=replay,
                 on_tick=self._tick,
+                modules=Rule(way.isolate) if way.isolate else None,
             ),
             crew=crew,
         )
