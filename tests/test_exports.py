@@ -55,6 +55,8 @@ RUN_OPTIONS = {
     "--strict",
     "--profile",
     "--completion",
+    "--isolate",
+    "--share",
     "--timeout",
     "-q, --quiet",
     "--rank",
