@@ -31,19 +31,24 @@ def record_arrival(call: Call, tensor: torch.Tensor) -> None:
 
 
 def run_in_order(calls: list[Call], move: Callable[[], None]) -> None:
-    """Move the data after everything the callers launched, before everything they will."""
+    """Move the data after everything the callers launched, before everything they will. Data
+    moves on the stream of the device where it lies, and between two devices on both."""
     events = [call.event for call in calls if call.event is not None]
     if not events:
         move()
         return
-    stream = torch.cuda.current_stream()
-    for event in events:
-        stream.wait_event(event)
+    indices = list({call.device: None for call in calls if call.event is not None})
+    streams = [torch.cuda.current_stream(index) for index in indices]
+    for stream in streams:
+        for event in events:
+            stream.wait_event(event)
     move()
-    done = stream.record_event()
+    done: dict[int | None, torch.cuda.Event] = {
+        i: stream.record_event() for i, stream in zip(indices, streams, strict=True)
+    }
     for call in calls:
-        call.event = done
+        call.event = done.get(call.device, done[indices[0]])
 
 
 def wait_for_event(call: Call) -> None:
-    torch.cuda.current_stream().wait_event(call.event)
+    torch.cuda.current_stream(call.device).wait_event(call.event)

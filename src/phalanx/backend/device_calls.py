@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from phalanx.backend import device_mode
-from phalanx.backend.device_map import DeviceMap
+from phalanx.backend.device_map import REPLACES, DeviceMap
 from phalanx.backend.private_devices import index_readers
 from phalanx.backend.session import context_here
 
@@ -88,6 +88,7 @@ def _counting(original: Callable[[], int]) -> Callable[[], int]:
         devices = devices_here()
         return original() if devices is None else devices.shown
 
+    setattr(device_count, REPLACES, original)
     return device_count
 
 
@@ -97,6 +98,7 @@ def _hiding(original: Callable[[], bool]) -> Callable[[], bool]:
         devices = devices_here()
         return original() if devices is None else devices.shown > 0
 
+    setattr(is_available, REPLACES, original)
     return is_available
 
 

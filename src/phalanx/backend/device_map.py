@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -124,13 +124,23 @@ def check_devices(device: Any, gpus: Any, *, allowed: tuple[str, ...] = DEVICES[
 
 
 def count_gpus() -> int:
-    """How many there are for this process. Asking the driver takes long, so once."""
-    if not torch.cuda.is_available():
+    """How many there are for this process, also around a nested run. Asking the driver takes
+    long, so it is done once."""
+    if not _torchs_own(torch.cuda.is_available)():
         return 0
-    return _count(torch.cuda.device_count, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return _count(_torchs_own(torch.cuda.device_count), visible)
 
 
-@cache
+def _torchs_own(function: Any) -> Any:
+    return getattr(function, REPLACES, function)
+
+
+REPLACES = "phalanx_replaces"
+"""Where a function that stands for one of torch's keeps that."""
+
+
+@lru_cache(maxsize=8)
 def _count(ask: Any, visible: str | None) -> int:
     return int(ask())
 

@@ -105,6 +105,8 @@ class Reduction:
             self._accumulate(wide, [tensor.float() for tensor in others])
             total.copy_(wide)
             return
+        if not total.is_cpu:
+            others = [tensor.to(total.device) for tensor in others]
         fold, factors = self._fold, self.factors
         if factors is None:
             for tensor in others:

@@ -78,7 +78,7 @@ class Call:
         last = parts[-1]
         whole = cls(last.assembly, last.member, last.strand, "coalesced", last.mark)
         whole.outputs = [tensor for part in parts for tensor in part.outputs or part.inputs]
-        whole.event = last.event
+        whole.event, whole.device = last.event, last.device
         whole.parts = parts
         whole.flight = [part.flight for part in parts if part.flight is not None] or None
         whole.parts_left = 1

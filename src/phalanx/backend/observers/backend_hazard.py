@@ -143,6 +143,9 @@ def _devices_in(trace: Trace, session: Session) -> dict[int, dict[int, Issued]]:
         for call in calls:
             if call.step.device is not None:
                 used.setdefault(call.rank, {}).setdefault(call.step.device, call)
+    devices = session.devices
+    if used and devices is not None and devices.is_needed:
+        return {}
     if used and 0 < torch.cuda.device_count() < _ranks_per_machine(session):
         return {}
     return used
