@@ -31,8 +31,9 @@ EXPORTS = [
 ]
 
 OPTIONS = (
-    "ranks, engine='threads', backend=None, seed=0, clock='real', checks='all', "
-    "strict=False, profile=None, completion=None, timeout=None, init=True, isolate=()"
+    "ranks, engine='threads', backend=None, device=None, gpus=None, seed=0, clock='real', "
+    "checks='all', strict=False, profile=None, completion=None, timeout=None, init=True, "
+    "isolate=()"
 )
 
 SIGNATURES = {

@@ -14,6 +14,7 @@ from phalanx.backend.device_map import (
     check_devices,
     plan_devices,
     render_sharing,
+    visible_to_processes,
 )
 from phalanx.errors import UsageError
 
@@ -155,4 +156,36 @@ def test_one_line_says_who_shares_what() -> None:
     assert render_sharing(DeviceMap(2, 8), 8) == (
         "8 ranks shared 2 GPUs: cuda:2 stood for cuda:0, cuda:3 for cuda:1, "
         "cuda:4 for cuda:0, cuda:5 for cuda:1, and so on"
+    )
+
+
+@pytest.mark.parametrize(
+    ("gpus_there", "visible", "device", "gpus", "per_node", "seen"),
+    [
+        (0, None, None, None, 4, {}),
+        (0, None, "auto", None, 4, {}),
+        (0, None, "cpu", None, 4, {"CUDA_VISIBLE_DEVICES": ""}),
+        (4, None, "cpu", None, 4, {"CUDA_VISIBLE_DEVICES": ""}),
+        (4, None, "cuda", None, 4, {}),
+        (1, None, "auto", None, 4, {}),
+        (4, None, "cuda", 2, 2, {"CUDA_VISIBLE_DEVICES": "0,1"}),
+        (3, "7,5,2", "cuda", 2, 2, {"CUDA_VISIBLE_DEVICES": "7,5"}),
+    ],
+)
+def test_what_processes_see(
+    monkeypatch, gpus_there, visible, device, gpus, per_node, seen
+) -> None:
+    have(monkeypatch, gpus_there)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert visible_to_processes(device, gpus, per_node=per_node) == seen
+
+
+def test_processes_do_not_share_a_gpu(monkeypatch) -> None:
+    have(monkeypatch, 1)
+    with pytest.raises(UsageError) as error:
+        visible_to_processes("cuda", None, per_node=8)
+    assert str(error.value) == (
+        "device='cuda': 8 ranks on 1 GPU: a process needs one of its own, because NCCL refuses "
+        "two ranks on one; let ranks share with engine='threads', or take ranks=1"
     )

@@ -18,6 +18,7 @@ from phalanx.errors import UsageError
 
 DEVICES = ("auto", "cpu", "cuda")
 KIND = "cuda"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass
@@ -100,9 +101,32 @@ def _no_gpu(device: str | None, gpus: int | None) -> str:
     why = "torch finds no GPU here"
     if torch.version.cuda is None:
         why = f"this torch ({torch.__version__}) is built without CUDA"
-    elif os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+    elif os.environ.get(VISIBLE) == "":
         why = "CUDA_VISIBLE_DEVICES is empty"
     return f"{given}: {why}; leave it out, or use device='cpu'"
+
+
+def visible_to_processes(
+    device: str | None, gpus: int | None, *, per_node: int
+) -> dict[str, str]:
+    """The same for ranks that are processes, as their environment: which GPUs they see. Each
+    needs one of its own where it is to have one."""
+    if device == "cpu":
+        return {VISIBLE: ""}
+    plan = plan_devices(device, gpus, per_node=per_node)
+    if plan is None:
+        return {}
+    if plan.is_needed and device == "cuda":
+        raise UsageError(
+            f"device='cuda': {per_node} ranks on {_number(plan.gpus)}: a process needs one of "
+            "its own, because NCCL refuses two ranks on one; let ranks share with "
+            f"engine='threads', or take ranks={plan.gpus}"
+        )
+    if gpus is None:
+        return {}
+    given = os.environ.get(VISIBLE)
+    names = given.split(",") if given else [str(i) for i in range(gpus)]
+    return {VISIBLE: ",".join(names[:gpus])}
 
 
 def check_devices(device: Any, gpus: Any, *, allowed: tuple[str, ...] = DEVICES[1:]) -> None:
@@ -128,7 +152,7 @@ def count_gpus() -> int:
     long, so it is done once."""
     if not _torchs_own(torch.cuda.is_available)():
         return 0
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    visible = os.environ.get(VISIBLE)
     return _count(_torchs_own(torch.cuda.device_count), visible)
 
 
@@ -154,9 +178,13 @@ def render_sharing(devices: DeviceMap, ranks: int) -> str:
     '8 ranks shared 2 GPUs: cuda:2 stood for cuda:0, cuda:3 for cuda:1'
     """
     gpus, shown = devices.gpus, devices.shown
-    what = f"{ranks} ranks shared {gpus} GPU{'s' * (gpus > 1)}: "
+    what = f"{ranks} ranks shared {_number(gpus)}: "
     if gpus == 1 and shown > 2:
         return what + f"cuda:1 to cuda:{shown - 1} stood for cuda:0"
     pairs = [f"cuda:{i} for cuda:{i % gpus}" for i in range(gpus, min(shown, gpus + 4))]
     pairs[0] = pairs[0].replace(" for ", " stood for ")
     return what + ", ".join(pairs) + (", and so on" if shown > gpus + 4 else "")
+
+
+def _number(gpus: int) -> str:
+    return "1 GPU" if gpus == 1 else f"{gpus} GPUs"

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from phalanx.backend.device_map import check_devices, plan_devices, visible_to_processes
 from phalanx.errors import UsageError
 from phalanx.kinds import MOMENTS, check_profile, is_on, parse_checks
 from phalanx.model import Verdict
@@ -51,6 +52,8 @@ class World:
         ranks: int,
         engine: str = "threads",
         backend: str | None = None,
+        device: str | None = None,
+        gpus: int | None = None,
         seed: int = 0,
         clock: str = "real",
         checks: str = "all",
@@ -74,12 +77,17 @@ class World:
             profile=profile,
             completion=completion,
         )
+        check_devices(device, gpus)
+        plan = visible_to_processes if engine == "processes" else plan_devices
+        plan(device, gpus, per_node=ranks)  # what is not there is refused here
         self.ranks = ranks
         self._open = True
         self._depth = 2
         options: dict[str, Any] = {
             "ranks": ranks,
             "backend": backend,
+            "device": device,
+            "gpus": gpus,
             "seed": seed,
             "clock": clock,
             "checked": is_on(checks),
@@ -147,6 +155,8 @@ def run(
     ranks: int,
     engine: str = "threads",
     backend: str | None = None,
+    device: str | None = None,
+    gpus: int | None = None,
     seed: int = 0,
     clock: str = "real",
     checks: str = "all",
@@ -174,6 +184,10 @@ def run(
     that their globals are the rank's own. Keyword arguments with these names are for `run`;
     wrap `fn` if it needs them itself.
 
+    `device="cuda"` gives every rank a GPU, `cuda:{rank}`, which with `init` is current when
+    `fn` starts. Where there are fewer, ranks share them: `cuda:3` then means one that is there,
+    and tensors say which. `gpus=1` uses only the first. `device="cpu"` shows ranks no GPU.
+
     With `engine="processes"` each rank is a process on this machine and `backend` may be any
     that torch knows. `fn`, its arguments and results travel by pickle, and what no module
     holds (lambdas, nested functions, a notebook's) by cloudpickle. Large tensors arrive
@@ -190,6 +204,8 @@ def run(
         "ranks": ranks,
         "engine": engine,
         "backend": backend,
+        "device": device,
+        "gpus": gpus,
         "seed": seed,
         "clock": clock,
         "checks": checks,

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from phalanx.backend.device_map import visible_to_processes
 from phalanx.errors import PhalanxWarning, UsageError
 from phalanx.model import Silenced, Verdict
 from phalanx.report.layout import rank_list
@@ -192,7 +193,9 @@ class ProcessesEngine:
     def _new_team(self) -> Team:
         settings = self.settings
         self.base_environ = dict(os.environ)
-        base = {**self.base_environ, **(settings.environ or {})}
+        per_node = settings.per_node or settings.ranks
+        seen = visible_to_processes(settings.device, settings.gpus, per_node=per_node)
+        base = {**self.base_environ, **(settings.environ or {}), **seen}
         base.setdefault("MASTER_ADDR", LOOPBACK)
         if "MASTER_PORT" not in base:
             base["MASTER_PORT"] = str(_free_port())
@@ -218,6 +221,7 @@ class ProcessesEngine:
                     checked=settings.checked,
                     has_board=settings.checked and board.is_available(),
                     kinds=settings.kinds,
+                    gpu=rank % per_node if settings.device == "cuda" else None,
                 )
                 for rank in range(settings.ranks)
             ]

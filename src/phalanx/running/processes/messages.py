@@ -35,6 +35,8 @@ class Start:
     checked: bool = True
     has_board: bool = False
     kinds: frozenset[str] = ALL
+    gpu: int | None = None
+    """The device that is the rank's own when its group is made for it."""
 
 
 @dataclass(frozen=True)

@@ -210,6 +210,8 @@ class _Rank:
         start = self._start
         if not start.init or dist.is_initialized():
             return
+        if start.gpu is not None:
+            torch.cuda.set_device(start.gpu)
         store = c10d.PrefixStore(f"init {self._inits}", self._store())
         self._inits += 1
         dist.init_process_group(
