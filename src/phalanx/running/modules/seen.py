@@ -57,12 +57,18 @@ class SeenModules(dict[str, Any]):
     keys: Any = MutableMapping.keys
     values: Any = MutableMapping.values
     items: Any = MutableMapping.items
-    pop: Any = MutableMapping.pop
     popitem: Any = MutableMapping.popitem
     clear: Any = MutableMapping.clear
     update: Any = MutableMapping.update
     setdefault: Any = MutableMapping.setdefault
     __eq__: Any = MutableMapping.__eq__
+
+    def pop(self, name: str, *default: Any) -> Any:
+        if default and name not in self:
+            return default[0]
+        found = self[name]
+        del self[name]
+        return found
 
     def copy(self) -> dict[str, Any]:
         return dict(self.items())
