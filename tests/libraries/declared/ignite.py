@@ -4,4 +4,9 @@ from __future__ import annotations
 
 from tests.libraries.model import Program
 
-PROGRAMS: tuple[Program, ...] = ()
+PROGRAMS: tuple[Program, ...] = (
+    Program("pytorch-ignite", "ignite_collectives.py", ranks=2),
+    Program("pytorch-ignite", "ignite_collectives.py", ranks=4),
+    Program("pytorch-ignite", "ignite_train.py", ranks=2),
+    Program("pytorch-ignite", "ignite_train.py", ranks=4),
+)

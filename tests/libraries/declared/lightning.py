@@ -4,4 +4,11 @@ from __future__ import annotations
 
 from tests.libraries.model import Program
 
-PROGRAMS: tuple[Program, ...] = ()
+PROGRAMS: tuple[Program, ...] = (
+    Program("lightning", "lightning_fabric.py", ranks=2),
+    Program("lightning", "lightning_fabric.py", ranks=4),
+    Program("lightning", "lightning_trainer.py", ranks=2),
+    Program("lightning", "lightning_trainer.py", ranks=4),
+    Program("lightning", "lightning_fsdp.py", ranks=2),
+    Program("lightning", "lightning_fsdp.py", ranks=4),
+)

@@ -4,4 +4,9 @@ from __future__ import annotations
 
 from tests.libraries.model import Program
 
-PROGRAMS: tuple[Program, ...] = ()
+PROGRAMS: tuple[Program, ...] = (
+    Program("torchmetrics", "torchmetrics_sync.py", ranks=2),
+    Program("torchmetrics", "torchmetrics_sync.py", ranks=4),
+    Program("torchmetrics", "torchmetrics_custom.py", ranks=2),
+    Program("torchmetrics", "torchmetrics_custom.py", ranks=4),
+)
