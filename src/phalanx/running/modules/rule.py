@@ -1,4 +1,5 @@
-"""Which packages a rank imports for itself: those named, and in scripts the program's own.
+"""Which packages a rank imports for itself: those named, and in scripts the program's own and
+those libraries that keep a process's state in their modules (`known.py`).
 
 Used by the doors, which check names here, and by `importing.py`. Must never import torch: the
 command line reads options before it has time for that.
@@ -18,6 +19,7 @@ from typing import Any
 
 from phalanx.callsite import is_own_file
 from phalanx.errors import UsageError
+from phalanx.running.modules.known import is_known
 
 MAIN = "__main__"
 CHILDS_MAIN = "__mp_main__"
@@ -55,8 +57,15 @@ class Rule:
         """The same for a top package, which is looked for if it is new."""
         found = self._decided.get(top)
         if found is None:
-            found = self._decided[top] = self._by_place and is_programs_own(top)
+            found = self._decided[top] = self._by_place and _is_apart(top)
         return found
+
+
+def _is_apart(top: str) -> bool:
+    """What a script's ranks import for themselves without being told."""
+    if top in COMMON or top in sys.builtin_module_names or top in sys.stdlib_module_names:
+        return False
+    return is_programs_own(top) or (is_known(top) and find_spec(top) is not None)
 
 
 def is_programs_own(top: str) -> bool:

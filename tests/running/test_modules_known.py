@@ -1,0 +1,79 @@
+"""Libraries that keep a process's state in their modules are each rank's own in scripts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from phalanx.running.modules.known import LIBRARIES, is_known
+from phalanx.running.modules.rule import Rule
+
+STATE = "shared = {}\n"
+SCRIPT = """
+import os
+import torch.distributed as dist
+import accelerate, above, plain
+dist.init_process_group("gloo")
+for library in (accelerate, plain):
+    library.shared.setdefault("rank", dist.get_rank())
+dist.barrier()
+print(accelerate.shared["rank"], above.accelerate is accelerate, len(plain.imports))
+"""
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A place for installed packages, with one of the list, one above it and one beside it."""
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    (folder / "accelerate.py").write_text(STATE)
+    (folder / "above.py").write_text("import accelerate\n")
+    (folder / "plain.py").write_text(f"{STATE}imports = [1]\n")
+    for name, requires in (
+        ("above", "yaml\nRequires-Dist: Accelerate[x]>=1"),
+        ("plain", 'accelerate; extra == "all"'),
+    ):
+        info = folder / f"{name}-1.0.dist-info"
+        info.mkdir()
+        text = f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\nRequires-Dist: {requires}\n"
+        (info / "METADATA").write_text(text)
+    monkeypatch.syspath_prepend(folder)
+    return folder
+
+
+def test_what_requires_one_of_the_list_belongs_to_it(site: Path) -> None:
+    assert is_known("accelerate")
+    assert is_known("above")
+    assert not is_known("plain"), "extras do not count"
+    assert not is_known("no_such_package")
+
+
+def test_only_what_is_there_is_apart_and_sharing_is_possible(site: Path) -> None:
+    assert Rule(script=True).decide("accelerate")
+    assert not Rule(script=True).decide("lightning_fabric"), "not installed here"
+    assert not Rule(script=True, shared=("accelerate",)).decide("accelerate")
+    assert not Rule(script=True, shared=("all",)).decide("accelerate")
+    assert not Rule().decide("accelerate"), "in run(), isolate= says what"
+
+
+def test_each_rank_of_a_script_has_its_own(site: Path, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, "-m", "phalanx", "run", "-n", "2", str(script)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(site), *sys.path])},
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["[0]   0 True 1", "[1]   1 True 1"]
+
+
+def test_every_library_has_its_reason_and_versions() -> None:
+    assert len({library.package for library in LIBRARIES}) == len(LIBRARIES)
+    assert all(library.reason and library.versions for library in LIBRARIES)
