@@ -1,10 +1,35 @@
-"""Programs that use accelerate, and its own test scripts."""
+"""Programs that use accelerate, and its own test scripts.
+
+Its scripts find two processes on a CPU only when told so by `ACCELERATE_USE_CPU`, as
+`accelerate launch --cpu` does; otherwise each process is alone and most assertions are skipped.
+"""
 
 from __future__ import annotations
 
 from tests.libraries.model import Program
 
+
+def script(name: str, ranks: int = 2, *, fails: str = "", fails_here: str = "") -> Program:
+    return Program(
+        "accelerate",
+        f"accelerate.test_utils.scripts.{name}",
+        ranks=ranks,
+        module=True,
+        compare="status",
+        environment={"ACCELERATE_USE_CPU": "true"},
+        fails_with_torchrun=fails,
+        fails_here=fails_here,
+        limit=180.0,
+    )
+
+
 PROGRAMS: tuple[Program, ...] = (
     Program("accelerate", "accelerate_training.py", ranks=2),
     Program("accelerate", "accelerate_training.py", ranks=4),
+    script("test_script"),
+    script("test_script", ranks=4),
+    script("test_ops"),
+    script("test_sync"),
+    script("test_cli", fails_here="forms no group, and phalanx run says so: exit status 2"),
+    script("external_deps.test_pippy"),
 )
