@@ -56,6 +56,7 @@ RUN_OPTIONS = {
     "--strict",
     "--profile",
     "--completion",
+    "--children",
     "--isolate",
     "--share",
     "--timeout",

@@ -22,7 +22,7 @@ from phalanx.backend.invalid import outsider_patches
 from phalanx.backend.lifecycle import noting
 from phalanx.backend.names import model_patches
 from phalanx.backend.profiling import profiler_patches
-from phalanx.backend.rendezvous import check_size, make_rendezvous
+from phalanx.backend.rendezvous import check_size, make_rendezvous, note_rank
 from phalanx.backend.session import context_here
 from phalanx.backend.store import store_patches
 from phalanx.backend.torch_state import PerRankWorld
@@ -45,9 +45,9 @@ class _Facade(type):
             raise RuntimeError(f"this build of torch has no {cls.__name__}")
         if context is None:
             return cls.original(*args, **kwargs)
-        context.initialised = True
         store, rank, size, *rest = args
         check_size(context, rank, size)
+        note_rank(context, rank)
         given = rest[0] if rest else kwargs.get("timeout")
         timeout = getattr(given, "_timeout", given) or DEFAULT_TIMEOUT
         return VisibleGroup(context, cls.backend_name, store, rank, size, timeout)

@@ -39,10 +39,21 @@ def _meet(context: RankContext, url: str, rank: int, world_size: int) -> Iterato
         )
     query = {key: values[-1] for key, values in parse_qs(parts.query).items()}
     rank = _number(context, "rank", rank, query, "RANK", parts.scheme)
+    _check_address(context, parts.scheme)
     size = _number(context, "world_size", world_size, query, "WORLD_SIZE", parts.scheme)
     check_size(context, rank, size)
-    context.initialised = True
+    note_rank(context, rank)
     yield _store_at(context, _address(context, parts)), rank, size
+
+
+def _check_address(context: RankContext, scheme: str) -> None:
+    """Ranks that the program starts itself must set it themselves."""
+    missing = [key for key in ("MASTER_ADDR", "MASTER_PORT") if key not in context.environ]
+    if scheme == "env" and missing:
+        raise ValueError(
+            "Error initializing torch.distributed using env://: no environment variable "
+            f"{missing[0]} given"
+        )
 
 
 def _number(
@@ -58,6 +69,13 @@ def _number(
     raise ValueError(
         f"Error initializing torch.distributed using {scheme}://: no {where} given"
     )
+
+
+def note_rank(context: RankContext, rank: int) -> None:
+    """The rank makes its default group, as this number."""
+    if context.session.renumber is not None and not context.initialised:
+        context.session.renumber(context, rank)
+    context.initialised = True
 
 
 def check_size(context: RankContext, rank: int, size: int) -> None:

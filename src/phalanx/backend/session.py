@@ -177,6 +177,9 @@ class Session:
         """What was still open in groups when their last member destroyed them."""
         self.stores: dict[str, Store] = {}
         self.store_waiters: list[Strand] = []
+        self.renumber: Callable[[RankContext, int], None] | None = None
+        """Where ranks tell their numbers only when they make their group: lets one have the
+        number that it says."""
 
     def end_assembly(self, key: tuple[str, int]) -> None:
         """The last member has destroyed its end of the group."""

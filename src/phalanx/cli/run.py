@@ -15,8 +15,10 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TextIO
 
+from phalanx.cli.launched import WorldsPrinter, WorldsPrinters, tell_launch
 from phalanx.cli.output import FoldingPrinter
 from phalanx.cli.streams import redirected
 from phalanx.errors import (
@@ -38,12 +40,18 @@ if TYPE_CHECKING:
     from phalanx.running.program import Program
 
 ENGINES = ("threads", "processes", "torchrun")
+CHILDREN = ("ranks", "processes")
+Shown = FoldingPrinter | WorldsPrinter
 
 DESCRIPTION = """\
 Run SCRIPT once per rank, as torchrun would, with all ranks inside this process (or, with
 --engine processes, one process per rank on torch's real backend; with --engine torchrun,
 torch's own launcher starts them, on this machine and others). Lines that several ranks
 print alike are shown once, with their ranks: "[0-3] epoch 1 loss 0.42".
+
+Without -n, SCRIPT is run once, as Python would, and the processes that it starts become the
+ranks: those of torch.multiprocessing.spawn and start_processes, and those of Process that an
+argument numbers 0, 1, 2, ... Data loaders' workers and pools stay processes.
 """
 
 EPILOG = """\
@@ -57,7 +65,7 @@ def add_parser(commands: Any) -> None:
         "run",
         help="run a torchrun script on ranks in one process",
         description=DESCRIPTION,
-        usage="phalanx run -n RANKS [options] [-m] SCRIPT [script arguments ...]",
+        usage="phalanx run [-n RANKS] [options] [-m] SCRIPT [script arguments ...]",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -70,7 +78,8 @@ def add_parser(commands: Any) -> None:
         "--nproc_per_node",
         dest="ranks",
         metavar="N",
-        help="number of ranks (on each node, with --nnodes)",
+        help="number of ranks (on each node, with --nnodes); left out for a script that starts "
+        "its ranks itself, by torch.multiprocessing.spawn or Process",
     )
     size.add_argument(
         "--nnodes",
@@ -103,6 +112,26 @@ def add_parser(commands: Any) -> None:
         "--completion",
         metavar="WHEN",
         help="of asynchronous operations: earliest, latest, or seeded (default with --seed)",
+    )
+    how.add_argument(
+        "--children",
+        default="ranks",
+        metavar="WHAT",
+        help="what processes are that the script starts and numbers: ranks, or processes",
+    )
+    how.add_argument(
+        "--isolate",
+        action="append",
+        default=[],
+        metavar="PACKAGES",
+        help="import these once per rank, as the script's own packages are",
+    )
+    how.add_argument(
+        "--share",
+        action="append",
+        default=[],
+        metavar="PACKAGES",
+        help="import these of the script's own packages once for all ranks; or all",
     )
     how.add_argument("--timeout", metavar="SEC", help="stop after SEC seconds of standstill")
     show = parser.add_argument_group("what is shown")
@@ -171,14 +200,19 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.engine not in ENGINES:
         listed = ", ".join(map(repr, ENGINES))
         raise UsageError(f"--engine {arguments.engine}: choose one of {listed}")
+    if arguments.children not in CHILDREN:
+        listed = ", ".join(map(repr, CHILDREN))
+        raise UsageError(f"--children {arguments.children}: choose one of {listed}")
     parse_checks(arguments.checks, where=f"--checks {arguments.checks}".rstrip())
     if arguments.engine == "torchrun":
         return _run_by_torchrun(arguments)
-    ranks, per_node = _count_ranks(arguments)
-    only = _shown_ranks(arguments.rank, ranks)
+    launches = starts_ranks_itself(arguments)
+    ranks, per_node = (1, 1) if launches else _count_ranks(arguments)
+    only = _rank_numbers(arguments.rank) if launches else _shown_ranks(arguments.rank, ranks)
     seed, timeout = _number("--seed", arguments.seed), _seconds(arguments.timeout)
     program_args = list(arguments.args)
 
+    from phalanx.running.modules.rule import script_rule
     from phalanx.running.program import load_module, load_script
     from phalanx.running.world import check_options
 
@@ -194,12 +228,19 @@ def _run(arguments: argparse.Namespace) -> int:
     )
     load = load_module if arguments.module else load_script
     program = load(arguments.script, program_args)
+    rule = script_rule(arguments.isolate, arguments.share, program.search_path)
     findings: list[Verdict] = []
     tallies: list[Tally] = []
     sinks = (None, None) if arguments.quiet else (sys.stdout, sys.stderr)
     with ExitStack() as stack:
         printers = [
-            FoldingPrinter(ranks, sink=sink, only=only) if sink is not None else None
+            (
+                WorldsPrinter(sink, only)
+                if launches
+                else FoldingPrinter(ranks, sink=sink, only=only)
+            )
+            if sink is not None
+            else None
             for sink in sinks
         ]
         stack.enter_context(redirected(*printers))
@@ -221,13 +262,60 @@ def _run(arguments: argparse.Namespace) -> int:
             "on_tick": lambda: _tick(printers),
             "environ": _environ(arguments),
         }
-        run = _on_processes if arguments.engine == "processes" else _on_threads
-        initialised, error = _outcome(lambda: run(program, options, printers))
+        if arguments.engine == "threads":
+            options["modules"] = rule
+        if launches:
+            launch = _launched(program, options, printers)
+        else:
+            run = partial(_on_threads, children=arguments.children)
+            if arguments.engine == "processes":
+                run = partial(_on_processes)
+            initialised, error = _outcome(lambda: run(program, options, printers))
     for finding in findings:
         print(f"{finding.severity} {render_kind(finding)}\n", file=sys.stderr)
-    status = _tell(error, initialised or ranks == 1, arguments)
-    _close(tallies, findings, error, arguments)
-    return _with_caught(status, tallies, arguments)
+    if launches:
+        status = tell_launch(
+            launch, arguments.script, lambda failed: _tell(failed, True, arguments)
+        )
+        ends = [(world.tally, world.error) for world in launch.worlds if world.tally]
+    else:
+        status = _tell(error, initialised or ranks == 1, arguments)
+        ends = [(tally, error) for tally in tallies[-1:]]
+    for tally, error in ends:
+        _close([tally], findings if tally is ends[-1][0] else [], error, arguments)
+    return _with_caught(status, [tally for tally, _ in ends], arguments)
+
+
+def starts_ranks_itself(arguments: argparse.Namespace) -> bool:
+    """Whether nobody says how many ranks there are, so that the script must start them."""
+    return (
+        arguments.ranks is None
+        and arguments.nnodes == "1"
+        and "WORLD_SIZE" not in os.environ
+        and arguments.engine == "threads"
+        and arguments.children == "ranks"
+    )
+
+
+def _printer(
+    sink: TextIO | None, ranks: int | None, only: frozenset[int] | None
+) -> Shown | None:
+    if sink is None:
+        return None
+    if ranks is None:
+        return WorldsPrinter(sink, only)
+    return FoldingPrinter(ranks, sink=sink, only=only)
+
+
+def _launched(
+    program: Program,
+    options: dict[str, Any],
+    printers: list[Shown | None],
+) -> Any:
+    from phalanx.running.launched import run_launched
+    from phalanx.running.threads import Settings
+
+    return run_launched(program, Settings(**options), WorldsPrinters(printers))
 
 
 def _close(
@@ -285,16 +373,22 @@ def _run_by_torchrun(arguments: argparse.Namespace) -> int:
 
 
 def _on_threads(
-    program: Program, options: dict[str, Any], printers: list[FoldingPrinter | None]
+    program: Program,
+    options: dict[str, Any],
+    printers: list[Shown | None],
+    *,
+    children: str,
 ) -> bool:
+    from phalanx.running import processes_of_ranks
     from phalanx.running.script import run_program
     from phalanx.running.threads import Settings
 
+    processes_of_ranks.as_processes = children == "processes"
     return run_program(program, Settings(**options))
 
 
 def _on_processes(
-    program: Program, options: dict[str, Any], printers: list[FoldingPrinter | None]
+    program: Program, options: dict[str, Any], printers: list[Shown | None]
 ) -> bool:
     from phalanx.running.processes.engine import ProcessSettings
     from phalanx.running.processes.script import run_program_in_processes
@@ -307,7 +401,7 @@ def _on_processes(
     return run_program_in_processes(program, ProcessSettings(**options, on_output=show))
 
 
-def _tick(printers: list[FoldingPrinter | None]) -> None:
+def _tick(printers: list[Shown | None]) -> None:
     with suppress(BrokenPipeError):  # the rank that prints next gets to know
         for printer in printers:
             if printer is not None:
@@ -338,6 +432,8 @@ def _tell(error: BaseException | None, initialised: bool, arguments: argparse.Na
     if isinstance(error, InvalidCallError):
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 3
+    if isinstance(error.__cause__, UsageError):
+        raise error.__cause__
     if error.__cause__ is not None and not _is_exit(error.__cause__):
         # That of another process comes as text.
         text = getattr(error.__cause__.__cause__, "text", None)
@@ -421,7 +517,9 @@ def _environ(arguments: argparse.Namespace) -> dict[str, str]:
 
 def _replay(arguments: argparse.Namespace) -> str:
     """The command that runs the same again, ready to paste."""
-    words = ["phalanx", "run", "--ranks", str(arguments.ranks)]
+    words = ["phalanx", "run"]
+    if arguments.ranks is not None:
+        words += ["--ranks", str(arguments.ranks)]
     if arguments.nnodes != "1":
         words += ["--nnodes", arguments.nnodes]
     if arguments.engine != "threads":
@@ -438,6 +536,8 @@ def _replay(arguments: argparse.Namespace) -> str:
         words += ["--profile", arguments.profile]
     if arguments.completion is not None:
         words += ["--completion", arguments.completion]
+    for option, packages in (("--isolate", arguments.isolate), ("--share", arguments.share)):
+        words += [word for names in packages for word in (option, names)]
     if arguments.timeout is not None:
         words += ["--timeout", arguments.timeout]
     if arguments.engine == "torchrun":

@@ -24,13 +24,14 @@ from typing import Any
 
 import torch
 
-from phalanx.backend import private, profiling
+from phalanx.backend import device_mode, private, profiling
 from phalanx.backend.session import RankContext
 from phalanx.core.baton import RUNNING, Strand, here
 from phalanx.core.crew import no_daemon
 from phalanx.errors import RankExited, RankStopped
 from phalanx.running import blocking
 from phalanx.running.blocking import Blocked, main_strand, starting
+from phalanx.running.processes_of_ranks import process_patches
 
 LOOKS = ("stat", "access", "listdir", "scandir")
 POLLS = 50
@@ -59,6 +60,7 @@ def call_patches() -> list[tuple[Any, str, Any]]:
         (threading.Condition, "wait", blocking.waiting(threading.Condition.wait)),
         (threading.Thread, "join", blocking.joining(threading.Thread.join)),
         (threading.Thread, "start", _adopting(threading.Thread.start)),
+        *process_patches(),
     ]
 
 
@@ -328,8 +330,11 @@ def _as_helper(strand: Strand, thread: threading.Thread, body: Any) -> Any:
 
 
 def enter_thread(context: RankContext) -> None:
-    """What torch keeps per thread and a thread of a rank needs: its groups by name, and a
-    backward pass that stays in the thread, so that hooks know which rank they are."""
+    """What torch keeps per thread and a thread of a rank needs: its groups by name, a
+    backward pass that stays in the thread, so that hooks know which rank they are, and the
+    GPUs that it may name."""
     torch.autograd.set_multithreading_enabled(False)
+    if context.session.devices is not None:
+        device_mode.enter_thread(context.session.devices)
     for group, name in context.torch_state.pg_names.items():
         private.register_group(name, group)

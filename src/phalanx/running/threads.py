@@ -104,6 +104,8 @@ class Settings:
     environ: Mapping[str, str] | None = None
     as_torchrun: bool = True
     """Whether ranks find in their environment what torchrun sets."""
+    late_numbers: bool = False
+    """Whether ranks tell their numbers only when they make their default group."""
     modules: Rule | None = None
     """Which packages every rank imports for itself; None: none."""
 
@@ -274,6 +276,8 @@ class _Run:
         self.baton.on_stuck = self.judge.judge_stuck
         self.baton.on_look = self.judge.look
         self.baton.on_condemned = self.judge.forget
+        if settings.late_numbers:
+            session.renumber = self._exchange
 
     def execute(self) -> list[Any]:
         __tracebackhide__ = True
@@ -395,6 +399,26 @@ class _Run:
             others = [view for view in snapshot.ranks if view.status != "failed"]
             self.outcomes.stopped_at = group_views(others)
         self.baton.stop()
+
+    def _exchange(self, context: RankContext, rank: int) -> None:
+        """Give a rank that makes its group the number that it says, and the one that has it
+        so far the other. Nobody has met either of them yet."""
+        other = self.session.ranks[rank]
+        if other is context or other.initialised:
+            return
+        places = {context.rank: rank, rank: context.rank}
+        for strand in self.baton.strands:
+            strand.rank = places.get(strand.rank, strand.rank)
+        ranks, outcomes = self.session.ranks, self.outcomes.ranks
+        a, b = places
+        ranks[a], ranks[b], outcomes[a], outcomes[b] = (
+            ranks[b],
+            ranks[a],
+            outcomes[b],
+            outcomes[a],
+        )
+        for place in places:
+            ranks[place].rank = outcomes[place].rank = place
 
     # -- called by the baton, the launcher and the monitor --------------------------------
 

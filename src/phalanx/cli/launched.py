@@ -1,0 +1,119 @@
+"""`phalanx run SCRIPT` without a number of ranks: the script starts its ranks itself.
+
+Used by `run.py`. Shows the output of the worlds that come and go, each with a printer of its
+own, and turns what came of them and of the script itself into text and an exit status.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, TextIO
+
+from phalanx.cli.output import FoldingPrinter
+from phalanx.errors import UsageError
+
+
+class WorldsPrinter:
+    """A printer for the ranks of whatever world there is just now."""
+
+    def __init__(self, sink: TextIO, only: frozenset[int] | None) -> None:
+        self._sink = sink
+        self._only = only
+        self._printer: FoldingPrinter | None = None
+
+    def begin(self, size: int) -> None:
+        """A world of this size begins."""
+        self.close()
+        only = None if self._only is None else self._only & frozenset(range(size))
+        self._printer = FoldingPrinter(size, sink=self._sink, only=only)
+
+    def finish(self, rank: int) -> None:
+        if self._printer is not None:
+            self._printer.finish(rank)
+
+    def write(self, rank: int, text: str) -> Any:
+        if self._printer is not None:
+            self._printer.write(rank, text)
+
+    def prompt(self, rank: int) -> None:
+        if self._printer is not None:
+            self._printer.prompt(rank)
+
+    def tick(self) -> None:
+        if self._printer is not None:
+            self._printer.tick()
+
+    def close(self) -> None:
+        if self._printer is not None:
+            self._printer.close()
+            self._printer = None
+
+
+class WorldsPrinters:
+    """Both streams' printers, told by `run_launched` of worlds that come and go."""
+
+    def __init__(self, printers: Sequence[Any]) -> None:
+        self._printers = [each for each in printers if isinstance(each, WorldsPrinter)]
+
+    def begin(self, size: int) -> None:
+        for printer in self._printers:
+            printer.begin(size)
+
+    def finish(self, rank: int) -> None:
+        with suppress(BrokenPipeError):
+            for printer in self._printers:
+                printer.finish(rank)
+
+    def end(self) -> None:
+        with suppress(BrokenPipeError):
+            for printer in self._printers:
+                printer.close()
+
+
+def tell_launch(launch: Any, script: str, tell: Callable[[BaseException], int]) -> int:
+    """The exit status, after what went wrong was told; `tell` is for errors of a world."""
+    error, failed = launch.error, [w.error for w in launch.worlds if w.error is not None]
+    if isinstance(error, KeyboardInterrupt):
+        return 130
+    if failed and (error is None or _is_about_ranks(error)) and not _is_settled(launch):
+        return max(tell(each) for each in failed)
+    if isinstance(error, SystemExit):
+        return _status(error)
+    if isinstance(error, UsageError):
+        raise error
+    if error is not None:
+        _show(error)
+        return 1
+    if not launch.worlds:
+        raise UsageError(
+            f"{script} ended without starting any ranks; say how many are to run it: "
+            f"phalanx run -n 4 {script}"
+        )
+    return 0
+
+
+def _is_settled(launch: Any) -> bool:
+    """Whether the script knows of the ranks that failed and ended well all the same."""
+    return launch.error is None and launch.observed
+
+
+def _is_about_ranks(error: BaseException) -> bool:
+    """torch's `spawn` raises what is known better here."""
+    return any(kind.__name__ == "ProcessException" for kind in type(error).__mro__)
+
+
+def _status(end: SystemExit) -> int:
+    if end.code is None or isinstance(end.code, int):
+        return end.code or 0
+    print(end.code, file=sys.stderr)
+    return 1
+
+
+def _show(error: BaseException) -> None:
+    from phalanx.running.outcome import trim_traceback
+
+    trim_traceback(error)
+    print("".join(traceback.format_exception(error)), end="", file=sys.stderr)

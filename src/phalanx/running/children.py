@@ -1,0 +1,295 @@
+"""Programs that start their ranks themselves: the processes that they start become ranks.
+
+Used by `launched.py` for `phalanx run SCRIPT` without a number of ranks. `Family` stands
+behind `multiprocessing`: a process that could be a rank (`children_rules.py`) is not started
+but kept, as a `Child`, until the program waits for something; then all that were kept begin
+together, as the ranks of one world. The program itself is no rank and waits outside the baton,
+unless it calls `init_process_group`: then it is one of them (`ParentSeat`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from phalanx.core.baton import Strand
+from phalanx.core.launcher import throw_into
+from phalanx.core.monitor import is_asleep
+from phalanx.errors import RankStopped
+from phalanx.running.children_rules import (
+    could_be_rank,
+    find_expected,
+    split_batch,
+)
+
+LOOK = 0.02
+PATIENCE = 0.3
+"""Seconds that the program must stand still before what it has started so far begins, if
+nothing says how many there will be; if something says that there will be more, LONG."""
+LONG = 10.0
+BUSY = 5.0
+"""The same for a program that computes."""
+HELD = 1.0
+"""Seconds until the end of a rank that was stopped shows, if nobody looks at the one that
+failed: who waits for any of them must find that one first."""
+
+_numbers = itertools.count(1 << 22)
+"""For `Process.pid`: above every real one. Ranks share the process's own."""
+
+
+class Child:
+    """A process of the program that is, or may become, a rank: what `Process` asks about its
+    process (`_popen`), in multiprocessing's own words."""
+
+    method = "phalanx"
+    finalizer = None
+
+    def __init__(
+        self,
+        family: Family,
+        process: Any,
+        original: Callable[[Any], Any],
+        luggage: Any,
+        environ: Mapping[str, str],
+    ) -> None:
+        self.process = process
+        self.luggage = luggage
+        self.environ = environ
+        self.returncode: int | None = None
+        self.pid = next(_numbers)
+        self.sentinel, self._write_end = os.pipe()
+        self.strand: Strand | None = None
+        self.sent = 0
+        """The signal by which the program has ended it."""
+        self._family = family
+        self._original = original
+        self._given = process._target, process._args, process._kwargs
+        self._real: Any = None
+        self._ended = threading.Event()
+        self._held_code: int | None = None
+        self._awaited = False
+
+    def become_a_process(self) -> None:
+        """It turned out to be no rank: start it as the program wanted."""
+        process = self.process
+        process._target, process._args, process._kwargs = self._given
+        try:
+            self._real = self._original(process)
+        finally:
+            del process._target, process._args, process._kwargs
+        process._popen, process._sentinel = self._real, self._real.sentinel
+
+    def restored(self) -> Any:
+        """The process object as it was before it was started."""
+        process = self.process
+        target, args, kwargs = self._given
+        return _with_attributes(process, _target=target, _args=args, _kwargs=kwargs)
+
+    # -- what Process calls ---------------------------------------------------------------
+
+    def poll(self, flag: int = 0) -> int | None:
+        if self.returncode and sys._getframe(1).f_code.co_name == "exitcode":
+            self._family.observed = True
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        self._family.begin()
+        if self._real is not None:
+            return self._real.wait(timeout)  # type: ignore[no-any-return]
+        self._awaited = True
+        self.show()
+        if not self._ended.is_set():
+            self._ended.wait(timeout)
+        self._awaited = False
+        return self.returncode
+
+    def terminate(self) -> None:
+        self._send(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._send(signal.SIGKILL)
+
+    def close(self) -> None:
+        with suppress(OSError):
+            os.close(self.sentinel)
+
+    def duplicate_for_child(self, fd: int) -> int:
+        return fd
+
+    # -- what the world calls -------------------------------------------------------------
+
+    def end(self, code: int, *, hold: bool) -> None:
+        """The rank has ended; with `hold` its end is not shown yet."""
+        if self.returncode is not None or self._held_code is not None:
+            return
+        self._held_code = -self.sent if self.sent else code
+        if not hold or self.sent or self._awaited:
+            self.show()
+
+    def show(self) -> None:
+        code, self._held_code = self._held_code, None
+        if code is None:
+            return
+        self.returncode = code
+        self._ended.set()
+        with suppress(OSError):
+            os.close(self._write_end)
+
+    def is_held(self) -> bool:
+        return self._held_code is not None
+
+    def has_ended(self) -> bool:
+        return self.returncode is not None or self._held_code is not None
+
+    def _send(self, number: int) -> None:
+        self._family.begin()
+        if self._real is not None:
+            self._real._send_signal(number)
+            return
+        self.show()
+        if self.returncode is None and not self.sent:
+            self.sent = number
+            _stop_one(self.strand)
+
+
+def _with_attributes(process: Any, **attributes: Any) -> Any:
+    kind: Any = type(process)
+    copied = kind.__new__(kind)
+    copied.__dict__.update({**vars(process), **attributes, "_popen": None})
+    return copied
+
+
+def _stop_one(strand: Strand | None) -> None:
+    """Unwind this rank alone. One that has not begun looks at `sent` when it does."""
+    if strand is None:
+        return
+    parked = strand.granted
+    strand.baton.condemn([(strand, parked, RankStopped())])
+    if strand.error is None and strand.ident:
+        throw_into(strand.ident)
+
+
+class Family:
+    """The program and the processes that it starts. `open_world(children, numbers, seat)` runs
+    them as ranks, in a thread of its own."""
+
+    def __init__(
+        self, pack: Callable[[Any, bool], Any], open_world: Callable[..., Any]
+    ) -> None:
+        self._pack = pack
+        self._open_world = open_world
+        self._pending: list[Child] = []
+        self._worlds: list[threading.Thread] = []
+        self.children: list[Child] = []
+        self.observed = False
+        """Whether the program has looked at the exit code of a rank that failed."""
+        self._lock = threading.RLock()
+        self._main = threading.get_native_id()
+        self._watcher: threading.Thread | None = None
+        self._last_start = 0.0
+        self._open = True
+
+    def start(self, process: Any, original: Callable[[Any], Any], *, forked: bool) -> Any:
+        """Instead of starting a process: keep it, or start it after all."""
+        environ = dict(os.environ)
+        if not could_be_rank(process, environ):
+            return original(process)
+        child = Child(self, process, original, self._pack(process, forked), environ)
+        with self._lock:
+            self._pending.append(child)
+            self._last_start = time.monotonic()
+            if self._watcher is None:
+                self._watcher = threading.Thread(target=self._watch, daemon=True)
+                self._watcher.start()
+        return child
+
+    def begin(self, seat: Any = None) -> bool:
+        """Let those that were kept begin; whether there are any."""
+        with self._lock:
+            batch, self._pending = self._pending, []
+            if not batch:
+                return False
+            processes = [child.restored() for child in batch]
+            ranks = split_batch(processes, [child.environ for child in batch])
+            if seat is not None and not ranks:
+                ranks = [(place, place + 1) for place in range(len(batch))]
+            chosen = {place for place, _ in ranks}
+            for place, child in enumerate(batch):
+                if place not in chosen:
+                    child.become_a_process()
+            if not ranks:
+                return False
+            self._open_one([batch[place] for place, _ in ranks], [r for _, r in ranks], seat)
+        return True
+
+    def _open_one(self, children: list[Child], numbers: list[int], seat: Any) -> None:
+        first = min(numbers)
+        if seat is None or first > 1:
+            numbers = [number - first for number in numbers]
+        self.children += children
+        world = threading.Thread(
+            target=self._open_world, args=(children, numbers, seat), daemon=True
+        )
+        self._worlds.append(world)
+        world.start()
+
+    def has_pending(self) -> bool:
+        return bool(self._pending)
+
+    def finish(self) -> None:
+        """At the end of the program: as multiprocessing does, end the daemons among its
+        children and wait for the others."""
+        self.begin()
+        for child in self.children:
+            if child.process.daemon and not child.has_ended():
+                child.terminate()
+        for world in self._worlds:
+            world.join()
+        self._open = False
+
+    def stop(self) -> None:
+        """The program was interrupted: no rank may outlive it."""
+        self._pending.clear()
+        for child in self.children:
+            if child.strand is not None:
+                child.strand.baton.stop(at_once=True)
+        for world in self._worlds:
+            world.join(6.0)
+        self._open = False
+
+    def _watch(self) -> None:
+        """Begin when the program waits where we do not see it, or computes for long."""
+        asleep_since = time.monotonic()
+        while not self._is_idle():
+            time.sleep(LOOK)
+            now = time.monotonic()
+            if not is_asleep(self._main):
+                asleep_since = now
+            since = max(asleep_since, self._last_start)
+            busy = now - self._last_start > max(BUSY, self._patience())
+            if busy or now - since > self._patience():
+                self.begin()
+
+    def _is_idle(self) -> bool:
+        with self._lock:
+            if self._open and self._pending:
+                return False
+            self._watcher = None
+            return True
+
+    def _patience(self) -> float:
+        with self._lock:
+            if not self._pending:
+                return LONG
+            processes = [child.restored() for child in self._pending]
+            expected = find_expected(processes, [child.environ for child in self._pending])
+        if expected is None:
+            return PATIENCE
+        return LOOK if expected <= len(processes) else LONG

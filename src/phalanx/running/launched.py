@@ -1,0 +1,434 @@
+"""Run a script that starts its ranks itself, by `torch.multiprocessing` or `multiprocessing`.
+
+Used by the command line for `phalanx run SCRIPT` without a number of ranks. The script is
+executed once, as by Python itself, in the calling thread; the processes that it starts become
+the ranks of a world (`children.py`), which runs in a thread beside it.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import multiprocessing.context
+import multiprocessing.process
+import multiprocessing.queues
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from types import ModuleType
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+
+from phalanx.backend import private
+from phalanx.backend.session import RankContext
+from phalanx.core.baton import Strand, here
+from phalanx.errors import RankExited, RankStopped, UsageError
+from phalanx.model import Tally
+from phalanx.running.calls import enter_thread
+from phalanx.running.children import HELD, Child, Family
+from phalanx.running.children_luggage import Luggage
+from phalanx.running.children_rules import is_torch_spawn
+from phalanx.running.modules.isolating import own_main
+from phalanx.running.modules.rule import MAIN, MP_MAIN, Rule, is_installed
+from phalanx.running.patches import patched
+from phalanx.running.processes_of_ranks import set_family
+from phalanx.running.program import Program
+from phalanx.running.threads import Settings, ThreadsEngine
+
+
+@dataclass
+class WorldEnd:
+    """What came of one world: how much was checked, and its error."""
+
+    tally: Tally | None = None
+    error: BaseException | None = None
+
+
+@dataclass
+class Launch:
+    """What came of it: the program's own error, and the worlds that there were."""
+
+    error: BaseException | None = None
+    worlds: list[WorldEnd] = field(default_factory=list)
+    observed: bool = False
+    """Whether the program has looked at the exit code of a rank that failed."""
+
+
+class Watcher(Protocol):
+    """Who is told of worlds and ranks that come and go."""
+
+    def begin(self, size: int) -> None:
+        """So many ranks are about to begin."""
+
+    def finish(self, rank: int) -> None:
+        """A rank has ended; its parent is told after this."""
+
+    def end(self) -> None:
+        """All ranks have ended."""
+
+
+class Unwatched:
+    def begin(self, size: int) -> None: ...
+
+    def finish(self, rank: int) -> None: ...
+
+    def end(self) -> None: ...
+
+
+def run_launched(
+    program: Program, settings: Settings, watcher: Watcher | None = None
+) -> Launch:
+    """Execute the program, and what it starts as ranks."""
+    return _Launching(program, settings, watcher or Unwatched()).run()
+
+
+class _Launching:
+    def __init__(self, program: Program, settings: Settings, watcher: Watcher) -> None:
+        self._program = program
+        self._settings = settings
+        self._watcher = watcher
+        self._rule = settings.modules or Rule(script=True)
+        self._main = ModuleType("__main__")
+        self._family = Family(self._pack, self._open_world)
+        self._seat: ParentSeat | None = None
+        self.launch = Launch()
+
+    def run(self) -> Launch:
+        launch = self.launch
+        with ExitStack() as stack:
+            stack.enter_context(patched())
+            stack.enter_context(self._surroundings())
+            try:
+                self._execute(self._main)
+            except BaseException as error:
+                launch.error = error
+            self._end(stack)
+        launch.observed = self._family.observed
+        if isinstance(launch.error, RankStopped):
+            launch.error = None
+        return launch
+
+    def _end(self, stack: ExitStack) -> None:
+        interrupted = isinstance(self.launch.error, KeyboardInterrupt)
+        try:
+            if self._seat is not None:
+                self._seat.leave(self.launch.error)
+                if not interrupted:
+                    self.launch.error = None
+            self._family.stop() if interrupted else self._family.finish()
+        except KeyboardInterrupt as error:
+            self.launch.error = error
+            self._family.stop()
+
+    @contextmanager
+    def _surroundings(self) -> Iterator[None]:
+        """What Python itself would have set up for a script."""
+        before = sys.modules[MAIN], sys.modules.get(MP_MAIN), sys.argv
+        search_path, known, environ = list(sys.path), set(sys.modules), dict(os.environ)
+        method = _contexts._actual_context
+        sys.modules[MAIN] = sys.modules[MP_MAIN] = self._main
+        sys.argv = list(self._program.argv)
+        sys.path.insert(0, self._program.search_path)
+        replaced = _replace(_patches(self._join))
+        set_family(self._family)
+        try:
+            yield
+        finally:
+            set_family(None)
+            _replace(replaced)
+            sys.path[:] = search_path
+            _contexts._actual_context = method
+            _put_back(environ)
+            sys.modules[MAIN], mp_main, sys.argv = before
+            if mp_main is not None:
+                sys.modules[MP_MAIN] = mp_main
+            for name in _programs_own():
+                if name not in known:
+                    del sys.modules[name]
+
+    def _execute(self, main: ModuleType) -> None:
+        names = vars(main)
+        names["__file__"] = self._program.path
+        names["__builtins__"] = __builtins__
+        if self._program.spec is not None:
+            names["__spec__"] = self._program.spec
+            names["__package__"] = self._program.spec.parent
+        exec(self._program.code, names)
+
+    def _pack(self, process: Any, forked: bool) -> Luggage:
+        return Luggage(process, len(self._family.children), forked=forked, main=self._main)
+
+    def _join(self) -> None:
+        """The program itself calls `init_process_group`."""
+        if self._seat is not None or not self._family.has_pending():
+            script = self._program.argv[0]
+            raise UsageError(
+                f"{script} calls init_process_group and has started no processes that could "
+                f"be its ranks; say how many ranks to run: phalanx run -n 4 {script}"
+            )
+        self._seat = ParentSeat()
+        self._family.begin(self._seat)
+        self._seat.take()
+
+    # -- in the world's thread ------------------------------------------------------------
+
+    def _open_world(
+        self, children: list[Child], numbers: list[int], seat: ParentSeat | None
+    ) -> None:
+        bodies: dict[int, Body] = {
+            number: self._body(child) for child, number in zip(children, numbers, strict=True)
+        }
+        if seat is not None:
+            bodies[next(n for n in range(len(bodies) + 1) if n not in bodies)] = seat.sit
+        for name in _programs_own():
+            self._rule.decide(name.partition(".")[0])
+        tallies: list[Tally] = []
+        settings = replace(
+            self._settings,
+            ranks=len(bodies),
+            per_node=None,
+            as_torchrun=False,
+            late_numbers=True,
+            modules=self._rule,
+            on_tally=tallies.append,
+        )
+        world = WorldEnd()
+        self.launch.worlds.append(world)
+        self._watcher.begin(len(bodies))
+        engine = ThreadsEngine(settings)
+        try:
+            engine.run(partial(_run_body, bodies, {}))
+        except BaseException as error:
+            world.error = error
+        finally:
+            self._show_ends(children)
+            with suppress(Exception):
+                engine.close()
+            world.tally = tallies[-1] if tallies else None
+            self._watcher.end()
+
+    def _show_ends(self, children: list[Child]) -> None:
+        limit = time.monotonic() + HELD
+        while not self._family.observed and time.monotonic() < limit:
+            if not any(child.is_held() for child in children):
+                break
+            time.sleep(0.02)
+        for child in children:
+            child.end(-signal.SIGTERM, hold=False)
+            child.show()
+
+    def _body(self, child: Child) -> Callable[[RankContext], None]:
+        def body(context: RankContext) -> None:
+            child.strand = here.strand
+            context.saved["child"] = child
+            if child.sent:
+                raise RankStopped
+            code, held = 1, False
+            try:
+                code = self._run_child(child, context)
+            except SystemExit as end:
+                code = _exit_code(end)
+                raise
+            except RankStopped:
+                code, held = -signal.SIGTERM, True
+                raise
+            except RankExited as end:
+                code = end.code
+                raise
+            finally:
+                self._watcher.finish(context.rank)
+                child.end(code, hold=held)
+
+        return body
+
+    def _run_child(self, child: Child, context: RankContext) -> int:
+        luggage: Luggage = child.luggage
+        context.environ.clear()
+        context.environ.update(luggage.environ)
+
+        context.saved["argv"] = sys.argv = luggage.argv
+        main = luggage.make_main()
+        own_main(context, main)
+        if not luggage.forked:
+            self._execute(main)
+        process = luggage.open()
+        context.saved["process"] = process
+        try:
+            if is_torch_spawn(process):
+                return _run_spawned(*process._args)
+            process.run()
+            return 0
+        finally:
+            _flush_queues(context)
+
+
+_contexts: Any = multiprocessing.context._default_context
+"""Keeps what `set_start_method` has set."""
+
+
+def _put_back(environ: dict[str, str]) -> None:
+    for name in set(os.environ) - set(environ):
+        del os.environ[name]
+    os.environ.update(environ)
+
+
+Body = Callable[[RankContext], None]
+
+
+def _run_body(
+    bodies: dict[int, Body], seats: dict[RankContext, Body], context: RankContext
+) -> None:
+    """By the numbers that ranks begin with; later they may have others."""
+    if not seats:
+        seats.update((each, bodies[each.rank]) for each in context.session.ranks)
+    seats[context](context)
+
+
+def _programs_own() -> list[str]:
+    """Modules of the program that are imported now."""
+    found = []
+    for name, module in list(sys.modules.items()):
+        path = getattr(module, "__file__", None)
+        if path and name not in (MAIN, MP_MAIN) and not is_installed(os.path.realpath(path)):
+            found.append(name)
+    return found
+
+
+def _run_spawned(fn: Any, index: int, args: tuple[Any, ...], error_file: str) -> int:
+    """What torch's `spawn` runs in a process: the error goes to its parent by a file."""
+    try:
+        fn(index, *args)
+    except KeyboardInterrupt:
+        pass
+    except Exception as error:
+        from phalanx.running.outcome import trim_traceback
+
+        trim_traceback(error)
+        with open(error_file, "wb") as file:
+            pickle.dump("".join(traceback.format_exception(error)), file)
+        raise
+    return 0
+
+
+def _exit_code(end: SystemExit) -> int:
+    if end.code is None:
+        return 0
+    return end.code if isinstance(end.code, int) else 1
+
+
+def _flush_queues(context: RankContext) -> None:
+    """As at the end of a process: what was put into its queues is sent."""
+    for queue in context.saved.pop("queues", ()):
+        with suppress(Exception):
+            queue.close()
+            if not queue._joincancelled:
+                queue.join_thread()
+
+
+class ParentSeat:
+    """The program itself as one of the ranks. A thread of the world's holds its place; the
+    program's own thread acts for it, from its first call of `init_process_group` on."""
+
+    def __init__(self) -> None:
+        self._strand: Strand | None = None
+        self._ready = threading.Lock()
+        self._done = threading.Lock()
+        self._ready.acquire()
+        self._done.acquire()
+        self._error: BaseException | None = None
+        self._thread = threading.current_thread()
+        self._environ = dict(os.environ)
+        self._handler: Any = None
+
+    def sit(self, context: RankContext) -> None:
+        """In the world's thread: hand over, and wait for the end of the program."""
+        strand = here.strand
+        assert strand is not None
+        strand.ident = self._thread.ident or 0
+        strand.native = self._thread.native_id or 0
+        with suppress(AttributeError):
+            strand.cpu_clock = time.pthread_getcpuclockid(strand.ident)
+        context.environ.clear()
+        context.environ.update(self._environ)
+        self._strand = strand
+        self._ready.release()
+        self._done.acquire()
+        if self._error is not None:
+            raise self._error
+
+    def take(self) -> None:
+        """In the program's thread: be this rank from now on."""
+        self._ready.acquire()
+        strand = self._strand
+        assert strand is not None
+        here.strand = strand
+        enter_thread(strand.local)
+        with suppress(ValueError):  # Ctrl-C must not raise in the middle of a hand-over
+            self._handler = signal.signal(signal.SIGINT, self._interrupt)
+
+    def leave(self, error: BaseException | None) -> None:
+        """The program has ended."""
+        here.strand = None
+        private.unregister_groups()
+        torch.autograd.set_multithreading_enabled(True)
+        if self._handler is not None:
+            signal.signal(signal.SIGINT, self._handler)
+        self._error = error
+        self._done.release()
+
+    def _interrupt(self, number: int, frame: Any) -> None:
+        assert self._strand is not None
+        self._strand.baton.stop(at_once=True)
+
+
+def _patches(join: Callable[[], None]) -> list[tuple[Any, str, Any]]:
+    """What is replaced while such a program runs, besides what every run replaces."""
+    initialise = dist.init_process_group
+
+    def init_process_group(*args: Any, **kwargs: Any) -> Any:
+        if here.strand is None:
+            join()
+        return initialise(*args, **kwargs)
+
+    own = multiprocessing.process.current_process
+
+    def current_process() -> Any:
+        strand = here.strand
+        found = None if strand is None else strand.local.saved.get("process")
+        return own() if found is None else found
+
+    start_thread = multiprocessing.queues.Queue._start_thread  # type: ignore[attr-defined]
+
+    def note_queue(self: Any) -> Any:
+        strand = here.strand
+        if strand is not None:
+            strand.local.saved.setdefault("queues", []).append(self)
+        return start_thread(self)
+
+    return [
+        (dist, "init_process_group", init_process_group),
+        (private.c10d_module, "init_process_group", init_process_group),
+        (multiprocessing.process, "current_process", current_process),
+        (multiprocessing, "current_process", current_process),
+        (torch.multiprocessing, "current_process", current_process),
+        (multiprocessing.context.BaseContext, "current_process", staticmethod(current_process)),
+        (multiprocessing.queues.Queue, "_start_thread", note_queue),
+    ]
+
+
+def _replace(patches: list[tuple[Any, str, Any]]) -> list[tuple[Any, str, Any]]:
+    """Those that put back what was there."""
+    before = [(owner, name, vars(owner)[name]) for owner, name, _ in patches]
+    for owner, name, value in patches:
+        setattr(owner, name, value)
+    return before

@@ -1,0 +1,249 @@
+"""Programs that start their ranks themselves: their processes become ranks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from phalanx.errors import CollectiveMismatchError, DeadlockError, RankFailedError, UsageError
+from phalanx.running.launched import Launch, run_launched
+from phalanx.running.program import load_script
+from phalanx.running.threads import Settings
+
+PROGRAMS = Path(__file__).parent / "children_programs"
+EVERY = sorted(path.stem for path in PROGRAMS.glob("*.py") if not path.stem.startswith("_"))
+
+HEAD = """
+import os, sys, time
+import torch, torch.distributed as dist, torch.multiprocessing as mp
+
+def init(rank, size):
+    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT="1234")
+    dist.init_process_group("gloo", rank=rank, world_size=size)
+"""
+
+
+def launch(path: Path | str, *args: str) -> Launch:
+    return run_launched(load_script(str(path), list(args)), Settings(ranks=1, init=False))
+
+
+def launch_text(folder: Path, text: str) -> Launch:
+    path = folder / "script.py"
+    path.write_text(HEAD + text)
+    return launch(path)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_program_runs_and_leaves_nothing(
+    name: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """That the results are those of plain Python is compared below, where there is time."""
+    before = set(threading.enumerate()), dict(os.environ), sys.modules["__main__"], sys.argv
+    modules = set(sys.modules)
+    found = launch(PROGRAMS / f"{name}.py")
+    assert found.error is None, capfd.readouterr()
+    assert found.worlds and found.worlds[0].tally
+    assert {t for t in threading.enumerate() if "rank-" in t.name} <= before[0]
+    assert dict(os.environ) == before[1]
+    assert (sys.modules["__main__"], sys.argv) == before[2:]
+    assert not {each for each in set(sys.modules) - modules if "_program_" in each}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("name", EVERY)
+def test_a_program_gives_what_plain_python_gives(name: str, tmp_path: Path) -> None:
+    def run(*command: str) -> list[str]:
+        done = subprocess.run(
+            [sys.executable, *command],
+            capture_output=True,
+            text=True,
+            timeout=110,
+            cwd=tmp_path,
+        )
+        assert done.returncode == 0, done.stderr
+        lines = [
+            line.partition("] ")[2].strip() if _labelled(line) else line
+            for line in done.stdout.splitlines()
+        ]
+        return sorted(lines)
+
+    path = str(PROGRAMS / f"{name}.py")
+    assert run("-m", "phalanx", "run", path) == run(path, str(_free_port()))
+
+
+def _labelled(line: str) -> bool:
+    label, end, _ = line.partition("] ")
+    return bool(end) and label[:1] == "[" and label[1:].replace("-", "").isdecimal()
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_reports_name_the_ranks_that_init_process_group_was_given(tmp_path: Path) -> None:
+    text = """
+def work(index, size):
+    init(size - 1 - index, size)
+    if dist.get_rank() != 2:
+        dist.barrier()
+
+if __name__ == "__main__":
+    children = [mp.Process(target=work, args=(i, 3)) for i in range(3)]
+    for child in children: child.start()
+    for child in children: child.join()
+"""
+    found = launch_text(tmp_path, text)
+    error = found.worlds[0].error
+    assert isinstance(error, DeadlockError)
+    assert "rank 2 returned; ranks 0, 1 wait for it" in str(error)
+    assert found.error is None and not found.observed
+
+
+def test_a_mismatch_is_raised_in_ranks_and_by_spawn(tmp_path: Path) -> None:
+    text = """
+def work(rank, size):
+    init(rank, size)
+    dist.barrier() if rank == 1 else dist.all_reduce(torch.ones(2))
+
+if __name__ == "__main__":
+    mp.spawn(work, args=(3,), nprocs=3)
+"""
+    found = launch_text(tmp_path, text)
+    assert isinstance(found.worlds[0].error, CollectiveMismatchError)
+    assert type(found.error).__name__ == "ProcessRaisedException"
+    assert "rank 1 called barrier where ranks 0, 2 called all_reduce" in str(found.error)
+
+
+def test_the_end_of_a_child_is_as_that_of_a_process(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = """
+def leave(rank, how):
+    if how == "exit":
+        sys.exit(7)
+    if how == "_exit":
+        os._exit(4)
+    if how == "raise":
+        raise ValueError("no")
+
+def one(how):
+    child = mp.Process(target=leave, args=(0, how))
+    child.start()
+    child.join()
+    return child.exitcode
+
+def wait(rank):
+    time.sleep(60)
+
+if __name__ == "__main__":
+    print([one(how) for how in ("return", "exit", "_exit", "raise")])
+    children = [mp.Process(target=wait, args=(rank,)) for rank in range(2)]
+    for child in children: child.start()
+    print([child.is_alive() for child in children], children[0].exitcode)
+    children[0].join(0.2)
+    children[0].terminate()
+    children[1].kill()
+    for child in children: child.join()
+    print([child.exitcode for child in children], mp.active_children())
+    daemon = mp.Process(target=wait, args=(0,), daemon=True)
+    daemon.start()
+"""
+    found = launch_text(tmp_path, text)
+    assert found.error is None
+    assert capsys.readouterr().out.splitlines() == [
+        "[0, 7, 4, 1]",
+        "[True, True] None",
+        "[-15, -9] []",
+    ]
+
+
+def test_processes_that_are_no_ranks_stay_processes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = """
+import multiprocessing
+def number(i, queue):
+    queue.put(os.getpid())
+
+def alone(queue):
+    queue.put(os.getpid())
+
+def square(x):
+    return x * x, os.getpid()
+
+if __name__ == "__main__":
+    queue = mp.Queue()
+    for target, args in ((alone, (queue,)), (number, (5, queue))):
+        child = mp.Process(target=target, args=args)
+        child.start()
+        print(queue.get() != os.getpid())
+        child.join()
+    with multiprocessing.Pool(2) as pool:
+        squares = pool.map(square, range(4))
+    print([s for s, _ in squares], os.getpid() in {pid for _, pid in squares})
+"""
+    found = launch_text(tmp_path, text)
+    assert found.error is None and not found.worlds
+    assert capsys.readouterr().out.splitlines() == ["True", "True", "[0, 1, 4, 9] False"]
+
+
+def test_children_may_be_started_with_pauses_between(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = """
+def work(rank, world_size):
+    init(rank, world_size)
+    dist.barrier()
+
+if __name__ == "__main__":
+    children = []
+    for rank in range(3):
+        children.append(mp.Process(target=work, args=(rank, 3)))
+        children[-1].start()
+        time.sleep(0.5)
+    for child in children: child.join()
+    print([child.exitcode for child in children])
+"""
+    found = launch_text(tmp_path, text)
+    assert [world.error for world in found.worlds] == [None]
+    assert capsys.readouterr().out == "[0, 0, 0]\n"
+
+
+def test_a_rank_without_a_group_that_calls_spawn_is_told_what_is_meant(tmp_path: Path) -> None:
+    from phalanx.running.script import run_program
+
+    path = tmp_path / "script.py"
+    path.write_text(HEAD + "if __name__ == '__main__': mp.spawn(print, nprocs=2)")
+    with pytest.raises(RankFailedError, match="starts its ranks itself") as caught:
+        run_program(load_script(str(path), []), Settings(ranks=2, init=False))
+    assert isinstance(caught.value.__cause__, UsageError)
+
+
+def test_a_program_without_ranks_is_told_so(tmp_path: Path) -> None:
+    found = launch_text(tmp_path, "dist.init_process_group('gloo')")
+    assert isinstance(found.error, UsageError)
+    assert "say how many ranks to run: phalanx run -n 4" in str(found.error)
+    assert not launch_text(tmp_path, "x = 1").worlds
+
+
+def test_an_address_that_is_missing_is_missed_as_in_a_process(tmp_path: Path) -> None:
+    text = """
+def work(rank):
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+
+if __name__ == "__main__":
+    os.environ.pop("MASTER_ADDR", None)
+    mp.spawn(work, nprocs=2)
+"""
+    found = launch_text(tmp_path, text)
+    assert "MASTER_ADDR" in str(found.error)
