@@ -9,6 +9,8 @@ PROGRAMS: tuple[Program, ...] = (
     Program("lightning", "lightning_fabric.py", ranks=4),
     Program("lightning", "lightning_trainer.py", ranks=2),
     Program("lightning", "lightning_trainer.py", ranks=4),
+    Program("lightning", "lightning_callbacks.py", ranks=2),
+    Program("lightning", "lightning_callbacks.py", ranks=4),
     Program("lightning", "lightning_fsdp.py", ranks=2),
     Program("lightning", "lightning_fsdp.py", ranks=4),
 )
