@@ -43,8 +43,11 @@ WITHOUT_TORCH = {"core", "analysis", "report", "words"}
 MAY_TOUCH_PRIVATE_TORCH = {
     "phalanx.backend.private",
     "phalanx.backend.private_devices",
+    "phalanx.backend.private_generators",
     "phalanx.backend.private_modes",
     "phalanx.backend.private_names",
+    "phalanx.backend.private_registries",
+    "phalanx.backend.private_settings",
 }
 
 

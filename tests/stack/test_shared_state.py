@@ -57,7 +57,6 @@ def test_dropout_is_the_same_when_computed_again(seed: int) -> None:
             torch.testing.assert_close(each, want, atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.xfail(strict=True, reason="ranks share the generators of Python and NumPy")
 @pytest.mark.parametrize("seed", SCHEDULES)
 def test_random_numbers_are_each_ranks_own(seed: int) -> None:
     """As if the ranks were alone: what the others draw in between changes nothing."""

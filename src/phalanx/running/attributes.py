@@ -3,7 +3,7 @@
 They are swapped with the baton. What a rank starts with is what was there when the module was
 imported, so a finder waits for the imports: a rank may import and change in one go. It also
 sets right at once what an import inside a rank would get wrong. Modules that no program imports
-cost nothing. Used by `isolation.py` and `patches.py`.
+cost nothing. Used by `isolation/` and `patches.py`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ from phalanx.backend import private
 from phalanx.backend.session import RankContext, context_here
 
 WATCHED = {*private.PER_PROCESS, *private.AFTER_IMPORT}
+
+on_import: dict[str, Callable[[ModuleType], object]] = {}
+"""What else wants to know when a module has come."""
 
 places: list[tuple[Any, str]] = []
 """Owner and name of the attributes to swap; empty in most programs."""
@@ -63,7 +66,7 @@ class AttributeFinder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname not in WATCHED:
+        if fullname not in WATCHED and fullname not in on_import:
             return None
         spec = PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
@@ -84,7 +87,10 @@ class _ThenNote(Loader):
         assert module.__spec__ is not None
         module.__spec__.loader = module.__loader__ = self._original
         self._original.exec_module(module)
-        note(module)
+        if module.__name__ in on_import:
+            on_import[module.__name__](module)
+        if module.__name__ in WATCHED:
+            note(module)
 
 
 def note(module: ModuleType) -> None:

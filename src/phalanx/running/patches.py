@@ -5,7 +5,6 @@ Used by the engines. What is replaced stands in `calls.py` and `backend/install.
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -17,7 +16,7 @@ from phalanx.backend import private
 from phalanx.backend.install import install
 from phalanx.running.attributes import AttributeFinder
 from phalanx.running.calls import call_patches
-from phalanx.running.isolation import RankEnviron, RankEnvironBytes
+from phalanx.running.isolation.installing import install_isolation
 
 _lock = threading.RLock()
 _depth = 0
@@ -62,10 +61,8 @@ def _install() -> None:
     finder = AttributeFinder()
     finder.install()
     _undo.append(finder.uninstall)
-    environs: list[tuple[Any, str, Any]] = [(os.environ, "__class__", RankEnviron)]
-    if hasattr(os, "environb"):
-        environs.append((os.environb, "__class__", RankEnvironBytes))
-    for owner, name, replacement in [*environs, *call_patches()]:
+    _undo.append(install_isolation())
+    for owner, name, replacement in call_patches():
         _undo.append(partial(setattr, owner, name, getattr(owner, name)))
         setattr(owner, name, replacement)
 

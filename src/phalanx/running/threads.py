@@ -35,7 +35,7 @@ from phalanx.backend.checks import find_unheard
 from phalanx.backend.describe import describe_pending
 from phalanx.backend.device import default_backend
 from phalanx.backend.device_calls import mapped
-from phalanx.backend.device_map import plan_devices
+from phalanx.backend.device_map import DeviceMap, plan_devices
 from phalanx.backend.heirloom import can_be_inherited, inherit, made_more, take_stock
 from phalanx.backend.install import leave_groups
 from phalanx.backend.invalid import note_invalid_call
@@ -56,9 +56,17 @@ from phalanx.report.positions import render_positions
 from phalanx.running.calls import enter_thread
 from phalanx.running.isolation import RankSwitcher, environ_here
 from phalanx.running.modules.isolating import isolating, own_modules
+from phalanx.running.modules.registrations import forget
 from phalanx.running.modules.rule import Rule
 from phalanx.running.outcome import Outcome, Outcomes, check_findings, find_error
 from phalanx.running.patches import hold, keep_groups_by_thread, release
+from phalanx.running.pools import finish_jobs
+from phalanx.running.processes_of_ranks import (
+    end_pools,
+    end_processes,
+    kill_processes,
+    leave_if_forked,
+)
 from phalanx.running.snapshots import group_views, is_debugging, take_snapshot, user_stacks
 from phalanx.running.verdicts import Judge
 
@@ -96,6 +104,8 @@ class Settings:
     there are any; "cpu": none; None: what there is."""
     gpus: int | None = None
     """How many GPUs ranks use, of those that are there."""
+    on_devices: Callable[[DeviceMap, int], Any] | None = None
+    """Is told what GPUs ranks may name, if not those that are there, and how many ranks."""
     replay: str | None = None
     on_tick: Callable[[], Any] | None = None
     on_findings: Callable[[Sequence[Verdict]], Any] | None = None
@@ -159,6 +169,7 @@ class ThreadsEngine:
                 self.run(leave_groups)
         finally:
             self._session = None
+            forget(self.settings.modules)
             if self._holds:
                 self._holds = False
                 release()
@@ -234,6 +245,8 @@ class ThreadsEngine:
             devices=plan_devices(settings.device, settings.gpus, per_node=per_node),
         )
         session.makes_world = settings.init
+        if settings.on_devices is not None and session.devices is not None:
+            settings.on_devices(session.devices, settings.ranks)
         own_modules(session.ranks, settings.modules)
         former = self._crew.heirlooms.pop(self._kind(), None) if self._crew else None
         if former is not None and settings.init and not settings.seed:
@@ -255,6 +268,7 @@ class _Run:
         crew: Crew | None = None,
     ) -> None:
         self.settings = settings
+        self.pid = os.getpid()
         self.crew = crew
         self.session = session
         for context in session.ranks:
@@ -304,6 +318,8 @@ class _Run:
         self._end_helpers()
         if launcher.interrupted is not None:
             raise launcher.interrupted
+        for strand in stuck:
+            kill_processes(strand.local)
         if stuck:
             stacks = user_stacks(self.baton)
             self.outcomes.stuck = tuple(
@@ -334,6 +350,7 @@ class _Run:
         outcome = self.outcomes.ranks[context.rank]
         context.tell_failure = partial(self._tell_failure, outcome)
         try:
+            self.switcher.begin(context)
             enter_thread(context)
             context.saved[THREAD] = strand.ident
             self._init(context)
@@ -342,11 +359,14 @@ class _Run:
             except SystemExit as end:
                 if end.code not in (None, 0):
                     raise
+            leave_if_forked(self.pid)
             if strand.errands:
                 self.baton.run_errands(strand)
+            finish_jobs(context)
             if context.helpers:
                 self._join_helpers(context)
         except BaseException as error:
+            leave_if_forked(self.pid, error)
             self._tell_failure(outcome, error)
         finally:
             self._put_away(context)
@@ -362,6 +382,10 @@ class _Run:
 
     def _put_away(self, context: RankContext) -> None:
         """What a process would take with it when it ends."""
+        outcome = self.outcomes.ranks[context.rank]
+        end_processes(context, failed=outcome.error is not None or self.baton.stopping)
+        with suppress(RankStopped):
+            self.switcher.end(context)
         with suppress(RankStopped):
             profiling.leave_thread()
             traces.leave_thread(context, stopping=self.baton.stopping)
@@ -386,6 +410,7 @@ class _Run:
 
     def _join_helpers(self, context: RankContext) -> None:
         """As at the end of a process: threads that are no daemons are waited for."""
+        end_pools(context)
         for thread in list(context.helpers):
             if thread.is_alive() and not thread.daemon and not _is_pool_worker(thread):
                 context.joining = thread

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from phalanx.backend.session import RankContext
 from phalanx.core.baton import here
 
 
@@ -29,6 +30,7 @@ class RankEnviron(os._Environ):  # type: ignore[type-arg]
             raise TypeError(f"str expected, not {type(wrong).__name__}")
         else:
             own[key] = value
+            _forget_put(key)
             show_to_c({key: value}, (key,))
 
     def __delitem__(self, key: str) -> None:
@@ -37,6 +39,7 @@ class RankEnviron(os._Environ):  # type: ignore[type-arg]
             super().__delitem__(key)
         else:
             del own[key]
+            _forget_put(key)
             show_to_c({}, (key,))
 
     def __iter__(self) -> Iterator[str]:
@@ -96,6 +99,49 @@ def show_to_c(environ: Mapping[str, str], keys: Iterable[str] | None = None) -> 
                 _unsetenv(key)
             else:
                 _putenv(key, value)
+
+
+PUT = "putenv"
+"""What a rank has given to C code and to processes it starts, past `os.environ`."""
+
+
+def environ_patches() -> list[tuple[Any, str, Any]]:
+    return [(os, "putenv", _put), (os, "unsetenv", _unset)]
+
+
+def _put(key: Any, value: Any, /) -> None:
+    if here.strand is None:
+        _putenv(key, value)
+    else:
+        _put_for_c(os.fsdecode(key), os.fsdecode(value))
+
+
+def _unset(key: Any, /) -> None:
+    if here.strand is None:
+        _unsetenv(key)
+    else:
+        _put_for_c(os.fsdecode(key), None)
+
+
+def _put_for_c(key: str, value: str | None) -> None:
+    assert here.strand is not None
+    here.strand.local.saved.setdefault(PUT, {})[key] = value
+    show_to_c({} if value is None else {key: value}, (key,))
+
+
+def _forget_put(key: str) -> None:
+    strand = here.strand
+    if strand is not None and PUT in strand.local.saved:
+        strand.local.saved[PUT].pop(key, None)
+
+
+def environ_for_c(context: RankContext) -> dict[str, str]:
+    """What C code of that rank, and processes that it starts, find."""
+    put = context.saved.get(PUT)
+    if not put:
+        return context.environ
+    merged = {**context.environ, **put}
+    return {key: value for key, value in merged.items() if value is not None}
 
 
 def environ_here() -> dict[str, str]:

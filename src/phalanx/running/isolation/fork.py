@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from phalanx.core.baton import here
+from phalanx.running.isolation import exits
 from phalanx.running.isolation.environ import own_environ
 
 
 def _become_a_process() -> None:
     """In a forked child, e.g. a DataLoader's worker: it is no rank any more, but starts with
-    the environment of the rank that forked it. The other threads are not there."""
-    own = own_environ()
+    the environment, generators and settings of the rank that forked it. The other threads are
+    not there."""
+    own, strand = own_environ(), here.strand
+    if strand is not None:
+        switcher: Any = strand.baton.switcher
+        switcher.enter(strand)
+        strand.local.saved.pop(exits.FUNCTIONS, None)
     here.strand = None
     if own is not None:
         os.environ.clear()

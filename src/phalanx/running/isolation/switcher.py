@@ -1,6 +1,7 @@
 """What the baton calls at a hand-over: one rank's state out, another one's in.
 
-Used by the engine, one `RankSwitcher` per run. What is swapped stands in the other modules.
+Used by the engine, one `RankSwitcher` per run. What is swapped stands in the other modules, and
+each is asked only if it is in use: most runs swap torch's generator and nothing else.
 """
 
 from __future__ import annotations
@@ -8,21 +9,30 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from types import ModuleType
 from typing import Any
 
 import torch
 
+from phalanx.backend import private_generators
 from phalanx.backend.session import RankContext
 from phalanx.core.baton import Strand, Switcher
 from phalanx.running import attributes
 from phalanx.running.attributes import places
-from phalanx.running.isolation.environ import seen_by_c, show_to_c
-from phalanx.running.isolation.settings import get_settings, set_settings
+from phalanx.running.isolation import descriptors, exits, folder, logs, settings
+from phalanx.running.isolation.cuda_randomness import CudaGenerators
+from phalanx.running.isolation.environ import environ_for_c, seen_by_c, show_to_c
+from phalanx.running.isolation.interpreter import KEPT as NAMES
+from phalanx.running.isolation.interpreter import PATH, Names
+from phalanx.running.isolation.randomness import APART, NUMPY, note_numpy, sources
 from phalanx.running.isolation.warning_filters import (
     filters_mutated,
     get_warnings,
     set_warnings,
 )
+
+switchers: list[RankSwitcher] = []
+"""Of the runs that are going on, the innermost last."""
 
 
 class RankSwitcher(Switcher):
@@ -30,43 +40,93 @@ class RankSwitcher(Switcher):
     `sys.argv` for ranks that have their own (scripts do), and what is in use of the rest."""
 
     def __init__(self) -> None:
-        self._owner: RankContext | None = None
+        self.owner: RankContext | None = None
+        """The rank whose state the process has now."""
         self._generator = torch.default_generator
         self._outer_random = self._generator.get_state()
+        self._sources = sources()
+        self._apart = False
+        self._cuda = CudaGenerators() if private_generators.cuda_generators() else None
         self._outer_argv = sys.argv
+        self._names = Names()
         self._outer_attributes = attributes.current()
         self._outer_warnings = get_warnings()
         self._outer_filters = list(warnings.filters)
-        self._outer_settings = get_settings()
+        self._outer_settings = settings.current()
+        self._folder = folder.current()
+        switchers.append(self)
 
     def leave(self, strand: Strand) -> None:
-        if self._owner is strand.local:
-            self._save(self._owner)
-            self._owner = None
+        if self.owner is strand.local:
+            self._save(self.owner)
+            self.owner = None
 
     def enter(self, strand: Strand) -> None:
         context: RankContext = strand.local
-        if self._owner is context:
-            return
-        self._owner = context
+        if self.owner is not context:
+            self._load(context)
+            self.owner = context
+
+    def _load(self, context: RankContext) -> None:
         saved = context.saved
-        self._generator.set_state(saved.get("random", self._outer_random))
+        self._generator.set_state(saved.get("torch random", self._outer_random))
+        if self._apart or APART in saved:
+            self._apart = True
+            for source in self._sources:
+                source.load(context)
+        if self._cuda is not None:
+            self._cuda.load(context)
         if "argv" in saved:
             sys.argv = saved["argv"]
+        if NAMES in saved or PATH in saved:
+            self._names.load(context)
         if "warnings" in saved or self._warnings_changed():
             set_warnings(saved.get("warnings", self._outer_warnings))
         if places:
             attributes.load(context)
+        if settings.in_use:
+            settings.load(context, self._outer_settings)
+        if descriptors.originals:
+            descriptors.load(context)
         if seen_by_c:
-            show_to_c(context.environ)
+            show_to_c(environ_for_c(context))
 
     def _save(self, context: RankContext) -> None:
         saved = context.saved
-        saved["random"] = self._generator.get_state()
+        saved["torch random"] = self._generator.get_state()
+        for source in self._sources:
+            if source.look() != source.mark:
+                source.save(context)
+                self._apart = True
+        if self._cuda is None and private_generators.cuda_generators():
+            self.note_cuda(context)
+        self._names.save(context)
         if "warnings" in saved or self._warnings_changed():
             self._save_warnings(saved)
         if places:
             attributes.save(context)
+        if settings.in_use:
+            settings.save(context)
+        if descriptors.originals:
+            descriptors.save(context)
+
+    def note_numpy(self, module: ModuleType) -> None:
+        """A rank has imported NumPy's generator."""
+        source = note_numpy(module)
+        if source is not None:
+            self._sources.append(source)
+
+    def note_cuda(self, context: RankContext) -> None:
+        """A rank has initialised CUDA."""
+        if self._cuda is None:
+            self._cuda = CudaGenerators()
+            self._cuda.load(context)
+
+    def own(self, context: RankContext, name: str) -> Any:
+        """Where the rank's generator of that name goes on, for a thread without the baton."""
+        source = next(each for each in self._sources if each.name == name)
+        self._apart = True
+        return source.own(context)
 
     def _warnings_changed(self) -> bool:
         """Replaced (`catch_warnings`), or changed in place: new filters come first or last."""
@@ -87,16 +147,48 @@ class RankSwitcher(Switcher):
             filters_mutated()
         saved["warnings"] = (filters, *rest)
 
+    # -- the beginning and the end of a rank, in its main thread --------------------------
+
+    def begin(self, context: RankContext) -> None:
+        """Before anything of the program."""
+        folder.begin(self._folder)
+
+    def end(self, context: RankContext) -> None:
+        """After everything of the program, also if it failed."""
+        exits.end(context)
+        logs.end(context)
+        folder.end(context)
+        if descriptors.originals:
+            descriptors.end(context)
+
     def restore(self) -> None:
         """After the run: as the launcher had it."""
-        if self._owner is not None:
-            self._save(self._owner)
-            self._owner = None
+        if self.owner is not None:
+            self._save(self.owner)
+            self.owner = None
+        switchers.remove(self)
         self._generator.set_state(self._outer_random)
+        if self._apart:
+            for source in self._sources:
+                source.restore()
+        if self._cuda is not None:
+            self._cuda.restore()
         sys.argv = self._outer_argv
+        self._names.restore()
         set_warnings(self._outer_warnings)
-        set_settings(self._outer_settings)
+        if settings.in_use:
+            settings.restore(self._outer_settings)
+        if descriptors.originals:
+            descriptors.restore()
         attributes.restore(self._outer_attributes)
         if seen_by_c:
             show_to_c(os.environ)  # the caller is no rank: this is the process's own
             seen_by_c.clear()
+
+
+def _tell_of_numpy(module: ModuleType) -> None:
+    for switcher in switchers:
+        switcher.note_numpy(module)
+
+
+attributes.on_import[NUMPY] = _tell_of_numpy

@@ -1,0 +1,127 @@
+"""The configuration of Python's `logging`, for each rank its own.
+
+Loggers are objects of the process, and libraries keep them. So the loggers stay, and what can
+be configured about one is looked up by the calling thread: in a rank its own values, which
+begin as what the caller had. Two ranks that call `basicConfig` each get a handler, a level and
+a file of their own. It lasts as long as one run of the rank; handlers that it made are closed
+then, as at the end of a process. Used by `patches.py` and the engine.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any
+
+from phalanx.backend.session import RankContext
+from phalanx.core.baton import here
+
+Patch = tuple[Any, str, Any]
+OWN = "logging"
+MADE = "log handlers"
+
+
+class _PerRank:
+    """An attribute of loggers. In a rank, a value in what the rank keeps; what the caller has
+    is in the object itself, where Python keeps it."""
+
+    def __init__(self, name: str, default: Callable[[], Any]) -> None:
+        self._name = name
+        self._default = default
+
+    def __get__(self, logger: Any, kind: type | None = None) -> Any:
+        if logger is None:
+            return self
+        strand = here.strand
+        if strand is None:
+            return self._outer(logger)
+        own = strand.local.saved.get(OWN)
+        if own is None:
+            own = strand.local.saved[OWN] = {}
+        try:
+            return own[logger, self._name]
+        except KeyError:
+            value = self._outer(logger)
+            if isinstance(value, (list, dict)):
+                value = own[logger, self._name] = value.copy() if self._name != "_cache" else {}
+            return value
+
+    def __set__(self, logger: Any, value: Any) -> None:
+        strand = here.strand
+        if strand is None:
+            vars(logger)[self._name] = value
+            return
+        vars(logger).setdefault(self._name, self._default())  # a new logger stays a whole one
+        strand.local.saved.setdefault(OWN, {})[logger, self._name] = value
+
+    def _outer(self, logger: Any) -> Any:
+        try:
+            return vars(logger)[self._name]
+        except KeyError:
+            return vars(logger).setdefault(self._name, self._default())
+
+
+def log_patches() -> list[Patch]:
+    """The attributes, and what closes handlers that may be somebody else's."""
+    defaults: dict[str, Callable[[], Any]] = {
+        "level": int,
+        "handlers": list,
+        "filters": list,
+        "propagate": lambda: True,
+        "disabled": bool,
+        "_cache": dict,
+    }
+    found: list[Patch] = [
+        (logging.Logger, name, _PerRank(name, default)) for name, default in defaults.items()
+    ]
+    found.append((logging.Manager, "_disable", _PerRank("_disable", int)))
+    found.append((logging, "_addHandlerRef", _noting(logging._addHandlerRef)))  # type: ignore[attr-defined]
+    found.append((logging, "shutdown", _closing_own(logging.shutdown)))
+    return found
+
+
+def _noting(original: Any) -> Any:
+    """Handlers know who made them."""
+
+    def add(handler: logging.Handler) -> None:
+        original(handler)
+        strand = here.strand
+        if strand is not None:
+            strand.local.saved.setdefault(MADE, []).append(weakref.ref(handler))
+
+    return add
+
+
+def _closing_own(original: Any) -> Any:
+    """`dictConfig` closes all handlers there are before it makes new ones."""
+
+    def shutdown(*given: Any, **named: Any) -> None:
+        strand = here.strand
+        if strand is None:
+            original(*given, **named)
+        else:
+            original(strand.local.saved.get(MADE, []))
+
+    return shutdown
+
+
+def end(context: RankContext) -> None:
+    """The rank's configuration ends with it."""
+    context.saved.pop(OWN, None)
+    _close(context.saved.pop(MADE, ()))
+
+
+def _close(handlers: Iterable[Any]) -> None:
+    for made in reversed(list(handlers)):
+        handler = made()
+        if handler is None:
+            continue
+        with suppress(OSError, ValueError):  # what it writes to may be closed
+            handler.acquire()
+            try:
+                handler.flush()
+                handler.close()
+            finally:
+                handler.release()

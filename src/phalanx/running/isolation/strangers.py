@@ -1,0 +1,113 @@
+"""Random numbers in threads of a rank that do not hold the baton.
+
+There the generators of the process are those of the rank that runs. Once a rank has started a
+thread, the functions of `random` and `numpy.random` look who calls. For a stranger they draw
+from where its own rank goes on. Names bound before that (`from random import random`) are the
+process's, whoever runs. torch's generator cannot be looked up so: what draws from it waits for
+its rank's turn. Used by the engine when a helper thread begins.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any, cast
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from phalanx.core.baton import Strand, here
+from phalanx.running.isolation.randomness import NUMPY, spare
+from phalanx.running.isolation.turns import in_turn, is_in_place
+
+_installed: dict[str, Callable[[], None]] = {}
+_lock = threading.Lock()
+
+
+@contextmanager
+def as_helper(strand: Strand) -> Iterator[None]:
+    """In a thread that a rank started, around all it does."""
+    with _lock:
+        if "random" not in _installed:
+            _installed["random"] = _install(random, "random", random.seed.__self__)  # type: ignore[attr-defined]
+        if NUMPY not in _installed and NUMPY in sys.modules:
+            owner = sys.modules[NUMPY]._rand
+            _installed[NUMPY] = _install(sys.modules["numpy.random"], NUMPY, owner)
+    with _DrawInTurn():
+        yield
+
+
+def _install(module: Any, name: str, owner: Any) -> Callable[[], None]:
+    """Replace the module's functions that are methods of the process's generator."""
+    found = {
+        key: value
+        for key, value in vars(module).items()
+        if getattr(value, "__self__", None) is owner
+    }
+    for key, value in found.items():
+        setattr(module, key, _looking(value, name))
+    return lambda: vars(module).update(found)
+
+
+def uninstall() -> None:
+    """The last world is closed."""
+    while _installed:
+        _installed.popitem()[1]()
+
+
+def _looking(original: Any, name: str) -> Any:
+    method = original.__name__
+
+    @wraps(original)
+    def draw(*args: Any, **kwargs: Any) -> Any:
+        strand = here.strand
+        if strand is None or is_in_place(strand):
+            return original(*args, **kwargs)
+        context, switcher = strand.local, cast(Any, strand.baton.switcher)
+        with spare(name) as generator:
+            generator.put(switcher.own(context, name))
+            try:
+                return getattr(generator.owner, method)(*args, **kwargs)
+            finally:
+                context.saved[name] = generator.snapshot()
+
+    return draw
+
+
+RANDOM = frozenset(
+    getattr(owner, name)
+    for owner, names in (
+        (
+            torch,
+            "bernoulli dropout feature_dropout alpha_dropout feature_alpha_dropout multinomial "
+            "normal poisson rand rand_like randint randint_like randn randn_like randperm "
+            "rrelu rrelu_ native_dropout",
+        ),
+        (
+            torch.Tensor,
+            "bernoulli bernoulli_ cauchy_ exponential_ geometric_ log_normal_ multinomial "
+            "normal_ random_ uniform_",
+        ),
+    )
+    for name in names.split()
+    if hasattr(owner, name)
+)
+"""What draws from torch's generator, unless it is given another one."""
+
+
+class _DrawInTurn(TorchFunctionMode):
+    """What a helper thread calls of torch passes here; what draws waits for its rank's turn."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        given = kwargs or {}
+        strand = here.strand
+        if func not in RANDOM or strand is None or given.get("generator") is not None:
+            return func(*args, **given)
+        with in_turn(strand):
+            return func(*args, **given)
