@@ -50,6 +50,8 @@ RUN_OPTIONS = {
     "-n, --ranks, --nproc-per-node, --nproc_per_node",
     "--nnodes",
     "--engine",
+    "--device",
+    "--gpus",
     "--seed",
     "--clock",
     "--checks",

@@ -18,6 +18,12 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
+from phalanx.cli.devices import (
+    add_options,
+    device_settings,
+    replay_words,
+    sharing_lines,
+)
 from phalanx.cli.launched import WorldsPrinter, WorldsPrinters, tell_launch
 from phalanx.cli.output import FoldingPrinter
 from phalanx.cli.streams import redirected
@@ -94,6 +100,7 @@ def add_parser(commands: Any) -> None:
         help="threads: ranks in this process; processes: one process each; torchrun: as "
         "torch's launcher starts them",
     )
+    add_options(how)
     how.add_argument("--seed", default="0", metavar="S", help="order of ranks; 0: first come")
     how.add_argument("--clock", default="real", help="real, or virtual: sleeps take no time")
     how.add_argument(
@@ -190,7 +197,7 @@ def handle(arguments: argparse.Namespace) -> int:
 
 def _as_options(text: str) -> str:
     """Options as they are written here: `--engine threads` for `engine='threads'`."""
-    names = "engine|seed|clock|checks|profile|completion|timeout|ranks"
+    names = "engine|device|gpus|seed|clock|checks|profile|completion|timeout|ranks"
     return re.sub(rf"\b({names})=('?)([\w.,-]*[\w-])\2", r"--\1 \3", text)
 
 
@@ -226,6 +233,8 @@ def _run(arguments: argparse.Namespace) -> int:
         profile=arguments.profile,
         completion=arguments.completion,
     )
+    devices = device_settings(arguments, per_node)
+    shared: list[tuple[Any, int]] = []
     load = load_module if arguments.module else load_script
     program = load(arguments.script, program_args)
     rule = script_rule(arguments.isolate, arguments.share, program.search_path)
@@ -261,6 +270,8 @@ def _run(arguments: argparse.Namespace) -> int:
             "replay": _replay(arguments),
             "on_tick": lambda: _tick(printers),
             "environ": _environ(arguments),
+            "on_devices": lambda *which: shared.append(which),
+            **devices,
         }
         if arguments.engine == "threads":
             options["modules"] = rule
@@ -281,6 +292,9 @@ def _run(arguments: argparse.Namespace) -> int:
     else:
         status = _tell(error, initialised or ranks == 1, arguments)
         ends = [(tally, error) for tally in tallies[-1:]]
+    if not arguments.quiet:
+        for line in sharing_lines(shared):
+            print(line, file=sys.stderr)
     for tally, error in ends:
         _close([tally], findings if tally is ends[-1][0] else [], error, arguments)
     return _with_caught(status, [tally for tally, _ in ends], arguments)
@@ -524,6 +538,7 @@ def _replay(arguments: argparse.Namespace) -> str:
         words += ["--nnodes", arguments.nnodes]
     if arguments.engine != "threads":
         words += ["--engine", arguments.engine]
+    words += replay_words(arguments)
     if arguments.seed != "0":
         words += ["--seed", arguments.seed]
     if arguments.clock != "real":

@@ -9,6 +9,7 @@ import os
 import sys
 from contextlib import suppress
 
+from phalanx.cli.devices import device_environ
 from phalanx.cli.output import FoldingPrinter
 from phalanx.errors import UsageError
 from phalanx.kinds import check_profile, is_on, parse_checks
@@ -40,6 +41,7 @@ def run_by_launcher(
 ) -> bool:
     """Whether the script went about it as a distributed program; raises what went wrong."""
     check_arguments(arguments)
+    seen = device_environ(arguments)
     given = {name: getattr(arguments, name.replace("-", "_")) for name in (*WITH_VALUE, *FLAGS)}
     options = arguments_for(given, per_node=arguments.ranks, nnodes=arguments.nnodes)
 
@@ -47,6 +49,7 @@ def run_by_launcher(
     (load_module if arguments.module else load_script)(arguments.script, list(arguments.args))
     show = _Show(only, quiet=arguments.quiet)
     usual = {} if arguments.ranks == "1" else {"OMP_NUM_THREADS": "1"}
+    environ = {name: os.environ.get(name, value) for name, value in usual.items()}
     settings = TorchrunSettings(
         options=options,
         program=["module" if arguments.module else "script", arguments.script, *arguments.args],
@@ -64,7 +67,7 @@ def run_by_launcher(
         raw_output=arguments.redirects is not None or arguments.tee is not None,
         timeout=timeout,
         replay=replay,
-        environ={**{k: os.environ.get(k, v) for k, v in usual.items()}, **terminal_name()},
+        environ={**environ, **terminal_name(), **seen},
     )
     try:
         return run_by_torchrun(settings) or show.ranks == 1

@@ -1,0 +1,131 @@
+"""`--device` and `--gpus` of `phalanx run`, on machines with the GPUs that a test says."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from phalanx.cli.main import main
+
+SCRIPT = """
+import os
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+local_rank = int(os.environ["LOCAL_RANK"])
+if torch.cuda.is_available():
+    print("is", torch.device("cuda", local_rank), "of", torch.cuda.device_count())
+else:
+    print("sees", torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+if os.environ.get("FAIL"):
+    raise ValueError("on purpose")
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    return str(path)
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch):
+    def have(number: int) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: number > 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: number)
+
+    return have
+
+
+def test_ranks_share_the_one_gpu_and_are_told_so(gpus, script, capsys) -> None:
+    gpus(1)
+    assert main(["run", "-n", "8", script]) == 0
+    out, err = capsys.readouterr()
+    assert out == "[0-7] is cuda:0 of 8\n"
+    told = "phalanx: 8 ranks shared 1 GPU: cuda:1 to cuda:7 stood for cuda:0"
+    assert err.splitlines()[0] == told
+
+
+def test_nothing_is_said_where_each_has_its_own(gpus, script, capsys) -> None:
+    gpus(2)
+    assert main(["run", "-n", "2", script]) == 0
+    out, err = capsys.readouterr()
+    assert " ".join(out.split()) == "[0] is cuda:0 of 2 [1] is cuda:1 of 2"
+    assert "shared" not in err
+
+
+def test_fewer_than_there_are_on_two_nodes(gpus, script, capsys) -> None:
+    gpus(4)
+    options = ["-n", "3", "--nnodes", "2", "--device", "cuda", "--gpus", "2"]
+    assert main(["run", *options, script]) == 0
+    out, err = capsys.readouterr()
+    assert out == "[0, 2-3, 5] is cuda:0 of 3\n[1, 4] is cuda:1 of 3\n"
+    assert "6 ranks shared 2 GPUs: cuda:2 stood for cuda:0" in err
+
+
+def test_a_failed_run_says_so_too_and_how_to_repeat_it(
+    gpus, script, capsys, monkeypatch
+) -> None:
+    gpus(2)
+    monkeypatch.setenv("FAIL", "1")
+    assert main(["run", "-n", "2", "--device", "cuda", "--gpus", "1", script]) == 1
+    err = capsys.readouterr().err
+    assert "2 ranks shared 1 GPU: cuda:1 stood for cuda:0" in err
+    assert "phalanx run --ranks 2 --device cuda --gpus 1" in err
+
+
+def test_quiet_says_nothing(gpus, script, capsys) -> None:
+    gpus(1)
+    assert main(["run", "-q", "-n", "2", script]) == 0
+    assert capsys.readouterr() == ("", "")
+
+
+def test_ranks_on_the_cpu_see_no_gpu(gpus, script, capsys) -> None:
+    gpus(1)
+    assert main(["run", "-n", "2", "--device", "cpu", script]) == 0
+    assert capsys.readouterr().out == "[0-1] sees 0 None\n"
+
+
+def test_processes_on_the_cpu_see_no_gpu(script, capfd) -> None:
+    assert main(["run", "-n", "2", "--engine", "processes", "--device", "cpu", script]) == 0
+    assert capfd.readouterr().out.splitlines() == ["[0-1] sees 0 "]
+
+
+@pytest.mark.slow
+def test_ranks_of_torchs_launcher_on_the_cpu_see_no_gpu(script) -> None:
+    command = [sys.executable, "-m", "phalanx", "run", "-n", "2", "--engine", "torchrun"]
+    done = subprocess.run(
+        [*command, "--device", "cpu", script], capture_output=True, text=True, timeout=50
+    )
+    assert (done.returncode, done.stdout) == (0, "[0-1] sees 0 \n")
+
+
+@pytest.mark.parametrize(
+    ("there", "options", "text"),
+    [
+        (0, ["--device", "cuda"], "--device cuda: "),
+        (0, ["--gpus", "1"], "--gpus 1: "),
+        (1, ["--device", "gpu"], "choose one of 'auto', 'cpu', 'cuda'"),
+        (1, ["--gpus", "two"], "--gpus two: a whole number is needed"),
+        (1, ["--gpus", "-1"], "--gpus -1: a whole number is needed"),
+        (1, ["--gpus", "0"], "--gpus 0: give the number of GPUs that ranks share"),
+        (1, ["--gpus", "2"], "--gpus 2: there is 1 here; give a number from 1 to 1"),
+        (1, ["--device", "cpu", "--gpus", "1"], "--gpus 1: --device cpu uses none"),
+        (1, ["--device", "cuda", "--engine", "processes"], "let ranks share with --engine"),
+        (1, ["--device", "cuda", "--engine", "torchrun"], "let ranks share with --engine"),
+    ],
+)
+def test_what_is_refused_and_what_to_write(gpus, script, capsys, there, options, text) -> None:
+    gpus(there)
+    assert main(["run", "-n", "2", *options, script]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("phalanx: ")
+    assert text in err
