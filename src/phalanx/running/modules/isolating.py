@@ -17,6 +17,7 @@ from phalanx.backend.session import RankContext
 from phalanx.core.baton import here
 from phalanx.running.modules import importing
 from phalanx.running.modules.owners import KEY, Owner, RankModule, outside, owner_here, shared
+from phalanx.running.modules.registrations import registration_patches
 from phalanx.running.modules.rule import MAIN, MP_MAIN, Rule
 from phalanx.running.modules.seen import SeenModules
 
@@ -28,6 +29,7 @@ class _Installed:
         self.depth = 0
         self.finder: importing.OwnFinder | None = None
         self.folders: set[str] = set()
+        self.replaced: list[tuple[Any, str, Any]] = []
 
 
 _installed = _Installed()
@@ -68,6 +70,9 @@ def _hold(rule: Rule) -> None:
         _installed.folders = set(sys.path_importer_cache)
         _installed.finder = importing.install()
         sys.modules = SeenModules()
+        for place, name, replacement in registration_patches():
+            _installed.replaced.append((place, name, vars(place)[name]))
+            setattr(place, name, replacement)
     for name, module in list(shared.items()):
         if rule.covers(name) and type(module) is not RankModule:
             outside.modules[name] = module
@@ -99,6 +104,9 @@ def _uninstall(owner: Owner) -> None:
     importing.uninstall(_installed.finder)
     _installed.finder = None
     outside.modules.clear()
+    while _installed.replaced:
+        place, name, original = _installed.replaced.pop()
+        setattr(place, name, original)
 
 
 _forking: list[Any] = []

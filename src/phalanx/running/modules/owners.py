@@ -109,3 +109,14 @@ def real(module: Any) -> Any:
 
 shared: dict[str, Any] = sys.modules
 """What the interpreter itself looks into, always the same dictionary."""
+
+
+def real_class(thing: Any) -> Any:
+    """Of a class or function of any rank's module: that of the calling thread's rank."""
+    name = getattr(thing, "__module__", None)
+    if not isinstance(name, str) or type(shared.get(name)) is not RankModule:
+        return thing
+    found = owner_here().find(name)
+    for part in getattr(thing, "__qualname__", "").split("."):
+        found = getattr(found, part, None)
+    return thing if found is None else found

@@ -22,8 +22,6 @@ from phalanx.errors import UsageError
 from phalanx.running.modules.known import is_known
 
 MAIN = "__main__"
-CHILDS_MAIN = "__mp_main__"
-"""What a process that multiprocessing has spawned calls it as well."""
 MP_MAIN = "__mp_main__"
 """The script's module by multiprocessing's name: what workers send back is looked up there."""
 
@@ -43,6 +41,8 @@ class Rule:
         self, named: Iterable[str] = (), *, script: bool = False, shared: Iterable[str] = ()
     ) -> None:
         self.named = tuple(named)
+        self.registered: Any = None
+        """What its ranks have registered with torch; see `registrations.py`."""
         self._by_place = script and "all" not in shared
         self._decided = dict.fromkeys(shared, False)
         self._decided.update(dict.fromkeys(self.named, True))
