@@ -148,7 +148,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if plan is None:
         return
     metafunc.fixturenames.append(PARAMETER)
-    metafunc.parametrize(PARAMETER, plan.ways, ids=plan.ids, indirect=True)
+    ways = [pytest.param(way, marks=_lacks_gpu(way)) for way in plan.ways]
+    metafunc.parametrize(PARAMETER, ways, ids=plan.ids, indirect=True)
 
 
 def _plan(metafunc: pytest.Metafunc) -> Plan | None:
@@ -170,11 +171,13 @@ def _closest_first(node: Any) -> list[pytest.Mark]:
 
 def _check(plan: Plan) -> None:
     """By the rules of `phalanx.run`, which need torch; a test on ranks needs it as well."""
+    from phalanx.backend.device_map import check_devices
     from phalanx.running.modules.rule import check_isolate
     from phalanx.running.world import check_options
 
     for way in plan.ways:
         check_isolate(way.isolate)
+        check_devices(way.device, way.gpus)
         check_options(
             ranks=way.size,
             engine=way.engine,
@@ -186,6 +189,20 @@ def _check(plan: Plan) -> None:
             profile=way.profile,
             completion=way.completion,
         )
+
+
+def _lacks_gpu(way: Ranks) -> list[pytest.MarkDecorator]:
+    """A test that asks for GPUs which are not here is skipped, as is usual for tests."""
+    if way.device != "cuda" and way.gpus is None:
+        return []
+    from phalanx.backend.device_map import plan_devices, visible_to_processes
+
+    plan = visible_to_processes if way.engine == "processes" else plan_devices
+    try:
+        plan(way.device, way.gpus, per_node=way.size)
+    except UsageError as error:
+        return [pytest.mark.skip(reason=str(error))]
+    return []
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -102,7 +102,8 @@ class RankProcess:
         if errand.folder is not None:
             private.share_base_folder(item.config, errand.folder)
         way = errand.way
-        world = RankWorld(dist.get_rank(), way.size, way.engine, way.backend, way.seed)
+        rank = dist.get_rank()
+        world = RankWorld(rank, way.size, way.engine, way.backend, way.seed, way.device)
         plan = FixturePlan(
             item,
             way,

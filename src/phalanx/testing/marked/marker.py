@@ -24,15 +24,17 @@ DEFAULT_LIMIT = 300.0
 """Seconds a whole test may take, so that no test hangs pytest."""
 
 MARKER_HELP = (
-    "ranks(*sizes, engine=None, backend=None, timeout=None, seed=None, clock=None, "
-    "checks=None, strict=None, profile=None, completion=None, isolate=(), per_rank=(), "
-    "shared=()): run the test on so many ranks, once for each size (Phalanx)."
+    "ranks(*sizes, engine=None, backend=None, device=None, gpus=None, timeout=None, seed=None, "
+    "clock=None, checks=None, strict=None, profile=None, completion=None, isolate=(), "
+    "per_rank=(), shared=()): run the test on so many ranks, once for each size (Phalanx)."
 )
 WORLD_SIZE_HELP = "world_size(N): the same as ranks(N) (Phalanx)."
 
 KEYWORDS = (
     "engine",
     "backend",
+    "device",
+    "gpus",
     "timeout",
     "seed",
     "clock",
@@ -61,6 +63,8 @@ class Ranks:
     profile: str | None = None
     completion: str | None = None
     isolate: Any = ()
+    device: Any = None
+    gpus: Any = None
     """Packages that each rank imports for itself, as given."""
     per_rank: frozenset[str] = frozenset()
     shared: frozenset[str] = frozenset()
@@ -229,6 +233,8 @@ def _way(
         profile=values.get("profile"),
         completion=values.get("completion"),
         isolate=_packages(values.get("isolate", ())),
+        device=values.get("device"),
+        gpus=values.get("gpus"),
         per_rank=_names("per_rank", values.get("per_rank", ())),
         shared=_names("shared", values.get("shared", ())),
     )

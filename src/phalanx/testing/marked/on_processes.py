@@ -141,7 +141,8 @@ def _tick(*streams: Collected) -> None:
 
 
 def _kept_engine(way: Ranks) -> _Kept:
-    key = (way.size, way.backend, way.checked, way.kinds, way.strict, way.profile)
+    settings = (way.checked, way.kinds, way.strict, way.profile)
+    key = (way.size, way.backend, way.device, way.gpus, *settings)
     kept = _engines.pop(key, None)
     while kept is None and len(_engines) >= MOST_KEPT:
         _engines.pop(next(iter(_engines))).engine.close()
@@ -151,6 +152,8 @@ def _kept_engine(way: Ranks) -> _Kept:
                 ProcessSettings(
                     ranks=way.size,
                     backend=way.backend,
+                    device=way.device,
+                    gpus=way.gpus,
                     checked=way.checked,
                     kinds=way.kinds,
                     profile=way.profile,

@@ -108,6 +108,8 @@ class _Threads:
             Settings(
                 ranks=way.size,
                 backend=way.backend,
+                device=way.device,
+                gpus=way.gpus,
                 seed=way.seed,
                 clock=way.clock,
                 checked=way.checked,
@@ -144,7 +146,7 @@ class _Threads:
     def _body(self, context: RankContext) -> None:
         __tracebackhide__ = True
         way, rank = self._way, context.rank
-        world = RankWorld(rank, way.size, way.engine, way.backend, way.seed)
+        world = RankWorld(rank, way.size, way.engine, way.backend, way.seed, way.device)
         part = Part(
             self._plan,
             world,

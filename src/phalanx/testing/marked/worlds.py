@@ -18,14 +18,17 @@ class RankWorld:
     engine: str
     backend: str | None
     seed: int
+    place: str | None = None
+    """"cuda" or "cpu", if the test asks for one."""
 
     @property
     def device(self) -> torch.device:
-        """Where this rank's tensors belong: a GPU if the test asks for a backend of GPUs and
-        there are any, as many ranks on each as need be; else the CPU."""
+        """Where this rank's tensors belong: a GPU if the test asks for one, or for a backend
+        of GPUs and there are any, as many ranks on each as need be; else the CPU."""
         import torch
 
-        wants_gpu = any(name in (self.backend or "") for name in ("nccl", "cuda"))
+        asked = self.place or self.backend or ""
+        wants_gpu = any(name in asked for name in ("nccl", "cuda"))
         if wants_gpu and torch.cuda.is_available():
             return torch.device("cuda", self.rank % torch.cuda.device_count())
         return torch.device("cpu")
