@@ -41,6 +41,9 @@ def rank_import(
         top = package.partition(".")[0]
     if type(top) is str and not settle(top):
         return plain_import(name, globals, locals, fromlist, level)
+    ready = _ready(name, top, fromlist) if level == 0 else None
+    if ready is not None:
+        return ready
     try:
         module = bootstrap.__import__(name, globals, locals, fromlist or (), level)
     except BaseException as error:
@@ -48,6 +51,17 @@ def rank_import(
     if fromlist:
         return _with_unfinished(module, fromlist)
     return real(module)
+
+
+def _ready(name: str, top: str, fromlist: Any) -> Any:
+    """The usual case, an import of what is there: what the statement is to get."""
+    owner = owner_here()
+    module = owner.modules.get(name)
+    if module is None or getattr(getattr(module, "__spec__", None), "_initializing", False):
+        return None
+    if not fromlist:
+        return module if name == top else owner.modules.get(top)
+    return module if all(hasattr(module, each) for each in fromlist) else None
 
 
 def settle(top: str) -> bool:

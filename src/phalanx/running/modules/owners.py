@@ -36,7 +36,8 @@ class Owner:
         return owner
 
     def find(self, name: str) -> Any:
-        return self.of(name).modules.get(name)
+        found = self.modules.get(name)  # it has only what it covers
+        return self.of(name).modules.get(name) if found is None else found
 
     def decide(self, top: str) -> bool:
         """Whether a package that is new is to be this owner's, or some parent's."""

@@ -18,13 +18,17 @@ class SeenModules(dict[str, Any]):
     def __getitem__(self, name: str) -> Any:
         found = shared[name]
         if type(found) is RankModule:
-            return owner_here().of(name).modules[name]
+            owner = owner_here()
+            own = owner.modules.get(name)
+            return owner.of(name).modules[name] if own is None else own
         return found
 
     def get(self, name: str, default: Any = None) -> Any:
         found = shared.get(name, default)
         if type(found) is RankModule:
-            return owner_here().of(name).modules.get(name, default)
+            owner = owner_here()
+            own = owner.modules.get(name)
+            return owner.of(name).modules.get(name, default) if own is None else own
         return found
 
     def __contains__(self, name: object) -> bool:
