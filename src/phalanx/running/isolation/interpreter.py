@@ -16,7 +16,6 @@ from typing import Any
 from phalanx.backend.session import RankContext
 
 KEPT = "names"
-PATH = "search path"
 TORCH = "torch.distributed.distributed_c10d"
 
 _starting: Any = multiprocessing.context._default_context
@@ -43,11 +42,11 @@ class Names:
         self._path = sys.path
         self._entries = list(sys.path)
 
-    def save(self, context: RankContext) -> None:
-        """The rank gives the baton away: if it has replaced anything, keep that for it and
-        put the caller's back."""
+    def changed(self) -> bool:
+        """Whether the rank that runs has replaced anything. Written out, since it is asked at
+        every hand-over."""
         out, err, inp, hook, show, ask, thread_hook, folder, chosen = self._outer
-        if (
+        return (
             sys.stdout is not out
             or sys.stderr is not err
             or builtins.print is not show
@@ -57,14 +56,17 @@ class Names:
             or builtins.input is not ask
             or threading.excepthook is not thread_hook
             or _starting._actual_context is not chosen
-        ):
+            or sys.path is not self._path
+            or self._path != self._entries
+        )
+
+    def save(self, context: RankContext) -> None:
+        """The rank gives the baton away: keep for it what it has replaced, and put the
+        caller's back."""
+        context.saved.pop(KEPT, None)
+        if self.changed():
             self._save_names(context)
-        elif KEPT in context.saved:
-            del context.saved[KEPT]
-        if sys.path is not self._path or self._path != self._entries:
             self._save_path(context)
-        elif PATH in context.saved:
-            del context.saved[PATH]
 
     def _save_names(self, context: RankContext) -> None:
         own = []
@@ -77,21 +79,23 @@ class Names:
                 own.append((owner, name, value))
         if own:
             context.saved[KEPT] = own
-        else:
-            context.saved.pop(KEPT, None)
 
     def _save_path(self, context: RankContext) -> None:
-        context.saved[PATH] = list(sys.path)
+        """Its list is the process's, since programs and importers hold on to that; what is in
+        it is swapped."""
+        if sys.path is self._path and self._path == self._entries:
+            return
+        entries = list(sys.path)
         sys.path = self._path
         sys.path[:] = self._entries
+        context.saved.setdefault(KEPT, []).append((sys, "path", entries))
 
     def load(self, context: RankContext) -> None:
-        saved = context.saved
-        if KEPT in saved:
-            for owner, name, value in saved[KEPT]:
+        for owner, name, value in context.saved[KEPT]:
+            if name == "path":
+                sys.path[:] = value
+            else:
                 setattr(owner, name, value)
-        if PATH in saved:
-            sys.path[:] = saved[PATH]
 
     def restore(self) -> None:
         for (owner, name), outer in zip(PLACES, self._outer, strict=True):

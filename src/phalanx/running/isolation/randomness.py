@@ -1,8 +1,9 @@
-"""Random numbers of `random` and of NumPy's legacy functions, for each rank its own.
+"""Random numbers of torch, `random` and NumPy's legacy functions, for each rank its own.
 
-A rank that seeds draws from then on what a process of its own would. One that does not seed
-draws other numbers than the others, as processes do, but the same in every run: they follow
-from the caller's generator. Nothing is swapped until somebody draws or seeds. `switcher.py`
+A rank that seeds draws from then on what a process of its own would. One that does not goes on
+from where the caller's generators are, all ranks alike, as processes do that were forked; but
+the ranks of a script are like processes that were started: each draws other numbers, which
+follow from the run's seed. Nothing is swapped until somebody draws or seeds. `switcher.py`
 calls this at hand-overs; `strangers.py` is for threads that do not hold the baton.
 """
 
@@ -16,16 +17,21 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
+import torch
+
+from phalanx.backend import private_generators
 from phalanx.backend.session import RankContext
-from phalanx.running.isolation.twisters import Twister, numpy_twister, python_twister
+from phalanx.running.isolation.twisters import Generator, numpy_twister, python_twister
 
 NUMPY = "numpy.random.mtrand"
+PYTHON = "generator of random"
+TORCH = "generator of torch"
 APART = "random apart"
 """In what a rank keeps: it has generators of its own."""
 
-_live: dict[str, Twister] = {}
+_live: dict[str, Generator] = {}
 """The process's generators, by the name of their module."""
-_spares: dict[str, Twister] = {}
+_spares: dict[str, Generator] = {}
 _lock = threading.RLock()
 _script: list[int] = []
 """The seed of the run of a script that is going on."""
@@ -34,40 +40,46 @@ _script: list[int] = []
 class Source:
     """One generator of the process during one run."""
 
-    __slots__ = ("_outer", "live", "look", "mark", "name")
+    __slots__ = ("_outer", "apart", "live", "look", "mark", "name")
 
-    def __init__(self, name: str, live: Twister) -> None:
+    def __init__(self, name: str, live: Generator) -> None:
         self.name = name
         self.live = live
         self.look = live.mark
         self.mark = live.mark()
         """As it was when the rank that runs got it."""
+        self.apart = False
+        """Whether anybody has used it, so that it must be swapped."""
         self._outer = live.snapshot()
 
     def own(self, context: RankContext) -> Any:
-        """Where the rank goes on; the first one to draw draws from the caller's."""
+        """Where the rank goes on."""
         found = context.saved.get(self.name)
-        if found is None:
-            with spare(self.name) as other:
-                other.seed(hashlib.sha512(b"%d%a" % (context.rank, self._outer)).digest())
-                found = context.saved[self.name] = other.snapshot()
-            context.saved[APART] = True
-        return found
+        if found is not None:
+            return found
+        if not _script:
+            return self._outer
+        with spare(self.name) as other:
+            other.seed(_seed_of_script(context.rank))
+            context.saved[self.name] = other.snapshot()
+        return context.saved[self.name]
 
     def save(self, context: RankContext) -> None:
+        self.apart = context.saved[APART] = True
         context.saved[self.name] = self.live.snapshot()
-        context.saved[APART] = True
 
     def load(self, context: RankContext) -> None:
+        self.apart = True
         self.live.put(self.own(context))
         self.mark = self.look()
 
     def restore(self) -> None:
-        self.live.put(self._outer)
+        if self.apart:
+            self.live.put(self._outer)
 
 
 @contextmanager
-def spare(name: str) -> Iterator[Twister]:
+def spare(name: str) -> Iterator[Generator]:
     """A generator of that kind that nobody else uses meanwhile."""
     with _lock:
         if name not in _spares:
@@ -77,8 +89,9 @@ def spare(name: str) -> Iterator[Twister]:
 
 def sources() -> list[Source]:
     """For a run that begins now."""
-    if "random" not in _live:
-        _live["random"] = python_twister()
+    if not _live:
+        _live[TORCH] = TorchGenerator(torch.default_generator)
+        _live[PYTHON] = python_twister()
     if NUMPY not in _live and NUMPY in sys.modules:
         note_numpy(sys.modules[NUMPY])
     return [Source(name, live) for name, live in _live.items()]
@@ -96,23 +109,43 @@ def note_numpy(module: ModuleType) -> Source | None:
     return Source(NUMPY, _live[NUMPY])
 
 
-def begin_script(seed: int) -> None:
-    """A script's ranks start from the seed of the run, not from what the system gave this
-    process, so that a run can be repeated."""
-    sources()
+@contextmanager
+def script(seed: int) -> Iterator[None]:
+    """Around the run of a script. The first rank to draw goes on from here, the others have
+    seeds of their own; all of them follow from the seed of the run, so it can be repeated."""
+    before = sources()
     _script.append(seed)
-    for live in _live.values():
-        live.seed(_seed_of_script())
+    try:
+        for source in before:
+            source.live.seed(_seed_of_script())
+        yield
+    finally:
+        _script.pop()
+        for source in before:
+            source.apart = True
+            source.restore()
 
 
-def end_script() -> None:
-    _script.pop()
+def _seed_of_script(rank: int | str = "") -> bytes:
+    return hashlib.sha512(f"phalanx run --seed {_script[-1]} {rank}".encode()).digest()
 
 
-def _seed_of_script() -> bytes:
-    return hashlib.sha512(b"phalanx run --seed %d" % _script[-1]).digest()
+class TorchGenerator(Generator):
+    """torch's CPU generator."""
 
+    def __init__(self, owner: torch.Generator) -> None:
+        self.owner = owner
+        look = private_generators.look_at_cpu_generator(owner)
+        self.mark = look if look is not None else object  # else: used, as far as we know
 
-def forget_numpy() -> Any:
-    """For tests of what happens when a rank imports NumPy."""
-    return _live.pop(NUMPY, None)
+    def snapshot(self) -> Any:
+        return self.owner.get_state()
+
+    def put(self, snapshot: Any) -> None:
+        self.owner.set_state(snapshot)
+
+    def spare(self) -> Generator:
+        return TorchGenerator(torch.Generator())
+
+    def seed(self, seed: bytes) -> None:
+        self.owner.manual_seed(int.from_bytes(seed[:8], "big") >> 1)

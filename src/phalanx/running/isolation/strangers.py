@@ -21,7 +21,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from phalanx.core.baton import Strand, here
-from phalanx.running.isolation.randomness import NUMPY, spare
+from phalanx.running.isolation.randomness import NUMPY, PYTHON, spare
 from phalanx.running.isolation.turns import in_turn, is_in_place
 
 _installed: dict[str, Callable[[], None]] = {}
@@ -32,8 +32,8 @@ _lock = threading.Lock()
 def as_helper(strand: Strand) -> Iterator[None]:
     """In a thread that a rank started, around all it does."""
     with _lock:
-        if "random" not in _installed:
-            _installed["random"] = _install(random, "random", random.seed.__self__)  # type: ignore[attr-defined]
+        if PYTHON not in _installed:
+            _installed[PYTHON] = _install(random, PYTHON, random.seed.__self__)  # type: ignore[attr-defined]
         if NUMPY not in _installed and NUMPY in sys.modules:
             owner = sys.modules[NUMPY]._rand
             _installed[NUMPY] = _install(sys.modules["numpy.random"], NUMPY, owner)

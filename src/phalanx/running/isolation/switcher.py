@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from phalanx.backend import private_generators
 from phalanx.backend.session import RankContext
 from phalanx.core.baton import Strand, Switcher
 from phalanx.running import attributes
@@ -23,7 +22,7 @@ from phalanx.running.isolation import descriptors, exits, folder, logs, settings
 from phalanx.running.isolation.cuda_randomness import CudaGenerators
 from phalanx.running.isolation.environ import environ_for_c, seen_by_c, show_to_c
 from phalanx.running.isolation.interpreter import KEPT as NAMES
-from phalanx.running.isolation.interpreter import PATH, Names
+from phalanx.running.isolation.interpreter import Names
 from phalanx.running.isolation.randomness import APART, NUMPY, note_numpy, sources
 from phalanx.running.isolation.warning_filters import (
     filters_mutated,
@@ -42,11 +41,9 @@ class RankSwitcher(Switcher):
     def __init__(self) -> None:
         self.owner: RankContext | None = None
         """The rank whose state the process has now."""
-        self._generator = torch.default_generator
-        self._outer_random = self._generator.get_state()
         self._sources = sources()
         self._apart = False
-        self._cuda = CudaGenerators() if private_generators.cuda_generators() else None
+        self._cuda = CudaGenerators() if torch.cuda.default_generators else None
         self._outer_argv = sys.argv
         self._names = Names()
         self._outer_attributes = attributes.current()
@@ -69,19 +66,19 @@ class RankSwitcher(Switcher):
 
     def _load(self, context: RankContext) -> None:
         saved = context.saved
-        self._generator.set_state(saved.get("torch random", self._outer_random))
         if self._apart or APART in saved:
             self._apart = True
             for source in self._sources:
-                source.load(context)
+                if source.apart or source.name in saved:
+                    source.load(context)
         if self._cuda is not None:
             self._cuda.load(context)
         if "argv" in saved:
             sys.argv = saved["argv"]
-        if NAMES in saved or PATH in saved:
+        if NAMES in saved:
             self._names.load(context)
-        if "warnings" in saved or self._warnings_changed():
-            set_warnings(saved.get("warnings", self._outer_warnings))
+        if "warnings" in saved:
+            set_warnings(saved["warnings"])
         if places:
             attributes.load(context)
         if settings.in_use:
@@ -93,14 +90,14 @@ class RankSwitcher(Switcher):
 
     def _save(self, context: RankContext) -> None:
         saved = context.saved
-        saved["torch random"] = self._generator.get_state()
         for source in self._sources:
             if source.look() != source.mark:
                 source.save(context)
                 self._apart = True
-        if self._cuda is None and private_generators.cuda_generators():
+        if self._cuda is None and torch.cuda.default_generators:
             self.note_cuda(context)
-        self._names.save(context)
+        if NAMES in saved or self._names.changed():
+            self._names.save(context)
         if "warnings" in saved or self._warnings_changed():
             self._save_warnings(saved)
         if places:
@@ -140,12 +137,14 @@ class RankSwitcher(Switcher):
         )
 
     def _save_warnings(self, saved: dict[str, Any]) -> None:
+        """Keep the rank's and put the caller's back."""
         filters, *rest = get_warnings()
         if filters is self._outer_warnings[0]:
             filters, common = list(filters), filters
             common[:] = self._outer_filters
             filters_mutated()
         saved["warnings"] = (filters, *rest)
+        set_warnings(self._outer_warnings)
 
     # -- the beginning and the end of a rank, in its main thread --------------------------
 
@@ -167,7 +166,6 @@ class RankSwitcher(Switcher):
             self._save(self.owner)
             self.owner = None
         switchers.remove(self)
-        self._generator.set_state(self._outer_random)
         if self._apart:
             for source in self._sources:
                 source.restore()

@@ -21,16 +21,12 @@ WORDS = 624
 SIZE = 4 * (WORDS + 1)
 
 
-class Twister:
-    """One generator. Two of its words change with every use: drawing moves the position;
-    seeding sets that to the same place every time, but another word differs by the seed."""
+class Generator:
+    """Something that draws, as `randomness.py` keeps it for ranks."""
 
-    def __init__(self, owner: Any, raw: memoryview, *, position: int, witness: int) -> None:
-        self.owner = owner
-        self.raw = raw
-        words = raw.cast("I")
-        self.mark: Callable[[], Any] = lambda: (words[position], words[witness])
-        """Its answer stays the same as long as nobody uses the generator."""
+    owner: Any
+    mark: Callable[[], Any]
+    """Its answer stays the same as long as nobody uses the generator."""
 
     def snapshot(self) -> Any:
         raise NotImplementedError
@@ -39,12 +35,23 @@ class Twister:
         """Go on from there."""
         raise NotImplementedError
 
-    def spare(self) -> Twister:
+    def spare(self) -> Generator:
         """Another one of this kind."""
         raise NotImplementedError
 
     def seed(self, seed: bytes) -> None:
         raise NotImplementedError
+
+
+class Twister(Generator):
+    """A generator by its memory. Two of its words change with every use: drawing moves the
+    position; seeding sets that to the same place every time, but another word differs."""
+
+    def __init__(self, owner: Any, raw: memoryview, *, position: int, witness: int) -> None:
+        self.owner = owner
+        self.raw = raw
+        words = raw.cast("I")
+        self.mark = lambda: (words[position], words[witness])
 
 
 class PythonTwister(Twister):
@@ -60,18 +67,18 @@ class PythonTwister(Twister):
     def put(self, snapshot: Any) -> None:
         self.raw[:], self.owner.gauss_next = snapshot
 
-    def spare(self) -> Twister:
+    def spare(self) -> Generator:
         return PythonTwister(random.Random())
 
     def seed(self, seed: bytes) -> None:
         random.Random.seed(self.owner, seed)
 
 
-class PlainPythonTwister(Twister):
+class PlainPythonTwister(Generator):
     """The same by its own methods, for a Python that keeps it elsewhere."""
 
     def __init__(self, owner: random.Random) -> None:
-        super().__init__(owner, memoryview(bytes(4)), position=0, witness=0)
+        self.owner = owner
         self.mark = self.snapshot
 
     def snapshot(self) -> Any:
@@ -80,7 +87,7 @@ class PlainPythonTwister(Twister):
     def put(self, snapshot: Any) -> None:
         random.Random.setstate(self.owner, snapshot)
 
-    def spare(self) -> Twister:
+    def spare(self) -> Generator:
         return PlainPythonTwister(random.Random())
 
     def seed(self, seed: bytes) -> None:
@@ -102,7 +109,7 @@ class NumpyTwister(Twister):
     def put(self, snapshot: Any) -> None:
         self.raw[:], self._gauss[:] = snapshot
 
-    def spare(self) -> Twister:
+    def spare(self) -> Generator:
         bits = type(self._bits)()
         owner = type(self.owner)(bits)
         return NumpyTwister(owner, bits, self._place)
@@ -111,11 +118,11 @@ class NumpyTwister(Twister):
         self.owner.seed(_numbers(seed))
 
 
-class PlainNumpyTwister(Twister):
+class PlainNumpyTwister(Generator):
     """The same by its own methods."""
 
     def __init__(self, owner: Any) -> None:
-        super().__init__(owner, memoryview(bytes(4)), position=0, witness=0)
+        self.owner = owner
         self.mark = lambda: self.snapshot()[1:]
 
     def snapshot(self) -> Any:
@@ -125,7 +132,7 @@ class PlainNumpyTwister(Twister):
     def put(self, snapshot: Any) -> None:
         self.owner.set_state(snapshot)
 
-    def spare(self) -> Twister:
+    def spare(self) -> Generator:
         return PlainNumpyTwister(type(self.owner)())
 
     def seed(self, seed: bytes) -> None:
@@ -136,21 +143,21 @@ def _numbers(seed: bytes) -> list[int]:
     return [*struct.unpack(f"{len(seed) // 4}I", seed)]
 
 
-def python_twister() -> Twister:
+def python_twister() -> Generator:
     """The one behind the functions of `random`."""
     seed: Any = random.seed
     kind = PythonTwister if _is_where_we_think() else PlainPythonTwister
     return kind(seed.__self__)
 
 
-def numpy_twister(module: ModuleType) -> Twister | None:
+def numpy_twister(module: ModuleType) -> Generator | None:
     """The one behind the functions of `numpy.random`; `module` is `numpy.random.mtrand`. None
     if the program has put another kind of generator there."""
     owner = module._rand
     bits = owner._bit_generator
     if type(bits).__name__ != "MT19937":
         return None
-    kinds: tuple[Hashable, Hashable] = (type(owner), type(bits))
+    kinds: Any = (type(owner), type(bits))
     place = _gauss_place(kinds[0])
     if place is None or not _is_where_numpy_says(*kinds):
         return PlainNumpyTwister(owner)
