@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from phalanx.backend.session import RankContext
+from phalanx.running.isolation import randomness
 from phalanx.running.modules.isolating import own_main
 from phalanx.running.modules.rule import Rule
 from phalanx.running.program import Program
@@ -37,7 +38,8 @@ def run_program(program: Program, settings: Settings) -> bool:
     search_path = list(sys.path)
     sys.path.insert(0, program.search_path)
     try:
-        engine.run(body)
+        with randomness.script(settings.seed):
+            engine.run(body)
     finally:
         engine.close()
         sys.path[:] = search_path
