@@ -95,3 +95,18 @@ def test_a_replay_says_which_devices(monkeypatch, current) -> None:
     with pytest.raises(phalanx.RankFailedError) as error:
         phalanx.run(fails, ranks=3, device="cuda", gpus=1)
     assert "phalanx.run(fails, ranks=3, device='cuda', gpus=1)" in str(error.value)
+
+
+def test_a_rank_that_names_a_gpu_which_is_not_there_is_told_of_sharing(monkeypatch) -> None:
+    have(monkeypatch, 1)
+
+    def uses_its_own() -> None:
+        raise RuntimeError("CUDA error: invalid device ordinal\nCUDA kernel errors might be...")
+
+    with pytest.raises(phalanx.RankFailedError) as error:
+        phalanx.run(uses_its_own, ranks=3)
+    assert "hint      3 ranks and 1 GPU: device='cuda' lets ranks share" in str(error.value)
+    have(monkeypatch, 3)
+    with pytest.raises(phalanx.RankFailedError) as error:
+        phalanx.run(uses_its_own, ranks=3)
+    assert "hint" not in str(error.value)

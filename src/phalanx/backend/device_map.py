@@ -129,6 +129,19 @@ def visible_to_processes(
     return {VISIBLE: ",".join(names[:gpus])}
 
 
+def hint_for(
+    error: BaseException, devices: DeviceMap | None, *, ranks: int
+) -> tuple[tuple[str, str], ...]:
+    """A line for the report of a rank that named a GPU which is not there, where ranks could
+    have shared one."""
+    if devices is not None or "invalid device ordinal" not in str(error):
+        return ()
+    there = count_gpus()
+    if not 0 < there < ranks:
+        return ()
+    return (("hint", f"{ranks} ranks and {_number(there)}: device='cuda' lets ranks share"),)
+
+
 def check_devices(device: Any, gpus: Any, *, allowed: tuple[str, ...] = DEVICES[1:]) -> None:
     """Refuse values that mean nothing, with what is allowed."""
     if device is not None and device not in allowed:

@@ -35,7 +35,7 @@ from phalanx.backend.checks import find_unheard
 from phalanx.backend.describe import describe_pending
 from phalanx.backend.device import default_backend
 from phalanx.backend.device_calls import mapped
-from phalanx.backend.device_map import DeviceMap, plan_devices
+from phalanx.backend.device_map import DeviceMap, hint_for, plan_devices
 from phalanx.backend.heirloom import can_be_inherited, inherit, made_more, take_stock
 from phalanx.backend.install import leave_groups
 from phalanx.backend.invalid import note_invalid_call
@@ -419,7 +419,9 @@ class _Run:
 
     def _stop_others(self, rank: int, error: BaseException) -> None:
         if not self.outcomes.stopped_at:
-            self.outcomes.names = names_for_failure(self.session, rank, error)
+            names = names_for_failure(self.session, rank, error)
+            hint = hint_for(error, self.session.devices, ranks=self.settings.ranks)
+            self.outcomes.names = (*names, *hint)
             snapshot = take_snapshot(self.session, self.baton, self.outcomes)
             others = [view for view in snapshot.ranks if view.status != "failed"]
             self.outcomes.stopped_at = group_views(others)
