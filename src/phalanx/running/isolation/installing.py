@@ -101,6 +101,7 @@ def _patches() -> list[Patch]:
         *environ_patches(),
         *settings.setting_patches(),
         *settings.thread_patches(),
+        *strangers.seed_patches(),
         *descriptors.descriptor_patches(),
         *logs.log_patches(),
         *exits.exit_patches(),

@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
+from functools import cache, wraps
 from typing import Any, cast
 
 import torch
@@ -46,7 +46,7 @@ def _install(module: Any, name: str, owner: Any) -> Callable[[], None]:
     found = {
         key: value
         for key, value in vars(module).items()
-        if getattr(value, "__self__", None) is owner
+        if getattr(value, "__self__", None) is owner or key == "seed"  # NumPy's is no method
     }
     for key, value in found.items():
         setattr(module, key, _looking(value, name))
@@ -111,3 +111,28 @@ class _DrawInTurn(TorchFunctionMode):
             return func(*args, **given)
         with in_turn(strand):
             return func(*args, **given)
+
+
+SEEDS = ("manual_seed", "seed", "get_rng_state", "set_rng_state", "initial_seed")
+
+
+def seed_patches() -> list[tuple[Any, str, Any]]:
+    """torch's functions that touch its generator and are no operators."""
+    return [
+        (owner, name, _taking_turns(vars(owner)[name]))
+        for owner in (torch, torch.random)
+        for name in SEEDS
+    ]
+
+
+@cache
+def _taking_turns(original: Any) -> Any:
+    @wraps(original)
+    def touch(*args: Any, **kwargs: Any) -> Any:
+        strand = here.strand
+        if strand is None or is_in_place(strand):
+            return original(*args, **kwargs)
+        with in_turn(strand):
+            return original(*args, **kwargs)
+
+    return touch

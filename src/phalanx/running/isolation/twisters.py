@@ -43,23 +43,18 @@ class Generator:
         raise NotImplementedError
 
 
-class Twister(Generator):
-    """A generator by its memory. Two of its words change with every use: drawing moves the
-    position; seeding sets that to the same place every time, but another word differs."""
-
-    def __init__(self, owner: Any, raw: memoryview, *, position: int, witness: int) -> None:
-        self.owner = owner
-        self.raw = raw
-        words = raw.cast("I")
-        self.mark = lambda: (words[position], words[witness])
+# Drawing moves the position. Seeding sets that to the same place every time, but another word
+# differs. Of two normal numbers that are drawn together the second one waits for its turn.
 
 
-class PythonTwister(Twister):
+class PythonTwister(Generator):
     """A `random.Random`."""
 
-    def __init__(self, owner: random.Random) -> None:
-        raw = _memory(id(owner) + object.__basicsize__, SIZE)
-        super().__init__(owner, raw, position=0, witness=2)
+    def __init__(self, owner: Any) -> None:
+        self.owner = owner
+        self.raw = _memory(id(owner) + object.__basicsize__, SIZE)
+        words = self.raw.cast("I")
+        self.mark = lambda: (words[0], words[2], owner.gauss_next)
 
     def snapshot(self) -> Any:
         return self.raw.tobytes(), self.owner.gauss_next
@@ -94,14 +89,16 @@ class PlainPythonTwister(Generator):
         random.Random.seed(self.owner, seed)
 
 
-class NumpyTwister(Twister):
+class NumpyTwister(Generator):
     """A `numpy.random.RandomState` over an `MT19937`."""
 
     def __init__(self, owner: Any, bits: Any, gauss_place: int) -> None:
         self._bits, self._place = bits, gauss_place
-        self._gauss = _memory(id(owner) + gauss_place, 16)
-        raw = _memory(bits.ctypes.state_address, SIZE)
-        super().__init__(owner, raw, position=WORDS, witness=WORDS - 1)
+        self.owner = owner
+        self._gauss = gauss = _memory(id(owner) + gauss_place, 16)
+        self.raw = _memory(bits.ctypes.state_address, SIZE)
+        last = _memory(bits.ctypes.state_address + SIZE - 8, 8).cast("Q")
+        self.mark = lambda: (last[0], gauss[0])  # the last word and the position; waits one?
 
     def snapshot(self) -> Any:
         return self.raw.tobytes(), self._gauss.tobytes()
