@@ -44,6 +44,7 @@ MAY_TOUCH_PRIVATE_TORCH = {
     "phalanx.backend.private",
     "phalanx.backend.private_devices",
     "phalanx.backend.private_generators",
+    "phalanx.backend.private_loaders",
     "phalanx.backend.private_modes",
     "phalanx.backend.private_names",
     "phalanx.backend.private_registries",

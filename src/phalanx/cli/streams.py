@@ -7,6 +7,7 @@ stream.
 from __future__ import annotations
 
 import io
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +27,24 @@ class Printer(Protocol):
     def close(self) -> Any: ...
 
 
+class _Forked:
+    """In a process that a rank has forked: which rank."""
+
+    rank: int | None = None
+
+
+_forked = _Forked()
+
+
+def _become_a_process() -> None:
+    if here.strand is not None:
+        _forked.rank = here.strand.rank
+
+
+if hasattr(os, "register_at_fork"):  # before the rank itself is forgotten there
+    os.register_at_fork(after_in_child=_become_a_process)
+
+
 class RankStream(io.TextIOBase):
     """Looks the writing rank up; without a printer, what ranks write is dropped."""
 
@@ -33,18 +52,33 @@ class RankStream(io.TextIOBase):
         self._original = original
         self._printer = printer
         self.buffer = _Bytes(self)
+        self._unfinished = ""
 
     def write(self, text: str) -> int:
         if not isinstance(text, str):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
         strand = here.strand
         if strand is None:
+            if _forked.rank is not None:
+                self._write_labelled(text, f"[{_forked.rank}] ")
+                return len(text)
             return self._original.write(text)
         if self._printer is not None:
             self._printer.write(strand.rank, text)
         return len(text)
 
+    def _write_labelled(self, text: str, label: str) -> None:
+        """In a process that a rank forked: whole lines, as the rank's own are shown."""
+        if self._printer is None:
+            return
+        *lines, self._unfinished = (self._unfinished + text).split("\n")
+        if lines:
+            self._original.write("".join(f"{label}{line}\n" for line in lines))
+            self._original.flush()
+
     def flush(self) -> None:
+        if _forked.rank is not None and self._unfinished:
+            self.write("\n")
         strand = here.strand
         if strand is None:
             self._original.flush()

@@ -26,12 +26,15 @@ import torch
 
 from phalanx.backend import device_mode, private, profiling
 from phalanx.backend.session import RankContext
-from phalanx.core.baton import RUNNING, Strand, here
+from phalanx.core.baton import Strand, here
 from phalanx.core.crew import no_daemon
 from phalanx.errors import RankExited, RankStopped
 from phalanx.running import blocking
 from phalanx.running.blocking import Blocked, main_strand, starting
-from phalanx.running.processes_of_ranks import process_patches
+from phalanx.running.isolation.environ import environ_for_c
+from phalanx.running.isolation.strangers import as_helper
+from phalanx.running.pools import is_pool_thread, pool_patches
+from phalanx.running.processes_of_ranks import note_program, process_patches
 
 LOOKS = ("stat", "access", "listdir", "scandir")
 POLLS = 50
@@ -55,12 +58,11 @@ def call_patches() -> list[tuple[Any, str, Any]]:
         *((owner, name, _on_all_cores(original)) for owner, name, original in _starters()),
         *((owner, name, _stepping_out(getattr(owner, name))) for owner, name in _NATIVE_WAITS),
         (os, "system", _in_a_shell(os.system)),
-        *((torch, name, _in_turn(getattr(torch, name))) for name in _SEEDS),
-        *((torch.random, name, _in_turn(getattr(torch.random, name))) for name in _SEEDS),
         (threading.Condition, "wait", blocking.waiting(threading.Condition.wait)),
         (threading.Thread, "join", blocking.joining(threading.Thread.join)),
         (threading.Thread, "start", _adopting(threading.Thread.start)),
         *process_patches(),
+        *pool_patches(enter_thread),
     ]
 
 
@@ -84,22 +86,6 @@ def _sleeping(original: Any) -> Any:
         strand.baton.sleep(strand, seconds, Blocked("time.sleep"))
 
     return sleep
-
-
-_SEEDS = ("manual_seed", "seed", "get_rng_state", "set_rng_state")
-
-
-def _in_turn(original: Any) -> Any:
-    """The generator is swapped with the baton: a rank that was overtaken while it blocked
-    must have it back before it touches its own."""
-
-    def touch(*args: Any, **kwargs: Any) -> Any:
-        strand = here.strand
-        if strand is not None and not strand.helper and strand.state is not RUNNING:
-            strand.baton.rejoin(strand)
-        return original(*args, **kwargs)
-
-    return touch
 
 
 @cache
@@ -179,8 +165,9 @@ def _inheriting(original: Any) -> Any:
         if strand is not None:
             strand.baton.huddle.step_out()
             if len(args) <= _ENV_PLACE and kwargs.get("env") is None:
-                kwargs["env"] = dict(os.environ)
+                kwargs["env"] = dict(environ_for_c(strand.local))
         original(self, *args, **kwargs)
+        note_program(self)
 
     return construct
 
@@ -226,11 +213,9 @@ def _in_a_shell(original: Any) -> Any:
 
 _STARTERS = [
     (os, "sched_getaffinity"),
-    (os, "fork"),
     (os, "forkpty"),
     (os, "posix_spawn"),
     (os, "posix_spawnp"),
-    (multiprocessing.util, "spawnv_passfds"),
 ]
 
 
@@ -264,6 +249,7 @@ def _adopting(original: Any) -> Any:
                 original(self)
             finally:
                 here.strand = strand
+            _come_back(strand)
             return
         if strand is None or self.ident is not None:
             original(self)
@@ -283,8 +269,16 @@ def _adopting(original: Any) -> Any:
             raise
         finally:
             starting.now = False
+        _come_back(strand)
 
     return start
+
+
+def _come_back(strand: Strand) -> None:
+    """On a busy machine it takes long until a new thread is there, and the rank that waits for
+    it is overtaken."""
+    if not strand.helper:
+        strand.baton.rejoin(strand)
 
 
 SERVICES = {
@@ -298,7 +292,9 @@ SERVICES = {
 def _is_service(thread: threading.Thread) -> bool:
     target = getattr(thread, "_target", None)
     return (
-        getattr(target, "__module__", None) in SERVICES or type(thread).__module__ in SERVICES
+        getattr(target, "__module__", None) in SERVICES
+        or type(thread).__module__ in SERVICES
+        or is_pool_thread(thread)
     )
 
 
@@ -311,7 +307,7 @@ def _as_helper(strand: Strand, thread: threading.Thread, body: Any) -> Any:
         strand.baton.adopt(strand)
         enter_thread(strand.local)
         try:
-            with suppress(RankStopped):
+            with suppress(RankStopped), as_helper(strand):
                 body()
         except BaseException as error:
             # Told here and not by Python's own code, which would no longer know the rank.

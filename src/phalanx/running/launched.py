@@ -10,7 +10,6 @@ from __future__ import annotations
 import multiprocessing
 import multiprocessing.context
 import multiprocessing.process
-import multiprocessing.queues
 import os
 import pickle
 import signal
@@ -41,7 +40,7 @@ from phalanx.running.children_rules import is_torch_spawn
 from phalanx.running.modules.isolating import own_main
 from phalanx.running.modules.rule import MAIN, MP_MAIN, Rule, is_installed
 from phalanx.running.patches import patched
-from phalanx.running.processes_of_ranks import set_family
+from phalanx.running.processes_of_ranks import close_queues, set_family
 from phalanx.running.program import Program
 from phalanx.running.threads import Settings, ThreadsEngine
 
@@ -269,7 +268,7 @@ class _Launching:
             process.run()
             return 0
         finally:
-            _flush_queues(context)
+            close_queues(context)
 
 
 _contexts: Any = multiprocessing.context._default_context
@@ -324,15 +323,6 @@ def _exit_code(end: SystemExit) -> int:
     if end.code is None:
         return 0
     return end.code if isinstance(end.code, int) else 1
-
-
-def _flush_queues(context: RankContext) -> None:
-    """As at the end of a process: what was put into its queues is sent."""
-    for queue in context.saved.pop("queues", ()):
-        with suppress(Exception):
-            queue.close()
-            if not queue._joincancelled:
-                queue.join_thread()
 
 
 class ParentSeat:
@@ -407,14 +397,6 @@ def _patches(join: Callable[[], None]) -> list[tuple[Any, str, Any]]:
         found = None if strand is None else strand.local.saved.get("process")
         return own() if found is None else found
 
-    start_thread = multiprocessing.queues.Queue._start_thread  # type: ignore[attr-defined]
-
-    def note_queue(self: Any) -> Any:
-        strand = here.strand
-        if strand is not None:
-            strand.local.saved.setdefault("queues", []).append(self)
-        return start_thread(self)
-
     return [
         (dist, "init_process_group", init_process_group),
         (private.c10d_module, "init_process_group", init_process_group),
@@ -422,7 +404,6 @@ def _patches(join: Callable[[], None]) -> list[tuple[Any, str, Any]]:
         (multiprocessing, "current_process", current_process),
         (torch.multiprocessing, "current_process", current_process),
         (multiprocessing.context.BaseContext, "current_process", staticmethod(current_process)),
-        (multiprocessing.queues.Queue, "_start_thread", note_queue),
     ]
 
 

@@ -1,20 +1,49 @@
 """Processes that a rank starts: data loaders' workers, pools, `multiprocessing`, `subprocess`.
 
 They are real processes, which belong to that rank as if it were a process itself: they get its
-environment, are its `active_children`, and end as the children of a process do. Installed by
-`calls.py`. A program without a number of ranks puts its `Family` here: what it starts itself
-goes there.
+environment, are its `active_children`, have a fork server of its own, and end as the children
+of a process do. Installed by `calls.py`; the engine calls `end_processes` when a rank ends. A
+program without a number of ranks puts its `Family` here: what it starts itself goes there.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import multiprocessing.context
+import multiprocessing.forkserver
+import multiprocessing.process
+import multiprocessing.util
+import os
+import signal
+import sys
+import time
+import traceback
+import weakref
+from collections.abc import Iterator
+from concurrent.futures import process as process_pools
+from contextlib import suppress
+from multiprocessing.queues import Queue
 from typing import Any
 
+import torch.multiprocessing
+
+from phalanx.backend.private_loaders import LoaderIterator, shut_down
+from phalanx.backend.session import RankContext, context_here
 from phalanx.core.baton import here
-from phalanx.errors import UsageError
+from phalanx.errors import RankStopped, UsageError
 from phalanx.running.children_rules import is_torch_spawn
+from phalanx.running.isolation.environ import environ_for_c, seen_by_c, show_to_c
+
+GRACE = 0.5
+"""Seconds between asking a rank's processes to end and ending them."""
+
+_CHILDREN, _PROGRAMS, _FORKED = "children", "programs", "forked"
+_LOADERS, _QUEUES, _SERVER = "loaders", "queues", "fork server"
+"""Where a rank keeps them, in `RankContext.saved`."""
+_KEYS = (_CHILDREN, _PROGRAMS, _FORKED, _LOADERS, _QUEUES, _SERVER)
+
+_sleep = time.sleep
+_queue: Any = Queue
 
 _family: Any = None
 as_processes = False
@@ -27,32 +56,49 @@ def set_family(family: Any) -> None:
 
 
 def process_patches() -> list[tuple[Any, str, Any]]:
-    """(owner, attribute, replacement) for what starts processes."""
-    found = []
+    """(owner, attribute, replacement) for what starts processes and counts them."""
+    active = _active_children(multiprocessing.process.active_children)
+    server, util = multiprocessing.forkserver, multiprocessing.util
+    base = multiprocessing.context.BaseContext
+    return [
+        *_popen_patches(),
+        (util, "spawnv_passfds", _with_environ(util.spawnv_passfds)),
+        (multiprocessing.process, "active_children", active),
+        (multiprocessing, "active_children", active),
+        (torch.multiprocessing, "active_children", active),
+        (base, "active_children", staticmethod(active)),
+        *((server, name, _by_own_server(name)) for name in _SERVER_CALLS),
+        (Queue, "_start_thread", _noting(_queue._start_thread)),
+        (LoaderIterator, "__init__", _noting_loader(LoaderIterator.__init__)),
+        (os, "fork", _forking(os.fork)),
+        (os, "waitpid", _waiting(os.waitpid)),
+    ]
+
+
+def _popen_patches() -> Iterator[tuple[Any, str, Any]]:
     for name in ("ForkProcess", "SpawnProcess", "ForkServerProcess"):
         kind = getattr(multiprocessing.context, name, None)
         if kind is not None:
-            found.append((kind, "_Popen", _starting(kind._Popen, forked=name == "ForkProcess")))
-    return found
+            forked = name == "ForkProcess"
+            yield kind, "_Popen", staticmethod(_starting(kind._Popen, forked=forked))
 
 
 def _starting(original: Any, *, forked: bool) -> Any:
     def start(process: Any) -> Any:
-        strand = here.strand
-        if strand is None:
-            family = _family
-            return (
-                original(process)
-                if family is None
-                else family.start(process, original, forked=forked)
-            )
-        _check_nested(process, strand.local)
-        return original(process)
+        context = context_here()
+        if context is None:
+            if _family is None:
+                return original(process)
+            return _family.start(process, original, forked=forked)
+        _check_nested(process, context)
+        found = original(process)
+        _remember(context, _CHILDREN, process, lambda each: each.exitcode is None)
+        return found
 
-    return staticmethod(start)
+    return start
 
 
-def _check_nested(process: Any, context: Any) -> None:
+def _check_nested(process: Any, context: RankContext) -> None:
     """A rank without a group that starts numbered processes: the program was meant to start
     its ranks itself."""
     if as_processes or context.initialised or not is_torch_spawn(process):
@@ -63,3 +109,273 @@ def _check_nested(process: Any, context: Any) -> None:
         "processes that it starts become the ranks. If they are to be plain processes of each "
         "rank, write --children processes"
     )
+
+
+def _remember(context: RankContext, key: str, new: Any, is_alive: Any) -> None:
+    """Also forget those that have ended: a loader starts some in every epoch."""
+    known = context.saved.setdefault(key, [])
+    if len(known) >= 16:
+        known[:] = [each for each in known if is_alive(each)]
+    known.append(new)
+
+
+def note_program(program: Any) -> None:
+    """A `subprocess.Popen` of a rank's."""
+    context = context_here()
+    if context is not None:
+        _remember(context, _PROGRAMS, program, lambda each: each.returncode is None)
+
+
+def _forking(original: Any) -> Any:
+    def fork() -> int:
+        strand = here.strand
+        if strand is not None:
+            strand.baton.huddle.step_out()
+        pid = int(original())
+        if pid and strand is not None:
+            _remember(strand.local, _FORKED, pid, _is_own_child)
+        return pid
+
+    return fork
+
+
+def _waiting(original: Any) -> Any:
+    def waitpid(pid: int, options: int, /) -> Any:
+        strand = here.strand
+        if strand is None or strand.helper or options & os.WNOHANG:
+            return original(pid, options)
+        strand.baton.leave(strand)
+        try:
+            return original(pid, options)
+        finally:
+            strand.baton.rejoin(strand)
+
+    return waitpid
+
+
+def _noting(original: Any) -> Any:
+    """A queue of a rank's gets the thread that sends what is put into it."""
+
+    def start_thread(self: Any) -> Any:
+        context = context_here()
+        if context is not None:
+            _remember(context, _QUEUES, self, lambda each: not each._closed)
+        return original(self)
+
+    return start_thread
+
+
+def _noting_loader(original: Any) -> Any:
+    def construct(self: Any, *args: Any, **kwargs: Any) -> None:
+        context = context_here()
+        if context is not None:
+            alive = context.saved.setdefault(_LOADERS, weakref.WeakSet())
+            alive.add(self)
+        original(self, *args, **kwargs)
+
+    return construct
+
+
+def _shut_down_loaders(context: RankContext) -> None:
+    for loader in list(context.saved.pop(_LOADERS, ())):
+        with suppress(Exception):
+            shut_down(loader)
+
+
+_alive: list[Any] = []
+
+
+def _keep_loaders() -> None:
+    """Before a rank forks: in the child, what other ranks iterate with must not be finalised,
+    as it would be with their modules: its workers are no children of that process."""
+    strand = here.strand
+    if strand is not None:
+        contexts = [each.local for each in strand.baton.strands]
+        _alive.extend([*each.saved.get(_LOADERS, ())] for each in contexts)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_keep_loaders, after_in_parent=_alive.clear)
+
+
+def close_queues(context: RankContext) -> None:
+    """As at the end of a process: what was put into its queues is sent."""
+    for queue in context.saved.pop(_QUEUES, ()):
+        with suppress(Exception):
+            queue.close()
+            if not queue._joincancelled:
+                queue.join_thread()
+
+
+def _with_environ(original: Any) -> Any:
+    """A program started so has what C code finds as its environment."""
+
+    def spawn(path: Any, args: Any, passfds: Any) -> Any:
+        strand = here.strand
+        if strand is None:
+            return original(path, args, passfds)
+        strand.baton.huddle.step_out()
+        own, outer, shown = environ_for_c(strand.local), _process_environ(), dict(seen_by_c)
+        differing = {key for key in own.keys() | outer.keys() if own.get(key) != outer.get(key)}
+        new = differing - shown.keys()
+        show_to_c(own, differing)
+        try:
+            return original(path, args, passfds)
+        finally:
+            show_to_c(outer, new)
+            for key in new:
+                del seen_by_c[key]
+
+    return spawn
+
+
+def _process_environ() -> dict[str, str]:
+    data = os.environ._data  # type: ignore[attr-defined]
+    return {os.fsdecode(key): os.fsdecode(value) for key, value in data.items()}
+
+
+def _active_children(original: Any) -> Any:
+    def active_children() -> list[Any]:
+        found = original()
+        context = context_here()
+        if context is None:
+            return list(found)
+        own = context.saved.get(_CHILDREN, ())
+        return [each for each in found if any(each is mine for mine in own)]
+
+    return active_children
+
+
+_SERVER_CALLS = ("connect_to_new_process", "ensure_running", "set_forkserver_preload")
+
+
+def _by_own_server(name: str) -> Any:
+    """Each rank has a fork server of its own, made in its environment."""
+    original = getattr(multiprocessing.forkserver, name)
+
+    def call(*args: Any) -> Any:
+        context = context_here()
+        if context is None:
+            return original(*args)
+        server = context.saved.get(_SERVER)
+        if server is None:
+            server = context.saved[_SERVER] = multiprocessing.forkserver.ForkServer()
+        return getattr(server, name)(*args)
+
+    return call
+
+
+# -- the end of a rank -------------------------------------------------------------------
+
+
+def end_pools(context: RankContext) -> None:
+    """The program has returned: Python would shut down its pools of processes now."""
+    for thread in list(context.helpers):
+        if isinstance(thread, process_pools._ExecutorManagerThread):
+            executor = thread.executor_reference()
+            if executor is not None:
+                executor.shutdown(wait=False)
+
+
+def end_processes(context: RankContext, *, failed: bool) -> None:
+    """As multiprocessing does at the end of a process: daemons are ended, others waited for.
+    Where the rank had no chance to see to its processes, all of them are ended."""
+    saved = context.saved
+    if not any(key in saved for key in _KEYS):
+        return
+    outer = here.strand
+    if failed:
+        here.strand = None  # whoever unwinds must not wait for a turn
+    try:
+        with suppress(RankStopped):
+            if failed:
+                _end_children(saved.pop(_CHILDREN, ()), failed=True)
+            _shut_down_loaders(context)
+            close_queues(context)
+            _end_children(saved.pop(_CHILDREN, ()), failed=failed)
+        if failed:
+            _end_programs(saved.pop(_PROGRAMS, ()))
+            _kill_forked(saved.pop(_FORKED, ()))
+        if _SERVER in saved:
+            with suppress(OSError, RankStopped):
+                saved.pop(_SERVER)._stop()
+    finally:
+        here.strand = outer
+
+
+def _end_children(children: Any, *, failed: bool) -> None:
+    children = [child for child in children if child._popen is not None]
+    doomed = [child for child in children if failed or child.daemon]
+    with suppress(OSError, ValueError):
+        for child in doomed:
+            child.terminate()
+    for child in children:
+        with suppress(OSError, ValueError, AssertionError):
+            child.join(GRACE if child in doomed else None)
+            if child.is_alive():
+                child.kill()
+                child.join(GRACE)
+
+
+def kill_processes(context: RankContext) -> None:
+    """Of a rank that was given up, from outside: at once."""
+    for child in context.saved.pop(_CHILDREN, ()):
+        with suppress(OSError, ValueError, AttributeError):
+            child.kill()
+    for program in context.saved.pop(_PROGRAMS, ()):
+        with suppress(OSError):
+            program.kill()
+    _kill_forked(context.saved.pop(_FORKED, ()))
+
+
+def _end_programs(programs: Any) -> None:
+    alive = [program for program in programs if program.poll() is None]
+    for program in alive:
+        with suppress(OSError):
+            program.terminate()
+    limit = time.monotonic() + GRACE
+    while alive and time.monotonic() < limit:
+        alive = [program for program in alive if program.poll() is None]
+        _sleep(0.01)
+    for program in alive:
+        with suppress(OSError):
+            program.kill()
+            program.wait(GRACE)
+
+
+def _kill_forked(pids: Any) -> None:
+    for pid in pids:
+        if _is_own_child(pid):
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+
+
+def _is_own_child(pid: int) -> bool:
+    """Still there, and no other process of that number."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            state, parent = stat.read().rpartition(b") ")[2].split()[:2]
+    except OSError:
+        return False
+    return int(parent) == os.getpid() and state != b"Z"
+
+
+def leave_if_forked(pid: int, error: BaseException | None = None) -> None:
+    """At the end of a rank's program: if this is a process that the rank forked, it ends here,
+    as a process does, and not in the launcher of its parent."""
+    if os.getpid() == pid:
+        return
+    code: Any = 0
+    if isinstance(error, SystemExit):
+        code = error.code or 0
+        if not isinstance(code, int):
+            print(code, file=sys.stderr)
+            code = 1
+    elif error is not None:
+        traceback.print_exception(error)
+        code = 1
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):
+            stream.flush()
+    os._exit(code & 0xFF)
