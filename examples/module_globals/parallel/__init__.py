@@ -1,0 +1,1 @@
+"""Parallelism whose state lives in module globals, as large training programs keep it."""
