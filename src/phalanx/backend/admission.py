@@ -8,6 +8,7 @@ once is remembered, so that the usual call costs one look into a set.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -51,6 +52,7 @@ class Admission:
             self._known = config is not None
             self._profile = profile_of(config or self._name)
             if config is not None:
+                self._config = partial(str, config)  # the group is not needed any more
                 known_as = config if self._second is None else f"{config} and a profile"
                 self._elsewhere = _passed.setdefault(known_as, set())
         return self._profile.on(device) if self._profile else None

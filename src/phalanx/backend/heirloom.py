@@ -55,8 +55,7 @@ def inherit(session: Session, former: Session) -> None:
         context.initialised = True
         context.torch_state.default_pg.move_to(context)
         context.stock = before.stock
-        before.stock = None
-        before.untouched = False
+    former.dissolve()
 
 
 def _state(context: RankContext) -> tuple[Any, ...]:

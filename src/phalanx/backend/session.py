@@ -181,6 +181,16 @@ class Session:
         """Where ranks tell their numbers only when they make their group: lets one have the
         number that it says."""
 
+    def dissolve(self) -> None:
+        """The world is closed, or has left its groups to another one: let go of the ranks,
+        which refer to it, so that all of it ends here and not with a garbage collection."""
+        for context in self.ranks:
+            context.last_call = None
+            context.journal.clear()
+        self.ranks.clear()
+        self.assemblies.clear()
+        self.report = _tell_nobody
+
     def end_assembly(self, key: tuple[str, int]) -> None:
         """The last member has destroyed its end of the group."""
         met = self.assemblies.pop(key, None)
@@ -200,6 +210,10 @@ class Session:
             shown = "world" if len(ranks) == self.size and name == "0" else f"group {name}"
             found = self.assemblies[key] = Assembly(shown, ranks)
         return found
+
+
+def _tell_nobody(verdict: Verdict) -> VerdictError:
+    raise AssertionError(f"a check speaks of a world that is closed: {verdict}")
 
 
 def _watched(size: int) -> int:

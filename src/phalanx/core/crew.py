@@ -132,6 +132,7 @@ class _Mate:
                 contextvars.Context().run(job)
             except RankStopped:  # thrown in when the job had just ended
                 return
+            del job  # what it holds must not wait for the next one
             kept_here.clear()
 
 

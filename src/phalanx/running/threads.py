@@ -132,6 +132,8 @@ class ThreadsEngine:
         self.silenced: list[Silenced] = []
         """What they found and the program has silenced."""
         self._session: Session | None = None
+        self._lone = False
+        """Whether no thread is left that could look into the session."""
         self._busy = False
         self._holds = True
         hold()
@@ -168,6 +170,8 @@ class ThreadsEngine:
             if self._session is not None and self._has_groups(self._session):
                 self.run(leave_groups)
         finally:
+            if self._session is not None and self._lone:
+                self._session.dissolve()
             self._session = None
             forget(self.settings.modules)
             if self._holds:
@@ -196,6 +200,7 @@ class ThreadsEngine:
             if self._crew is not None and not FORGETS_LOCALS and made_more(session):
                 self._crew.close()
             self._session = None if self._bequeath(session) else session
+            self._lone = run.dissolve()
             findings, silenced = choose_findings(run.findings, self.settings)
             self.findings += findings
             self.silenced += silenced
@@ -277,6 +282,7 @@ class _Run:
         self.body = body
         self.outcomes = Outcomes([Outcome(rank) for rank in range(settings.ranks)])
         self.findings: Sequence[Verdict] = ()
+        self._left_threads = False
         self.switcher = RankSwitcher()
         clock: Clock = VirtualClock() if settings.clock == "virtual" else RealClock()
         self.baton = Baton(
@@ -333,6 +339,21 @@ class _Run:
             unheard = find_unheard(self.session)
             self.findings = [*unheard, *self._find_leftovers(), *find_at_end(self.session)]
         return [outcome.value for outcome in self.outcomes.ranks]
+
+    def dissolve(self) -> bool:
+        """After a run that went well: let go of what refers back, so that all of it ends here.
+        The garbage collector would find it, but looking takes it as long as a small test. Not
+        if threads are left, which may still use it."""
+        if self._left_threads:
+            return False
+        baton = self.baton
+        for strand in baton.strands:
+            strand.inside = strand.why = None
+        baton.strands.clear()
+        baton.courier = baton.on_stuck = baton.on_look = baton.on_condemned = None
+        for context in self.session.ranks:
+            context.tell_failure = None
+        return True
 
     def _find_leftovers(self) -> Sequence[Verdict]:
         waits, self.session.leftovers = self.session.leftovers, []
@@ -494,6 +515,7 @@ class _Run:
     def _end_helpers(self) -> None:
         if not any(context.helpers for context in self.session.ranks):
             return
+        self._left_threads = True
         threads = [
             thread
             for context in self.session.ranks

@@ -42,7 +42,7 @@ class Judge:
         self._session = session
         self._baton = baton
         self._outcomes = outcomes
-        self._watch = PartialWatch(session, baton, self._condemn)
+        self._watch: PartialWatch | None = None
         self._dead: set[Call] = set()
         self._told: tuple[float, int, VerdictError] | None = None
 
@@ -60,6 +60,8 @@ class Judge:
     def look(self) -> None:
         """While others move: called by the monitor."""
         if self._told is None:
+            if self._watch is None:  # most runs are over before anybody looks
+                self._watch = PartialWatch(self._session, self._baton, self._condemn)
             self._watch.look()
             return
         since, hand_overs, error = self._told

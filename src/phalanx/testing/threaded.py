@@ -105,6 +105,7 @@ class MultiThreadedTestCase(RanksTestCase):
             self._tls.precision = getattr(TestCase, "_precision", 0)
             self._tls.rel_tol = getattr(TestCase, "_rel_tol", 0)
         self.run_test_with_threaded_pg(test_name, rank, world_size)
+        vars(self).pop(test_name, None)  # refers to the instance, which ends here
 
     def run_test_with_threaded_pg(self, test_name: str, rank: int, world_size: int) -> None:
         """Make the group, run the test, destroy the group, clean up."""

@@ -263,6 +263,11 @@ class RankFixtures:
                 pytrace=False,
             )
 
+    def dissolve(self) -> None:
+        """See `Part.dissolve`."""
+        self._node = None
+        del self.top
+
     def tear_down(self) -> list[BaseException]:
         """Run all finalizers, the last one first; what they raised."""
         errors: list[BaseException] = []

@@ -156,6 +156,7 @@ class _Threads:
         )
         self._records[rank] = part.record
         part.run()
+        part.dissolve()
         leave_groups(context)
 
     def _tick(self) -> None:
