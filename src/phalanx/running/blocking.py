@@ -141,7 +141,17 @@ TOOLS = frozenset(
 """Packages whose threads watch over the process and know nothing of what ranks wait for."""
 
 
+SERVICES = {
+    "multiprocessing.resource_sharer",
+    "torch._inductor.compile_worker.subproc_pool",
+    "tqdm._monitor",
+}
+"""Modules whose threads serve the whole process, for good, whoever starts them."""
+
+
 def is_tool(thread: threading.Thread) -> bool:
+    if getattr(getattr(thread, "_target", None), "__module__", None) in SERVICES:
+        return True
     for part in (getattr(thread, "function", None), getattr(thread, "_target", None)):
         if getattr(part, "__module__", None) is not None:
             return str(part.__module__).partition(".")[0] in TOOLS

@@ -30,7 +30,7 @@ from phalanx.core.baton import Strand, here
 from phalanx.core.crew import no_daemon
 from phalanx.errors import RankExited, RankStopped
 from phalanx.running import blocking
-from phalanx.running.blocking import Blocked, main_strand, starting
+from phalanx.running.blocking import SERVICES, Blocked, main_strand, starting
 from phalanx.running.isolation.environ import environ_for_c
 from phalanx.running.isolation.strangers import as_helper
 from phalanx.running.pools import is_pool_thread, pool_patches
@@ -279,14 +279,6 @@ def _come_back(strand: Strand) -> None:
     it is overtaken."""
     if not strand.helper:
         strand.baton.rejoin(strand)
-
-
-SERVICES = {
-    "multiprocessing.resource_sharer",
-    "torch._inductor.compile_worker.subproc_pool",
-    "tqdm._monitor",
-}
-"""Modules whose threads serve the whole process, for good, whoever starts them."""
 
 
 def _is_service(thread: threading.Thread) -> bool:

@@ -143,8 +143,13 @@ class PartialWatch:
         """Whether no thread that is nobody's could notify a rank."""
         ours = {strand.ident for strand in strands} | {threading.get_ident()}
         known = {thread.ident: thread for thread in threading.enumerate()}
-        others = (known.keys() | sys._current_frames().keys()) - ours
-        return all(ident in known and is_tool(known[ident]) for ident in others)
+        frames = sys._current_frames()
+        others = (known.keys() | frames.keys()) - ours
+        return all(
+            ident in known
+            and (is_tool(known[ident]) or is_idle_worker(known[ident], frames.get(ident or 0)))
+            for ident in others
+        )
 
 
 def _name(strand: Strand) -> str | None:
