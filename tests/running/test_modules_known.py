@@ -74,6 +74,35 @@ def test_each_rank_of_a_script_has_its_own(site: Path, tmp_path: Path) -> None:
     assert sorted(done.stdout.splitlines()) == ["[0]   0 True 1", "[1]   1 True 1"]
 
 
+def test_a_library_s_own_module_is_each_rank_s_program(site: Path) -> None:
+    """To find it, the launcher imports the packages it is in; the ranks have their own."""
+    package = site / "deepspeed"
+    package.mkdir()
+    (package / "__init__.py").write_text(f"{STATE}import accelerate\n")
+    (package / "check.py").write_text(
+        "import sys\n"
+        "assert 'deepspeed' in sys.modules, 'as Python imports it before'\n"
+        "import torch.distributed as dist\n"
+        "from deepspeed import accelerate, shared\n"
+        "dist.init_process_group('gloo')\n"
+        "for state in (shared, accelerate.shared):\n"
+        "    state.setdefault('rank', dist.get_rank())\n"
+        "dist.barrier()\n"
+        "print(shared, accelerate.shared)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "phalanx", "run", "-n", "2", "-m", "deepspeed.check"],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(site), *sys.path])},
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [
+        f"[{rank}]   {{'rank': {rank}}} {{'rank': {rank}}}" for rank in range(2)
+    ]
+
+
 def test_every_library_has_its_reason_and_versions() -> None:
     assert len({library.package for library in LIBRARIES}) == len(LIBRARIES)
     assert all(library.reason and library.versions for library in LIBRARIES)

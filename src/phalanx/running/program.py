@@ -25,6 +25,8 @@ class Program:
     argv: tuple[str, ...]
     search_path: str
     spec: ModuleSpec | None = None
+    imported: frozenset[str] = frozenset()
+    """Top packages that had to be imported to find it: the ranks do that again."""
 
 
 def load_script(path: str, args: list[str]) -> Program:
@@ -48,6 +50,7 @@ def load_module(name: str, args: list[str]) -> Program:
     """Find and compile a module, or a package's `__main__`."""
     if name.endswith(".py"):  # to look for it would import, that is, run the script
         raise UsageError(f"-m {name}: write -m {name[:-3]}, or the script's path without -m")
+    before = set(sys.modules)
     sys.path.insert(0, os.getcwd())
     try:
         spec = _find_spec(name)
@@ -56,7 +59,9 @@ def load_module(name: str, args: list[str]) -> Program:
         sys.path.remove(os.getcwd())
     if spec is None or code is None or spec.origin is None:
         raise UsageError(f"no module named {name!r} (looked in {os.getcwd()} and sys.path)")
-    return Program(code, spec.origin, (spec.origin, *args), os.getcwd(), spec)
+    imported = frozenset(each.partition(".")[0] for each in set(sys.modules) - before)
+    argv = (spec.origin, *args)
+    return Program(code, spec.origin, argv, os.getcwd(), spec, imported)
 
 
 def _find_spec(name: str) -> ModuleSpec | None:

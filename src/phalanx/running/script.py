@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -37,6 +38,8 @@ def run_program(program: Program, settings: Settings) -> bool:
 
     search_path = list(sys.path)
     sys.path.insert(0, program.search_path)
+    for top in program.imported:
+        rule.decide(top)
     try:
         with randomness.script(settings.seed):
             engine.run(body)
@@ -56,4 +59,6 @@ def _execute(program: Program, context: RankContext) -> None:
         names["__package__"] = program.spec.parent
     own_main(context, main)
     context.saved["argv"] = sys.argv = list(program.argv)
+    if program.spec is not None and program.spec.parent:
+        import_module(program.spec.parent)
     exec(program.code, names)
