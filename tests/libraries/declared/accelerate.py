@@ -28,7 +28,6 @@ PROGRAMS: tuple[Program, ...] = (
     Program("accelerate", "accelerate_training.py", ranks=4),
     Program("accelerate", "accelerate_operations.py", ranks=4),
     script("test_script"),
-    script("test_script", ranks=4),
     script("test_ops"),
     script("test_sync"),
     script("test_cli", fails_here="forms no group, and phalanx run says so: exit status 2"),
