@@ -64,9 +64,13 @@ PRECISIONS = (
     *((device, op) for device in ("cuda", "mkldnn") for op in ("all", "matmul", "conv", "rnn")),
 )
 OLDER_PRECISIONS = (
-    ("_get_float32_matmul_precision", "_set_float32_matmul_precision"),
-    ("_get_cublas_allow_tf32", "_set_cublas_allow_tf32"),
     ("_get_cudnn_allow_tf32", "_set_cudnn_allow_tf32"),
+    ("_get_float32_matmul_precision", "_set_float32_matmul_precision"),
+)
+ALSO_PRECISION = (
+    "_set_fp32_precision_setter",
+    "_set_cublas_allow_tf32",
+    "_set_onednn_allow_tf32",
 )
 
 
@@ -76,7 +80,7 @@ def torch_settings() -> Iterator[TorchSetting]:
     named += [(read, write) for write, read in ODD_PAIRS.items()]
     for read, write in named:
         if hasattr(_C, read) and hasattr(_C, write):
-            yield TorchSetting(getattr(_C, read), getattr(_C, write), ((_C, write),))
+            yield TorchSetting(getattr(_C, read), _spread(getattr(_C, write)), ((_C, write),))
     yield TorchSetting(
         torch.get_default_dtype,
         _C._set_default_dtype,
@@ -101,9 +105,14 @@ def torch_settings() -> Iterator[TorchSetting]:
         ((_torch, "set_printoptions"), (_tensor_str, "set_printoptions")),
     )
     if hasattr(_C, "_get_fp32_precision_getter"):
-        writers = ("_set_fp32_precision_setter", *(write for _, write in OLDER_PRECISIONS))
-        names = tuple((_C, name) for name in (*writers, "_set_onednn_allow_tf32"))
+        writers = (*ALSO_PRECISION, *(write for _, write in OLDER_PRECISIONS))
+        names = tuple((_C, name) for name in writers if hasattr(_C, name))
         yield TorchSetting(_precisions, _writer_of_precisions(), names)
+
+
+def _spread(function: Any) -> Callable[[Any], Any]:
+    """Some are pairs."""
+    return lambda value: function(*value) if isinstance(value, tuple) else function(value)
 
 
 def _writer(function: Any, second: str) -> Callable[[tuple[Any, Any]], Any]:

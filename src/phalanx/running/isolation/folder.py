@@ -24,15 +24,6 @@ CLONE_FS = 0x200
 MASK = "file mode mask"
 
 
-class _Here(threading.local):
-    own = False
-
-
-_here = _Here()
-"""Whether the calling thread has a folder of its own already: those of a crew do, from one
-run to the next."""
-
-
 @cache
 def can_be_own() -> bool:
     """Whether threads may stop sharing the folder; tried out in one."""
@@ -68,12 +59,8 @@ def current() -> str | None:
 
 def begin(folder: str | None) -> None:
     """In a rank's main thread, before anything of the program: start where the caller is."""
-    if not can_be_own():
-        return
-    if not _here.own:
-        _here.own = _unshare()
-    elif folder is not None and current() != folder:
-        with suppress(OSError):
+    if can_be_own() and _unshare() and folder is not None and current() != folder:
+        with suppress(OSError):  # a thread of a crew, which was a rank before
             os.chdir(folder)
 
 
