@@ -14,6 +14,7 @@ import pytest
 
 import phalanx
 from phalanx.errors import RankFailedError
+from phalanx.running.modules.rule import Rule
 from tests.running.module_programs import run_script, surroundings, write
 
 KINDS = """
@@ -202,6 +203,26 @@ def test_what_modules_register_is_each_rank_s(tmp_path: Path) -> None:
         run_script(tmp_path, text, {"operators.py": operators})
         assert multiprocessing.get_start_method(allow_none=True) == methods
         assert not hasattr(torch.ops.phalanx_modules, "plus")
+
+
+def test_what_torch_registers_on_the_way_stays(tmp_path: Path) -> None:
+    """A rank may be the first to import a part of torch, or of a library, with operators."""
+    import torch
+
+    shared = """
+        import torch
+        library = torch.library.Library("phalanx_shared", "DEF")
+        library.define("same(Tensor x) -> Tensor")
+        library.impl("same", lambda x: x + 1, "CPU")
+        """
+    text = """
+        import on_the_way
+        assert torch.ops.phalanx_shared.same(torch.zeros(1)).item() == 1
+        """
+    write(tmp_path, {"on_the_way.py": shared})
+    run_script(tmp_path, text, {}, rule=Rule(script=True, shared=("on_the_way",)))
+    assert torch.ops.phalanx_shared.same(torch.zeros(1)).item() == 1
+    sys.modules.pop("on_the_way")
 
 
 def test_a_second_registration_by_the_same_rank_is_refused_as_ever(tmp_path: Path) -> None:

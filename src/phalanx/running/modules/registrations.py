@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import functools
 import multiprocessing
+import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import torch
@@ -19,9 +21,10 @@ import torch.library
 import torch.multiprocessing
 
 from phalanx.backend import private_registries as private
-from phalanx.callsite import Mark, mark
+from phalanx.callsite import Mark
 from phalanx.running.modules.owners import Owner, owner_here, real_class
 from phalanx.running.modules.rule import Rule
+from phalanx.running.modules.seen import is_apart
 
 Table = dict[Owner, Any]
 SHARE = "phalanx_share"
@@ -46,7 +49,7 @@ class Registered:
 class Share:
     """What the libraries made at one line by all ranks have in common."""
 
-    def __init__(self, place: Mark | None) -> None:
+    def __init__(self, place: Mark) -> None:
         self.place = place
         self.owners: set[Owner] = set()
         self.results: dict[str, Any] = {}
@@ -55,13 +58,35 @@ class Share:
         self.functions: dict[Any, Table] = {}
 
 
-def _registered() -> tuple[Owner, Registered] | None:
+def _registered() -> tuple[Owner, Registered, Mark] | None:
+    """For a registration by a module that is the rank's own, or on its behalf: by whom, among
+    what, and where. Not what torch registers when a rank is the first to import part of it."""
     owner = owner_here()
-    if owner.rule is None:
+    place = None if owner.rule is None else _place()
+    if owner.rule is None or place is None:
         return None
     if owner.rule.registered is None:
         owner.rule.registered = Registered()
-    return owner, owner.rule.registered
+    return owner, owner.rule.registered, place
+
+
+def _place() -> Mark | None:
+    frame: FrameType | None = sys._getframe(3)
+    while frame is not None:
+        name = frame.f_globals.get("__name__") or ""
+        if is_apart(name):
+            return frame.f_code, frame.f_lasti
+        is_between = name.startswith(_BETWEEN)
+        top = name.partition(".")[0]
+        if frame.f_code.co_name == "<module>" or (top in ("torch", OWN) and not is_between):
+            return None
+        frame = frame.f_back
+    return None
+
+
+OWN = __name__.partition(".")[0]
+_BETWEEN = ("torch.library", "torch._library", "torch.multiprocessing")
+"""What leads from a module's line to here."""
 
 
 def registration_patches() -> list[tuple[Any, str, Any]]:
@@ -114,8 +139,7 @@ def _making(original: Any) -> Any:
         if found is None:
             original(self, ns, kind, dispatch_key)
             return
-        owner, registered = found
-        place = mark(2)
+        owner, registered, place = found
         key = registered.next_key(owner, place, ns, kind, dispatch_key)
         first = registered.libraries.get(key)
         if first is None:
@@ -180,10 +204,11 @@ def _destroying(original: Any) -> Any:
     def destroy(self: Any) -> None:
         """Not when a rank defines anew, at the same line, what another one has defined."""
         share: Share | None = vars(self).get(SHARE)
-        owner = owner_here()
-        replaced = share is not None and owner.rule is not None and owner not in share.owners
-        if share is not None and replaced and mark(2) == share.place:
-            return
+        found = None if share is None else _registered()
+        if share is not None and found is not None:
+            owner, _, place = found
+            if owner not in share.owners and place == share.place:
+                return
         original(self)
 
     return destroy
@@ -194,7 +219,7 @@ def _registering(original: Any) -> Any:
         found = _registered()
         if found is None:
             return original(cls, name, func, *args, **kwargs)
-        owner, registered = found
+        owner, registered, _ = found
         table = registered.backends.setdefault(name, {})
         table[owner] = func
         return original(cls, name, by_rank(table, func), *args, **kwargs)
@@ -210,7 +235,7 @@ def _setting(original: Any) -> Any:
         if found is None:
             original(method, force)
             return
-        owner, registered = found
+        owner, registered, _ = found
         before = multiprocessing.get_start_method(allow_none=True)
         others = bool(registered.start_method) and owner not in registered.start_method
         registered.start_method.setdefault(owner, before)
