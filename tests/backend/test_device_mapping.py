@@ -18,8 +18,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from phalanx.backend import device_mode, private, private_modes
+from phalanx.backend import device_calls, device_mode, private, private_modes
+from phalanx.backend.device_map import DeviceMap
 from phalanx.errors import RankFailedError
+from phalanx.running import threads
 from phalanx.running.threads import Settings, ThreadsEngine
 
 
@@ -360,3 +362,52 @@ def test_a_run_in_a_rank_counts_what_is_there() -> None:
 
 def test_a_device_that_no_rank_has_is_left_to_torch() -> None:
     assert run(lambda r: torch.device("cuda", 4).index) == [4] * 4
+
+
+def test_a_mode_that_was_taken_off_for_a_call_is_not_put_back_twice() -> None:
+    """Fake tensors turn dynamo off and on within calls, and DTensor uses them."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    def body(r: int) -> tuple[float, int]:
+        dist.init_process_group("gloo")
+        mesh = init_device_mesh("cpu", (2,))
+        x = distribute_tensor(torch.ones(4, 6), mesh, [Replicate()])
+        w = distribute_tensor(torch.ones(6, 8), mesh, [Shard(1)])
+        b = distribute_tensor(torch.ones(8), mesh, [Shard(0)])
+        total = torch.addmm(b, x, w).full_tensor().sum().item()
+        dist.destroy_process_group()
+        return total, private.function_modes()
+
+    assert run(body, ranks=2) == [(4 * 8 * 7.0, 1)] * 2
+
+
+def test_compiled_functions_do_not_see_the_mode(monkeypatch) -> None:
+    monkeypatch.undo()  # dynamo would look for the GPU
+    monkeypatch.setattr(threads, "plan_devices", lambda *given, per_node: DeviceMap(1, 2))
+    monkeypatch.setattr(device_calls, "_hiding", lambda is_available: is_available)
+
+    def body(r: int) -> list[Any]:
+        seen: list[Any] = []
+
+        def backend(graph: Any, inputs: Any) -> Any:
+            seen.append(private.function_modes())
+            return graph
+
+        @torch.compiler.disable
+        def apart() -> None:
+            seen.append(torch.device("cuda", r).index)
+
+        @torch.compile(backend=backend)
+        def double(x: torch.Tensor) -> torch.Tensor:
+            y = x * 2
+            apart()
+            return y + 1
+
+        seen.append(double(torch.ones(2)).sum().item())
+        seen.append(torch.device("cuda", r).index)
+        return [*seen, private.function_modes()]
+
+    for found in run(body, ranks=2):
+        # two graphs, traced and run without the mode; between them it is there
+        assert found == [0, 0, 0, 6.0, 0, 1]

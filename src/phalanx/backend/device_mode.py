@@ -24,10 +24,11 @@ from phalanx.backend.private_devices import PARSE_TO
 
 
 class _Thread(threading.local):
-    """What one thread has: its mode, and whether a compiled function is running."""
+    """What one thread has: its mode, and whether that is on the stack, or was until torch took
+    it off for one call. Not while a compiled function is running."""
 
     mode: _Mapping | None = None
-    compiled = False
+    shown = False
 
 
 _thread = _Thread()
@@ -37,13 +38,13 @@ def enter_thread(devices: DeviceMap | None) -> None:
     """The calling thread is a rank's, from now on."""
     if devices is None or not devices.is_needed or _thread.mode is not None:
         return
-    _thread.mode = _Mapping(devices)
+    _thread.mode, _thread.shown = _Mapping(devices), True
     private_modes.push_function_mode(_thread.mode)
 
 
 def leave_thread() -> None:
     """The thread goes on to other things, or ends."""
-    mode, _thread.mode, _thread.compiled = _thread.mode, None, False
+    mode, _thread.mode, _thread.shown = _thread.mode, None, False
     if mode is not None:
         private_modes.remove_function_mode(mode)
 
@@ -56,7 +57,7 @@ def backward_patches() -> list[tuple[Any, str, Any]]:
     @functools.wraps(run)
     def run_backward(*args: Any, **kwargs: Any) -> Any:
         mode = _thread.mode
-        if mode is None or _thread.compiled or private_modes.has_function_mode(mode):
+        if mode is None or not _thread.shown or private_modes.has_function_mode(mode):
             return run(*args, **kwargs)
         private_modes.push_function_mode(mode)
         try:
@@ -69,14 +70,14 @@ def backward_patches() -> list[tuple[Any, str, Any]]:
 
 def _tell_compiled(begins: bool) -> None:
     """Dynamo guards on the stack of modes and traces through them: ours must not be there."""
-    _thread.compiled = begins
     mode = _thread.mode
     if mode is None:
         return
-    if begins:
-        private_modes.remove_function_mode(mode)
-    elif not private_modes.has_function_mode(mode):
+    if begins and _thread.shown:
+        _thread.shown = not private_modes.remove_function_mode(mode)
+    elif not begins and not _thread.shown:
         private_modes.push_function_mode(mode)
+        _thread.shown = True
 
 
 private_modes.listeners.append(_tell_compiled)
