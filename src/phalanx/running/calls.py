@@ -33,7 +33,7 @@ from phalanx.running import blocking
 from phalanx.running.blocking import SERVICES, Blocked, main_strand, starting
 from phalanx.running.isolation.environ import environ_for_c
 from phalanx.running.isolation.strangers import as_helper
-from phalanx.running.pools import is_pool_thread, pool_patches
+from phalanx.running.pools import is_pool_thread, note_thread, pool_patches
 from phalanx.running.processes_of_ranks import note_program, process_patches
 
 LOOKS = ("stat", "access", "listdir", "scandir")
@@ -249,6 +249,8 @@ def _adopting(original: Any) -> Any:
                 original(self)
             finally:
                 here.strand = strand
+            if is_pool_thread(self):
+                note_thread(strand.local, self)
             _come_back(strand)
             return
         if strand is None or self.ident is not None:

@@ -6,6 +6,7 @@ threads are nobody's, and each job gets a strand of its rank's for as long as it
 
 from __future__ import annotations
 
+import sys
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import thread as pools
@@ -19,10 +20,12 @@ from phalanx.backend import private, profiling
 from phalanx.backend.session import RankContext
 from phalanx.core.baton import Strand, here
 from phalanx.errors import RankStopped
+from phalanx.running.blocking import is_idle_worker
 from phalanx.running.isolation.strangers import as_helper
 
 _JOBS = "jobs"
-"""Where a rank keeps the futures of its jobs, in `RankContext.saved`."""
+_THREADS = "pool threads"
+"""Where a rank keeps the futures of its jobs and what it has started, in `saved`."""
 
 
 def pool_patches(enter_thread: Any) -> list[tuple[Any, str, Any]]:
@@ -66,6 +69,26 @@ def finish_jobs(context: RankContext) -> None:
     jobs = context.saved.get(_JOBS)
     if jobs:
         wait_for(list(jobs))
+
+
+def note_thread(context: RankContext, thread: threading.Thread) -> None:
+    """A rank has made a pool start this thread."""
+    context.saved.setdefault(_THREADS, []).append(thread)
+
+
+def see_off(context: RankContext) -> None:
+    """After a run: threads of pools that are gone are just about to end; those of pools that
+    are still there wait for work."""
+    for thread in context.saved.pop(_THREADS, ()):
+        for _ in range(100):
+            args = getattr(thread, "_args", None)
+            is_open = bool(args) and args[0]() is not None
+            frame = sys._current_frames().get(thread.ident or 0)
+            if is_open and is_idle_worker(thread, frame):
+                break
+            thread.join(0.01)
+            if not thread.is_alive():
+                break
 
 
 class _Job:

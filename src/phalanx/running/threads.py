@@ -60,7 +60,7 @@ from phalanx.running.modules.registrations import forget
 from phalanx.running.modules.rule import Rule
 from phalanx.running.outcome import Outcome, Outcomes, check_findings, find_error
 from phalanx.running.patches import hold, keep_groups_by_thread, release
-from phalanx.running.pools import finish_jobs
+from phalanx.running.pools import finish_jobs, see_off
 from phalanx.running.processes_of_ranks import (
     end_pools,
     end_processes,
@@ -513,6 +513,8 @@ class _Run:
             here.strand = outer
 
     def _end_helpers(self) -> None:
+        for context in self.session.ranks:
+            see_off(context)
         if not any(context.helpers for context in self.session.ranks):
             return
         self._left_threads = True
