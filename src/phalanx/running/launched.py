@@ -38,6 +38,7 @@ from phalanx.running.children import HELD, Child, Family
 from phalanx.running.children_luggage import Luggage
 from phalanx.running.children_rules import is_torch_spawn
 from phalanx.running.modules.isolating import own_main
+from phalanx.running.modules.known import PACKAGES
 from phalanx.running.modules.rule import MAIN, MP_MAIN, Rule, is_installed
 from phalanx.running.patches import patched
 from phalanx.running.processes_of_ranks import close_queues, set_family
@@ -184,13 +185,15 @@ class _Launching:
     def _open_world(
         self, children: list[Child], numbers: list[int], seat: ParentSeat | None
     ) -> None:
+        left = _Left(children, waits=seat is None)
         bodies: dict[int, Body] = {
-            number: self._body(child) for child, number in zip(children, numbers, strict=True)
+            number: self._body(child, left)
+            for child, number in zip(children, numbers, strict=True)
         }
         if seat is not None:
             bodies[next(n for n in range(len(bodies) + 1) if n not in bodies)] = seat.sit
-        for name in _programs_own():
-            self._rule.decide(name.partition(".")[0])
+        for top in _to_decide():
+            self._rule.decide(top)
         tallies: list[Tally] = []
         settings = replace(
             self._settings,
@@ -210,9 +213,10 @@ class _Launching:
         except BaseException as error:
             world.error = error
         finally:
-            self._show_ends(children)
             with suppress(Exception):
                 engine.close()
+            left.end()
+            self._show_ends(children)
             world.tally = tallies[-1] if tallies else None
             self._watcher.end()
 
@@ -226,7 +230,7 @@ class _Launching:
             child.end(-signal.SIGTERM, hold=False)
             child.show()
 
-    def _body(self, child: Child) -> Callable[[RankContext], None]:
+    def _body(self, child: Child, left: _Left) -> Callable[[RankContext], None]:
         def body(context: RankContext) -> None:
             child.strand = here.strand
             context.saved["child"] = child
@@ -246,7 +250,7 @@ class _Launching:
                 raise
             finally:
                 self._watcher.finish(context.rank)
-                child.end(code, hold=held)
+                left.end_of(child, code, hold=held)
 
         return body
 
@@ -271,6 +275,30 @@ class _Launching:
             close_queues(context)
 
 
+class _Left:
+    """The end of the last child is shown when the world is gone, and what belongs to the
+    process is the program's again: it may go on at once. Not if the program is a rank itself:
+    then the world ends after it."""
+
+    def __init__(self, children: list[Child], *, waits: bool) -> None:
+        self._children = children if waits else []
+        self._last: Callable[[], None] | None = None
+
+    def end_of(self, child: Child, code: int, *, hold: bool) -> None:
+        end = partial(child.end, code, hold=hold)
+        if child in self._children and self._is_last(child):
+            self._last = end
+        else:
+            end()
+
+    def _is_last(self, child: Child) -> bool:
+        return all(other.has_ended() for other in self._children if other is not child)
+
+    def end(self) -> None:
+        if self._last is not None:
+            self._last()
+
+
 _contexts: Any = multiprocessing.context._default_context
 """Keeps what `set_start_method` has set."""
 
@@ -291,6 +319,13 @@ def _run_body(
     if not seats:
         seats.update((each, bodies[each.rank]) for each in context.session.ranks)
     seats[context](context)
+
+
+def _to_decide() -> set[str]:
+    """Packages that are imported now and may be each rank's own."""
+    found = {name.partition(".")[0] for name in _programs_own()}
+    imported = {name for name in list(sys.modules) if "." not in name}
+    return found | imported if imported & PACKAGES else found
 
 
 def _programs_own() -> list[str]:

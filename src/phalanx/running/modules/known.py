@@ -69,13 +69,13 @@ LIBRARIES = (
     ),
 )
 
-_PACKAGES = frozenset(library.package for library in LIBRARIES)
+PACKAGES = frozenset(library.package for library in LIBRARIES)
 _DISTRIBUTIONS = frozenset(library.distribution for library in LIBRARIES)
 
 
 def is_known(top: str) -> bool:
     """Whether a top package is one of these, or requires one of them."""
-    return top in _PACKAGES or _requires_known(top)
+    return top in PACKAGES or _requires_known(top)
 
 
 def _requires_known(top: str) -> bool:
