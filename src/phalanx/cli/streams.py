@@ -13,7 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol, TextIO
 
+from phalanx.cli.child_output import ChildPipes
 from phalanx.core.baton import here
+from phalanx.running.isolation.output import for_children, is_own
 
 
 class Printer(Protocol):
@@ -48,10 +50,15 @@ if hasattr(os, "register_at_fork"):  # before the rank itself is forgotten there
 class RankStream(io.TextIOBase):
     """Looks the writing rank up; without a printer, what ranks write is dropped."""
 
-    def __init__(self, original: TextIO, printer: Printer | None) -> None:
+    def __init__(
+        self,
+        original: TextIO,
+        printer: Printer | None,
+        children: ChildPipes | None = None,
+    ) -> None:
         self._original = original
         self._printer = printer
-        self.buffer = _Bytes(self)
+        self._children = children
         self._unfinished = ""
 
     def write(self, text: str) -> int:
@@ -63,9 +70,25 @@ class RankStream(io.TextIOBase):
                 self._write_labelled(text, f"[{_forked.rank}] ")
                 return len(text)
             return self._original.write(text)
+        if self._children is not None:
+            self._children.drain(strand.rank)
         if self._printer is not None:
             self._printer.write(strand.rank, text)
         return len(text)
+
+    @property
+    def buffer(self) -> _Bytes:
+        """Made when asked for: two objects that hold each other are hard to be rid of."""
+        return _Bytes(self)
+
+    def reconfigure(self, **options: Any) -> None:
+        """Lines are shown when they are complete, in the encoding of the original."""
+
+    line_buffering = True
+
+    @property
+    def name(self) -> str:
+        return str(getattr(self._original, "name", ""))
 
     def _write_labelled(self, text: str, label: str) -> None:
         """In a process that a rank forked: whole lines, as the rank's own are shown."""
@@ -103,29 +126,60 @@ class RankStream(io.TextIOBase):
         return self._original.errors
 
 
-class _Bytes:
-    """`sys.stdout.buffer`, for programs that write bytes."""
+class _Bytes(io.BufferedIOBase):
+    """`sys.stdout.buffer`, for programs that write bytes or wrap it anew."""
 
     def __init__(self, stream: RankStream) -> None:
         self._stream = stream
 
-    def write(self, data: bytes) -> int:
+    def write(self, data: Any) -> int:
         self._stream.write(bytes(data).decode(errors="replace"))
         return len(data)
 
     def flush(self) -> None:
         self._stream.flush()
 
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def close(self) -> None:
+        """It is as good as the stream, which stays."""
+
 
 @contextmanager
 def redirected(out: Printer | None, err: Printer | None) -> Iterator[None]:
-    """Send the ranks' output to the printers; close these and put the streams back."""
-    before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = RankStream(before[0], out), RankStream(before[1], err)
+    """Send the ranks' output to the printers, also what they write to descriptors 1 and 2 and
+    what processes print that they start; close the printers and put the streams back. What C
+    code prints goes past all this."""
+    names = ("stdout", "stderr", "__stdout__", "__stderr__")
+    before = {name: getattr(sys, name) for name in names}
+    children = ChildPipes({1: out, 2: err})
+    streams = {
+        1: RankStream(sys.stdout, out, children),
+        2: RankStream(sys.stderr, err, children),
+    }
+    write = os.write
+
+    def write_as_rank(fd: int, data: Any, /) -> int:
+        if here.strand is None or fd not in streams or is_own(here.strand, fd):
+            return write(fd, data)
+        return streams[fd].buffer.write(data)
+
+    sys.stdout = sys.__stdout__ = streams[1]  # type: ignore[assignment,misc]
+    sys.stderr = sys.__stderr__ = streams[2]  # type: ignore[assignment,misc]
+    os.write = write_as_rank
+    for_children.append(children.descriptor)
     try:
         yield
     finally:
-        sys.stdout, sys.stderr = before
+        os.write = write
+        for_children.remove(children.descriptor)
+        children.close()
+        for name, stream in before.items():
+            setattr(sys, name, stream)
         for printer in (out, err):
             if printer is not None:
                 printer.close()

@@ -32,6 +32,7 @@ from phalanx.errors import RankExited, RankStopped
 from phalanx.running import blocking
 from phalanx.running.blocking import SERVICES, Blocked, main_strand, starting
 from phalanx.running.isolation.environ import environ_for_c
+from phalanx.running.isolation.output import child_streams
 from phalanx.running.isolation.strangers import as_helper
 from phalanx.running.pools import is_pool_thread, note_thread, pool_patches
 from phalanx.running.processes_of_ranks import note_program, process_patches
@@ -42,7 +43,8 @@ POLLS = 50
 PLACES = 1000
 """Who looks at more files than this is not polling."""
 
-_ENV_PLACE = list(inspect.signature(subprocess.Popen).parameters).index("env")
+_PARAMETERS = list(inspect.signature(subprocess.Popen).parameters)
+_ENV_PLACE, _STREAMS_PLACE = _PARAMETERS.index("env"), _PARAMETERS.index("stdout")
 
 
 def call_patches() -> list[tuple[Any, str, Any]]:
@@ -157,8 +159,8 @@ def _ends_the_process(number: int) -> bool:
 
 
 def _inheriting(original: Any) -> Any:
-    """A program that a rank starts inherits the rank's environment, not the launcher's, and
-    may use all cores."""
+    """A program that a rank starts inherits the rank's environment, not the launcher's, may
+    use all cores, and prints where the rank prints."""
 
     def construct(self: Any, *args: Any, **kwargs: Any) -> None:
         strand = here.strand
@@ -166,6 +168,8 @@ def _inheriting(original: Any) -> Any:
             strand.baton.huddle.step_out()
             if len(args) <= _ENV_PLACE and kwargs.get("env") is None:
                 kwargs["env"] = dict(environ_for_c(strand.local))
+            if len(args) <= _STREAMS_PLACE:
+                kwargs |= child_streams(strand, kwargs)
         original(self, *args, **kwargs)
         note_program(self)
 

@@ -44,11 +44,11 @@ def save(context: RankContext) -> None:
     """Keep the rank's files open elsewhere and put the process's back."""
     own = context.saved.setdefault(KEPT, {})
     for place, original in originals.items():
-        if place not in own:
-            with suppress(OSError):
-                if os.path.sameopenfile(place, original):
-                    continue
         with suppress(OSError):
+            if os.path.sameopenfile(place, original):
+                if place in own:
+                    os.close(own.pop(place))
+                continue
             if place in own:
                 _dup2(place, own[place], False)
             else:

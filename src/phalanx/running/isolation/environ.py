@@ -150,17 +150,15 @@ def environ_here() -> dict[str, str]:
     own = own_environ()
     if own is not None:
         return dict(own)
-    found = {}
-    for key, value in os.environ._data.items():  # type: ignore[attr-defined]
-        known = _decoded.get(key)
-        if known is None or known[0] is not value:
-            known = _decoded[key] = value, os.fsdecode(key), os.fsdecode(value)
-        found[known[1]] = known[2]
-    return found
+    raw = os.environ._data  # type: ignore[attr-defined]
+    if raw != _last[0]:
+        decode = os.fsdecode
+        _last[:] = dict(raw), {decode(key): decode(value) for key, value in raw.items()}
+    return dict(_last[1])
 
 
-_decoded: dict[Any, tuple[Any, str, str]] = {}
-"""The process's variables that somebody has asked for: the value, and both in text."""
+_last: list[dict[Any, Any]] = [{}, {}]
+"""The process's variables when somebody asked last, and the same in text."""
 
 
 def own_environ() -> dict[str, str] | None:

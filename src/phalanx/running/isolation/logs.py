@@ -109,8 +109,8 @@ def _closing_own(original: Any) -> Any:
 
 def end(context: RankContext) -> None:
     """The rank's configuration ends with it."""
-    context.saved.pop(OWN, None)
     _close(context.saved.pop(MADE, ()))
+    context.saved.pop(OWN, None)
 
 
 def _close(handlers: Iterable[Any]) -> None:

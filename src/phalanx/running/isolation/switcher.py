@@ -29,6 +29,7 @@ from phalanx.running.isolation.warning_filters import (
     get_warnings,
     set_warnings,
 )
+from phalanx.running.modules.patched import due, look
 
 switchers: list[RankSwitcher] = []
 """Of the runs that are going on, the innermost last."""
@@ -100,6 +101,8 @@ class RankSwitcher(Switcher):
             self._names.save(context)
         if "warnings" in saved or self._warnings_changed():
             self._save_warnings(saved)
+        if due:
+            look()
         if places:
             attributes.save(context)
         if settings.in_use:
