@@ -23,6 +23,7 @@ from phalanx.errors import RankStopped
 from phalanx.running.blocking import is_idle_worker
 from phalanx.running.isolation.strangers import as_helper
 
+IDLE_LOOKS = 3
 _JOBS = "jobs"
 _THREADS = "pool threads"
 """Where a rank keeps the futures of its jobs and what it has started, in `saved`."""
@@ -80,14 +81,14 @@ def see_off(context: RankContext) -> None:
     """After a run: threads of pools that are gone are just about to end; those of pools that
     are still there wait for work."""
     for thread in context.saved.pop(_THREADS, ()):
+        idle = 0  # one that has just done its work looks so for a moment, and holds its pool
         for _ in range(100):
-            args = getattr(thread, "_args", None)
+            args: Any = getattr(thread, "_args", None)
             is_open = bool(args) and args[0]() is not None
             frame = sys._current_frames().get(thread.ident or 0)
-            if is_open and is_idle_worker(thread, frame):
-                break
-            thread.join(0.01)
-            if not thread.is_alive():
+            idle += is_open and is_idle_worker(thread, frame)
+            thread.join(0.003 if is_open else 0.1)
+            if idle >= IDLE_LOOKS or not thread.is_alive():
                 break
 
 
