@@ -15,7 +15,6 @@ from typing import Any, Protocol, TextIO
 
 from phalanx.cli.child_output import ChildPipes
 from phalanx.core.baton import here
-from phalanx.running.isolation.output import for_children, is_own
 
 
 class Printer(Protocol):
@@ -154,6 +153,8 @@ def redirected(out: Printer | None, err: Printer | None) -> Iterator[None]:
     """Send the ranks' output to the printers, also what they write to descriptors 1 and 2 and
     what processes print that they start; close the printers and put the streams back. What C
     code prints goes past all this."""
+    from phalanx.running.isolation.output import for_children, is_own  # this imports torch
+
     names = ("stdout", "stderr", "__stdout__", "__stderr__")
     before = {name: getattr(sys, name) for name in names}
     children = ChildPipes({1: out, 2: err})
