@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import gc
 import os
 import signal
 import sys
@@ -20,6 +21,7 @@ from phalanx.backend.install import leave_groups
 from phalanx.backend.session import RankContext
 from phalanx.core.crew import FORGETS_LOCALS, Crew
 from phalanx.running.crews import make_crew
+from phalanx.running.patches import patched
 from phalanx.running.threads import Settings, ThreadsEngine
 
 _left = contextvars.ContextVar("_left", default="nothing")
@@ -52,6 +54,26 @@ def test_threads_are_used_again(crew: Crew) -> None:
     assert run(crew, threading.get_ident) == first
     assert run(crew, threading.get_ident, ranks=2) == first[:2]
     assert run(crew, threading.get_ident, ranks=4)[:3] == first
+
+
+def test_nothing_of_a_run_waits_for_the_garbage_collector(crew: Crew) -> None:
+    def body() -> None:
+        tensor = torch.ones(2)
+        dist.all_reduce(tensor)
+        dist.send(tensor, 1) if dist.get_rank() == 0 else dist.recv(tensor, 0)
+        dist.barrier()
+
+    with patched():
+        for _ in range(3):  # what is made once
+            run(crew, body, ranks=2)
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(3):
+                run(crew, body, ranks=2)
+            assert gc.collect() == 0
+        finally:
+            gc.enable()
 
 
 def test_without_a_crew_no_thread_outlives_a_run() -> None:

@@ -30,6 +30,7 @@ from phalanx.testing.marked.marker import (
     is_ranks_marker,
 )
 from phalanx.testing.pytest_private import Failed, in_rank, leave_asserts_alone
+from phalanx.testing.pytest_private_logs import quicken_logs
 
 _given = pytest.StashKey[Given]()
 
@@ -228,6 +229,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     import_module("phalanx.testing.marked.items")
     for engine in engines:
         _loaded(f"on_{engine}").begin()
+    quicken_logs(config)
     gc.freeze()
     config.add_cleanup(gc.unfreeze)
 

@@ -161,6 +161,20 @@ def test_caplog(caplog, rank, world):
     assert caplog.text.endswith(f"rank {rank}\n")
 
 
+def test_caplog_of_a_logger_that_passes_nothing_on(caplog, rank, world):
+    quiet = logging.getLogger("quiet")
+    quiet.propagate = False  # pytest attaches to it from the next phase on
+    world.barrier()
+    quiet.warning("rank %d", rank)
+
+
+def test_caplog_of_that_logger_later(caplog, rank, world):
+    logging.getLogger("quiet").warning("rank %d", rank)
+    world.barrier()
+    old = tuple(map(int, pytest.__version__.split(".")[:2])) < (9, 2)
+    assert caplog.messages == ([] if old else [f"rank {rank}"])
+
+
 def test_caplog_levels_are_put_back():
     assert logging.getLogger("mine").level == logging.NOTSET
 

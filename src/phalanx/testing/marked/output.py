@@ -150,16 +150,18 @@ class RankCapture:
             collected.write(self._rank, own.getvalue())
 
 
-class RankLogs(logging.Handler):
-    """Gives each record to the rank that logged it, while pytest's own handlers look away. One
-    for a whole run of pytest, since handlers are dear to make."""
+class RankLogs:
+    """Gives each record that reaches pytest's own handlers to the rank that logged it. One for
+    a whole run of pytest, since handlers are dear to make."""
 
     def __init__(self, config: Any) -> None:
-        super().__init__()
         self.handlers: list[tuple[private.LogCaptureHandler, private.LogCaptureHandler]] = []
         self.levels: dict[Any, int] = {}
         self._config = config
-        self._others = private.log_handlers(config)
+        self._turns = [
+            (own, _ToRanks(self, index))
+            for index, own in enumerate(private.log_handlers(config))
+        ]
 
     @classmethod
     def of(cls, config: Any, size: int) -> RankLogs:
@@ -182,27 +184,18 @@ class RankLogs(logging.Handler):
                 if handler.records:
                     handler.reset()
 
-    def emit(self, record: logging.LogRecord) -> None:
-        strand = here.strand
-        if strand is None:
-            return
-        for handler in self.handlers[strand.rank]:
-            if record.levelno >= handler.level:
-                handler.handle(record)
-
     def __enter__(self) -> None:
-        if self.handlers:  # else pytest runs without its logging plugin
-            for other in self._others:
-                other.addFilter(_outside_of_ranks)
-            logging.root.addHandler(self)
+        for own, turn in self._turns:  # none if pytest runs without its logging plugin
+            turn.level = own.level
+            own.level = logging.NOTSET
+            own.addFilter(turn)
 
     def __exit__(self, *error: object) -> None:
-        if self.handlers:
-            logging.root.removeHandler(self)
-            for other in self._others:
-                other.removeFilter(_outside_of_ranks)
-            for logger, level in self.levels.items():
-                logger.setLevel(level)
+        for own, turn in self._turns:
+            own.removeFilter(turn)
+            own.level = turn.level
+        for logger, level in self.levels.items():
+            logger.setLevel(level)
 
     def text(self, rank: int) -> str:
         if not self.handlers or not self.handlers[rank][1].records:
@@ -214,5 +207,21 @@ class RankLogs(logging.Handler):
 _logs = pytest.StashKey[RankLogs]()
 
 
-def _outside_of_ranks(record: logging.LogRecord) -> bool:
-    return here.strand is None
+class _ToRanks:
+    """A filter of one of pytest's handlers, which are at the root and, from pytest 9.2 on, at
+    all loggers that pass nothing on: a rank's records turn off here, to the same handler of
+    its own. That may want to see more than pytest's, whose level is therefore minded here."""
+
+    def __init__(self, logs: RankLogs, index: int) -> None:
+        self._logs = logs
+        self._index = index
+        self.level = logging.NOTSET
+
+    def __call__(self, record: logging.LogRecord) -> bool:
+        strand = here.strand
+        if strand is None:
+            return record.levelno >= self.level
+        handler = self._logs.handlers[strand.rank][self._index]
+        if record.levelno >= handler.level:
+            handler.handle(record)
+        return False
