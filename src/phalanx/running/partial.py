@@ -83,7 +83,7 @@ class PartialWatch:
     def _nodes(self, steady: Mapping[Strand, _Seen]) -> tuple[list[Strand], list[Node], bool]:
         """One node for each thread, then one for each callback that may run in a thread that
         waits; and whether some of it rests on threads out of sight."""
-        frames = sys._current_frames() if any(s.state is OUTSIDE for s in steady) else {}
+        frames = _frames_of_others() if any(s.state is OUTSIDE for s in steady) else {}
         strands = [strand for strand in self._baton.strands if strand.state is not DONE]
         by_thread = {strand.thread: strand for strand in strands if strand.thread is not None}
         known = Known()
@@ -143,13 +143,21 @@ class PartialWatch:
         """Whether no thread that is nobody's could notify a rank."""
         ours = {strand.ident for strand in strands} | {threading.get_ident()}
         known = {thread.ident: thread for thread in threading.enumerate()}
-        frames = sys._current_frames()
+        frames = _frames_of_others()
         others = (known.keys() | frames.keys()) - ours
         return all(
             ident in known
             and (is_tool(known[ident]) or is_idle_worker(known[ident], frames.get(ident or 0)))
             for ident in others
         )
+
+
+def _frames_of_others() -> dict[int, FrameType]:
+    """Without the caller's own, which would hold the table that holds it, and with it
+    everything that the ranks have in their frames."""
+    frames = sys._current_frames()
+    frames.pop(threading.get_ident(), None)
+    return frames
 
 
 def _name(strand: Strand) -> str | None:
