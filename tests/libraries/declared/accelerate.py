@@ -29,6 +29,8 @@ PROGRAMS: tuple[Program, ...] = (
     Program("accelerate", "accelerate_operations.py", ranks=4),
     script("test_script"),
     script("test_ops"),
+    Program("accelerate", "accelerate_test_ops.py", ranks=2),
+    Program("accelerate", "accelerate_test_ops.py", ranks=4),
     script("test_sync"),
     script("test_cli", fails_here="forms no group, and phalanx run says so: exit status 2"),
     script("external_deps.test_pippy"),

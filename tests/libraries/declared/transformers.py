@@ -9,4 +9,5 @@ PROGRAMS: tuple[Program, ...] = (
     Program(
         "transformers", "transformers_trainer.py", ranks=4, args=("llama",), compare="results"
     ),
+    Program("transformers", "transformers_classifier.py", ranks=2, compare="results"),
 )
