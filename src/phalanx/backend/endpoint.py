@@ -48,8 +48,6 @@ from phalanx.errors import PhalanxError
 _UNSET = timedelta(0)
 _PERIOD_MASK = crossed_order.PERIOD - 1
 
-_CHANGES_BY_USE = frozenset({"_coalescing", "_batch"})
-
 CPP_NAME = "phalanx"
 """What the group's backend is called towards C++ code."""
 
@@ -149,9 +147,10 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
 
     def what_can_change(self) -> tuple[Any, ...]:
         """What a program may have set on this object, for `heirloom.py`."""
-        own = (name for name in vars(self) if name not in _CHANGES_BY_USE)
-        options = sorted((name, repr(value)) for name, value in vars(self.options).items())
-        return (*own, self._limit, self._splits, self._closed, self.group_desc, *options)
+        options = vars(self.options)
+        ranks = tuple(options.get("global_ranks_in_group", ()))  # a list can change in place
+        own = (self._limit, self._splits, self._closed, self.group_desc, ranks)
+        return (*own, *vars(self), *options, *options.values())
 
     def move_to(self, context: RankContext) -> None:
         """Become the group of another world, as if it were new."""

@@ -281,7 +281,7 @@ def end_processes(context: RankContext, *, failed: bool) -> None:
     """As multiprocessing does at the end of a process: daemons are ended, others waited for.
     Where the rank had no chance to see to its processes, all of them are ended."""
     saved = context.saved
-    if not any(key in saved for key in _KEYS):
+    if saved.keys().isdisjoint(_KEYS):
         return
     outer = here.strand
     if failed:

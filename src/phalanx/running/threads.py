@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import thread as pools
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -556,25 +556,28 @@ def _is_pool_worker(thread: threading.Thread) -> bool:
 
 def rank_environ(base: Mapping[str, str], settings: Settings, rank: int) -> dict[str, str]:
     """What torchrun would have set for this rank."""
-    per_node = settings.per_node or settings.ranks
-    local, node = rank % per_node, rank // per_node
-    environ = dict(base)
-    environ.setdefault("MASTER_ADDR", "127.0.0.1")
-    environ.setdefault("MASTER_PORT", "29500")
+    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
     if not settings.as_torchrun:
-        return environ
-    environ.update(
-        RANK=str(rank),
-        WORLD_SIZE=str(settings.ranks),
-        LOCAL_RANK=str(local),
-        LOCAL_WORLD_SIZE=str(per_node),
-        GROUP_RANK=str(node),
-        GROUP_WORLD_SIZE=str(-(-settings.ranks // per_node)),
-        ROLE_RANK=str(rank),
-        ROLE_WORLD_SIZE=str(settings.ranks),
-        ROLE_NAME="default",
-        TORCHELASTIC_RUN_ID="phalanx",
-        TORCHELASTIC_RESTART_COUNT="0",
-        TORCHELASTIC_MAX_RESTARTS="0",
-    )
-    return environ
+        return {**where, **base}
+    per_node = settings.per_node or settings.ranks
+    return {**where, **base, **_torchrun_variables(rank, settings.ranks, per_node)}
+
+
+@lru_cache(maxsize=1024)
+def _torchrun_variables(rank: int, ranks: int, per_node: int) -> dict[str, str]:
+    """Not to be changed by whoever gets it: it is made once."""
+    local, node = rank % per_node, rank // per_node
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_RANK": str(local),
+        "LOCAL_WORLD_SIZE": str(per_node),
+        "GROUP_RANK": str(node),
+        "GROUP_WORLD_SIZE": str(-(-ranks // per_node)),
+        "ROLE_RANK": str(rank),
+        "ROLE_WORLD_SIZE": str(ranks),
+        "ROLE_NAME": "default",
+        "TORCHELASTIC_RUN_ID": "phalanx",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+    }
