@@ -382,6 +382,7 @@ def test_a_mode_that_was_taken_off_for_a_call_is_not_put_back_twice() -> None:
     assert run(body, ranks=2) == [(4 * 8 * 7.0, 1)] * 2
 
 
+@pytest.mark.filterwarnings("ignore:.*keeps what torch.compile makes")
 def test_compiled_functions_do_not_see_the_mode(monkeypatch) -> None:
     monkeypatch.undo()  # dynamo would look for the GPU
     monkeypatch.setattr(threads, "plan_devices", lambda *given, per_node: DeviceMap(1, 2))

@@ -38,7 +38,9 @@ def keep_cuda_guard() -> None:
 
     A build for CUDA that finds no GPU replaces its device guard by an empty one, on first use
     of `FakeTensorMode` (hence of `torch.compile`). It belongs to the thread that made it: once
-    that has ended, the next use in another thread takes the process down (2.11)."""
+    that has ended, the next use in another thread takes the process down (2.11). The driver
+    itself is asked, because `is_available` may have another answer for ranks."""
     make: Any = getattr(torch._C, "_ensureCUDADeviceGuardSet", None)
-    if make is not None and torch.version.cuda and not torch.cuda.is_available():
+    count: Any = getattr(torch._C, "_cuda_getDeviceCount", None)
+    if make is not None and count is not None and not count():
         make()
