@@ -235,6 +235,46 @@ def test_a_second_registration_by_the_same_rank_is_refused_as_ever(tmp_path: Pat
         run_script(tmp_path, "import twice", {"twice.py": twice})
 
 
+def test_what_modules_replace_in_torch_is_each_rank_s(tmp_path: Path) -> None:
+    import torch
+
+    patching = """
+        import torch
+        SCALE = None
+        original, relu = torch.nn.Linear.forward, torch.nn.functional.relu
+        def forward(self, x):
+            return original(self, x) * SCALE
+        class Own(torch.optim.SGD):
+            pass
+        def apply():
+            torch.nn.Linear.forward = forward
+            torch.nn.functional.relu = lambda x: relu(x) + SCALE
+        torch.optim.SGD = Own
+        """
+    text = """
+        import patching
+        patching.SCALE = rank + 2
+        patching.apply()
+        layer = torch.nn.Linear(1, 1, bias=False)
+        torch.nn.init.ones_(layer.weight)
+        for _ in range(3):
+            assert layer(torch.ones(1)).item() == rank + 2
+            assert torch.nn.functional.relu(torch.ones(1)).item() == rank + 3
+            assert torch.optim.SGD is patching.Own
+            dist.barrier()
+        def late(x):
+            return x * patching.SCALE
+        torch.nn.functional.gelu = late
+        dist.barrier()
+        assert torch.nn.functional.gelu(torch.ones(1)).item() == rank + 2
+        """
+    before = [torch.nn.Linear.forward, torch.nn.functional.relu, torch.optim.SGD]
+    for _ in range(2):
+        run_script(tmp_path, text, {"patching.py": patching})
+        assert before == [torch.nn.Linear.forward, torch.nn.functional.relu, torch.optim.SGD]
+    assert torch.nn.functional.gelu.__module__ != "__main__"
+
+
 DATA = """
 import torch
 SCALE = 1

@@ -185,7 +185,7 @@ def test_compiled_code_has_the_globals_of_its_rank(tmp_path: Path) -> None:
         import model
         model.FACTOR = rank + 2
         dist.barrier()
-        compiled = torch.compile(model.Net(), backend="eager")
+        compiled = torch.compile(model.scaled, backend="eager")
         assert compiled(torch.ones(1)).item() == rank + 2
         dist.barrier()
         assert compiled(torch.ones(1)).item() == rank + 2
@@ -193,10 +193,9 @@ def test_compiled_code_has_the_globals_of_its_rank(tmp_path: Path) -> None:
     code = """
         import torch
         FACTOR = 1
-        class Net(torch.nn.Module):
-            def forward(self, x):
-                import helpers
-                return helpers.scale(x) * FACTOR
+        def scaled(x):
+            import helpers
+            return helpers.scale(x) * FACTOR
         """
     files = {"model.py": code, "helpers.py": "def scale(x):\n    return x + 0"}
     run_script(tmp_path, text, files, ranks=2)

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from phalanx.backend import private
+from phalanx.backend import private, private_modes
 from phalanx.backend.session import RankContext, context_here
 
 WATCHED = {*private.PER_PROCESS, *private.AFTER_IMPORT}
@@ -139,6 +139,17 @@ def _watch_hooks() -> None:
         _plain_hooks.append((owner, name, value))
         if isinstance(value, dict):
             setattr(owner, name, _Hooks(value))
+
+
+def _keep_compiled_apart(begins: bool) -> None:
+    """A rank calls a compiled function: from the first one on, what torch keeps of it goes
+    with the baton."""
+    place = (private_modes.compiled_now, "values")
+    if begins and place not in places:
+        add(*place, private_modes.compiled_now.at_rest)
+
+
+private_modes.listeners.append(_keep_compiled_apart)
 
 
 def save(context: RankContext) -> None:

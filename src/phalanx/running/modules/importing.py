@@ -19,6 +19,7 @@ from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
 from phalanx.callsite import is_own_file
+from phalanx.running.modules import patched
 from phalanx.running.modules.owners import RankModule, outside, owner_here, real, shared
 from phalanx.running.modules.rule import find_spec
 from phalanx.running.modules.seen import is_apart
@@ -167,6 +168,7 @@ class SharedCodeLoader(SourceFileLoader):
         if known is not None and known[0] == version:
             return known[1]
         code = super().get_code(fullname)
+        patched.expect()
         if code is not None:
             self._codes[path] = version, code
         return code

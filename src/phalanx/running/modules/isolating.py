@@ -15,7 +15,7 @@ from typing import Any
 
 from phalanx.backend.session import RankContext
 from phalanx.core.baton import here
-from phalanx.running.modules import importing
+from phalanx.running.modules import importing, patched
 from phalanx.running.modules.owners import KEY, Owner, RankModule, outside, owner_here, shared
 from phalanx.running.modules.registrations import registration_patches
 from phalanx.running.modules.rule import MAIN, MP_MAIN, Rule
@@ -73,6 +73,7 @@ def _hold(rule: Rule) -> None:
         for place, name, replacement in registration_patches():
             _installed.replaced.append((place, name, vars(place)[name]))
             setattr(place, name, replacement)
+        patched.begin()
     for name, module in list(shared.items()):
         if rule.covers(name) and type(module) is not RankModule:
             outside.modules[name] = module
@@ -103,6 +104,7 @@ def _uninstall(owner: Owner) -> None:
     sys.modules = shared
     importing.uninstall(_installed.finder)
     _installed.finder = None
+    patched.end()
     outside.modules.clear()
     while _installed.replaced:
         place, name, original = _installed.replaced.pop()
