@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 import phalanx
+from phalanx.running import crews
 
 
 def have(monkeypatch: pytest.MonkeyPatch, gpus: int) -> None:
@@ -110,3 +111,17 @@ def test_a_rank_that_names_a_gpu_which_is_not_there_is_told_of_sharing(monkeypat
     with pytest.raises(phalanx.RankFailedError) as error:
         phalanx.run(uses_its_own, ranks=3)
     assert "hint" not in str(error.value)
+
+
+def test_a_kept_thread_with_another_gpu_or_stream_is_not_used_again(monkeypatch) -> None:
+    now = {"device": 0, "stream": 0}
+    stream = type("Stream", (), {"cuda_stream": property(lambda self: now["stream"])})
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: now["device"])
+    monkeypatch.setattr(torch.cuda, "current_stream", stream)
+    before = crews._state_of_thread()
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    assert crews._state_of_thread() == before
+    for name in now:
+        now[name] = 1
+        assert crews._state_of_thread() != before
+        now[name] = 0

@@ -42,4 +42,11 @@ def _state_of_thread() -> Hashable:
         private.dispatch_modes(),
         sys.gettrace(),
         sys.getprofile(),
+        _place() if torch.cuda.is_initialized() else (0, 0),
     )
+
+
+def _place() -> tuple[int, int]:
+    """The current GPU, and the current stream there: a new thread begins with the first of
+    each."""
+    return torch.cuda.current_device(), int(torch.cuda.current_stream().cuda_stream)
