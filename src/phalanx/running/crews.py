@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Hashable
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -42,11 +43,14 @@ def _state_of_thread() -> Hashable:
         private.dispatch_modes(),
         sys.gettrace(),
         sys.getprofile(),
-        _place() if torch.cuda.is_initialized() else (0, 0),
+        _place() if _cuda.is_initialized() else (0, 0),
     )
 
 
 def _place() -> tuple[int, int]:
     """The current GPU, and the current stream there: a new thread begins with the first of
     each."""
-    return torch.cuda.current_device(), int(torch.cuda.current_stream().cuda_stream)
+    return _cuda.current_device(), _cuda.current_stream().cuda_stream
+
+
+_cuda: Any = torch.cuda
