@@ -51,6 +51,8 @@ def test_ranks_share_the_one_gpu_and_are_told_so(gpus, script, capsys) -> None:
     assert out == "[0-7] is cuda:0 of 8\n"
     told = "phalanx: 8 ranks shared 1 GPU: cuda:1 to cuda:7 stood for cuda:0"
     assert err.splitlines()[0] == told
+    assert torch.cuda.device_count() == 1
+    assert type(torch.Generator()) is torch.Generator
 
 
 def test_nothing_is_said_where_each_has_its_own(gpus, script, capsys) -> None:

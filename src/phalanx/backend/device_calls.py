@@ -30,12 +30,9 @@ _originals: list[Patch] = []
 
 
 @contextmanager
-def mapped(devices: DeviceMap | None) -> Iterator[None]:
-    """While a run with such a map lasts. Nested runs come and go inside."""
+def mapped() -> Iterator[None]:
+    """While a run with a map lasts. Nested runs come and go inside."""
     global _depth
-    if devices is None:
-        yield
-        return
     with _lock:
         _depth += 1
         if _depth == 1:

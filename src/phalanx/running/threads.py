@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import thread as pools
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
@@ -316,7 +316,7 @@ class _Run:
         strands = [self.baton.add(context.rank, context) for context in self.session.ranks]
         try:
             keep_groups_by_thread(True)
-            with mapped(self.session.devices):
+            with mapped() if self.session.devices is not None else nullcontext():
                 stuck = launcher.run(strands, [self._main] * len(strands))
         finally:
             keep_groups_by_thread(False)
