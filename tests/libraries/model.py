@@ -31,6 +31,8 @@ class Program:
     fails_here: str = ""
     """Why it cannot run with `phalanx run` though it does with torchrun; shown in the docs."""
     environment: dict[str, str] = field(default_factory=dict)
+    quick: bool = False
+    """Whether pytest runs it too, where the library is installed."""
 
     @property
     def title(self) -> str:
