@@ -7,6 +7,7 @@ does it all.
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 
 import phalanx
+from phalanx.backend import private_modes
 from tests.stack.training import (
     DDP,
     OUT,
@@ -247,3 +249,29 @@ def test_more_ranks_than_recompilations() -> None:
         return counter.frame_count
 
     assert phalanx.run(program, ranks=ranks) == [1] * ranks
+
+
+@pytest.mark.skipif(torch.__version__ < "2.13", reason="has one cache for all ranks")
+def test_ranks_that_compile_at_the_same_time_keep_their_code_apart() -> None:
+    def slow(graph: Any, _inputs: Any) -> Any:
+        time.sleep(0.01)  # inductor waits for a compiler here, and another rank goes on
+        return graph.forward
+
+    def program() -> list[float]:
+        @torch.compile(backend=slow)
+        def add(x: Tensor) -> Tensor:
+            x = x + dist.get_rank()
+            dist.barrier()  # dynamo compiles what follows as another function
+            return x * (2 + dist.get_rank())
+
+        results = []
+        for _ in range(3):
+            results.append(add(torch.ones(())).item())
+            dist.barrier()
+        return results
+
+    for seed in range(3):
+        torch._dynamo.reset()
+        expected = [[float((1 + rank) * (2 + rank))] * 3 for rank in range(3)]
+        assert phalanx.run(program, ranks=3, seed=seed) == expected
+    assert private_modes.compiled_now.values == (-1, -1)

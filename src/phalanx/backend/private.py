@@ -215,6 +215,7 @@ def _save_by_a_process_of_ones_own(module: Any) -> Undo:
 
 AFTER_IMPORT: dict[str, Callable[[Any], Undo | None]] = {
     "torch._dynamo.trace_rules": _skip_our_frames,
+    "torch._dynamo.convert_frame": private_modes.wait_for_compiler_in_turn,
     "torch._dynamo.eval_frame": private_modes.prepare_eval_frame,
     "torch.distributed.nn.functional": _unbind_groups,
     "torch.distributed.checkpoint._async_process_executor": _save_by_a_process_of_ones_own,

@@ -18,7 +18,7 @@ from torch._guards import CompileContext
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from phalanx.core.baton import here
+from phalanx.core.baton import RUNNING, Strand, here
 from phalanx.errors import PhalanxWarning
 
 Undo = Callable[[], None]
@@ -166,6 +166,79 @@ def _compile_for_each_rank(module: Any) -> Undo | None:
 
 _OUR_REGIONS = 1 << 48
 _REGIONS = "set_eval_frame_isolate_recompiles_id"
+
+
+class CompiledNow:
+    """2.13: what dynamo's C module keeps once per process of the compiled function that runs:
+    the region, and with `fullgraph=True` how many frames were compiled. A rank that waits in
+    the middle must find its own again, or its code goes into another rank's region."""
+
+    names = (_REGIONS, "set_fullgraph_compiled_frame_count")
+    at_rest = (-1, -1)
+
+    def __init__(self) -> None:
+        module = torch._C._dynamo.eval_frame
+        found = [getattr(module, name, None) for name in self.names]
+        self._setters: list[Any] = found if None not in found else []
+
+    @property
+    def values(self) -> tuple[int, ...]:
+        """A setter answers with what was there before."""
+        now = tuple(setter(-1) for setter in self._setters)
+        self.values = now
+        return now
+
+    @values.setter
+    def values(self, values: tuple[int, ...]) -> None:
+        for setter, value in zip(self._setters, values, strict=False):
+            setter(value)
+
+
+compiled_now = CompiledNow()
+
+
+def wait_for_compiler_in_turn(module: Any) -> Undo:
+    """2.11-2.13: one thread compiles at a time. A rank that waits for another one's compiler
+    steps out of the baton, and goes on when it has both: the lock and its own state."""
+    original = module.compile_lock
+    module.compile_lock = _CompileLock(original)
+    return partial(setattr, module, "compile_lock", original)
+
+
+class _CompileLock:
+    def __init__(self, lock: Any) -> None:
+        self._lock = lock
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        strand = here.strand
+        if strand is None or strand.helper or strand.state is not RUNNING or not blocking:
+            return bool(self._lock.acquire(blocking, timeout))
+        return bool(self._lock.acquire(blocking=False)) or self._wait(strand, timeout)
+
+    def _wait(self, strand: Strand, timeout: float) -> bool:
+        has_it = False
+
+        def attempt(seconds: float) -> bool:
+            nonlocal has_it
+            has_it = bool(self._lock.acquire(True, seconds))
+            return has_it
+
+        limit = None if timeout < 0 else timeout
+        try:
+            return strand.baton.wait_outside(strand, attempt, limit)
+        except BaseException:
+            if has_it:
+                self._lock.release()
+            raise
+
+    def release(self) -> None:
+        self._lock.release()
 
 
 @cache
