@@ -231,6 +231,22 @@ def test_a_generator_stays_one() -> None:
         assert draws == torch.rand(1, generator=torch.Generator().manual_seed(r)).item()
 
 
+def test_what_a_rank_derives_from_a_generator_is_one() -> None:
+    def body(r: int) -> Any:
+        class Own(torch.Generator):
+            def twice(self) -> int:
+                return 2 * self.initial_seed()
+
+        own = Own()
+        own.manual_seed(r)
+        assert isinstance(own, torch.Generator) and issubclass(Own, torch.Generator)
+        return own, own.twice()
+
+    for r, (own, twice) in enumerate(run(body, ranks=2)):
+        assert type(own).__mro__[1] is torch.Generator
+        assert twice == own.twice() == 2 * r
+
+
 def test_hooks_and_recomputed_layers_of_backward_are_mapped() -> None:
     def body(r: int) -> list[torch.device]:
         seen: list[torch.device] = []

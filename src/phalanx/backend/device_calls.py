@@ -123,9 +123,16 @@ _MADE_IN_C = ("Generator", "Stream", "Event")
 
 
 class _Facade(type):
-    """Stands for a class of torch's: makes its instances, which are instances of both."""
+    """Stands for a class of torch's: makes its instances, which are instances of both. What is
+    derived from it is derived from torch's, and outlives the run (dynamo has such classes)."""
 
     original: Any
+
+    def __new__(cls, name: str, bases: tuple[Any, ...], about: dict[str, Any]) -> Any:
+        if not bases:
+            return super().__new__(cls, name, bases, about)
+        real = (base.original if isinstance(base, _Facade) else base for base in bases)
+        return type(name, tuple(real), about)
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         devices = devices_here()
