@@ -12,7 +12,6 @@ import logging
 import multiprocessing.connection
 import multiprocessing.util
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -36,6 +35,7 @@ from phalanx.running.isolation.output import child_streams
 from phalanx.running.isolation.strangers import as_helper
 from phalanx.running.pools import is_pool_thread, note_thread, pool_patches
 from phalanx.running.processes_of_ranks import note_program, process_patches
+from phalanx.running.signals import signal_patches
 
 LOOKS = ("stat", "access", "listdir", "scandir")
 POLLS = 50
@@ -55,7 +55,6 @@ def call_patches() -> list[tuple[Any, str, Any]]:
         *((os, name, _polling(getattr(os, name))) for name in LOOKS),
         (os, "_exit", _exiting("os._exit", os._exit)),
         (os, "abort", _exiting("os.abort", os.abort)),
-        (os, "kill", _killing(os.kill)),
         (subprocess.Popen, "__init__", _inheriting(subprocess.Popen.__init__)),
         *((owner, name, _on_all_cores(original)) for owner, name, original in _starters()),
         *((owner, name, _stepping_out(getattr(owner, name))) for owner, name in _NATIVE_WAITS),
@@ -64,6 +63,7 @@ def call_patches() -> list[tuple[Any, str, Any]]:
         (threading.Thread, "join", blocking.joining(threading.Thread.join)),
         (threading.Thread, "start", _adopting(threading.Thread.start)),
         *process_patches(),
+        *signal_patches(),
         *pool_patches(enter_thread),
     ]
 
@@ -140,22 +140,6 @@ def _exiting(how: str, original: Any) -> Any:
         raise RankExited(how, code)
 
     return leave
-
-
-def _killing(original: Any) -> Any:
-    """A rank that sends itself a signal which nobody handles means itself, not all ranks."""
-
-    def kill(pid: int, number: int) -> None:
-        if here.strand is None or pid != os.getpid() or not _ends_the_process(number):
-            return original(pid, number)  # type: ignore[no-any-return]
-        raise RankExited(f"os.kill on itself, {signal.Signals(number).name},", -number)
-
-    return kill
-
-
-def _ends_the_process(number: int) -> bool:
-    harmless = (0, signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGWINCH)
-    return number not in harmless and signal.getsignal(number) is signal.SIG_DFL
 
 
 def _inheriting(original: Any) -> Any:

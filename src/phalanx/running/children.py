@@ -28,6 +28,8 @@ from phalanx.running.children_rules import (
     find_expected,
     split_batch,
 )
+from phalanx.running.signals import HARMLESS, send
+from phalanx.running.signals import children as children_by_pid
 
 LOOK = 0.02
 PATIENCE = 0.3
@@ -64,6 +66,7 @@ class Child:
         self.environ = environ
         self.returncode: int | None = None
         self.pid = next(_numbers)
+        children_by_pid[self.pid] = self._send
         self.sentinel, self._write_end = os.pipe()
         self.strand: Strand | None = None
         self.sent = 0
@@ -154,7 +157,9 @@ class Child:
             self._real._send_signal(number)
             return
         self.show()
-        if self.returncode is None and not self.sent:
+        if self.strand is not None and number != signal.SIGKILL and send(self.strand, number):
+            return
+        if self.returncode is None and not self.sent and number not in HARMLESS:
             self.sent = number
             _stop_one(self.strand)
 
@@ -252,7 +257,13 @@ class Family:
                 child.terminate()
         for world in self._worlds:
             world.join()
+        self._close()
+
+    def _close(self) -> None:
         self._open = False
+        for child in self.children:
+            children_by_pid.pop(child.pid, None)
+            child.close()
 
     def stop(self) -> None:
         """The program was interrupted: no rank may outlive it."""
@@ -262,7 +273,7 @@ class Family:
                 child.strand.baton.stop(at_once=True)
         for world in self._worlds:
             world.join(6.0)
-        self._open = False
+        self._close()
 
     def _watch(self) -> None:
         """Begin when the program waits where we do not see it, or computes for long."""

@@ -67,6 +67,7 @@ from phalanx.running.processes_of_ranks import (
     kill_processes,
     leave_if_forked,
 )
+from phalanx.running.signals import SignalDesk
 from phalanx.running.snapshots import group_views, is_debugging, take_snapshot, user_stacks
 from phalanx.running.verdicts import Judge
 
@@ -296,6 +297,7 @@ class _Run:
         self.baton.on_stuck = self.judge.judge_stuck
         self.baton.on_look = self.judge.look
         self.baton.on_condemned = self.judge.forget
+        self.signals = SignalDesk(self.baton, session.ranks)
         if settings.late_numbers:
             session.renumber = self._exchange
 
@@ -309,11 +311,12 @@ class _Run:
             on_stall=self._stall,
             limit=settings.limit,
             on_limit=lambda seconds: self._stall(seconds, over_limit=True),
-            on_tick=settings.on_tick,
+            on_tick=self._tick,
             on_interrupt=self._tell_positions,
             crew=self.crew,
         )
         strands = [self.baton.add(context.rank, context) for context in self.session.ranks]
+        self.signals.open()
         try:
             keep_groups_by_thread(True)
             with mapped() if self.session.devices is not None else nullcontext():
@@ -321,6 +324,7 @@ class _Run:
         finally:
             keep_groups_by_thread(False)
             self.switcher.restore()
+            self.signals.close()
         self._end_helpers()
         if launcher.interrupted is not None:
             raise launcher.interrupted
@@ -354,6 +358,11 @@ class _Run:
         for context in self.session.ranks:
             context.tell_failure = None
         return True
+
+    def _tick(self) -> None:
+        self.signals.serve()
+        if self.settings.on_tick is not None:
+            self.settings.on_tick()
 
     def _find_leftovers(self) -> Sequence[Verdict]:
         waits, self.session.leftovers = self.session.leftovers, []

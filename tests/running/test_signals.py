@@ -1,0 +1,232 @@
+"""Signal handlers in ranks: each rank's own, as if it were a process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import phalanx
+from phalanx.errors import RankFailedError, UsageError
+
+
+def test_a_rank_sets_and_asks_for_its_own_handlers() -> None:
+    def body() -> tuple[Any, ...]:
+        rank = dist.get_rank()
+        seen: list[tuple[int, int]] = []
+
+        def handler(number: int, frame: Any) -> None:
+            seen.append((rank, number))
+
+        first = signal.signal(signal.SIGUSR1, handler)
+        assert signal.getsignal(signal.SIGUSR1) is handler
+        dist.barrier()
+        os.kill(os.getpid(), signal.SIGUSR1)
+        signal.raise_signal(signal.SIGUSR1)
+        if rank == 0:
+            assert signal.signal(signal.SIGUSR1, signal.SIG_IGN) is handler
+            os.kill(os.getpid(), signal.SIGUSR1)
+        return first, seen
+
+    before = signal.getsignal(signal.SIGUSR1)
+    for _ in range(2):
+        found = phalanx.run(body, ranks=3)
+        assert found == [(before, [(rank, signal.SIGUSR1)] * 2) for rank in range(3)]
+    assert signal.getsignal(signal.SIGUSR1) is before
+
+
+def _soon(number: int, ready: Callable[[], bool]) -> threading.Thread:
+    """Send this process a signal from outside of the run, once it is ready for it."""
+
+    def send() -> None:
+        while not ready():
+            time.sleep(0.002)
+        os.kill(os.getpid(), number)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("waiting", ["sleeping", "parked", "blocked", "working"])
+def test_a_signal_from_outside_runs_every_ranks_handler(waiting: str) -> None:
+    """A process that shows it as a checkpoint on preemption does: a flag, read in the loop."""
+    ready: list[int] = []
+
+    def body() -> int:
+        rank = dist.get_rank()
+        stop: list[int] = []
+        signal.signal(signal.SIGTERM, lambda number, frame: stop.append(rank))
+        dist.barrier()
+        ready.append(rank)
+        if waiting == "parked" and rank:
+            dist.barrier()
+        while not stop or waiting == "working":
+            if waiting == "sleeping" or waiting == "parked":
+                time.sleep(0.01)
+            elif waiting == "blocked":
+                threading.Event().wait(0.02)
+            else:
+                dist.all_reduce(torch.ones(1))
+                break_off = torch.tensor(float(bool(stop)))
+                dist.all_reduce(break_off)
+                if break_off:
+                    break
+        if waiting == "parked" and not rank:
+            dist.barrier()
+        dist.barrier()
+        return stop[0] if stop else rank
+
+    sender = _soon(signal.SIGTERM, lambda: len(ready) == 3)
+    assert phalanx.run(body, ranks=3) == [0, 1, 2]
+    sender.join()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_rank_without_a_handler_ends_as_a_process_would() -> None:
+    ready: list[int] = []
+
+    def body() -> None:
+        if dist.get_rank() == 0:
+            signal.signal(signal.SIGUSR2, lambda number, frame: None)
+        dist.barrier()
+        ready.append(1)
+        while True:
+            time.sleep(0.01)
+
+    sender = _soon(signal.SIGUSR2, lambda: len(ready) == 2)
+    with pytest.raises(RankFailedError, match="rank 1 called the default of SIGUSR2"):
+        phalanx.run(body, ranks=2)
+    sender.join()
+
+
+def test_a_rank_that_sends_itself_what_nobody_handles_ends() -> None:
+    def body() -> None:
+        dist.barrier()
+        if dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        dist.barrier()
+
+    with pytest.raises(RankFailedError, match=r"rank 1 called os\.kill on itself, SIGTERM"):
+        phalanx.run(body, ranks=2)
+
+
+def test_alarms_are_each_ranks_own_and_may_raise() -> None:
+    class Late(Exception):
+        pass
+
+    def late(number: int, frame: Any) -> None:
+        raise Late(dist.get_rank())
+
+    def body() -> Any:
+        rank = dist.get_rank()
+        signal.signal(signal.SIGALRM, late)
+        assert signal.alarm(100) == 0
+        assert signal.alarm(0) == 100
+        signal.setitimer(signal.ITIMER_REAL, 0.05 if rank else 50.0)
+        try:
+            time.sleep(0.5)
+            return signal.getitimer(signal.ITIMER_REAL)[0] > 40
+        except Late as error:
+            return error.args
+
+    assert phalanx.run(body, ranks=2) == [True, (1,)]
+
+
+def test_an_alarm_repeats_and_interrupts_a_wait_for_others() -> None:
+    def body() -> int:
+        rung: list[int] = []
+        signal.signal(signal.SIGALRM, lambda number, frame: rung.append(1))
+        if dist.get_rank() == 0:
+            signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)
+        else:
+            time.sleep(0.3)
+        dist.barrier()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        return len(rung)
+
+    found = phalanx.run(body, ranks=2)
+    assert found[0] >= 2 and found[1] == 0
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: signal.pause(),
+        lambda: signal.sigwait([signal.SIGUSR1]),
+        lambda: signal.set_wakeup_fd(-1),
+        lambda: signal.setitimer(signal.ITIMER_PROF, 1.0),
+    ],
+)
+def test_what_needs_a_main_thread_says_so(call: Callable[[], Any]) -> None:
+    def body() -> str:
+        with pytest.raises(UsageError) as caught:
+            call()
+        return str(caught.value)
+
+    (text,) = set(phalanx.run(body, ranks=2))
+    assert "in a rank" in text and "--engine processes" in text
+
+
+def test_a_loop_of_asyncio_runs_and_tells_what_it_cannot_do() -> None:
+    async def main() -> str:
+        await asyncio.sleep(0.01)
+        with pytest.raises(RuntimeError) as caught:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, print)
+        return str(caught.value)
+
+    (text,) = set(phalanx.run(lambda: asyncio.run(main()), ranks=2))
+    assert "signal.set_wakeup_fd in a rank" in text
+
+
+def test_wrong_arguments_are_refused_as_in_a_process() -> None:
+    def body() -> None:
+        with pytest.raises(ValueError):
+            signal.signal(1000, print)
+        with pytest.raises(TypeError):
+            signal.signal(signal.SIGTERM, "no handler")  # type: ignore[arg-type]
+        with pytest.raises(OSError):
+            signal.signal(signal.SIGKILL, print)
+
+    phalanx.run(body, ranks=1)
+
+
+SCRIPT = """
+import os, signal, sys, time
+import torch.distributed as dist
+dist.init_process_group("gloo")
+stop = []
+signal.signal(signal.{name}, lambda number, frame: stop.append(number))
+dist.barrier()
+print("ready", flush=True)
+while not stop:
+    time.sleep(0.01)
+print("saved", flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1"])
+def test_a_script_saves_on_a_signal(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT.format(name=name))
+    command = [sys.executable, "-m", "phalanx", "run", "-n", "2", str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        assert run.stdout.readline() == "[0-1] ready\\n"
+        run.send_signal(getattr(signal, name))
+        assert run.stdout.read() == "[0-1] saved\\n"
+        assert run.wait(60) == 0
