@@ -134,7 +134,6 @@ class OwnFinder(MetaPathFinder):
     isolates = True
 
     def __init__(self) -> None:
-        self._codes: dict[str, tuple[Any, CodeType]] = {}
         self._extensions: dict[str, Any] = {}
 
     def find_spec(
@@ -147,30 +146,33 @@ class OwnFinder(MetaPathFinder):
             return None
         loader = spec.loader
         if type(loader) is SourceFileLoader:
-            spec.loader = SharedCodeLoader(loader.name, loader.path, self._codes)
+            spec.loader = SharedCodeLoader(loader.name, loader.path)
         elif isinstance(loader, ExtensionFileLoader):
             spec.loader = OnceLoader(loader, self._extensions)
         return spec
 
 
+MOST_CODES = 4096
+_codes: dict[str, tuple[Any, CodeType]] = {}
+"""By file, with its time and size; kept between runs, since tests import the same again."""
+
+
 class SharedCodeLoader(SourceFileLoader):
     """Compiles, or reads from the cache, once for all ranks; again if the file has changed."""
-
-    def __init__(self, name: str, path: str, codes: dict[str, tuple[Any, CodeType]]) -> None:
-        super().__init__(name, path)
-        self._codes = codes
 
     def get_code(self, fullname: str) -> CodeType | None:
         path = self.get_filename(fullname)
         state = os.stat(path)
         version = (state.st_mtime_ns, state.st_size)
-        known = self._codes.get(path)
+        known = _codes.get(path)
+        patched.expect(path)
         if known is not None and known[0] == version:
             return known[1]
         code = super().get_code(fullname)
-        patched.expect()
         if code is not None:
-            self._codes[path] = version, code
+            if len(_codes) >= MOST_CODES:
+                _codes.clear()
+            _codes[path] = version, code
         return code
 
 

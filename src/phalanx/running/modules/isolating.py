@@ -62,6 +62,7 @@ def own_main(context: RankContext, main: ModuleType) -> None:
     """Give the rank of a script its `__main__`."""
     owner: Owner = context.saved[KEY]
     owner.modules[MAIN] = owner.modules[MP_MAIN] = main
+    patched.expect(getattr(main, "__file__", MAIN))
 
 
 def _hold(rule: Rule) -> None:
@@ -73,13 +74,18 @@ def _hold(rule: Rule) -> None:
         for place, name, replacement in registration_patches():
             _installed.replaced.append((place, name, vars(place)[name]))
             setattr(place, name, replacement)
-        patched.begin()
+    if any(type(shared.get(top)) not in (RankModule, type(None)) for top in rule.tops()):
+        _put_aside(rule)
+    for name in rule.named:
+        if name not in shared:
+            shared[name] = RankModule(name)
+
+
+def _put_aside(rule: Rule) -> None:
+    """What the process has of these packages stays its own."""
     for name, module in list(shared.items()):
         if rule.covers(name) and type(module) is not RankModule:
             outside.modules[name] = module
-            shared[name] = RankModule(name)
-    for name in rule.named:
-        if name not in shared:
             shared[name] = RankModule(name)
 
 
@@ -94,6 +100,7 @@ def _release() -> None:
 def _uninstall(owner: Owner) -> None:
     """Leave plain modules behind: those of this owner."""
     assert _installed.finder is not None
+    patched.end()
     for name, module in list(shared.items()):
         if type(module) is RankModule:
             found = owner.find(name)
@@ -104,7 +111,6 @@ def _uninstall(owner: Owner) -> None:
     sys.modules = shared
     importing.uninstall(_installed.finder)
     _installed.finder = None
-    patched.end()
     outside.modules.clear()
     while _installed.replaced:
         place, name, original = _installed.replaced.pop()

@@ -31,27 +31,43 @@ _functions: list[tuple[Any, str, Any]] = []
 """Owner, name and value of what could be replaced, as it was before the run."""
 _known: set[str] = set()
 """The modules they come from."""
+_new: set[str] = set()
+_harmless: set[str] = set()
+"""Files that ranks have loaded in this run, and those after which nothing was replaced."""
 
 
-def begin() -> None:
-    """A run begins whose ranks have modules of their own."""
-    now = {name for name in sys.modules if _is_watched(name)}
-    if now == _known:  # as in the run before: the values may have changed
-        _functions[:] = [(place, name, vars(place).get(name)) for place, name, _ in _functions]
-    else:
-        _functions[:] = list(_found(now))
-        _known.clear()
-        _known.update(now)
-    expect()
-
-
-def expect() -> None:
-    """A module has come that no rank had before."""
+def expect(file: str) -> None:
+    """Code of the program's is about to be executed by the first of the ranks."""
+    if file in _harmless or file in _new:
+        return
+    if not _new:
+        _begin()
+    _new.add(file)
     due.extend([None] * (LOOKS - len(due)))
 
 
 def end() -> None:
+    """After a run in which ranks had modules of their own: put back what was replaced so late
+    that nobody has seen it."""
+    if _new:
+        late = list(_replaced())
+        for place, name, value in late:
+            setattr(place, name, value)
+        watched = {(id(place), name) for place, name, _ in _functions}
+        if not late and not any((id(place), name) in watched for place, name in places):
+            _harmless.update(_new)
+    _new.clear()
     due.clear()
+
+
+def _begin() -> None:
+    now = {name for name in sys.modules if _is_watched(name)}
+    if now == _known:  # as in a run before: only values may have changed
+        _functions[:] = [(place, name, vars(place).get(name)) for place, name, _ in _functions]
+        return
+    _functions[:] = list(_found(now))
+    _known.clear()
+    _known.update(now)
 
 
 def _found(names: Iterable[str]) -> Iterator[tuple[Any, str, Any]]:
@@ -82,10 +98,17 @@ def _methods(kind: type) -> Iterator[tuple[Any, str, Any]]:
 def look() -> None:
     """Before a rank gives the baton away: keep apart what it has replaced."""
     due.pop()
+    for place, name, value in list(_replaced()):
+        if (place, name) not in places:
+            add(place, name, value)
+
+
+def _replaced() -> Iterator[tuple[Any, str, Any]]:
+    """What is not as it was before, by a function or class of the program's."""
     for place, name, value in _functions:
         now = vars(place).get(name)
-        if now is not value and _is_programs(now) and (place, name) not in places:
-            add(place, name, value)
+        if now is not value and _is_programs(now):
+            yield place, name, value
 
 
 def _is_programs(thing: Any) -> bool:

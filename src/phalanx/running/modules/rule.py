@@ -53,6 +53,10 @@ class Rule:
         """Whether a module of this name is each rank's own, as far as decided."""
         return self._decided.get(name.partition(".")[0], False)
 
+    def tops(self) -> list[str]:
+        """The packages that are each rank's own, as far as decided."""
+        return [top for top, own in self._decided.items() if own]
+
     def decide(self, top: str) -> bool:
         """The same for a top package, which is looked for if it is new."""
         found = self._decided.get(top)
