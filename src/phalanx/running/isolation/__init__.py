@@ -9,7 +9,12 @@ of the environment) is swapped when another rank gets the baton. One module for 
 from __future__ import annotations
 
 from phalanx.running.isolation import fork
-from phalanx.running.isolation.environ import RankEnviron, RankEnvironBytes, environ_here
+from phalanx.running.isolation.environ import (
+    RankEnviron,
+    RankEnvironBytes,
+    environ_here,
+    environ_of_process,
+)
 from phalanx.running.isolation.switcher import RankSwitcher
 
 __all__ = [
@@ -17,6 +22,7 @@ __all__ = [
     "RankEnvironBytes",
     "RankSwitcher",
     "environ_here",
+    "environ_of_process",
 ]
 
 fork.install()

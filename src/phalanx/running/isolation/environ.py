@@ -148,8 +148,11 @@ def environ_here() -> dict[str, str]:
     """A copy of the caller's environment. What the class inherits decodes every variable on
     its own way through the mapping, which takes long for so common a thing."""
     own = own_environ()
-    if own is not None:
-        return dict(own)
+    return environ_of_process() if own is None else dict(own)
+
+
+def environ_of_process() -> dict[str, str]:
+    """A copy of that of nobody's thread, whoever asks."""
     raw = os.environ._data  # type: ignore[attr-defined]
     if raw != _last[0]:
         decode = os.fsdecode

@@ -47,22 +47,31 @@ def current() -> list[Any]:
     return [setting.read() for setting in in_use]
 
 
-def save(context: RankContext) -> None:
-    context.saved[KEPT] = [setting.read() for setting in in_use]
+def save(context: RankContext, outer: list[Any]) -> None:
+    """Only what differs: the rest follows the caller, also in a later run."""
+    own = {}
+    for number, (setting, before) in enumerate(zip(in_use, _everybodys(outer), strict=False)):
+        value = setting.read()
+        if value != before:
+            own[number] = value
+    context.saved[KEPT] = own
 
 
 def load(context: RankContext, outer: list[Any]) -> None:
-    """Of settings that came into use since the rank ran last, it has what everybody had."""
-    own = context.saved.get(KEPT, [])
-    own += [*outer[len(own) :], *_originals[max(len(own), len(outer)) :]]
-    for setting, value in zip(in_use, own, strict=False):
-        setting.write(value)
+    own = context.saved.get(KEPT, {})
+    for number, (setting, before) in enumerate(zip(in_use, _everybodys(outer), strict=False)):
+        setting.write(own.get(number, before))
+
+
+def _everybodys(outer: list[Any]) -> list[Any]:
+    """What ranks have that have changed nothing; `outer` is what was in use when the run
+    began."""
+    return [*outer, *_originals[len(outer) :]]
 
 
 def restore(outer: list[Any]) -> None:
     """The run is over."""
-    values = [*outer, *_originals[len(outer) :]]
-    for setting, value in zip(in_use, values, strict=False):
+    for setting, value in zip(in_use, _everybodys(outer), strict=False):
         setting.write(value)
 
 
@@ -119,7 +128,7 @@ def _noting(original: Any, setting: Setting) -> Any:
         if here.strand is None:
             return original(*args, **kwargs)
         with in_turn(here.strand):
-            if setting not in in_use:
+            if setting not in in_use:  # in this order: others may look meanwhile
                 _originals.append(copy(setting.read()))
                 in_use.append(setting)
             return original(*args, **kwargs)

@@ -106,7 +106,7 @@ class RankSwitcher(Switcher):
         if places:
             attributes.save(context)
         if settings.in_use:
-            settings.save(context)
+            settings.save(context, self._outer_settings)
         if descriptors.originals:
             descriptors.save(context)
 
