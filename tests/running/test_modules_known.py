@@ -13,6 +13,15 @@ from phalanx.running.modules.known import LIBRARIES, is_known
 from phalanx.running.modules.rule import Rule
 
 STATE = "shared = {}\n"
+ENGINE = """
+import os
+class Engine:
+    def __init__(self):
+        self.circle = self
+    def __del__(self):
+        import accelerate
+        print("gone", os.environ["RANK"], accelerate.shared["rank"])
+"""
 SCRIPT = """
 import os
 import torch.distributed as dist
@@ -22,6 +31,9 @@ for library in (accelerate, plain):
     library.shared.setdefault("rank", dist.get_rank())
 dist.barrier()
 print(accelerate.shared["rank"], above.accelerate is accelerate, len(plain.imports))
+def main():
+    accelerate.Engine()
+main()
 """
 
 
@@ -30,7 +42,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A place for installed packages, with one of the list, one above it and one beside it."""
     folder = tmp_path / "site-packages"
     folder.mkdir()
-    (folder / "accelerate.py").write_text(STATE)
+    (folder / "accelerate.py").write_text(STATE + ENGINE)
     (folder / "above.py").write_text("import accelerate\n")
     (folder / "plain.py").write_text(f"{STATE}imports = [1]\n")
     for name, requires in (
@@ -71,7 +83,8 @@ def test_each_rank_of_a_script_has_its_own(site: Path, tmp_path: Path) -> None:
         timeout=50,
     )
     assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == ["[0]   0 True 1", "[1]   1 True 1"]
+    said = sorted(done.stdout.splitlines())
+    assert said == ["[0]   0 True 1", "[0]   gone 0 0", "[1]   1 True 1", "[1]   gone 1 1"]
 
 
 def test_a_library_s_own_module_is_each_rank_s_program(site: Path) -> None:

@@ -6,6 +6,7 @@ its own, with its own `sys.argv`, so pickling a class of `__main__` finds the ra
 
 from __future__ import annotations
 
+import gc
 import sys
 from dataclasses import replace
 from importlib import import_module
@@ -15,6 +16,7 @@ from typing import Any
 from phalanx.backend.session import RankContext
 from phalanx.running.isolation import randomness
 from phalanx.running.modules.isolating import own_main
+from phalanx.running.modules.known import LIBRARIES
 from phalanx.running.modules.rule import Rule
 from phalanx.running.program import Program
 from phalanx.running.threads import Settings, ThreadsEngine
@@ -30,13 +32,14 @@ def run_program(program: Program, settings: Settings) -> bool:
     def body(context: RankContext) -> None:
         try:
             _execute(program, context)
+            _finalise(rule)
         except SystemExit:
             settled.append(True)
             raise
         finally:
             settled.append(context.initialised)
 
-    search_path = list(sys.path)
+    search_path, folders = list(sys.path), set(sys.path_importer_cache)
     sys.path.insert(0, program.search_path)
     for top in program.imported:
         rule.decide(top)
@@ -46,7 +49,17 @@ def run_program(program: Program, settings: Settings) -> bool:
     finally:
         engine.close()
         sys.path[:] = search_path
+        if program.search_path not in folders:
+            sys.path_importer_cache.pop(program.search_path, None)
     return any(settled)
+
+
+def _finalise(rule: Rule) -> None:
+    """Objects of libraries that die in a circle go while their rank is there, with its
+    environment and modules (DeepSpeed's engine imports in `__del__`), as in a process that
+    ends. Only with libraries whose import takes far longer than this."""
+    if any(rule.covers(library.package) for library in LIBRARIES):
+        gc.collect()
 
 
 def _execute(program: Program, context: RankContext) -> None:
