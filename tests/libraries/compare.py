@@ -35,6 +35,16 @@ def lines_of_ranks(output: str) -> dict[int, list[str]]:
     return found
 
 
+def lines_of_all(output: str) -> list[str]:
+    """All lines, whoever printed them, sorted; without labels, but as often as ranks had it."""
+    found = []
+    for line in lines_in(output):
+        labelled = LABEL.fullmatch(line + " ")
+        times = 1 if labelled is None else len(list(_ranks(labelled[1])))
+        found += [line if labelled is None else labelled[2].strip()] * times
+    return sorted(filter(None, found))
+
+
 def _ranks(label: str) -> Iterable[int]:
     for part in label.replace(" ", "").split(","):
         first, _, last = part.partition("-")

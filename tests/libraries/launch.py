@@ -15,7 +15,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from tests.libraries.compare import lines_in, lines_of_ranks
+from tests.libraries.compare import lines_in, lines_of_all, lines_of_ranks
 from tests.libraries.model import Program, Ran
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,6 +28,7 @@ SURROUNDINGS = {
     "DS_ACCELERATOR": "cpu",
     "OMP_NUM_THREADS": "1",
     "PYTHONWARNINGS": "ignore",
+    "PYTHONUNBUFFERED": "",
 }
 ABORTED = "terminate called without an active exception"
 """Gloo says so when it takes the process down at its end, after the program: now and then."""
@@ -36,7 +37,7 @@ ABORTED = "terminate called without an active exception"
 def run_with_torchrun(program: Program) -> Ran:
     """Again, where Gloo aborted at the end."""
     for _ in range(3):
-        ran = _run_with_torchrun(program)
+        ran = _run_alone(program) if program.starts_ranks else _run_with_torchrun(program)
         if ran.status == "passed" or ABORTED not in ran.text:
             break
     return ran
@@ -46,7 +47,7 @@ def _run_with_torchrun(program: Program) -> Ran:
     """Each rank's output comes from a file of its own: lines of ranks cannot mix."""
     with tempfile.TemporaryDirectory() as folder:
         logs = Path(folder, "logs")
-        launcher = ["torch.distributed.run", "--standalone", "--redirects", "3"]
+        launcher = ["-m", "torch.distributed.run", "--standalone", "--redirects", "3"]
         size = ["--nproc-per-node", str(program.ranks), "--log-dir", str(logs)]
         status, seconds, out, err = _run([*launcher, *size], program, folder)
         lines, text = {}, out + err
@@ -61,16 +62,25 @@ def _run_with_torchrun(program: Program) -> Ran:
 
 def run_with_phalanx(program: Program, *, more: tuple[str, ...] = ()) -> Ran:
     with tempfile.TemporaryDirectory() as folder:
-        launcher = ["phalanx", "run", "-n", str(program.ranks), *program.options, *more]
+        size = [] if program.starts_ranks else ["-n", str(program.ranks)]
+        launcher = ["-m", "phalanx", "run", *size, *program.options, *more]
         status, seconds, out, err = _run(launcher, program, folder)
-    return Ran(status, seconds, lines_of_ranks(out), out + err)
+    lines = {0: lines_of_all(out)} if program.starts_ranks else lines_of_ranks(out)
+    return Ran(status, seconds, lines, out + err)
+
+
+def _run_alone(program: Program) -> Ran:
+    """With plain Python; its processes write whole lines, because these go to a pipe."""
+    with tempfile.TemporaryDirectory() as folder:
+        status, seconds, out, err = _run([], program, folder)
+    return Ran(status, seconds, {0: lines_of_all(out)}, out + err)
 
 
 def _run(launcher: list[str], program: Program, folder: str) -> tuple[str, float, str, str]:
     what = ["-m", program.name] if program.module else [str(EXAMPLES / program.name)]
     begun = time.monotonic()
     process = subprocess.Popen(
-        [sys.executable, "-m", *launcher, *what, *program.args],
+        [sys.executable, *launcher, *what, *program.args],
         cwd=_empty(folder),
         env=os.environ | SURROUNDINGS | program.environment,
         stdout=subprocess.PIPE,

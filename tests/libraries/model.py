@@ -22,6 +22,9 @@ class Program:
     both must succeed; for scripts of a library's own, which assert."""
     tolerance: float = 0.0
     """By how much numbers in lines may differ, relative to the larger one (at least 1)."""
+    starts_ranks: bool = False
+    """It starts its ranks itself (by torch.multiprocessing): then it is run without a number of
+    ranks, and compared with plain Python instead of torchrun, all lines together and sorted."""
     options: tuple[str, ...] = ()
     """Options for `phalanx run`; for most programs there should be none."""
     limit: float = 120.0
@@ -37,7 +40,8 @@ class Program:
     @property
     def title(self) -> str:
         """As one would write it behind `phalanx run`; unique in the table."""
-        words = ["-n", str(self.ranks), *self.options, *(["-m"] if self.module else [])]
+        size = [] if self.starts_ranks else ["-n", str(self.ranks)]
+        words = [*size, *self.options, *(["-m"] if self.module else [])]
         return " ".join([*words, self.name, *self.args])
 
 

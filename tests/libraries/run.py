@@ -43,8 +43,8 @@ def main() -> int:
             wrong.append(f"{program.title}: {problem}")
         if options.verbose or problem:
             print(row.torchrun.text, row.phalanx.text, sep="\n=== phalanx run\n", flush=True)
-    if options.write:
-        write_table(options.write, rows, PROGRAMS)
+        if options.write:  # at once: a run of all of them takes long and may be interrupted
+            write_table(options.write, [row], PROGRAMS)
     print(f"{len(rows) - len(wrong)} of {len(rows)} programs as they should be")
     print("".join(f"wrong: {line}\n" for line in wrong), end="")
     return 1 if wrong else 0

@@ -20,13 +20,15 @@ def render_row(row: Row) -> str:
     """One line of the table."""
     program = row.program
     times = f"{row.torchrun.seconds:.1f} s, {row.phalanx.seconds:.1f} s"
-    with_torchrun = _mark(row.torchrun.status)
+    with_torchrun = _mark(row.torchrun.status, program.fails_with_torchrun)
     cells = [program.library, row.version, f"`{program.title}`", with_torchrun]
-    return "| " + " | ".join([*cells, _mark(row.verdict), times]) + " |"
+    return "| " + " | ".join([*cells, _mark(row.verdict, program.fails_here), times]) + " |"
 
 
-def _mark(status: str) -> str:
-    return {"passed": "yes"}.get(status, f"**{status}**")
+def _mark(status: str, reason: str = "") -> str:
+    if status == "passed":
+        return "yes"
+    return f"**{status}**: {reason}" if reason else f"**{status}**"
 
 
 def write_table(page: Path, rows: Iterable[Row], programs: Iterable[Program]) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.libraries.compare import find_difference, lines_in, lines_of_ranks
+from tests.libraries.compare import find_difference, lines_in, lines_of_all, lines_of_ranks
 from tests.libraries.declared import PROGRAMS
 from tests.libraries.launch import EXAMPLES
 from tests.libraries.model import Program, Ran, Row
@@ -30,6 +30,12 @@ def test_lines_are_found_for_each_rank() -> None:
         rank: ["x"] for rank in (2, 3)
     }
     assert lines_in("a\n\n b \n") == ["a", " b"]
+
+
+def test_lines_of_a_program_that_starts_its_ranks_are_taken_together() -> None:
+    assert lines_of_all("z\n[0-1] b\n[1]   a\n[0]\n") == ["a", "b", "b", "z"]
+    program = Program("lib", "one.py", args=("4",), starts_ranks=True)
+    assert program.title == "one.py 4"
 
 
 @pytest.mark.parametrize(
@@ -92,6 +98,9 @@ def test_the_table_keeps_rows_that_were_not_run(tmp_path: Path) -> None:
     assert "| lib | 1.0 | `-n 4 other.py --x` | yes | **failed** | 1.0 s, 1.0 s |" in lines
     assert lines[0] == "# Title"
     assert lines[-1] == "after"
+    known = Program("lib", "known.py", fails_here="threads")
+    write_table(page, [row(good, bad, known)], [ONE, known])
+    assert "| `-n 2 known.py` | yes | **failed**: threads | " in page.read_text()
     write_table(page, [], [ONE])
     assert "other.py" not in page.read_text()
 
