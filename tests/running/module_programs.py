@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import builtins
 import importlib
+import os
 import sys
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from phalanx.callsite import is_library
 from phalanx.running.modules.rule import Rule
 from phalanx.running.program import load_script
 from phalanx.running.script import run_program
@@ -66,7 +68,7 @@ def surroundings() -> tuple[Any, ...]:
         sys.modules["__main__"],
         list(sys.meta_path),
         list(sys.path),
-        set(sys.path_importer_cache),
+        {folder for folder in sys.path_importer_cache if not is_library(folder + os.sep)},
         builtins.__import__,
         bootstrap._get_module_lock,
     )
