@@ -32,6 +32,10 @@ MOST_WATCHED, LEAST_WATCHED = 128, 16
 DESTROYED = 256
 
 
+Environ = dict[str, str] | Callable[[], dict[str, str]]
+"""A rank's environment, or how it is made."""
+
+
 class TorchState:
     """What `torch.distributed` keeps once per process, held here once per rank."""
 
@@ -51,10 +55,10 @@ class TorchState:
 class RankContext:
     """One rank: its number, its environment, its torch state and what it did last."""
 
-    def __init__(self, session: Session, rank: int, environ: dict[str, str]) -> None:
+    def __init__(self, session: Session, rank: int, environ: Environ) -> None:
         self.session = session
         self.rank = rank
-        self.environ = environ
+        self._environ = environ
         self.torch_state = TorchState()
         self.saved: dict[str, Any] = {}
         self.last_call: Call | None = None
@@ -89,6 +93,14 @@ class RankContext:
         self.untouched = False
         """Whether it found the same at the end."""
 
+    @property
+    def environ(self) -> dict[str, str]:
+        """The rank's own. Made when somebody looks, if the engine says how: small tests never
+        do, and copying it takes as long as a hand-over for each rank."""
+        if not isinstance(self._environ, dict):
+            self._environ = self._environ()
+        return self._environ
+
     def batch_of(self, strand: Strand) -> int | None:
         """The batch that the next message of this thread belongs to. One of a batch may have
         been refused, and then the others never came."""
@@ -112,7 +124,7 @@ class Session:
         size: int,
         *,
         report: Callable[[Verdict], VerdictError],
-        environs: Iterable[dict[str, str]],
+        environs: Iterable[Environ],
         checked: bool = True,
         kinds: frozenset[str] = ALL,
         profile: str | None = None,

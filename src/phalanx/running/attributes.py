@@ -9,12 +9,12 @@ cost nothing. Used by `isolation/` and `patches.py`.
 from __future__ import annotations
 
 import sys
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -166,10 +166,13 @@ def load(context: RankContext) -> None:
 
 
 def _copied(value: Any) -> Any:
-    """As `copy` does, but at once for what most of them are."""
-    if value is None or value is True or value is False:
-        return value
-    return value.copy() if type(value) in (dict, list, set) else copy(value)
+    """`copy`, without its search for a way to do it: every rank of every run comes here."""
+    kind = type(value)
+    return value.copy() if kind in _CONTAINERS else value if kind in _PLAIN else copy(value)
+
+
+_CONTAINERS = frozenset({dict, list, set, OrderedDict, defaultdict})
+_PLAIN = frozenset({bool, int, str, float, type(None), FunctionType})
 
 
 def current() -> list[Any]:

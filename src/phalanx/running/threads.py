@@ -42,7 +42,7 @@ from phalanx.backend.invalid import note_invalid_call
 from phalanx.backend.names import THREAD, names_for_failure, with_names
 from phalanx.backend.observers import find_at_end
 from phalanx.backend.raising import error_for
-from phalanx.backend.session import RankContext, Session
+from phalanx.backend.session import Environ, RankContext, Session
 from phalanx.backend.store import InProcessStore
 from phalanx.core.baton import RUNNING, Baton, Strand, here
 from phalanx.core.clock import Clock, RealClock, VirtualClock
@@ -54,7 +54,7 @@ from phalanx.kinds import ALL
 from phalanx.model import Silenced, Tally, Verdict
 from phalanx.report.positions import render_positions
 from phalanx.running.calls import enter_thread
-from phalanx.running.isolation import RankSwitcher, environ_here
+from phalanx.running.isolation import RankSwitcher, environ_here, environ_of_process
 from phalanx.running.modules.isolating import isolating, own_modules
 from phalanx.running.modules.registrations import forget
 from phalanx.running.modules.rule import Rule
@@ -231,7 +231,6 @@ class ThreadsEngine:
 
     def _new_session(self) -> Session:
         settings = self.settings
-        base = {**environ_here(), **(settings.environ or {})}
 
         def report(verdict: Verdict) -> VerdictError:
             named = with_names(session, verdict)
@@ -242,7 +241,7 @@ class ThreadsEngine:
         session = Session(
             settings.ranks,
             report=report,
-            environs=[rank_environ(base, settings, rank) for rank in range(settings.ranks)],
+            environs=self._environs(),
             checked=settings.checked,
             kinds=settings.kinds,
             profile=settings.profile,
@@ -260,6 +259,15 @@ class ThreadsEngine:
         else:
             session.stores["init"] = InProcessStore()
         return session
+
+    def _environs(self) -> Iterable[Environ]:
+        """With a crew a session has one run, meanwhile the caller waits, and its environment
+        is what it was when a rank looks."""
+        settings, given, ranks = self.settings, self.settings.environ or {}, self.settings.ranks
+        if self._crew is not None and here.strand is None:
+            return [partial(_environ_later, settings, rank) for rank in range(ranks)]
+        base = {**environ_here(), **given}
+        return [rank_environ(base, settings, rank) for rank in range(ranks)]
 
 
 class _Run:
@@ -570,6 +578,11 @@ def rank_environ(base: Mapping[str, str], settings: Settings, rank: int) -> dict
         return {**where, **base}
     per_node = settings.per_node or settings.ranks
     return {**where, **base, **_torchrun_variables(rank, settings.ranks, per_node)}
+
+
+def _environ_later(settings: Settings, rank: int) -> dict[str, str]:
+    base = {**environ_of_process(), **(settings.environ or {})}
+    return rank_environ(base, settings, rank)
 
 
 @lru_cache(maxsize=1024)
