@@ -107,6 +107,9 @@ class RankStream(io.TextIOBase):
         elif self._printer is not None and self._original.isatty():
             self._printer.prompt(strand.rank)
 
+    def close(self) -> None:
+        """It is not this rank's alone; and what it writes to may be closed before it."""
+
     def fileno(self) -> int:
         return self._original.fileno()
 
