@@ -75,11 +75,17 @@ def test_options_share_and_isolate(
         (["--isolate", ""], "--isolate: '' is no name of a package"),
     ],
 )
+@pytest.mark.parametrize("engine", ["threads", "processes", "torchrun"])
 def test_names_that_are_wrong(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], told: str
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    told: str,
+    engine: str,
 ) -> None:
     write(tmp_path, COUNTER)
-    assert main(["run", "-n", "3", *options, str(tmp_path / "count.py")]) == 2
+    command = ["run", "-n", "3", "--engine", engine, *options, str(tmp_path / "count.py")]
+    assert main(command) == 2
     assert told in capsys.readouterr().err
 
 
@@ -181,7 +187,6 @@ def test_a_module_of_a_package_as_the_program(
     assert not [name for name in sys.modules if name.startswith("program.")]
 
 
-@pytest.mark.skipif(torch.__version__ < "2.13", reason="has one cache for all ranks")
 def test_compiled_code_has_the_globals_of_its_rank(tmp_path: Path) -> None:
     text = """
         import model

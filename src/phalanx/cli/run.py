@@ -365,7 +365,12 @@ def _with_caught(status: int, tallies: list[Tally], arguments: argparse.Namespac
 
 def _run_by_torchrun(arguments: argparse.Namespace) -> int:
     from phalanx.cli.torchrun import run_by_launcher
+    from phalanx.running.modules.rule import script_rule
 
+    folder = os.path.abspath("." if arguments.module else os.path.dirname(arguments.script))
+    script_rule(
+        arguments.isolate, arguments.share, folder
+    )  # the names only
     only, timeout = _rank_numbers(arguments.rank), _seconds(arguments.timeout)
     findings: list[Verdict] = []
     tallies: list[Tally] = []
