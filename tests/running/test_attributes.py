@@ -200,7 +200,24 @@ def test_a_hook_that_the_program_registers_between_runs_stays() -> None:
         torch.nn.Linear(2, 2)(torch.ones(2))
     torch.nn.Linear(2, 2)(torch.ones(2))
     handle.remove()
+    torch.nn.Linear(2, 2)(torch.ones(2))
     assert seen == [1, 1]
+
+
+def test_a_hook_from_before_the_run_is_every_ranks() -> None:
+    seen: list[int] = []
+
+    def body() -> int:
+        own = register_module_forward_hook(lambda *_: seen.append(2))
+        torch.nn.Identity()(torch.ones(1))
+        own.remove()
+        return len(seen)
+
+    handle = register_module_forward_hook(lambda *_: seen.append(1))
+    phalanx.run(body, ranks=2)
+    handle.remove()
+    torch.nn.Identity()(torch.ones(1))
+    assert seen == [1, 2, 1, 2]
 
 
 def test_variables_in_bytes_are_the_ranks_own() -> None:

@@ -60,6 +60,9 @@ class AttributeFinder(MetaPathFinder):
             if isinstance(value, dict) and now is not value:
                 value.clear()
                 value.update(now)  # what the program has registered meanwhile
+                if now:
+                    now.heir = value
+                    vars(value)["former"] = now  # handles refer to it weakly
                 now = value
             setattr(owner, name, now)
 
@@ -125,8 +128,23 @@ class _Hooks(OrderedDict[Any, Any]):
         if not _are_apart() and context_here() is not None:
             for owner, name in _hook_places():
                 now = getattr(owner, name)
-                add(owner, name, OrderedDict(now) if isinstance(now, dict) else now)
+                add(owner, name, _hooks(now) if isinstance(now, dict) else now)
         super().__setitem__(key, value)
+
+    heir: dict[Any, Any] | None = None
+    """What stands in its place since the last world closed."""
+
+    def __delitem__(self, key: Any) -> None:
+        super().__delitem__(key)
+        if self.heir is not None:
+            self.heir.pop(key, None)
+
+
+def _hooks(those: dict[Any, Any]) -> _Hooks:
+    made = _Hooks()
+    for key, value in those.items():
+        OrderedDict.__setitem__(made, key, value)
+    return made
 
 
 def _are_apart() -> bool:
