@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from phalanx.cli.main import main
 from phalanx.errors import RankFailedError
@@ -187,6 +186,7 @@ def test_a_module_of_a_package_as_the_program(
     assert not [name for name in sys.modules if name.startswith("program.")]
 
 
+@pytest.mark.filterwarnings("ignore:.*keeps what torch.compile makes")
 def test_compiled_code_has_the_globals_of_its_rank(tmp_path: Path) -> None:
     text = """
         import model

@@ -166,6 +166,8 @@ def _compile_for_each_rank(module: Any) -> Undo | None:
 
 _OUR_REGIONS = 1 << 48
 _REGIONS = "set_eval_frame_isolate_recompiles_id"
+has_regions = hasattr(torch._C._dynamo.eval_frame, _REGIONS)
+"""2.13. Before, ranks whose functions share a code object share what is compiled of it."""
 
 
 class CompiledNow:

@@ -15,6 +15,7 @@ from typing import Any
 
 from phalanx.backend.session import RankContext
 from phalanx.running.isolation import randomness
+from phalanx.running.modules.importing import code_of_one_rank
 from phalanx.running.modules.isolating import own_main
 from phalanx.running.modules.known import LIBRARIES
 from phalanx.running.modules.rule import Rule
@@ -74,4 +75,4 @@ def _execute(program: Program, context: RankContext) -> None:
     context.saved["argv"] = sys.argv = list(program.argv)
     if program.spec is not None and program.spec.parent:
         import_module(program.spec.parent)
-    exec(program.code, names)
+    exec(code_of_one_rank(program.code), names)

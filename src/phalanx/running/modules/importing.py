@@ -18,6 +18,7 @@ from importlib.machinery import ExtensionFileLoader, ModuleSpec, SourceFileLoade
 from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
+from phalanx.backend import private_modes
 from phalanx.callsite import is_own_file
 from phalanx.running.modules import patched
 from phalanx.running.modules.owners import RankModule, outside, owner_here, real, shared
@@ -167,13 +168,25 @@ class SharedCodeLoader(SourceFileLoader):
         known = _codes.get(path)
         patched.expect(path)
         if known is not None and known[0] == version:
-            return known[1]
+            return code_of_one_rank(known[1])
         code = super().get_code(fullname)
         if code is not None:
             if len(_codes) >= MOST_CODES:
                 _codes.clear()
             _codes[path] = version, code
         return code
+
+
+def code_of_one_rank(code: CodeType) -> CodeType:
+    """What a rank executes of code that all have. Dynamo keeps on a code object what it has
+    compiled, with the globals of the rank that came first; unless torch keeps the ranks apart
+    there, each rank has copies."""
+    return code if private_modes.has_regions else _copied(code)
+
+
+def _copied(code: CodeType) -> CodeType:
+    inner = tuple(_copied(c) if isinstance(c, CodeType) else c for c in code.co_consts)
+    return code.replace(co_consts=inner)
 
 
 class OnceLoader(Loader):
