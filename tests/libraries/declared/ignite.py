@@ -9,6 +9,6 @@ PROGRAMS: tuple[Program, ...] = (
     Program("pytorch-ignite", "ignite_collectives.py", ranks=4),
     Program("pytorch-ignite", "ignite_train.py", ranks=2),
     Program("pytorch-ignite", "ignite_train.py", ranks=4),
-    Program("pytorch-ignite", "ignite_spawn.py", args=("2",), starts_ranks=True),
-    Program("pytorch-ignite", "ignite_spawn.py", args=("4",), starts_ranks=True),
+    Program("pytorch-ignite", "ignite_spawn.py", args=("2",), starts_ranks=True, limit=240),
+    Program("pytorch-ignite", "ignite_spawn.py", args=("4",), starts_ranks=True, limit=240),
 )
