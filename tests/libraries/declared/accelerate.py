@@ -27,6 +27,7 @@ PROGRAMS: tuple[Program, ...] = (
     Program("accelerate", "accelerate_training.py", ranks=2, quick=True),
     Program("accelerate", "accelerate_training.py", ranks=4),
     Program("accelerate", "accelerate_operations.py", ranks=4),
+    Program("accelerate", "accelerate_launcher.py", starts_ranks=True),
     script("test_script"),
     script("test_ops"),
     Program("accelerate", "accelerate_test_ops.py", ranks=2),
