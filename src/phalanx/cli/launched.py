@@ -55,8 +55,9 @@ class WorldsPrinter:
 class WorldsPrinters:
     """Both streams' printers, told by `run_launched` of worlds that come and go."""
 
-    def __init__(self, printers: Sequence[Any]) -> None:
+    def __init__(self, printers: Sequence[Any], tell: Callable[[BaseException], int]) -> None:
         self._printers = [each for each in printers if isinstance(each, WorldsPrinter)]
+        self._tell = tell
 
     def begin(self, size: int) -> None:
         for printer in self._printers:
@@ -67,19 +68,23 @@ class WorldsPrinters:
             for printer in self._printers:
                 printer.finish(rank)
 
-    def end(self) -> None:
+    def end(self, world: Any) -> None:
+        """Ranks that no `spawn` speaks for are told of at once, as processes show their errors
+        themselves: the script may be waiting for what they would have sent."""
         with suppress(BrokenPipeError):
             for printer in self._printers:
                 printer.close()
+        if world.error is not None and not world.by_spawn:
+            world.status = self._tell(world.error)
 
 
 def tell_launch(launch: Any, script: str, tell: Callable[[BaseException], int]) -> int:
     """The exit status, after what went wrong was told; `tell` is for errors of a world."""
-    error, failed = launch.error, [w.error for w in launch.worlds if w.error is not None]
+    error, failed = launch.error, [w for w in launch.worlds if w.error is not None]
     if isinstance(error, KeyboardInterrupt):
         return 130
     if failed and (error is None or _is_about_ranks(error)) and not _is_settled(launch):
-        return max(tell(each) for each in failed)
+        return max(tell(w.error) if w.status is None else w.status for w in failed)
     if isinstance(error, SystemExit):
         return _status(error)
     if isinstance(error, UsageError):

@@ -276,7 +276,8 @@ def _run(arguments: argparse.Namespace) -> int:
         if arguments.engine == "threads":
             options["modules"] = rule
         if launches:
-            launch = _launched(program, options, printers)
+            tell_error = partial(_tell, initialised=True, arguments=arguments)
+            launch = _launched(program, options, printers, tell_error)
         else:
             run = partial(_on_threads, children=arguments.children)
             if arguments.engine == "processes":
@@ -285,9 +286,7 @@ def _run(arguments: argparse.Namespace) -> int:
     for finding in findings:
         print(f"{finding.severity} {render_kind(finding)}\n", file=sys.stderr)
     if launches:
-        status = tell_launch(
-            launch, arguments.script, lambda failed: _tell(failed, True, arguments)
-        )
+        status = tell_launch(launch, arguments.script, tell_error)
         ends = [(world.tally, world.error) for world in launch.worlds if world.tally]
     else:
         status = _tell(error, initialised or ranks == 1, arguments)
@@ -325,11 +324,12 @@ def _launched(
     program: Program,
     options: dict[str, Any],
     printers: list[Shown | None],
+    tell: Callable[[BaseException], int],
 ) -> Any:
     from phalanx.running.launched import run_launched
     from phalanx.running.threads import Settings
 
-    return run_launched(program, Settings(**options), WorldsPrinters(printers))
+    return run_launched(program, Settings(**options), WorldsPrinters(printers, tell))
 
 
 def _close(
@@ -368,9 +368,7 @@ def _run_by_torchrun(arguments: argparse.Namespace) -> int:
     from phalanx.running.modules.rule import script_rule
 
     folder = os.path.abspath("." if arguments.module else os.path.dirname(arguments.script))
-    script_rule(
-        arguments.isolate, arguments.share, folder
-    )  # the names only
+    script_rule(arguments.isolate, arguments.share, folder)  # the names only
     only, timeout = _rank_numbers(arguments.rank), _seconds(arguments.timeout)
     findings: list[Verdict] = []
     tallies: list[Tally] = []

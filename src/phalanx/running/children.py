@@ -71,6 +71,8 @@ class Child:
         self.strand: Strand | None = None
         self.sent = 0
         """The signal by which the program has ended it."""
+        self.is_ending = False
+        """Whether it has failed, and is about to end by itself."""
         self._family = family
         self._original = original
         self._given = process._target, process._args, process._kwargs
@@ -159,7 +161,9 @@ class Child:
         self.show()
         if self.strand is not None and number != signal.SIGKILL and send(self.strand, number):
             return
-        if self.returncode is None and not self.sent and number not in HARMLESS:
+        if self.is_ending or self.returncode is not None:
+            return
+        if not self.sent and number not in HARMLESS:
             self.sent = number
             _stop_one(self.strand)
 

@@ -61,24 +61,29 @@ _set_spawning: Any = multiprocessing.context.set_spawning_popen
 class Luggage:
     """One child's process object and surroundings, as they were when it was started."""
 
-    def __init__(self, process: Any, number: int, *, forked: bool, main: ModuleType) -> None:
+    def __init__(
+        self, process: Any, number: int, *, forked: bool, modules: dict[str, ModuleType]
+    ) -> None:
         self.forked = forked
         self.environ = dict(os.environ)
         self.argv = list(sys.argv)
         self._random = torch.get_rng_state() if forked else _new_generator(number)
         self._python_random = random.getstate() if forked else None
-        self._main = _ForkedMain(main) if forked else None
+        self._modules = _ForkedModules(modules) if forked else None
         self._kept: list[Any] = []
         self._data = _copied(process, self._kept) if forked else _spawned(process)
 
-    def make_main(self) -> ModuleType:
-        """The child's own `__main__`; that of a spawned one is still to be executed."""
-        return ModuleType("__mp_main__") if self._main is None else self._main.make()
+    def make_modules(self) -> dict[str, ModuleType]:
+        """The child's own `__main__`, and those of the program's modules that it has from its
+        parent; that of a spawned one is still to be executed."""
+        if self._modules is None:
+            return {"__main__": ModuleType("__mp_main__")}
+        return self._modules.make()
 
     def open(self) -> Any:
         """In the rank, whose `__main__` is there already: its process object."""
-        if self._main is not None:
-            self._main.fill()
+        if self._modules is not None:
+            self._modules.fill()
         torch.set_rng_state(self._random)
         if self._python_random is not None:
             random.setstate(self._python_random)
@@ -220,108 +225,124 @@ class _Loader(pickle.Unpickler):
         return _Loader(io.BytesIO(data), self._kept).load()
 
 
-class _ForkedMain:
-    """The parent's `__main__` when it forked. Code is copied by `make`, data by `fill`, which
+class _ForkedModules:
+    """The program's modules when it forked. Code is copied by `make`, data by `fill`, which
     needs the copied classes to be found under their names."""
 
-    def __init__(self, main: ModuleType) -> None:
-        names = vars(main)
-        self._names = names
-        self._order = list(names)
+    def __init__(self, modules: dict[str, ModuleType]) -> None:
+        self._names = {name: dict(vars(module)) for name, module in modules.items()}
+        self._spaces = {id(vars(module)): name for name, module in modules.items()}
         self._kept: list[Any] = []
-        self._code = {k: v for k, v in names.items() if _is_code_of(v, names)}
-        rest = {k: v for k, v in names.items() if k not in self._code}
-        self._as_is = {k: rest.pop(k) for k in list(rest) if k.startswith("__")}
-        self._data = {name: _copied(value, self._kept) for name, value in rest.items()}
+        data = {
+            (module, name): value
+            for module, names in self._names.items()
+            for name, value in names.items()
+            if not _is_dunder(name) and not self._is_code(value)
+        }
+        try:  # together, so that what is one object stays one
+            self._together: bytes | None = _dump(data, self._kept)
+        except Exception:
+            self._together = None
+            self._parts = {key: _copied(value, self._kept) for key, value in data.items()}
 
-    def make(self) -> ModuleType:
-        self._main = ModuleType("__main__")
-        names = vars(self._main)
-        names.update(dict.fromkeys(self._order))
-        names.update(self._as_is)
-        copies: dict[int, Any] = {}
-        for name, value in self._code.items():
-            names[name] = _copy_code(value, names, self._names, copies)
-        return self._main
+    def make(self) -> dict[str, ModuleType]:
+        self._made = {name: ModuleType(name) for name in self._names}
+        copier = _CodeCopier(self._spaces, self._made)
+        for module, names in self._names.items():
+            new = vars(self._made[module])
+            new.update(dict.fromkeys(names))
+            for name, value in names.items():
+                if self._is_code(value):
+                    new[name] = copier.copy(value)
+                elif _is_dunder(name):
+                    new[name] = value
+        return self._made
 
     def fill(self) -> None:
-        names = vars(self._main)
-        for name, data in self._data.items():
-            names[name] = _Loader(io.BytesIO(data), self._kept).load()
+        if self._together is not None:
+            found = _Loader(io.BytesIO(self._together), self._kept).load()
+        else:
+            found = {
+                key: _Loader(io.BytesIO(data), self._kept).load()
+                for key, data in self._parts.items()
+            }
+        for (module, name), value in found.items():
+            setattr(self._made[module], name, value)
+
+    def _is_code(self, value: Any) -> bool:
+        if isinstance(value, FunctionType):
+            return id(value.__globals__) in self._spaces
+        return isinstance(value, type) and value.__module__ in self._names
 
 
-def _is_code_of(value: Any, names: dict[str, Any]) -> bool:
-    if isinstance(value, FunctionType):
-        return value.__globals__ is names
-    return isinstance(value, type) and value.__module__ == names.get("__name__")
+def _is_dunder(name: str) -> bool:
+    return name.startswith("__") and name.endswith("__")
 
 
-def _copy_code(
-    value: Any, names: dict[str, Any], before: dict[str, Any], copies: dict[int, Any]
-) -> Any:
-    """A function or class that uses these names instead of those of before."""
-    if id(value) in copies:
-        return copies[id(value)]
-    if isinstance(value, FunctionType):
-        found: Any = _copy_function(value, names, before, None)
-    else:
-        found = _copy_class(value, names, before, copies)
-    copies[id(value)] = found
-    return found
+class _CodeCopier:
+    """Copies functions and classes of these modules, so that they use the copied ones."""
 
+    def __init__(self, spaces: dict[int, str], made: dict[str, ModuleType]) -> None:
+        self._spaces = spaces
+        self._made = made
+        self._copies: dict[int, Any] = {}
 
-def _copy_function(
-    function: FunctionType,
-    names: dict[str, Any],
-    before: dict[str, Any],
-    own_class: CellType | None,
-) -> FunctionType:
-    if function.__globals__ is not before:
-        return function
-    free = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    closure = tuple(
-        own_class if own_class is not None and name == "__class__" else cell
-        for name, cell in free
-    )
-    copied = FunctionType(
-        function.__code__, names, function.__name__, function.__defaults__, closure or None
-    )
-    functools.update_wrapper(copied, function)
-    if not hasattr(function, "__wrapped__"):
-        del copied.__wrapped__  # type: ignore[attr-defined]
-    copied.__kwdefaults__ = function.__kwdefaults__
-    return copied
+    def copy(self, value: Any) -> Any:
+        if id(value) not in self._copies:
+            is_function = isinstance(value, FunctionType)
+            found = self._function(value) if is_function else self._class(value)
+            self._copies[id(value)] = found
+        return self._copies[id(value)]
 
+    def _function(self, function: FunctionType, own_class: CellType | None = None) -> Any:
+        module = self._spaces.get(id(function.__globals__))
+        if module is None:
+            return function
+        free = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        closure = tuple(
+            own_class if own_class is not None and name == "__class__" else cell
+            for name, cell in free
+        )
+        code, names = function.__code__, vars(self._made[module])
+        copied: Any = FunctionType(
+            code, names, function.__name__, function.__defaults__, closure or None
+        )
+        functools.update_wrapper(copied, function)
+        if not hasattr(function, "__wrapped__"):
+            del copied.__wrapped__
+        copied.__kwdefaults__ = function.__kwdefaults__
+        return copied
 
-def _copy_class(
-    kind: type, names: dict[str, Any], before: dict[str, Any], copies: dict[int, Any]
-) -> type:
-    """The class itself where a second one cannot be made (enumerations, slots)."""
-    own_class = CellType()
+    def _class(self, kind: type) -> type:
+        """The class itself where a second one cannot be made (enumerations, slots)."""
+        if "__slots__" in vars(kind):
+            return kind
+        own_class = CellType()
+        skipped = ("__dict__", "__weakref__")
+        parts = {
+            name: self._part(part, own_class)
+            for name, part in vars(kind).items()
+            if name not in skipped
+        }
+        bases = tuple(
+            self.copy(base) if base.__module__ in self._made else base
+            for base in kind.__bases__
+        )
+        try:
+            found: type = type(kind)(kind.__name__, bases, parts)
+        except Exception:
+            return kind
+        own_class.cell_contents = found
+        return found
 
-    def copy(part: Any) -> Any:
+    def _part(self, part: Any, own_class: CellType) -> Any:
         if isinstance(part, FunctionType):
-            return _copy_function(part, names, before, own_class)
+            return self._function(part, own_class)
         if isinstance(part, (staticmethod, classmethod)):
-            return type(part)(copy(part.__func__))
+            return type(part)(self._part(part.__func__, own_class))
         if isinstance(part, property):
-            return property(copy(part.fget), copy(part.fset), copy(part.fdel), part.__doc__)
+            get, put, remove = (
+                self._part(each, own_class) for each in (part.fget, part.fset, part.fdel)
+            )
+            return property(get, put, remove, part.__doc__)
         return part
-
-    if "__slots__" in vars(kind):
-        return kind
-    parts = {
-        name: copy(part)
-        for name, part in vars(kind).items()
-        if name not in ("__dict__", "__weakref__")
-    }
-    bases = tuple(
-        _copy_code(base, names, before, copies) if _is_code_of(base, before) else base
-        for base in kind.__bases__
-    )
-    try:
-        found: type = type(kind)(kind.__name__, bases, parts)
-    except Exception:
-        return kind
-    own_class.cell_contents = found
-    return found

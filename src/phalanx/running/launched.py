@@ -40,6 +40,7 @@ from phalanx.running.children_rules import is_torch_spawn
 from phalanx.running.modules.isolating import own_main
 from phalanx.running.modules.known import PACKAGES
 from phalanx.running.modules.rule import MAIN, MP_MAIN, Rule, is_installed
+from phalanx.running.outcome import trim_traceback
 from phalanx.running.patches import patched
 from phalanx.running.processes_of_ranks import close_queues, set_family
 from phalanx.running.program import Program
@@ -52,6 +53,10 @@ class WorldEnd:
 
     tally: Tally | None = None
     error: BaseException | None = None
+    by_spawn: bool = False
+    """Whether torch's `spawn` raises in the program what ranks raise."""
+    status: int | None = None
+    """The exit status that this makes, if it was told already."""
 
 
 @dataclass
@@ -73,8 +78,8 @@ class Watcher(Protocol):
     def finish(self, rank: int) -> None:
         """A rank has ended; its parent is told after this."""
 
-    def end(self) -> None:
-        """All ranks have ended."""
+    def end(self, world: WorldEnd) -> None:
+        """All ranks have ended, so."""
 
 
 class Unwatched:
@@ -82,7 +87,7 @@ class Unwatched:
 
     def finish(self, rank: int) -> None: ...
 
-    def end(self) -> None: ...
+    def end(self, world: WorldEnd) -> None: ...
 
 
 def run_launched(
@@ -152,7 +157,7 @@ class _Launching:
             sys.modules[MAIN], mp_main, sys.argv = before
             if mp_main is not None:
                 sys.modules[MP_MAIN] = mp_main
-            for name in _programs_own():
+            for name in _programs_own(self._rule):
                 if name not in known:
                     del sys.modules[name]
 
@@ -166,7 +171,12 @@ class _Launching:
         exec(self._program.code, names)
 
     def _pack(self, process: Any, forked: bool) -> Luggage:
-        return Luggage(process, len(self._family.children), forked=forked, main=self._main)
+        modules = (
+            {name: sys.modules[name] for name in _programs_own(self._rule)} if forked else {}
+        )
+        modules[MAIN] = self._main
+        number = len(self._family.children)
+        return Luggage(process, number, forked=forked, modules=modules)
 
     def _join(self) -> None:
         """The program itself calls `init_process_group`."""
@@ -192,7 +202,7 @@ class _Launching:
         }
         if seat is not None:
             bodies[next(n for n in range(len(bodies) + 1) if n not in bodies)] = seat.sit
-        for top in _to_decide():
+        for top in _to_decide(self._rule):
             self._rule.decide(top)
         tallies: list[Tally] = []
         settings = replace(
@@ -204,7 +214,7 @@ class _Launching:
             modules=self._rule,
             on_tally=tallies.append,
         )
-        world = WorldEnd()
+        world = WorldEnd(by_spawn=all(is_torch_spawn(child.restored()) for child in children))
         self.launch.worlds.append(world)
         self._watcher.begin(len(bodies))
         engine = ThreadsEngine(settings)
@@ -218,7 +228,7 @@ class _Launching:
             left.end()
             self._show_ends(children)
             world.tally = tallies[-1] if tallies else None
-            self._watcher.end()
+            self._watcher.end(world)
 
     def _show_ends(self, children: list[Child]) -> None:
         limit = time.monotonic() + HELD
@@ -260,15 +270,18 @@ class _Launching:
         context.environ.update(luggage.environ)
 
         context.saved["argv"] = sys.argv = luggage.argv
-        main = luggage.make_main()
+        modules = dict(luggage.make_modules())
+        main = modules.pop(MAIN)
         own_main(context, main)
+        for name, module in modules.items():
+            sys.modules[name] = module
         if not luggage.forked:
             self._execute(main)
         process = luggage.open()
         context.saved["process"] = process
         try:
             if is_torch_spawn(process):
-                return _run_spawned(*process._args)
+                return _run_spawned(child, *process._args)
             process.run()
             return 0
         finally:
@@ -321,32 +334,35 @@ def _run_body(
     seats[context](context)
 
 
-def _to_decide() -> set[str]:
+def _to_decide(rule: Rule) -> set[str]:
     """Packages that are imported now and may be each rank's own."""
-    found = {name.partition(".")[0] for name in _programs_own()}
+    found = {name.partition(".")[0] for name in _programs_own(rule)}
     imported = {name for name in list(sys.modules) if "." not in name}
     return found | imported if imported & PACKAGES else found
 
 
-def _programs_own() -> list[str]:
+def _programs_own(rule: Rule) -> list[str]:
     """Modules of the program that are imported now."""
     found = []
     for name, module in list(sys.modules.items()):
         path = getattr(module, "__file__", None)
-        if path and name not in (MAIN, MP_MAIN) and not is_installed(os.path.realpath(path)):
+        if not path or name in (MAIN, MP_MAIN) or is_installed(os.path.realpath(path)):
+            continue
+        if rule.decide(name.partition(".")[0]):
             found.append(name)
     return found
 
 
-def _run_spawned(fn: Any, index: int, args: tuple[Any, ...], error_file: str) -> int:
+def _run_spawned(
+    child: Child, fn: Any, index: int, args: tuple[Any, ...], error_file: str
+) -> int:
     """What torch's `spawn` runs in a process: the error goes to its parent by a file."""
     try:
         fn(index, *args)
     except KeyboardInterrupt:
         pass
     except Exception as error:
-        from phalanx.running.outcome import trim_traceback
-
+        child.is_ending = True
         trim_traceback(error)
         with open(error_file, "wb") as file:
             pickle.dump("".join(traceback.format_exception(error)), file)

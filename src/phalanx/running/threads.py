@@ -67,6 +67,7 @@ from phalanx.running.processes_of_ranks import (
     kill_processes,
     leave_if_forked,
 )
+from phalanx.running.renumbering import exchange
 from phalanx.running.signals import SignalDesk
 from phalanx.running.snapshots import group_views, is_debugging, take_snapshot, user_stacks
 from phalanx.running.verdicts import Judge
@@ -307,7 +308,7 @@ class _Run:
         self.baton.on_condemned = self.judge.forget
         self.signals = SignalDesk(self.baton, session.ranks)
         if settings.late_numbers:
-            session.renumber = self._exchange
+            session.renumber = partial(exchange, session, self.baton, self.outcomes)
 
     def execute(self) -> list[Any]:
         __tracebackhide__ = True
@@ -464,26 +465,6 @@ class _Run:
             others = [view for view in snapshot.ranks if view.status != "failed"]
             self.outcomes.stopped_at = group_views(others)
         self.baton.stop()
-
-    def _exchange(self, context: RankContext, rank: int) -> None:
-        """Give a rank that makes its group the number that it says, and the one that has it
-        so far the other. Nobody has met either of them yet."""
-        other = self.session.ranks[rank]
-        if other is context or other.initialised:
-            return
-        places = {context.rank: rank, rank: context.rank}
-        for strand in self.baton.strands:
-            strand.rank = places.get(strand.rank, strand.rank)
-        ranks, outcomes = self.session.ranks, self.outcomes.ranks
-        a, b = places
-        ranks[a], ranks[b], outcomes[a], outcomes[b] = (
-            ranks[b],
-            ranks[a],
-            outcomes[b],
-            outcomes[a],
-        )
-        for place in places:
-            ranks[place].rank = outcomes[place].rank = place
 
     # -- called by the baton, the launcher and the monitor --------------------------------
 
