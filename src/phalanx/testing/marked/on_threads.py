@@ -18,6 +18,7 @@ from phalanx.backend.session import RankContext
 from phalanx.core.baton import here
 from phalanx.core.crew import Crew
 from phalanx.running.crews import make_crew
+from phalanx.running.isolation.randomness import sources
 from phalanx.running.modules.rule import Rule
 from phalanx.running.patches import patched
 from phalanx.running.threads import Settings, ThreadsEngine
@@ -42,10 +43,10 @@ _crews: list[Crew] = []
 
 
 def begin() -> None:
-    """Once, before the first test: what torch's modules need to be told once per process takes
-    some milliseconds. Nothing else stays."""
+    """Once, before the first test: what torch's modules need to be told once per process, and
+    where generators keep their state, takes some milliseconds. Nothing else stays."""
     with patched():
-        pass
+        sources()
 
 
 def hold_patches() -> Crew:
