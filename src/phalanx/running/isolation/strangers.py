@@ -20,9 +20,9 @@ from typing import Any, cast
 import torch
 from torch.overrides import TorchFunctionMode
 
-from phalanx.core.baton import Strand, here
+from phalanx.core.baton import RUNNING, Strand, here
 from phalanx.running.isolation.randomness import NUMPY, PYTHON, spare
-from phalanx.running.isolation.turns import in_turn, is_in_place
+from phalanx.running.isolation.turns import in_turn, visiting
 
 _installed: dict[str, Callable[[], None]] = {}
 _lock = threading.Lock()
@@ -31,6 +31,7 @@ _lock = threading.Lock()
 @contextmanager
 def as_helper(strand: Strand) -> Iterator[None]:
     """In a thread that a rank started, around all it does."""
+    cast(Any, strand.baton.switcher).expect_visits()
     with _lock:
         if PYTHON not in _installed:
             _installed[PYTHON] = _install(random, PYTHON, random.seed.__self__)  # type: ignore[attr-defined]
@@ -65,15 +66,18 @@ def _looking(original: Any, name: str) -> Any:
     @wraps(original)
     def draw(*args: Any, **kwargs: Any) -> Any:
         strand = here.strand
-        if strand is None or is_in_place(strand):
+        if strand is None or strand.state is RUNNING:
             return original(*args, **kwargs)
-        context, switcher = strand.local, cast(Any, strand.baton.switcher)
-        with spare(name) as generator:
-            generator.put(switcher.own(context, name))
-            try:
-                return getattr(generator.owner, method)(*args, **kwargs)
-            finally:
-                context.saved[name] = generator.snapshot()
+        with visiting(strand) as is_in_place:
+            if is_in_place:
+                return original(*args, **kwargs)
+            context, switcher = strand.local, cast(Any, strand.baton.switcher)
+            with spare(name) as generator:
+                generator.put(switcher.own(context, name))
+                try:
+                    return getattr(generator.owner, method)(*args, **kwargs)
+                finally:
+                    context.saved[name] = generator.snapshot()
 
     return draw
 
@@ -130,7 +134,7 @@ def _taking_turns(original: Any) -> Any:
     @wraps(original)
     def touch(*args: Any, **kwargs: Any) -> Any:
         strand = here.strand
-        if strand is None or is_in_place(strand):
+        if strand is None or strand.state is RUNNING:
             return original(*args, **kwargs)
         with in_turn(strand):
             return original(*args, **kwargs)

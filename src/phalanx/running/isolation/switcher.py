@@ -24,6 +24,7 @@ from phalanx.running.isolation.environ import environ_for_c, seen_by_c, show_to_
 from phalanx.running.isolation.interpreter import KEPT as NAMES
 from phalanx.running.isolation.interpreter import Names
 from phalanx.running.isolation.randomness import APART, NUMPY, note_numpy, sources
+from phalanx.running.isolation.turns import Visits
 from phalanx.running.isolation.warning_filters import (
     filters_mutated,
     get_warnings,
@@ -35,13 +36,12 @@ switchers: list[RankSwitcher] = []
 """Of the runs that are going on, the innermost last."""
 
 
-class RankSwitcher(Switcher):
+class RankSwitcher(Visits, Switcher):
     """Swaps, when a rank gets the baton after another one: torch's CPU generator always,
     `sys.argv` for ranks that have their own (scripts do), and what is in use of the rest."""
 
     def __init__(self) -> None:
-        self.owner: RankContext | None = None
-        """The rank whose state the process has now."""
+        super().__init__()
         self._sources = sources()
         self._apart = False
         self._cuda = CudaGenerators() if torch.cuda.default_generators else None
@@ -56,14 +56,25 @@ class RankSwitcher(Switcher):
 
     def leave(self, strand: Strand) -> None:
         if self.owner is strand.local:
-            self._save(self.owner)
-            self.owner = None
+            if self.visits is None:
+                self._save(strand.local)
+                self.owner = None
+            else:
+                with self.visits:
+                    self._save(strand.local)
+                    self.owner = None
 
     def enter(self, strand: Strand) -> None:
         context: RankContext = strand.local
-        if self.owner is not context:
+        if self.owner is context:
+            return
+        if self.visits is None:
             self._load(context)
             self.owner = context
+        else:
+            with self.visits:
+                self._load(context)
+                self.owner = context
 
     def _load(self, context: RankContext) -> None:
         saved = context.saved

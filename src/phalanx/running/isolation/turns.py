@@ -1,36 +1,57 @@
 """Touch what is swapped with the baton, from a thread that may not hold it.
 
 A thread that a rank started, or a rank that was overtaken while it blocked, finds the state of
-the rank that runs. Before it changes anything it waits for its own rank's turn. Used by the
-modules whose state is swapped.
+the rank that runs. If that is its own rank, it may touch it, and no hand-over happens
+meanwhile. If not, it waits for its own rank's turn. Used by the modules whose state is swapped.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from phalanx.core.baton import RUNNING, Strand
 
 
-def is_in_place(strand: Strand) -> bool:
-    """Whether what the process has now is what the strand's rank has."""
-    return strand.state is RUNNING or getattr(strand.baton.switcher, "owner", None) is (
-        strand.local
-    )
+class Visits:
+    """For switchers: threads without the baton touch the state while no hand-over happens."""
+
+    def __init__(self) -> None:
+        self.owner: Any = None
+        """The rank whose state the process has now."""
+        self.visits: Any = None
+        """Held by hand-overs and by those threads, once there are any."""
+
+    def expect_visits(self) -> Any:
+        if self.visits is None:
+            self.visits = threading.RLock()
+        return self.visits
+
+
+@contextmanager
+def visiting(strand: Strand) -> Iterator[bool]:
+    """No hand-over happens meanwhile; whether the process has the state of this rank."""
+    switcher: Any = strand.baton.switcher
+    with switcher.expect_visits():
+        yield switcher.owner is strand.local
 
 
 @contextmanager
 def in_turn(strand: Strand) -> Iterator[None]:
     """A rank's main thread comes back to stay; a thread it started, for as long as this."""
-    if is_in_place(strand):
+    if strand.state is RUNNING:
         yield
-    elif not strand.helper:
-        strand.baton.rejoin(strand)
+        return
+    if strand.helper:
+        with visiting(strand) as is_in_place:
+            if is_in_place:
+                yield
+                return
+    strand.baton.rejoin(strand)
+    try:
         yield
-    else:
-        strand.baton.rejoin(strand)
-        try:
-            yield
-        finally:
+    finally:
+        if strand.helper:
             strand.baton.leave(strand)
