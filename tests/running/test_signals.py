@@ -226,7 +226,7 @@ def test_a_script_saves_on_a_signal(name: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "phalanx", "run", "-n", "2", str(path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as run:
         assert run.stdout is not None
-        assert run.stdout.readline() == "[0-1] ready\\n"
+        assert run.stdout.readline() == "[0-1] ready\n"
         run.send_signal(getattr(signal, name))
-        assert run.stdout.read() == "[0-1] saved\\n"
+        assert run.stdout.read() == "[0-1] saved\n"
         assert run.wait(60) == 0
