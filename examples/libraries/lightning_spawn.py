@@ -88,6 +88,7 @@ def main() -> None:
     with_fabric("ddp_spawn", ranks)
     with_trainer("ddp_spawn", ranks)
     with_fabric("ddp_fork", ranks)
+    with_trainer("ddp_fork", ranks)
 
 
 if __name__ == "__main__":

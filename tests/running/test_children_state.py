@@ -39,7 +39,11 @@ def test_a_program_has_its_generator_back_when_its_last_rank_has_ended(
 LIBRARY = """
 import ignite, os, torch.distributed as dist, torch.multiprocessing as mp
 
+class Own(ignite.Base):
+    pass
+
 def work(rank, folder):
+    assert issubclass(Own, ignite.Base)
     os.environ.update(MASTER_ADDR="localhost", MASTER_PORT="1234")
     dist.init_process_group("gloo", rank=rank, world_size=2)
     ignite.place = rank
@@ -60,7 +64,7 @@ def test_libraries_that_the_program_has_imported_are_each_ranks_own(
 ) -> None:
     package = tmp_path / "site-packages" / "ignite"
     package.mkdir(parents=True)
-    (package / "__init__.py").write_text("place = None\n")
+    (package / "__init__.py").write_text("place = None\nclass Base: pass\n")
     monkeypatch.syspath_prepend(str(package.parent))
     try:
         launch_text(tmp_path, LIBRARY.format(method=method))

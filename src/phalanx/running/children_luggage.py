@@ -28,6 +28,8 @@ from typing import Any
 
 import torch
 
+from phalanx.running.modules.seen import is_apart
+
 _SHARED = (
     multiprocessing.synchronize.SemLock,
     multiprocessing.heap.BufferWrapper,
@@ -279,6 +281,16 @@ def _is_dunder(name: str) -> bool:
     return name.startswith("__") and name.endswith("__")
 
 
+def _ranks_own(kind: type) -> Any:
+    """A class of a library that is each rank's own, as this rank has it; others as they are."""
+    if not is_apart(kind.__module__):
+        return kind
+    found: Any = importlib.import_module(kind.__module__)
+    for part in kind.__qualname__.split("."):
+        found = getattr(found, part, None)
+    return kind if found is None else found
+
+
 class _CodeCopier:
     """Copies functions and classes of these modules, so that they use the copied ones."""
 
@@ -325,11 +337,11 @@ class _CodeCopier:
             if name not in skipped
         }
         bases = tuple(
-            self.copy(base) if base.__module__ in self._made else base
+            self.copy(base) if base.__module__ in self._made else _ranks_own(base)
             for base in kind.__bases__
         )
         try:
-            found: type = type(kind)(kind.__name__, bases, parts)
+            found: type = _ranks_own(type(kind))(kind.__name__, bases, parts)
         except Exception:
             return kind
         own_class.cell_contents = found
