@@ -186,17 +186,21 @@ class Judge:
                 yield call.assembly, slot
 
 
+# Python's own: those that ranks find wait for their turn, and here one is about to be given.
+_disable_gc, _enable_gc = gc.disable, gc.enable
+
+
 @contextmanager
 def _no_collection() -> Iterator[None]:
     """The description of a thousand ranks makes Python look for garbage in the whole process,
     which takes longer than all the rest."""
     collects = gc.isenabled()
-    gc.disable()
+    _disable_gc()
     try:
         yield
     finally:
         if collects:
-            gc.enable()
+            _enable_gc()
 
 
 def _concerned(deadlock: Deadlock) -> list[int]:
