@@ -54,7 +54,8 @@ from phalanx.kinds import ALL
 from phalanx.model import Silenced, Tally, Verdict
 from phalanx.report.positions import render_positions
 from phalanx.running.calls import enter_thread
-from phalanx.running.isolation import RankSwitcher, environ_here, environ_of_process
+from phalanx.running.isolation import RankSwitcher, environ_here, environ_of_process, logs
+from phalanx.running.isolation.switcher import switchers
 from phalanx.running.modules.isolating import isolating, own_modules
 from phalanx.running.modules.registrations import forget
 from phalanx.running.modules.rule import Rule
@@ -332,8 +333,12 @@ class _Run:
                 stuck = launcher.run(strands, [self._main] * len(strands))
         finally:
             keep_groups_by_thread(False)
-            self.switcher.restore()
-            self.signals.close()
+            try:
+                self.switcher.restore()
+            finally:
+                self.signals.close()
+                if logs.in_use and not switchers:
+                    logs.relax()
         self._end_helpers()
         if launcher.interrupted is not None:
             raise launcher.interrupted

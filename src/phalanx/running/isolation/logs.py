@@ -5,6 +5,10 @@ be configured about one is looked up by the calling thread: in a rank its own va
 begin as what the caller had. Two ranks that call `basicConfig` each get a handler, a level and
 a file of their own. It lasts as long as one run of the rank; handlers that it made are closed
 then, as at the end of a process. Used by `patches.py` and the engine.
+
+Looking up takes time, and loggers are read far more often than they are configured: by torch in
+every rank, and by pytest some thousand times a test. So it begins when a rank first sets
+something, and ends with the run.
 """
 
 from __future__ import annotations
@@ -32,11 +36,14 @@ class _PerRank:
         self._default = default
 
     def __get__(self, logger: Any, kind: type | None = None) -> Any:
+        strand = here.strand
         if logger is None:
             return self
-        strand = here.strand
         if strand is None:
-            return self._outer(logger)
+            try:
+                return logger.__dict__[self._name]
+            except KeyError:
+                return self._outer(logger)
         own = strand.local.saved.get(OWN)
         if own is None:
             own = strand.local.saved[OWN] = {}
@@ -63,20 +70,54 @@ class _PerRank:
             return vars(logger).setdefault(self._name, self._default())
 
 
+class _UntilSet:
+    """The same attribute as long as no rank has a value of its own. It has no `__get__`, so
+    Python reads the object itself, at its own speed."""
+
+    def __init__(self, owner: type, name: str, default: Callable[[], Any]) -> None:
+        self.owner = owner
+        self.name = name
+        self.per_rank = _PerRank(name, default)
+        self._default = default
+
+    def __set__(self, logger: Any, value: Any) -> None:
+        own = vars(logger)
+        if here.strand is None or (self.name not in own and value == self._default()):
+            own[self.name] = value  # or a new logger, which is nobody's
+        else:
+            _look_up()
+            self.per_rank.__set__(logger, value)
+
+
+_quick = [
+    _UntilSet(logging.Logger, "level", int),
+    _UntilSet(logging.Logger, "propagate", lambda: True),
+    _UntilSet(logging.Logger, "disabled", bool),
+    _UntilSet(logging.Logger, "_cache", dict),
+    _UntilSet(logging.Manager, "_disable", int),
+]
+in_use: list[_UntilSet] = []
+"""Those that are looked up by now."""
+
+
+def _look_up() -> None:
+    in_use[:] = _quick
+    for each in _quick:
+        setattr(each.owner, each.name, each.per_rank)
+
+
+def relax() -> None:
+    """After the last run: nobody has values of its own any more."""
+    for each in in_use:
+        setattr(each.owner, each.name, each)
+    in_use.clear()
+
+
 def log_patches() -> list[Patch]:
-    """The attributes, and what closes handlers that may be somebody else's."""
-    defaults: dict[str, Callable[[], Any]] = {
-        "level": int,
-        "handlers": list,
-        "filters": list,
-        "propagate": lambda: True,
-        "disabled": bool,
-        "_cache": dict,
-    }
-    found: list[Patch] = [
-        (logging.Logger, name, _PerRank(name, default)) for name, default in defaults.items()
-    ]
-    found.append((logging.Manager, "_disable", _PerRank("_disable", int)))
+    """The attributes, and what closes handlers that may be somebody else's. Programs change
+    lists in place, so these are looked up from the first."""
+    found: list[Patch] = [(each.owner, each.name, each) for each in _quick]
+    found += [(logging.Logger, name, _PerRank(name, list)) for name in ("handlers", "filters")]
     found.append((logging, "_addHandlerRef", _noting(logging._addHandlerRef)))  # type: ignore[attr-defined]
     found.append((logging, "shutdown", _closing_own(logging.shutdown)))
     return found
@@ -109,8 +150,10 @@ def _closing_own(original: Any) -> Any:
 
 def end(context: RankContext) -> None:
     """The rank's configuration ends with it."""
-    _close(context.saved.pop(MADE, ()))
-    context.saved.pop(OWN, None)
+    saved = context.saved
+    if MADE in saved:
+        _close(saved.pop(MADE))
+    saved.pop(OWN, None)
 
 
 def _close(handlers: Iterable[Any]) -> None:
