@@ -1,4 +1,4 @@
-"""The configuration of logging is looked up by rank from the first change on, and not before."""
+"""The configuration of logging is looked up by rank from the first change on, not before."""
 
 from __future__ import annotations
 

@@ -219,7 +219,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     takes as long as a hundred small tests."""
     engines = {way.engine for item in session.items if (way := _way(item)) is not None}
     config = session.config
-    if not engines or config.getoption("collectonly") or in_rank in config.stash:
+    if config.getoption("collectonly") or in_rank in config.stash:
+        return
+    if engines or any(map(_is_ours, {getattr(each, "cls", None) for each in session.items})):
+        quicken_logs(config)
+    if not engines:
         return
     import gc
     from importlib import import_module
@@ -229,7 +233,6 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     import_module("phalanx.testing.marked.items")
     for engine in engines:
         _loaded(f"on_{engine}").begin()
-    quicken_logs(config)
     gc.freeze()
     config.add_cleanup(gc.unfreeze)
 
@@ -304,10 +307,8 @@ def _refuse_lost_marker(item: Any) -> None:
     if mark is None or isinstance(item, pytest.DoctestItem):
         return
     own = getattr(item, "cls", None)
-    if any(
-        base.__module__.startswith("phalanx.testing") for base in getattr(own, "__mro__", ())
-    ):
-        return  # one of our classes, which has its own way to say it
+    if _is_ours(own):
+        return  # it has its own way to say it
     why = (
         "pytest cannot run this kind of test on ranks. Write a function or a plain class, or "
         "derive from phalanx.testing.MultiThreadedTestCase"
@@ -323,6 +324,12 @@ def _refuse_lost_marker(item: Any) -> None:
     pytest.fail(
         f"@pytest.mark.{mark.name} has no effect on {item.nodeid}: {why}", pytrace=False
     )
+
+
+def _is_ours(cls: type | None) -> bool:
+    """Whether it is a test class for ranks, of `phalanx.testing`."""
+    bases = getattr(cls, "__mro__", ())
+    return any(base.__module__.startswith("phalanx.testing") for base in bases)
 
 
 @pytest.hookimpl(wrapper=True)
