@@ -9,9 +9,12 @@ import logging
 import logging.config
 import multiprocessing.util
 import os
+import random
 import subprocess
+import sys
 import tempfile
 import threading
+import warnings
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +24,7 @@ import pytest
 import torch.distributed as dist
 
 import phalanx
-from phalanx.running.isolation import exits, logs
+from phalanx.running.isolation import exits, interpreter, logs
 from tests.running.isolation_programs import in_processes, in_ranks, run_script
 
 Meet = Callable[[], object]
@@ -350,6 +353,47 @@ def test_variables_are_each_ranks_own_also_for_c_and_children() -> None:
     getenv = ctypes.CDLL(None).getenv
     getenv.restype = ctypes.c_char_p
     assert getenv(b"PHALANX_B") is None
+
+
+def refused_variables(rank: int, meet: Meet) -> list[Any]:
+    found: list[Any] = []
+    for name, value in (("A=B", "x"), ("N", "a\0b"), ("U", "\ud800"), ("", "x")):
+        for put in (os.environ.__setitem__, os.putenv):
+            try:
+                put(name, value)
+            except (ValueError, OSError) as error:
+                found.append((type(error), name in os.environ))
+        meet()
+    return found
+
+
+def test_variables_that_cannot_be_are_refused_and_forgotten() -> None:
+    before = dict(os.environ)
+    wanted = in_processes(refused_variables, 2)
+    assert len(wanted[0]) == 8
+    assert in_ranks(refused_variables, 2) == wanted
+    assert dict(os.environ) == before
+
+
+def test_whatever_fails_the_rest_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError("cannot be put back")
+
+    def program() -> None:
+        sys.argv = ["mine"]
+        random.seed(1)
+        os.environ["PHALANX_A"] = "mine"
+        warnings.simplefilter("ignore")
+        dist.barrier()
+
+    monkeypatch.setattr(interpreter.Names, "restore", fail)
+    before = [sys.argv, random.getstate(), list(warnings.filters), os.environ.get("PHALANX_A")]
+    with pytest.raises(OSError, match="cannot be put back"):
+        phalanx.run(program, ranks=2)
+    after = [sys.argv, random.getstate(), list(warnings.filters), os.environ.get("PHALANX_A")]
+    assert after == before
+    monkeypatch.undo()
+    assert phalanx.run(dist.get_rank, ranks=2) == [0, 1]
 
 
 # -- file descriptors -------------------------------------------------------------------------

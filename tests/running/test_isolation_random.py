@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -30,7 +31,7 @@ from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 import phalanx
 from phalanx.backend import private_generators
-from phalanx.running.isolation import twisters
+from phalanx.running.isolation import strangers, twisters
 from tests.running.isolation_programs import in_processes, in_ranks, run_script
 
 Meet = Callable[[], object]
@@ -230,6 +231,84 @@ def numbers_of_helpers(rank: int, meet: Meet) -> list[Any]:
 @pytest.mark.parametrize("seed", SCHEDULES)
 def test_threads_of_a_rank_draw_from_its_generators(seed: int) -> None:
     assert in_ranks(numbers_of_helpers, 3, seed) == in_processes(numbers_of_helpers, 3)
+
+
+def everything_random() -> list[Any]:
+    """Each layer of torch that draws: C functions, Python over them, modules."""
+    functional, init, ones = torch.nn.functional, torch.nn.init, torch.ones(2, 4, 6)
+    lstm = torch.nn.LSTM(6, 3, num_layers=2, dropout=0.5)
+    gamma = torch.distributions.Gamma(torch.ones(2), torch.ones(2))
+    return [
+        functional.dropout(ones),
+        functional.dropout2d(ones.unsqueeze(0)),
+        functional.gumbel_softmax(ones),
+        functional.rrelu(-ones, training=True),
+        functional.scaled_dot_product_attention(ones, ones, ones, dropout_p=0.5),
+        init.kaiming_uniform_(torch.empty(2, 3)),
+        init.trunc_normal_(torch.empty(3)),
+        init.uniform_(torch.empty(3)),
+        lstm(ones)[0].detach(),
+        torch.nn.FractionalMaxPool2d(2, output_ratio=0.5)(ones),
+        torch.nn.MultiheadAttention(6, 2, dropout=0.5)(ones, ones, ones)[0].detach(),
+        gamma.sample(),
+        torch.distributions.Dirichlet(torch.ones(3)).sample(),
+    ]
+
+
+def test_everything_that_draws_does_so_in_its_ranks_turn() -> None:
+    """A thread of rank 0 draws by all of these while rank 1 has the baton and draws too."""
+    may_draw, is_at_it = threading.Event(), threading.Event()
+
+    def program() -> list[Any]:
+        rank = dist.get_rank()
+        torch.manual_seed(rank)
+        if rank == 0:
+            box: list[Any] = []
+
+            def draw() -> None:
+                may_draw.wait()
+                is_at_it.set()
+                box.extend(everything_random())
+
+            helper = threading.Thread(target=draw)
+            helper.start()
+            dist.barrier()
+            helper.join()
+            return box
+        numbers = [torch.rand(4)]
+        may_draw.set()
+        while not is_at_it.is_set():
+            sum(range(100))
+        end = time.perf_counter() + 0.1
+        while time.perf_counter() < end:
+            sum(range(100))
+            numbers.append(torch.rand(4))
+        dist.barrier()
+        return numbers
+
+    drawn, numbers = phalanx.run(program, ranks=2)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        wanted = everything_random()
+    assert all(map(torch.allclose, drawn, wanted))  # sums may be rounded otherwise
+    generator = torch.Generator().manual_seed(1)
+    assert all(torch.equal(each, torch.rand(4, generator=generator)) for each in numbers)
+
+
+def test_every_function_that_draws_is_known() -> None:
+    """torch marks such operators."""
+    tag = torch.Tag.nondeterministic_seeded
+    for owner in (torch, torch.Tensor):
+        for name in dir(owner):
+            operator: Any = getattr(torch.ops.aten, name, None)
+            if name.startswith("_") or not hasattr(operator, "overloads"):
+                continue
+            if all(tag in getattr(operator, each).tags for each in operator.overloads()):
+                function = getattr(owner, name)
+                assert name in UNUSED or function in strangers.RANDOM, (owner, name)
+
+
+UNUSED = {"random", "miopen_rnn"}  # a module; for another kind of device
 
 
 def test_a_helper_that_seeds_while_another_rank_runs_seeds_its_own() -> None:

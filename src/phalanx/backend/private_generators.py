@@ -26,6 +26,10 @@ LATER_NAME = "_lazy_call"
 # by modules that have imported it.
 INIT_NAME = "_lazy_init"
 
+# 2.11-2.13: what `torch.distributions` draws gamma and Dirichlet numbers by; both take torch's
+# CPU generator.
+PRIVATE_RANDOM = "_standard_gamma _sample_dirichlet"
+
 
 def later_place() -> tuple[Any, str, Any]:
     """Owner, name, and what is there."""

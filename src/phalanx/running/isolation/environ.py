@@ -29,9 +29,9 @@ class RankEnviron(os._Environ):  # type: ignore[type-arg]
             wrong = value if isinstance(key, str) else key
             raise TypeError(f"str expected, not {type(wrong).__name__}")
         else:
+            show_to_c({key: value}, (key,))  # first: it refuses names that cannot be
             own[key] = value
             _forget_put(key)
-            show_to_c({key: value}, (key,))
 
     def __delitem__(self, key: str) -> None:
         own = own_environ()
@@ -94,11 +94,11 @@ def show_to_c(environ: Mapping[str, str], keys: Iterable[str] | None = None) -> 
     for key in tuple(seen_by_c if keys is None else keys):
         value = environ.get(key)
         if key not in seen_by_c or seen_by_c[key] != value:
-            seen_by_c[key] = value
             if value is None:
                 _unsetenv(key)
             else:
                 _putenv(key, value)
+            seen_by_c[key] = value
 
 
 PUT = "putenv"
@@ -125,8 +125,8 @@ def _unset(key: Any, /) -> None:
 
 def _put_for_c(key: str, value: str | None) -> None:
     assert here.strand is not None
-    here.strand.local.saved.setdefault(PUT, {})[key] = value
     show_to_c({} if value is None else {key: value}, (key,))
+    here.strand.local.saved.setdefault(PUT, {})[key] = value
 
 
 def _forget_put(key: str) -> None:

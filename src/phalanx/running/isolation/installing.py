@@ -18,6 +18,7 @@ from phalanx.running.isolation import (
     exits,
     folder,
     logs,
+    recursion,
     settings,
     strangers,
 )
@@ -105,5 +106,6 @@ def _patches() -> list[Patch]:
         *descriptors.descriptor_patches(),
         *logs.log_patches(),
         *exits.exit_patches(),
+        *recursion.recursion_patches(),
         *folder.mask_patches(),
     ]

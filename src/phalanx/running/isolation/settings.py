@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 import socket
-import sys
 from collections.abc import Callable, Iterator
 from copy import copy
 from functools import cache, wraps
@@ -102,7 +101,6 @@ def _all_settings() -> tuple[Setting, ...]:
 
 
 def _python_settings() -> Iterator[Setting]:
-    yield Setting(sys.getrecursionlimit, sys.setrecursionlimit, ((sys, "setrecursionlimit"),))
     enable, disable = gc.enable, gc.disable
     yield Setting(
         gc.isenabled,

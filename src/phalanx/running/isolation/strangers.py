@@ -20,6 +20,7 @@ from typing import Any, cast
 import torch
 from torch.overrides import TorchFunctionMode
 
+from phalanx.backend import private_generators
 from phalanx.core.baton import RUNNING, Strand, here
 from phalanx.running.isolation.randomness import NUMPY, PYTHON, spare
 from phalanx.running.isolation.turns import in_turn, visiting
@@ -87,14 +88,30 @@ RANDOM = frozenset(
     for owner, names in (
         (
             torch,
-            "bernoulli dropout feature_dropout alpha_dropout feature_alpha_dropout multinomial "
-            "normal poisson rand rand_like randint randint_like randn randn_like randperm "
-            "rrelu rrelu_ native_dropout",
+            "bernoulli binomial dropout dropout_ feature_dropout feature_dropout_ "
+            "alpha_dropout alpha_dropout_ feature_alpha_dropout feature_alpha_dropout_ "
+            "multinomial normal poisson rand rand_like randint randint_like randn randn_like "
+            "randperm rrelu rrelu_ native_dropout lstm gru rnn_relu rnn_tanh",
         ),
+        (torch, private_generators.PRIVATE_RANDOM),
         (
             torch.Tensor,
             "bernoulli bernoulli_ cauchy_ exponential_ geometric_ log_normal_ multinomial "
             "normal_ random_ uniform_",
+        ),
+        (
+            # These are written in Python. What they call is not seen any more, so they take
+            # their turn as a whole.
+            torch.nn.functional,
+            "dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout "
+            "fractional_max_pool2d fractional_max_pool2d_with_indices "
+            "fractional_max_pool3d fractional_max_pool3d_with_indices "
+            "gumbel_softmax multi_head_attention_forward rrelu scaled_dot_product_attention",
+        ),
+        (
+            torch.nn.init,
+            "uniform_ normal_ trunc_normal_ xavier_uniform_ xavier_normal_ kaiming_uniform_ "
+            "kaiming_normal_ orthogonal_ sparse_",
         ),
     )
     for name in names.split()

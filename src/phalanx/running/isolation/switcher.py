@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from contextlib import ExitStack
 from types import ModuleType
 from typing import Any
 
@@ -18,7 +19,7 @@ from phalanx.backend.session import RankContext
 from phalanx.core.baton import Strand, Switcher
 from phalanx.running import attributes
 from phalanx.running.attributes import places
-from phalanx.running.isolation import descriptors, exits, folder, logs, settings
+from phalanx.running.isolation import descriptors, exits, folder, logs, recursion, settings
 from phalanx.running.isolation.cuda_randomness import CudaGenerators
 from phalanx.running.isolation.environ import environ_for_c, seen_by_c, show_to_c
 from phalanx.running.isolation.interpreter import KEPT as NAMES
@@ -52,6 +53,7 @@ class RankSwitcher(Visits, Switcher):
         self._outer_filters = list(warnings.filters)
         self._outer_settings = settings.current()
         self._folder = folder.current()
+        self.limit = recursion.Limit()
         switchers.append(self)
 
     def leave(self, strand: Strand) -> None:
@@ -165,6 +167,7 @@ class RankSwitcher(Visits, Switcher):
     def begin(self, context: RankContext) -> None:
         """Before anything of the program."""
         folder.begin(self._folder)
+        recursion.begin(context)
 
     def end(self, context: RankContext) -> None:
         """After everything of the program, also if it failed."""
@@ -175,24 +178,32 @@ class RankSwitcher(Visits, Switcher):
             descriptors.end(context)
 
     def restore(self) -> None:
-        """After the run: as the launcher had it."""
-        if self.owner is not None:
-            self._save(self.owner)
-            self.owner = None
-        switchers.remove(self)
+        """After the run: as the launcher had it. Whatever fails, the rest is put back."""
+        with ExitStack() as steps:
+            steps.callback(self._restore_environ)
+            steps.callback(attributes.restore, self._outer_attributes)
+            if descriptors.originals:
+                steps.callback(descriptors.restore)
+            if settings.in_use:
+                steps.callback(settings.restore, self._outer_settings)
+            steps.callback(set_warnings, self._outer_warnings)
+            steps.callback(self._names.restore)
+            steps.callback(self.limit.restore)
+            sys.argv = self._outer_argv
+            if self._cuda is not None:
+                steps.callback(self._cuda.restore)
+            steps.callback(self._restore_sources)
+            switchers.remove(self)
+            if self.owner is not None:
+                steps.callback(self._save, self.owner)
+                self.owner = None
+
+    def _restore_sources(self) -> None:
         if self._apart:
             for source in self._sources:
                 source.restore()
-        if self._cuda is not None:
-            self._cuda.restore()
-        sys.argv = self._outer_argv
-        self._names.restore()
-        set_warnings(self._outer_warnings)
-        if settings.in_use:
-            settings.restore(self._outer_settings)
-        if descriptors.originals:
-            descriptors.restore()
-        attributes.restore(self._outer_attributes)
+
+    def _restore_environ(self) -> None:
         if seen_by_c:
             show_to_c(os.environ)  # the caller is no rank: this is the process's own
             seen_by_c.clear()

@@ -1,0 +1,81 @@
+"""The recursion limit, for each rank its own number.
+
+The interpreter has one for all threads, and a thread that wakes up deeper than it allows takes
+the process down. So it is never lowered while ranks live: it holds the highest number that any
+rank has asked for, and `sys.getrecursionlimit` answers with the calling rank's own. Used by
+`switcher.py` (the beginning and the end of runs) and `installing.py`.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import wraps
+from typing import Any
+
+from phalanx.backend.session import RankContext
+from phalanx.core.baton import here
+
+Patch = tuple[Any, str, Any]
+KEPT = "recursion limit"
+
+_read, _write = sys.getrecursionlimit, sys.setrecursionlimit
+
+
+class Limit:
+    """What it was before one run."""
+
+    def __init__(self) -> None:
+        self._interpreters = _read()
+        self.callers = sys.getrecursionlimit()
+        """In a nested run: the surrounding rank's."""
+
+    def restore(self) -> None:
+        if _read() != self._interpreters:
+            _write(self._interpreters)
+
+
+def begin(context: RankContext) -> None:
+    """The rank may have asked in an earlier run of its world."""
+    if KEPT in context.saved:
+        _raise_to(context.saved[KEPT])
+
+
+def _raise_to(number: int) -> None:
+    if number > _read():
+        _write(number)
+
+
+def recursion_patches() -> list[Patch]:
+    return [(sys, "setrecursionlimit", _set), (sys, "getrecursionlimit", _get)]
+
+
+@wraps(_write)
+def _set(limit: int, /) -> None:
+    strand = here.strand
+    if strand is None or not isinstance(limit, int) or limit < 1:
+        _write(limit)  # which says what is wrong
+        return
+    depth = _depth()
+    if limit <= depth:
+        raise RecursionError(
+            f"a recursion limit of {limit} is too low at a recursion depth of {depth}"
+        )
+    _raise_to(limit)
+    strand.local.saved[KEPT] = limit
+
+
+def _depth() -> int:
+    """Of the caller."""
+    frame, depth = sys._getframe(2), 1
+    while frame.f_back is not None:
+        frame, depth = frame.f_back, depth + 1
+    return depth
+
+
+@wraps(_read)
+def _get() -> int:
+    strand = here.strand
+    if strand is None:
+        return _read()
+    switcher: Any = strand.baton.switcher
+    return int(strand.local.saved.get(KEPT, switcher.limit.callers))
