@@ -355,6 +355,37 @@ def test_variables_are_each_ranks_own_also_for_c_and_children() -> None:
     assert getenv(b"PHALANX_B") is None
 
 
+def test_a_thread_changes_a_variable_while_another_rank_runs() -> None:
+    """C code of that other rank does not find it, C code of its own does."""
+    may_set, is_set = threading.Event(), threading.Event()
+
+    def program() -> bytes | None:
+        getenv = ctypes.CDLL(None).getenv
+        getenv.restype = ctypes.c_char_p
+        if dist.get_rank() == 0:
+
+            def change() -> None:
+                may_set.wait()
+                os.environ["PHALANX_A"] = "zero"
+                is_set.set()
+
+            helper = threading.Thread(target=change)
+            helper.start()
+            dist.barrier()
+            helper.join()
+            dist.barrier()
+            return bytes(getenv(b"PHALANX_A"))
+        may_set.set()
+        while not is_set.is_set():
+            sum(range(100))
+        found: bytes | None = getenv(b"PHALANX_A")
+        dist.barrier()
+        dist.barrier()
+        return found
+
+    assert phalanx.run(program, ranks=2) == [b"zero", None]
+
+
 def refused_variables(rank: int, meet: Meet) -> list[Any]:
     found: list[Any] = []
     for name, value in (("A=B", "x"), ("N", "a\0b"), ("U", "\ud800"), ("", "x")):

@@ -309,6 +309,33 @@ def test_forked_processes_have_the_modules_of_their_rank(tmp_path: Path) -> None
     run_script(tmp_path, text, {"data.py": DATA}, ranks=2)
 
 
+def test_threads_of_several_ranks_may_fork_at_the_same_time(tmp_path: Path) -> None:
+    """Every child has its own rank's modules and variables, and none waits for a lock that a
+    thread holds which is not there."""
+    text = """
+        import data, multiprocessing, os, threading
+        data.SCALE, os.environ["WHOSE"] = rank, str(rank)
+        context = multiprocessing.get_context("fork")
+        queue = context.SimpleQueue()
+        def work():
+            import data
+            queue.put((data.SCALE, os.environ["WHOSE"]))
+        def fork():
+            for _ in range(6):
+                process = context.Process(target=work)
+                process.start()
+                process.join()
+        threads = [threading.Thread(target=fork) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        found = [queue.get() for _ in range(12)]
+        for thread in threads:
+            thread.join()
+        assert set(found) == {(rank, str(rank))}
+        """
+    run_script(tmp_path, text, {"data.py": DATA}, ranks=2)
+
+
 @pytest.mark.slow
 def test_spawned_processes_import_by_name(tmp_path: Path) -> None:
     text = """

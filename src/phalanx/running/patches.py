@@ -5,6 +5,7 @@ Used by the engines. What is replaced stands in `calls.py` and `backend/install.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -18,7 +19,9 @@ from phalanx.running.attributes import AttributeFinder
 from phalanx.running.calls import call_patches
 from phalanx.running.isolation.installing import install_isolation
 
-_lock = threading.RLock()
+_lock: Any = threading.RLock()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_lock._at_fork_reinit)
 _depth = 0
 _undo: list[Callable[[], Any]] = []
 

@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from concurrent.futures import process as process_pools
 from contextlib import suppress
 from multiprocessing.queues import Queue
+from threading import get_ident
 from typing import Any
 
 import torch.multiprocessing
@@ -30,7 +31,7 @@ import torch.multiprocessing
 from phalanx.backend.private_loaders import LoaderIterator, shut_down
 from phalanx.backend.session import RankContext, context_here
 from phalanx.core.baton import here
-from phalanx.errors import RankStopped, UsageError
+from phalanx.errors import RankStopped, WrongCommand
 from phalanx.running.children_rules import is_torch_spawn
 from phalanx.running.isolation.environ import environ_for_c, seen_by_c, show_to_c
 
@@ -70,6 +71,7 @@ def process_patches() -> list[tuple[Any, str, Any]]:
         *((server, name, _by_own_server(name)) for name in _SERVER_CALLS),
         (Queue, "_start_thread", _noting(_queue._start_thread)),
         (LoaderIterator, "__init__", _noting_loader(LoaderIterator.__init__)),
+        (LoaderIterator, "__del__", _finalising(LoaderIterator.__del__)),
         (os, "fork", _forking(os.fork)),
         (os, "waitpid", _waiting(os.waitpid)),
     ]
@@ -103,7 +105,7 @@ def _check_nested(process: Any, context: RankContext) -> None:
     its ranks itself."""
     if as_processes or context.initialised or not is_torch_spawn(process):
         return
-    raise UsageError(
+    raise WrongCommand(
         "the program calls torch.multiprocessing.spawn before init_process_group, so it starts "
         "its ranks itself: leave the number of ranks out (phalanx run SCRIPT), then the "
         "processes that it starts become the ranks. If they are to be plain processes of each "
@@ -176,13 +178,32 @@ def _noting_loader(original: Any) -> Any:
     return construct
 
 
+def _finalising(original: Any) -> Any:
+    """Of a rank that unwinds: whoever does must not wait for a turn, nor speak of it."""
+
+    def finalise(self: Any) -> None:
+        strand = here.strand
+        if strand is None or not strand.baton.stopping:
+            original(self)
+            return
+        here.strand = None
+        try:
+            with suppress(Exception):
+                original(self)
+        finally:
+            here.strand = strand
+
+    return finalise
+
+
 def _shut_down_loaders(context: RankContext) -> None:
     for loader in list(context.saved.pop(_LOADERS, ())):
         with suppress(Exception):
             shut_down(loader)
 
 
-_alive: list[Any] = []
+_alive: dict[int, Any] = {}
+"""By thread: several may fork at the same time."""
 
 
 def _keep_loaders() -> None:
@@ -191,11 +212,15 @@ def _keep_loaders() -> None:
     strand = here.strand
     if strand is not None:
         contexts = [each.local for each in strand.baton.strands]
-        _alive.extend([*each.saved.get(_LOADERS, ())] for each in contexts)
+        _alive[get_ident()] = [[*each.saved.get(_LOADERS, ())] for each in contexts]
+
+
+def _after_fork() -> None:
+    _alive.pop(get_ident(), None)
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_keep_loaders, after_in_parent=_alive.clear)
+    os.register_at_fork(before=_keep_loaders, after_in_parent=_after_fork)
 
 
 def close_queues(context: RankContext) -> None:

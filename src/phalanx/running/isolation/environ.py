@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 from phalanx.backend.session import RankContext
-from phalanx.core.baton import here
+from phalanx.core.baton import RUNNING, here
+from phalanx.running.isolation.turns import visiting
 
 
 class RankEnviron(os._Environ):  # type: ignore[type-arg]
@@ -29,7 +30,7 @@ class RankEnviron(os._Environ):  # type: ignore[type-arg]
             wrong = value if isinstance(key, str) else key
             raise TypeError(f"str expected, not {type(wrong).__name__}")
         else:
-            show_to_c({key: value}, (key,))  # first: it refuses names that cannot be
+            _show(key, value)  # first: it refuses names that cannot be
             own[key] = value
             _forget_put(key)
 
@@ -40,7 +41,7 @@ class RankEnviron(os._Environ):  # type: ignore[type-arg]
         else:
             del own[key]
             _forget_put(key)
-            show_to_c({}, (key,))
+            _show(key, None)
 
     def __iter__(self) -> Iterator[str]:
         own = own_environ()
@@ -101,6 +102,21 @@ def show_to_c(environ: Mapping[str, str], keys: Iterable[str] | None = None) -> 
             seen_by_c[key] = value
 
 
+def _show(key: str, value: str | None) -> None:
+    """What the calling rank has changed. If another one runs, that one's stays."""
+    strand = here.strand
+    assert strand is not None
+    changed = {} if value is None else {key: value}
+    if strand.state is RUNNING:
+        show_to_c(changed, (key,))
+        return
+    with visiting(strand) as is_in_place:
+        show_to_c(changed, (key,))
+        owner = cast(Any, strand.baton.switcher).owner
+        if not is_in_place:
+            show_to_c({} if owner is None else environ_for_c(owner), (key,))
+
+
 PUT = "putenv"
 """What a rank has given to C code and to processes it starts, past `os.environ`."""
 
@@ -125,7 +141,7 @@ def _unset(key: Any, /) -> None:
 
 def _put_for_c(key: str, value: str | None) -> None:
     assert here.strand is not None
-    show_to_c({} if value is None else {key: value}, (key,))
+    _show(key, value)
     here.strand.local.saved.setdefault(PUT, {})[key] = value
 
 

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from phalanx.core.baton import here
-from phalanx.running.isolation import exits
+from phalanx.running.isolation import exits, randomness, strangers
 from phalanx.running.isolation.environ import own_environ
 
 
@@ -14,9 +14,12 @@ def _become_a_process() -> None:
     """In a forked child, e.g. a DataLoader's worker: it is no rank any more, but starts with
     the environment, generators and settings of the rank that forked it. The other threads are
     not there."""
+    for lock in (randomness.lock, strangers.lock):
+        lock._at_fork_reinit()
     own, strand = own_environ(), here.strand
     if strand is not None:
         switcher: Any = strand.baton.switcher
+        switcher.visits = None  # perhaps held by a thread that is not there
         switcher.enter(strand)
         strand.local.saved.pop(exits.FUNCTIONS, None)
     here.strand = None

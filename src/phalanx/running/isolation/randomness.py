@@ -32,7 +32,7 @@ APART = "random apart"
 _live: dict[str, Generator] = {}
 """The process's generators, by the name of their module."""
 _spares: dict[str, Generator] = {}
-_lock = threading.RLock()
+lock: Any = threading.RLock()
 _script: list[int] = []
 """The seed of the run of a script that is going on."""
 
@@ -81,7 +81,7 @@ class Source:
 @contextmanager
 def spare(name: str) -> Iterator[Generator]:
     """A generator of that kind that nobody else uses meanwhile."""
-    with _lock:
+    with lock:
         if name not in _spares:
             _spares[name] = _live[name].spare()
         yield _spares[name]

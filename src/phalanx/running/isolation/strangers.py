@@ -26,14 +26,14 @@ from phalanx.running.isolation.randomness import NUMPY, PYTHON, spare
 from phalanx.running.isolation.turns import in_turn, visiting
 
 _installed: dict[str, Callable[[], None]] = {}
-_lock = threading.Lock()
+lock: Any = threading.Lock()
 
 
 @contextmanager
 def as_helper(strand: Strand) -> Iterator[None]:
     """In a thread that a rank started, around all it does."""
     cast(Any, strand.baton.switcher).expect_visits()
-    with _lock:
+    with lock:
         if PYTHON not in _installed:
             _installed[PYTHON] = _install(random, PYTHON, random.seed.__self__)  # type: ignore[attr-defined]
         if NUMPY not in _installed and NUMPY in sys.modules:

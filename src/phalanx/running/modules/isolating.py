@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from threading import get_ident
 from types import ModuleType
 from typing import Any
 
@@ -117,20 +118,22 @@ def _uninstall(owner: Owner) -> None:
         setattr(place, name, original)
 
 
-_forking: list[Any] = []
+_forking: dict[int, Any] = {}
+"""Whose strand forks, by thread: several may at the same time."""
 
 
 def _before_fork() -> None:
-    _forking.append(here.strand)
+    _forking[get_ident()] = here.strand
 
 
 def _after_fork() -> None:
-    _forking.pop()
+    _forking.pop(get_ident(), None)
 
 
 def _in_the_child() -> None:
     """It is no rank any more, but a plain process with the modules of the rank that forked."""
-    strand = _forking.pop()
+    strand = _forking.get(get_ident())
+    _forking.clear()
     if _installed.depth:
         owner = outside if strand is None else strand.local.saved.get(KEY, outside)
         _installed.depth = 0
