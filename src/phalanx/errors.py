@@ -25,6 +25,10 @@ class UsageError(PhalanxError, ValueError):
     """Phalanx was called wrongly: the text says what was given and what is allowed."""
 
 
+class WrongCommand(UsageError):
+    """The command line was wrong, which shows only when the script runs."""
+
+
 class VerdictError(PhalanxError, RuntimeError):
     """A check found something; `verdict` is the finding as data, the text its rendering."""
 

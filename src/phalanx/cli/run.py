@@ -34,6 +34,7 @@ from phalanx.errors import (
     RankFailedError,
     UsageError,
     VerdictError,
+    WrongCommand,
 )
 from phalanx.kinds import is_on, parse_checks
 from phalanx.model import Tally, Verdict
@@ -449,7 +450,7 @@ def _tell(error: BaseException | None, initialised: bool, arguments: argparse.Na
     if isinstance(error, InvalidCallError):
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 3
-    if isinstance(error.__cause__, UsageError):
+    if isinstance(error.__cause__, WrongCommand):
         raise error.__cause__
     if error.__cause__ is not None and not _is_exit(error.__cause__):
         # That of another process comes as text.

@@ -26,6 +26,8 @@ from phalanx.errors import RankStopped
 from phalanx.running.children_rules import (
     could_be_rank,
     find_expected,
+    is_named_rank,
+    is_torch_spawn,
     split_batch,
 )
 from phalanx.running.signals import HARMLESS, send
@@ -36,6 +38,8 @@ PATIENCE = 0.3
 """Seconds that the program must stand still before what it has started so far begins, if
 nothing says how many there will be; if something says that there will be more, LONG."""
 LONG = 10.0
+NAP = 2.0
+"""The same for a program that sleeps: it will go on by itself, and may start another one."""
 BUSY = 5.0
 """The same for a program that computes."""
 HELD = 1.0
@@ -84,11 +88,11 @@ class Child:
     def become_a_process(self) -> None:
         """It turned out to be no rank: start it as the program wanted."""
         process = self.process
-        process._target, process._args, process._kwargs = self._given
         try:
-            self._real = self._original(process)
-        finally:
-            del process._target, process._args, process._kwargs
+            self._real = self._original(self.restored())
+        except BaseException:
+            self.end(1, hold=False)
+            raise
         process._popen, process._sentinel = self._real, self._real.sentinel
 
     def restored(self) -> Any:
@@ -200,9 +204,11 @@ class Family:
         self.observed = False
         """Whether the program has looked at the exit code of a rank that failed."""
         self._lock = threading.RLock()
-        self._main = threading.get_native_id()
+        self._main, self._ident = threading.get_native_id(), threading.get_ident()
         self._watcher: threading.Thread | None = None
         self._last_start = 0.0
+        self._slept = self._spaced = False
+        """Whether the program slept since its last start, or ever between two of them."""
         self._open = True
 
     def start(self, process: Any, original: Callable[[Any], Any], *, forked: bool) -> Any:
@@ -212,6 +218,8 @@ class Family:
             return original(process)
         child = Child(self, process, original, self._pack(process, forked), environ)
         with self._lock:
+            self._spaced = bool(self._pending) and (self._spaced or self._slept)
+            self._slept = False
             self._pending.append(child)
             self._last_start = time.monotonic()
             if self._watcher is None:
@@ -287,10 +295,16 @@ class Family:
             now = time.monotonic()
             if not is_asleep(self._main):
                 asleep_since = now
+            self._slept = self._slept or self._is_sleeping()
             since = max(asleep_since, self._last_start)
-            busy = now - self._last_start > max(BUSY, self._patience())
-            if busy or now - since > self._patience():
+            patience = self._patience()
+            if now - self._last_start > max(BUSY, patience) or now - since > patience:
                 self.begin()
+
+    def _is_sleeping(self) -> bool:
+        """Whether the program is in `time.sleep`, which is a function of ours just now."""
+        frame = sys._current_frames().get(self._ident)
+        return frame is not None and frame.f_code is getattr(time.sleep, "__code__", None)
 
     def _is_idle(self) -> bool:
         with self._lock:
@@ -306,5 +320,14 @@ class Family:
             processes = [child.restored() for child in self._pending]
             expected = find_expected(processes, [child.environ for child in self._pending])
         if expected is None:
-            return PATIENCE
+            return self._without_a_number(processes)
         return LOOK if expected <= len(processes) else LONG
+
+    def _without_a_number(self, processes: list[Any]) -> float:
+        """Nothing says how many there will be. A program that sleeps goes on by itself; one
+        that slept between two starts, or has started a single rank, surely means to."""
+        if not self._slept or all(map(is_torch_spawn, processes)):
+            return PATIENCE
+        if self._spaced or (len(processes) == 1 and is_named_rank(processes[0])):
+            return LONG
+        return NAP

@@ -106,6 +106,9 @@ class _Launching:
         self._main = ModuleType("__main__")
         self._family = Family(self._pack, self._open_world)
         self._seat: ParentSeat | None = None
+        self._stores: list[Any] = []
+        """Of ranks that were forked. Such a process ends without taking them down, so their
+        files stay for the program."""
         self.launch = Launch()
 
     def run(self) -> Launch:
@@ -144,13 +147,16 @@ class _Launching:
         sys.modules[MAIN] = sys.modules[MP_MAIN] = self._main
         sys.argv = list(self._program.argv)
         sys.path.insert(0, self._program.search_path)
-        replaced = _replace(_patches(self._join))
+        parent = _Parent()
+        replaced = _replace(_patches(self._join, parent, self._stores))
         set_family(self._family)
         try:
             yield
         finally:
             set_family(None)
             _replace(replaced)
+            parent.close()
+            self._stores.clear()
             sys.path[:] = search_path
             _contexts._actual_context = method
             _put_back(environ)
@@ -312,6 +318,7 @@ class _Left:
             self._last()
 
 
+_file_store: Any = dist.FileStore  # type: ignore[attr-defined]
 _contexts: Any = multiprocessing.context._default_context
 """Keeps what `set_start_method` has set."""
 
@@ -432,30 +439,86 @@ class ParentSeat:
         self._strand.baton.stop(at_once=True)
 
 
-def _patches(join: Callable[[], None]) -> list[tuple[Any, str, Any]]:
+class _Parent:
+    """What `parent_process()` is in a rank: alive as long as the program."""
+
+    def __init__(self) -> None:
+        self._ends = os.pipe()
+        own = multiprocessing.process.current_process()
+        kind: Any = multiprocessing.process._ParentProcess  # type: ignore[attr-defined]
+        self.process = kind(own.name, os.getpid(), self._ends[0])
+
+    def close(self) -> None:
+        for end in self._ends:
+            os.close(end)
+
+
+def _patches(
+    join: Callable[[], None], parent: _Parent, stores: list[Any]
+) -> list[tuple[Any, str, Any]]:
     """What is replaced while such a program runs, besides what every run replaces."""
-    initialise = dist.init_process_group
-
-    def init_process_group(*args: Any, **kwargs: Any) -> Any:
-        if here.strand is None:
-            join()
-        return initialise(*args, **kwargs)
-
-    own = multiprocessing.process.current_process
+    initialise = _initialising(dist.init_process_group, join)
+    current = multiprocessing.process.current_process
+    outer = multiprocessing.process.parent_process
 
     def current_process() -> Any:
-        strand = here.strand
-        found = None if strand is None else strand.local.saved.get("process")
-        return own() if found is None else found
+        found = _saved("process")
+        return current() if found is None else found
 
+    def parent_process() -> Any:
+        return outer() if _saved("child") is None else parent.process
+
+    about = {"current_process": current_process, "parent_process": parent_process}
+    modules = (multiprocessing.process, multiprocessing, torch.multiprocessing)
+    context = multiprocessing.context.BaseContext
     return [
-        (dist, "init_process_group", init_process_group),
-        (private.c10d_module, "init_process_group", init_process_group),
-        (multiprocessing.process, "current_process", current_process),
-        (multiprocessing, "current_process", current_process),
-        (torch.multiprocessing, "current_process", current_process),
-        (multiprocessing.context.BaseContext, "current_process", staticmethod(current_process)),
+        (dist, "init_process_group", initialise),
+        (private.c10d_module, "init_process_group", initialise),
+        *((module, name, ask) for name, ask in about.items() for module in modules),
+        *((context, name, staticmethod(ask)) for name, ask in about.items()),
+        (_file_store, "__init__", _keeping(_file_store.__init__, stores)),
     ]
+
+
+def _saved(key: str) -> Any:
+    strand = here.strand
+    return None if strand is None else strand.local.saved.get(key)
+
+
+def _initialising(original: Any, join: Callable[[], None]) -> Any:
+    pid = os.getpid()
+
+    def init_process_group(*args: Any, **kwargs: Any) -> Any:
+        strand = here.strand
+        if strand is not None:
+            size = kwargs.get("world_size", args[3] if len(args) > 3 else -1)
+            _check_size(strand.local.session.size, size)
+        elif os.getpid() == pid:  # else a process that the program forked
+            join()
+        return original(*args, **kwargs)
+
+    return init_process_group
+
+
+def _check_size(have: int, wanted: Any) -> None:
+    if isinstance(wanted, int) and wanted > have:
+        began = "1 process" if have == 1 else f"{have} processes"
+        raise UsageError(
+            f"init_process_group(world_size={wanted}), but the program had started {began} "
+            "when it stood still, and these became the ranks: nothing said how many there "
+            "would be. Start them together, or say so beforehand: an argument that is called "
+            "world_size, or WORLD_SIZE in the environment"
+        )
+
+
+def _keeping(original: Any, stores: list[Any]) -> Any:
+    def construct(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        child = _saved("child")
+        if child is not None and child.luggage.forked:
+            stores.append(self)
+
+    return construct
 
 
 def _replace(patches: list[tuple[Any, str, Any]]) -> list[tuple[Any, str, Any]]:

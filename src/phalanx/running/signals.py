@@ -2,8 +2,9 @@
 
 Each rank has a table of its own. A signal that a rank sends itself (`os.kill` on its own
 process, `signal.raise_signal`) runs its handler at once. One from outside is noted by a handler
-of ours and handed to every rank, which runs its own at its next waiting point; a rank without
-one does what the system would do with a process. Alarms are kept per rank. The engine makes a
+of ours and handed to every rank, which runs its own at its next waiting point, or has it run
+beside it while it computes (`interrupts.py`); a rank without one does what the system would do
+with a process. Alarms are kept per rank. The engine makes a
 `SignalDesk` for each run, whose launcher looks at it every few milliseconds; programs that use
 no signals cost it one comparison. What only a main thread can do is refused, and says so.
 """
@@ -24,13 +25,14 @@ from typing import Any
 from phalanx.backend.session import RankContext, context_here
 from phalanx.core.baton import DONE, Baton, Strand, here
 from phalanx.errors import RankExited, UsageError
+from phalanx.running.interrupts import Ring, run_beside
 
 AGAIN = 2.0
 """Ctrl-C within so many seconds of the last one stops the run, whatever ranks do with it."""
 INSTALLING = 0.5
 """Seconds that a rank waits at most until its handler is in place."""
 
-_TABLE, _ALARM = "signal handlers", "alarm"
+_TABLE, _ALARM, _RING = "signal handlers", "alarm", "ring"
 HARMLESS = frozenset({signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGWINCH})
 """What a process without a handler does nothing about."""
 
@@ -139,6 +141,8 @@ def _killing(original: Any) -> Any:
             children[pid](number)
         elif context is None or pid != os.getpid() or not number:
             original(pid, number)
+        elif number == signal.SIGINT and number not in context.saved.get(_TABLE, ()):
+            original(pid, number)  # as Ctrl-C: it ends the run
         else:
             run_handler(context, number, how="os.kill on itself")
 
@@ -149,12 +153,14 @@ children: dict[int, Callable[[int], None]] = {}
 """Ranks that the program takes for processes: how to send them a signal."""
 
 
-def run_handler(context: RankContext, number: int, *, how: str | None = None) -> None:
+def run_handler(
+    context: RankContext, number: int, *, how: str | None = None, frame: Any = None
+) -> None:
     """In the rank: what its process would do about this signal."""
     own = context.saved.get(_TABLE, {})
     handler = own.get(number, _ours.get(number, _getsignal(number)))
     if callable(handler) and handler is not _note:
-        handler(number, sys._getframe(1))
+        handler(number, sys._getframe(1) if frame is None else frame)
     elif handler == signal.SIG_IGN or number in HARMLESS:
         return
     else:
@@ -205,6 +211,9 @@ def _left(context: RankContext) -> tuple[float, float]:
 
 def _set_alarm(context: RankContext, seconds: float, interval: float) -> tuple[float, float]:
     before = _left(context)
+    ring = context.saved.pop(_RING, None)
+    if ring is not None:
+        ring.cancel()
     context.saved[_ALARM] = (_now() + seconds if seconds > 0 else None), interval
     if _desks:
         _desks[-1].alarms = True
@@ -249,6 +258,8 @@ class SignalDesk:
         self.registered: set[int] = set()
         self.in_main_thread = threading.current_thread() is threading.main_thread()
         self._ranks = ranks
+        self._rings: list[Ring] = []
+        """What ranks have not yet come by for."""
         self._interrupted_at = -AGAIN
 
     def open(self) -> None:
@@ -257,9 +268,11 @@ class SignalDesk:
     def close(self) -> None:
         """Put back what was there before ranks asked for signals."""
         _desks.remove(self)
+        self._rings.clear()
         for context in self._ranks:
             context.saved.pop(_TABLE, None)
             context.saved.pop(_ALARM, None)
+            context.saved.pop(_RING, None)
         for number in self.registered:
             faulthandler.unregister(number)
         if not _desks:
@@ -279,6 +292,8 @@ class SignalDesk:
             self._deliver(_arrived.popleft())
         if self.alarms:
             self._ring()
+        if self._rings:
+            self._rings = [ring for ring in self._rings if not run_beside(ring)]
 
     def has_handler(self, number: int) -> bool:
         return any(number in context.saved.get(_TABLE, ()) for context in self._ranks)
@@ -292,7 +307,7 @@ class SignalDesk:
     def _deliver(self, number: int) -> None:
         for strand in list(self.baton.strands):
             if not strand.helper and strand.state is not DONE:
-                self._post(strand, number)
+                self.post(strand, number)
 
     def _ring(self) -> None:
         now = self.baton.clock.now()
@@ -305,22 +320,15 @@ class SignalDesk:
             if now >= due:
                 again = now + interval if interval > 0 else None
                 strand.local.saved[_ALARM] = again, interval
-                self._post(strand, signal.SIGALRM)
+                strand.local.saved[_RING] = self.post(strand, signal.SIGALRM)
         self.alarms = waiting
 
-    def _post(self, strand: Strand, number: int) -> None:
-        self.baton.post(strand, partial(_as_errand, strand, number))
-
-
-def _as_errand(strand: Strand, number: int) -> None:
-    """In the rank's thread, or, while that is blocked, in one that acts for it: then what the
-    handler raises is raised when the rank comes back."""
-    try:
-        run_handler(strand.local, number)
-    except BaseException as error:
-        if here.strand is strand:
-            raise
-        strand.baton.wake(strand, error)
+    def post(self, strand: Strand, number: int) -> Ring:
+        """Hand a signal to one rank."""
+        ring = Ring(strand, partial(run_handler, strand.local, number))
+        self._rings.append(ring)
+        self.baton.post(strand, ring)
+        return ring
 
 
 def send(strand: Strand, number: int) -> bool:
@@ -328,20 +336,27 @@ def send(strand: Strand, number: int) -> bool:
     handler = strand.local.saved.get(_TABLE, {}).get(number, signal.SIG_DFL)
     if handler == signal.SIG_DFL:
         return False
-    strand.baton.post(strand, partial(_as_errand, strand, number))
+    for desk in _desks:
+        if desk.baton is strand.baton:
+            desk.post(strand, number)
     return True
 
 
-_forking: list[Any] = []
+_forking: dict[int, Any] = {}
+"""By thread: several may fork at the same time."""
 
 
 def _before_fork() -> None:
-    _forking.append(here.strand)
+    _forking[threading.get_ident()] = here.strand
+
+
+def _after_fork() -> None:
+    _forking.pop(threading.get_ident(), None)
 
 
 def _become_a_process() -> None:
     """In a forked child: no ranks, hence no handler of ours. What the rank had, it has."""
-    strand = _forking.pop()
+    strand = _forking.get(threading.get_ident())
     _forking.clear()
     table = {} if strand is None else strand.local.saved.get(_TABLE, {})
     for number, before in _ours.items():
@@ -354,5 +369,5 @@ def _become_a_process() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
-        before=_before_fork, after_in_parent=_forking.pop, after_in_child=_become_a_process
+        before=_before_fork, after_in_parent=_after_fork, after_in_child=_become_a_process
     )
