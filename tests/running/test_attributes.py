@@ -111,6 +111,45 @@ def test_seeding_often_is_no_polling() -> None:
     assert first[7] == torch.rand(1).item()
 
 
+def warn() -> None:
+    warnings.warn("shown once per place", UserWarning, stacklevel=1)
+
+
+def test_hand_overs_show_no_warning_again() -> None:
+    """Although the ranks have filters of their own."""
+
+    def program() -> None:
+        text = f"of rank {dist.get_rank()}"
+        warnings.filterwarnings("ignore", message=text)
+        for _ in range(5):
+            warn()
+            dist.barrier()
+
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("default")
+        phalanx.run(program, ranks=3)
+    assert len(shown) == 3  # a rank that adds a filter begins anew, as a process does
+
+
+def test_a_rank_for_which_warnings_are_errors_has_those_that_others_were_shown() -> None:
+    def program() -> list[bool]:
+        if dist.get_rank() == 1:
+            warnings.simplefilter("error")
+        raised = []
+        for _ in range(3):
+            try:
+                warn()
+                raised.append(False)
+            except UserWarning:
+                raised.append(True)
+            dist.barrier()
+        return raised
+
+    with warnings.catch_warnings(record=True):
+        warnings.simplefilter("default")
+        assert phalanx.run(program, ranks=3) == [[False] * 3, [True] * 3, [False] * 3]
+
+
 def test_a_rank_that_silences_warnings_silences_its_own() -> None:
     before = warnings.filters
 

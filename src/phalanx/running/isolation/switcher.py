@@ -27,9 +27,10 @@ from phalanx.running.isolation.interpreter import Names
 from phalanx.running.isolation.randomness import APART, NUMPY, note_numpy, sources
 from phalanx.running.isolation.turns import Visits
 from phalanx.running.isolation.warning_filters import (
-    filters_mutated,
     get_warnings,
+    note_valid,
     set_warnings,
+    settle,
 )
 from phalanx.running.modules.patched import due, look
 
@@ -51,6 +52,8 @@ class RankSwitcher(Visits, Switcher):
         self._outer_attributes = attributes.current()
         self._outer_warnings = get_warnings()
         self._outer_filters = list(warnings.filters)
+        self._warned = False
+        """Whether any rank has filters of its own."""
         self._outer_settings = settings.current()
         self._folder = folder.current()
         self.limit = recursion.Limit()
@@ -93,6 +96,9 @@ class RankSwitcher(Visits, Switcher):
             self._names.load(context)
         if "warnings" in saved:
             set_warnings(saved["warnings"])
+            self._warned = True
+        if self._warned:
+            settle()
         if places:
             attributes.load(context)
         if settings.in_use:
@@ -154,11 +160,12 @@ class RankSwitcher(Visits, Switcher):
 
     def _save_warnings(self, saved: dict[str, Any]) -> None:
         """Keep the rank's and put the caller's back."""
+        self._warned = True
+        note_valid()
         filters, *rest = get_warnings()
         if filters is self._outer_warnings[0]:
             filters, common = list(filters), filters
             common[:] = self._outer_filters
-            filters_mutated()
         saved["warnings"] = (filters, *rest)
         set_warnings(self._outer_warnings)
 
@@ -186,7 +193,7 @@ class RankSwitcher(Visits, Switcher):
                 steps.callback(descriptors.restore)
             if settings.in_use:
                 steps.callback(settings.restore, self._outer_settings)
-            steps.callback(set_warnings, self._outer_warnings)
+            steps.callback(self._restore_warnings)
             steps.callback(self._names.restore)
             steps.callback(self.limit.restore)
             sys.argv = self._outer_argv
@@ -202,6 +209,11 @@ class RankSwitcher(Visits, Switcher):
         if self._apart:
             for source in self._sources:
                 source.restore()
+
+    def _restore_warnings(self) -> None:
+        set_warnings(self._outer_warnings)
+        if self._warned:
+            settle()
 
     def _restore_environ(self) -> None:
         if seen_by_c:

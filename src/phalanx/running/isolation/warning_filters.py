@@ -1,8 +1,14 @@
-"""What `warnings.catch_warnings` replaces, each rank with its own. Used by `switcher.py`."""
+"""What `warnings.catch_warnings` replaces, each rank with its own. Used by `switcher.py`.
+
+Modules note which of their warnings were shown, for Python to show them once. Those of shared
+modules are common to ranks. Python forgets such notes when filters change; at hand-overs that
+would show every warning again and again, so it is told of a change only where another rank's
+filters could demand a warning that was noted."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -16,12 +22,34 @@ def set_warnings(state: tuple[Any, ...]) -> None:
         return
     _warnings_module.filters, _warnings_module.showwarning, show_message = state
     _warnings_module._showwarnmsg_impl = show_message
-    filters_mutated()
 
 
-def filters_mutated() -> None:
-    """Forget what was decided by other filters."""
-    _warnings_module._filters_mutated()
+def note_valid() -> None:
+    """What modules have noted agrees with the filters that are in place now."""
+    _valid[:] = warnings.filters
+
+
+def settle() -> None:
+    """After filters were put in place: forget what modules have noted, if need be."""
+    if warnings.filters != _valid:
+        if _demanding(warnings.filters) != _demanding(_valid):
+            _warnings_module._filters_mutated()
+        note_valid()
+
+
+def _demanding(filters: Iterable[Any]) -> list[Any]:
+    """Those that act on every warning. What is ignored is not noted; what comes after a filter
+    for everything is not asked."""
+    found = []
+    for each in filters:
+        if each[0] not in ("ignore", "default", "once", "module"):
+            found.append(each)
+        if each[1:] == (None, Warning, None, 0):
+            break
+    return found
+
+
+_valid: list[Any] = []
 
 
 _warnings_module: Any = warnings
