@@ -219,6 +219,115 @@ if __name__ == "__main__":
     assert capsys.readouterr().out == "[0, 0, 0]\n"
 
 
+def test_pauses_do_not_decide_how_many_ranks_there_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = """
+N = 2
+def work(rank):
+    init(rank, N)
+    dist.barrier()
+
+if __name__ == "__main__":
+    children = [mp.Process(target=work, args=(rank,)) for rank in range(N)]
+    for child in children:
+        child.start()
+        time.sleep(0.6)
+    for child in children: child.join()
+    print([child.exitcode for child in children])
+"""
+    found = launch_text(tmp_path, text)
+    assert [world.error for world in found.worlds] == [None]
+    assert capsys.readouterr().out == "[0, 0]\n"
+
+
+def test_a_world_that_came_out_too_small_says_why(tmp_path: Path) -> None:
+    text = """
+def work(rank):
+    init(rank, 3)
+
+if __name__ == "__main__":
+    child = mp.Process(target=work, args=(0,))
+    child.start()
+    child.join()
+"""
+    (world,) = launch_text(tmp_path, text).worlds
+    cause = world.error.__cause__ if world.error else None
+    assert isinstance(cause, UsageError)
+    assert "world_size=3), but the program had started 1 process when" in str(cause)
+
+
+ALONE = """
+import multiprocessing as mp
+
+def work(i):
+    print("number", i, flush=True)
+
+if __name__ == "__main__":
+    child = mp.get_context("spawn").Process(target=work, args=(0,))
+    child.start()
+    child.join()
+    print("code", child.exitcode, flush=True)
+"""
+
+
+def test_a_lone_spawned_process_is_started_late(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "script.py"
+    path.write_text(ALONE)
+    found = launch(path)
+    assert found.error is None and not found.worlds
+    assert capfd.readouterr().out == "number 0\ncode 0\n"
+
+
+def test_a_forked_process_that_is_no_rank_has_groups_of_torchs_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = """
+def work():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.barrier()
+
+if __name__ == "__main__":
+    child = mp.get_context("fork").Process(target=work)
+    child.start()
+    child.join()
+    print(child.exitcode)
+"""
+    found = launch_text(tmp_path, text)
+    assert found.error is None and not found.worlds
+    assert capsys.readouterr().out == "0\n"
+
+
+def test_a_forked_rank_leaves_the_file_of_its_store_and_knows_its_parent(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = """
+import tempfile
+
+def work(rank, path):
+    assert mp.parent_process().is_alive() and mp.parent_process().pid == os.getppid_of_rank
+    store = dist.FileStore(path, 2)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    os.getppid_of_rank = os.getpid()
+    with tempfile.NamedTemporaryFile(dir=sys.argv[1]) as file:
+        mp.start_processes(work, (file.name,), nprocs=2, start_method="fork")
+    print(mp.parent_process())
+"""
+    folder = tmp_path / "files"
+    folder.mkdir()
+    path = tmp_path / "script.py"
+    path.write_text(HEAD + text)
+    found = launch(path, str(folder))
+    assert found.error is None
+    assert capsys.readouterr().out == "None\n"
+    assert not list(folder.iterdir())
+
+
 def test_a_rank_without_a_group_that_calls_spawn_is_told_what_is_meant(tmp_path: Path) -> None:
     from phalanx.running.script import run_program
 

@@ -160,6 +160,93 @@ def test_an_alarm_repeats_and_interrupts_a_wait_for_others() -> None:
     assert found[0] >= 2 and found[1] == 0
 
 
+def _compute_until(done: Callable[[], bool], limit: float = 20.0) -> bool:
+    """Without ever waiting."""
+    end = time.monotonic() + limit
+    while time.monotonic() < end:
+        if done():
+            return True
+    return False
+
+
+def test_a_limit_for_a_computation_is_raised_inside_it() -> None:
+    class Late(Exception):
+        pass
+
+    def late(number: int, frame: Any) -> None:
+        raise Late("after", frame.f_code.co_name)
+
+    def body() -> list[Any]:
+        signal.signal(signal.SIGALRM, late)
+        seen = []
+        for _ in range(3):
+            signal.setitimer(signal.ITIMER_REAL, 0.02)
+            try:
+                _compute_until(lambda: False)
+            except Late as error:
+                seen.append((type(error), error.args[0]))
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            dist.barrier()
+        return seen
+
+    before = set(threading.enumerate())
+    assert phalanx.run(body, ranks=2) == [[(Late, "after")] * 3] * 2
+    assert set(threading.enumerate()) <= before
+
+
+def test_a_rank_that_computes_sees_what_its_handler_has_set() -> None:
+    def body() -> tuple[int, bool]:
+        rank = dist.get_rank()
+        stop: list[int] = []
+        signal.signal(signal.SIGALRM, lambda number, frame: stop.append(dist.get_rank()))
+        signal.setitimer(signal.ITIMER_REAL, 0.02)
+        came = _compute_until(lambda: bool(stop))
+        dist.barrier()
+        return rank - stop[0], came
+
+    assert phalanx.run(body, ranks=2) == [(0, True)] * 2
+
+
+def test_an_alarm_that_was_taken_back_does_not_ring() -> None:
+    def late(number: int, frame: Any) -> None:
+        raise TimeoutError
+
+    def body() -> None:
+        signal.signal(signal.SIGALRM, late)
+        signal.setitimer(signal.ITIMER_REAL, 0.005)
+        end = time.monotonic() + 0.02
+        while time.monotonic() < end:  # less than a rank has to come by
+            pass
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        dist.barrier()
+        time.sleep(0.05)
+
+    phalanx.run(body, ranks=2)
+
+
+def test_collectives_are_not_harmed_by_what_is_thrown_in() -> None:
+    def late(number: int, frame: Any) -> None:
+        raise TimeoutError
+
+    def body() -> int:
+        rank, rung = dist.get_rank(), 0
+        signal.signal(signal.SIGALRM, late)
+        for step in range(12):
+            signal.setitimer(signal.ITIMER_REAL, 0.002 * step + 0.001)
+            try:
+                _compute_until(lambda: torch.ones(8).sum().item() == 0)
+            except TimeoutError:
+                rung += 1
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            found = torch.tensor([float(step + rank)])
+            dist.all_reduce(found)
+            assert found.item() == 2 * step + 1
+        return rung
+
+    assert phalanx.run(body, ranks=2) == [12, 12]
+
+
 @pytest.mark.parametrize(
     "call",
     [

@@ -30,6 +30,7 @@ _BELOW = (
     "phalanx.running.script",
     "phalanx.running.launched",
     "phalanx.running.threads",
+    "phalanx.running.world",
     "phalanx.testing.",
 )
 """Modules of ours that call the program, hence lie below its frames."""
