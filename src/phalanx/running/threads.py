@@ -428,11 +428,15 @@ class _Run:
         """What a process would take with it when it ends."""
         outcome = self.outcomes.ranks[context.rank]
         end_processes(context, failed=outcome.error is not None or self.baton.stopping)
-        with suppress(RankStopped):
+        try:  # noqa: SIM105, `suppress` is three calls for every rank of every test
             self.switcher.end(context)
-        with suppress(RankStopped):
+        except RankStopped:
+            pass
+        try:
             profiling.leave_thread()
             traces.leave_thread(context, stopping=self.baton.stopping)
+        except RankStopped:
+            pass
         guard_modes.leave_thread()
         if self.session.devices is not None:
             device_mode.leave_thread()
