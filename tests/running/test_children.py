@@ -13,6 +13,7 @@ import pytest
 from phalanx.errors import CollectiveMismatchError, DeadlockError, RankFailedError, UsageError
 from phalanx.running.launched import Launch, run_launched
 from phalanx.running.program import load_script
+from phalanx.running.script import run_program
 from phalanx.running.threads import Settings
 
 PROGRAMS = Path(__file__).parent / "children_programs"
@@ -133,6 +134,8 @@ def leave(rank, how):
         sys.exit(7)
     if how == "_exit":
         os._exit(4)
+    if how == "_exit well":
+        os._exit(0)
     if how == "raise":
         raise ValueError("no")
 
@@ -146,7 +149,7 @@ def wait(rank):
     time.sleep(60)
 
 if __name__ == "__main__":
-    print([one(how) for how in ("return", "exit", "_exit", "raise")])
+    print([one(how) for how in ("return", "exit", "_exit", "_exit well", "raise")])
     children = [mp.Process(target=wait, args=(rank,)) for rank in range(2)]
     for child in children: child.start()
     print([child.is_alive() for child in children], children[0].exitcode)
@@ -161,7 +164,7 @@ if __name__ == "__main__":
     found = launch_text(tmp_path, text)
     assert found.error is None
     assert capsys.readouterr().out.splitlines() == [
-        "[0, 7, 4, 1]",
+        "[0, 7, 4, 0, 1]",
         "[True, True] None",
         "[-15, -9] []",
     ]
@@ -239,6 +242,27 @@ if __name__ == "__main__":
     found = launch_text(tmp_path, text)
     assert [world.error for world in found.worlds] == [None]
     assert capsys.readouterr().out == "[0, 0]\n"
+
+
+def test_a_rank_of_a_script_may_leave_by_os_exit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in a process: no exit functions, and no thread is waited for."""
+    text = """
+import atexit, threading
+dist.init_process_group("gloo")
+atexit.register(print, "exit function")
+def linger():
+    while True: time.sleep(0.01)
+threading.Thread(target=linger).start()
+dist.barrier()
+print("leaves", flush=True)
+os._exit(0)
+"""
+    path = tmp_path / "script.py"
+    path.write_text(HEAD + text)
+    assert run_program(load_script(str(path), []), Settings(ranks=2, init=False))
+    assert capsys.readouterr().out == "leaves\n" * 2
 
 
 def test_a_world_that_came_out_too_small_says_why(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any, TextIO
 
 from phalanx.cli.output import FoldingPrinter
-from phalanx.errors import UsageError
+from phalanx.errors import RankExited, UsageError
 
 
 class WorldsPrinter:
@@ -70,12 +70,19 @@ class WorldsPrinters:
 
     def end(self, world: Any) -> None:
         """Ranks that no `spawn` speaks for are told of at once, as processes show their errors
-        themselves: the script may be waiting for what they would have sent."""
+        themselves: the script may be waiting for what they would have sent. Those that left
+        by `sys.exit` and the like say nothing: their exit code does."""
         with suppress(BrokenPipeError):
             for printer in self._printers:
                 printer.close()
-        if world.error is not None and not world.by_spawn:
+        is_told = world.by_spawn or _is_exit(world.error)
+        if world.error is not None and not is_told:
             world.status = self._tell(world.error)
+
+
+def _is_exit(error: BaseException | None) -> bool:
+    cause = None if error is None else error.__cause__
+    return isinstance(cause, (SystemExit, RankExited))
 
 
 def tell_launch(launch: Any, script: str, tell: Callable[[BaseException], int]) -> int:

@@ -31,6 +31,7 @@ from phalanx.errors import RankExited, RankStopped
 from phalanx.running import blocking
 from phalanx.running.blocking import SERVICES, Blocked, main_strand, starting
 from phalanx.running.isolation.environ import environ_for_c
+from phalanx.running.isolation.exits import FINALIZERS, FUNCTIONS
 from phalanx.running.isolation.output import child_streams
 from phalanx.running.isolation.strangers import as_helper
 from phalanx.running.pools import is_pool_thread, note_thread, pool_patches
@@ -132,11 +133,18 @@ def _is_importing_or_quoting() -> bool:
 
 
 def _exiting(how: str, original: Any) -> Any:
-    """`os._exit` in a rank would end all ranks and the caller without a word."""
+    """`os._exit` in a rank would end all ranks and the caller without a word. As in a process,
+    what was asked for at the end does not happen, and no thread is waited for."""
 
     def leave(code: int = 134) -> None:
-        if here.strand is None:
+        strand = here.strand
+        if strand is None:
             original(code) if how == "os._exit" else original()
+            return
+        for key in (FUNCTIONS, FINALIZERS):
+            strand.local.saved.pop(key, None)
+        for thread in strand.local.helpers:
+            thread._daemonic = True
         raise RankExited(how, code)
 
     return leave

@@ -263,7 +263,8 @@ class _Launching:
                 raise
             except RankExited as end:
                 code = end.code
-                raise
+                if code:
+                    raise
             finally:
                 self._watcher.finish(context.rank)
                 left.end_of(child, code, hold=held)
@@ -278,7 +279,7 @@ class _Launching:
         context.saved["argv"] = sys.argv = luggage.argv
         modules = dict(luggage.make_modules())
         main = modules.pop(MAIN)
-        own_main(context, main)
+        own_main(context, main, self._program.code)
         for name, module in modules.items():
             sys.modules[name] = module
         if not luggage.forked:

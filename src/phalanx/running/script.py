@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from phalanx.backend.session import RankContext
+from phalanx.errors import RankExited
 from phalanx.running.isolation import randomness
 from phalanx.running.modules.importing import code_of_one_rank
 from phalanx.running.modules.isolating import own_main
@@ -37,6 +38,10 @@ def run_program(program: Program, settings: Settings) -> bool:
         except SystemExit:
             settled.append(True)
             raise
+        except RankExited as end:
+            settled.append(True)
+            if end.code:
+                raise
         finally:
             settled.append(context.initialised)
 
@@ -71,7 +76,7 @@ def _execute(program: Program, context: RankContext) -> None:
     if program.spec is not None:
         names["__spec__"] = program.spec
         names["__package__"] = program.spec.parent
-    own_main(context, main)
+    own_main(context, main, program.code)
     context.saved["argv"] = sys.argv = list(program.argv)
     if program.spec is not None and program.spec.parent:
         import_module(program.spec.parent)
