@@ -470,6 +470,12 @@ def _is_exit(error: BaseException) -> bool:
 def _count_ranks(arguments: argparse.Namespace) -> tuple[int, int]:
     outer = os.environ.get("WORLD_SIZE")
     if arguments.ranks is None:
+        if outer is None and arguments.children == "processes":
+            raise UsageError(
+                "--children processes without a number of ranks: processes that the script "
+                "starts are no ranks then, so say how many are to run it, e.g. -n 4; or leave "
+                "--children processes out, and they become the ranks"
+            )
         if outer is None:
             raise UsageError("say how many ranks to run: phalanx run -n 4 " + arguments.script)
         arguments.ranks = outer

@@ -30,6 +30,7 @@ from phalanx.running.children_rules import (
     is_torch_spawn,
     split_batch,
 )
+from phalanx.running.interrupts import AGAIN, throw
 from phalanx.running.signals import HARMLESS, send
 from phalanx.running.signals import children as children_by_pid
 
@@ -180,13 +181,14 @@ def _with_attributes(process: Any, **attributes: Any) -> Any:
 
 
 def _stop_one(strand: Strand | None) -> None:
-    """Unwind this rank alone. One that has not begun looks at `sent` when it does."""
-    if strand is None:
-        return
-    parked = strand.granted
-    strand.baton.condemn([(strand, parked, RankStopped())])
-    if strand.error is None and strand.ident:
-        throw_into(strand.ident)
+    """Unwind this rank alone, but not while it is about to end by itself. One that has not
+    begun looks at `sent` when it does."""
+    limit = time.monotonic() + HELD
+    while strand is not None and not throw(strand, RankStopped()):
+        if time.monotonic() > limit:
+            throw_into(strand.ident)
+            return
+        time.sleep(AGAIN)
 
 
 class Family:

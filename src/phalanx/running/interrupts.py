@@ -1,9 +1,10 @@
 """A signal for a rank that computes: its handler runs beside it; what that raises is thrown in.
 
-Used by `signals.py`. Python runs handlers in the main thread of a process only. A rank runs its
-own where it waits; one that does not come by gets a thread that acts for it meanwhile, as a
-courier does for a rank that is blocked. An exception of the handler is raised in the rank's own
-thread, where that executes the program's code and not ours.
+Used by `signals.py`, and by `children.py` to end one rank. Python runs handlers in the main
+thread of a process only. A rank runs its own where it waits; one that does not come by gets a
+thread that acts for it meanwhile, as a courier does for a rank that is blocked. An exception of
+the handler is raised in the rank's own thread, where that executes the program's code and not
+ours.
 """
 
 from __future__ import annotations
@@ -117,13 +118,13 @@ def _handle(ring: Ring, handle: Callable[..., None]) -> None:
     except RankStopped:
         raise
     except BaseException as error:
-        while not (ring.cancelled or _throw(ring.strand, error)):
+        while not (ring.cancelled or throw(ring.strand, error)):
             _sleep(AGAIN)
 
 
-def _throw(strand: Strand, error: BaseException) -> bool:
-    """Whether there is nothing more to do. Giving Python's lock away first leaves time for a
-    look and a throw in which the rank does not move."""
+def throw(strand: Strand, error: BaseException) -> bool:
+    """Raise this in a rank, from another thread; False: not now, it is in code of ours. Giving
+    Python's lock away first leaves time for a look and a throw in which it does not move."""
     _sleep(0)
     if strand.state is DONE or strand.baton.stopping:
         return True

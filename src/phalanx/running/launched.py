@@ -143,7 +143,7 @@ class _Launching:
         """What Python itself would have set up for a script."""
         before = sys.modules[MAIN], sys.modules.get(MP_MAIN), sys.argv
         search_path, known, environ = list(sys.path), set(sys.modules), dict(os.environ)
-        method = _contexts._actual_context
+        method, _contexts._actual_context = _contexts._actual_context, None
         sys.modules[MAIN] = sys.modules[MP_MAIN] = self._main
         sys.argv = list(self._program.argv)
         sys.path.insert(0, self._program.search_path)
