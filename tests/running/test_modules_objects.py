@@ -7,6 +7,7 @@ import gc
 import importlib.util
 import multiprocessing
 import sys
+import textwrap
 import weakref
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 import phalanx
 from phalanx.errors import RankFailedError
 from phalanx.running.modules.rule import Rule
+from phalanx.running.modules.stores import stored
 from tests.running.module_programs import run_script, surroundings, write
 
 KINDS = """
@@ -273,6 +275,84 @@ def test_what_modules_replace_in_torch_is_each_rank_s(tmp_path: Path) -> None:
         run_script(tmp_path, text, {"patching.py": patching})
         assert before == [torch.nn.Linear.forward, torch.nn.functional.relu, torch.optim.SGD]
     assert torch.nn.functional.gelu.__module__ != "__main__"
+
+
+def test_what_is_replaced_late_is_each_rank_s_too(tmp_path: Path) -> None:
+    """Long after the last module has come: by assignment, by name, in classes, for a while."""
+    import torch
+    import torch.distributed as dist
+
+    text = """
+        import functools
+        from unittest import mock
+        functional = torch.nn.functional
+        for _ in range(30):
+            dist.barrier()
+        original, calls = dist.all_reduce, []
+        def counting(*args, **kwargs):
+            calls.append(rank)
+            return original(*args, **kwargs)
+        dist.all_reduce = counting
+        torch.Tensor.whose = property(lambda self: rank)
+        setattr(functional, "gelu", functools.partial(max, rank))
+        SGD = torch.optim.SGD
+        layer = torch.nn.Linear
+        layer.extra_repr = lambda self: str(rank)
+        for _ in range(3):
+            dist.all_reduce(torch.ones(1))
+            assert torch.ones(1).whose == rank
+            assert functional.gelu(-1) == rank
+            assert repr(torch.nn.Linear(1, 1)) == f"Linear({rank})"
+            with mock.patch("torch.nn.functional.relu", return_value=rank):
+                dist.barrier()
+                assert functional.relu(None) == rank
+                dist.barrier()
+            with mock.patch.object(SGD, "step", autospec=True, return_value=rank):
+                dist.barrier()
+                assert torch.optim.SGD.step(None) == rank
+                dist.barrier()
+            dist.barrier()
+            assert functional.relu(torch.ones(1)).item() == 1
+        assert calls == [rank] * 3
+        if rank == 1:
+            del torch.Tensor.whose
+            dist.all_reduce = original
+        dist.barrier()
+        assert hasattr(torch.Tensor, "whose") == (rank != 1)
+        assert (dist.all_reduce is counting) == (rank != 1)
+        """
+
+    def state() -> list[object]:
+        functional = torch.nn.functional
+        kinds = [torch.nn.Linear.extra_repr, torch.optim.SGD.step]
+        return [dist.all_reduce, functional.gelu, functional.relu, *kinds]
+
+    before = state()
+    for _ in range(2):
+        run_script(tmp_path, text, {})
+        assert state() == before
+        assert not hasattr(torch.Tensor, "whose")
+    with pytest.raises(phalanx.RankFailedError):
+        run_script(tmp_path, text + "assert rank\n", {})
+    assert state() == before
+    assert not hasattr(torch.Tensor, "whose")
+
+
+def test_which_attributes_code_sets() -> None:
+    text = """
+        def put(self, module, names):
+            self.hidden = module.seen = names["key"].other = 1
+            torch.nn.Linear.forward = F.relu = 2
+        """
+    inside = compile(textwrap.dedent(text), "text", "exec")
+    wanted = {("module", "seen"), (None, "other"), ("Linear", "forward"), ("F", "relu")}
+    assert stored(inside) == wanted
+    many = "\n".join(f"a.b{number} = 0" for number in range(400))
+    assert len(stored(compile(many, "text", "exec"))) == 400
+    named = "setattr(torch, 'load', 1); patch('torch.nn.Linear.forward'); x = 'a b'"
+    wanted = {(None, "load"), ("Linear", "forward")}
+    assert stored(compile(named, "text", "exec")) == wanted
+    assert stored(compile("use('torch.nn.Linear.forward')", "text", "exec")) == set()
 
 
 DATA = """

@@ -32,7 +32,7 @@ from phalanx.running.isolation.warning_filters import (
     set_warnings,
     settle,
 )
-from phalanx.running.modules.patched import due, look
+from phalanx.running.modules.patched import due, look, look_at_watched, watched
 
 switchers: list[RankSwitcher] = []
 """Of the runs that are going on, the innermost last."""
@@ -122,6 +122,8 @@ class RankSwitcher(Visits, Switcher):
             self._save_warnings(saved)
         if due:
             look()
+        if watched:
+            look_at_watched()
         if places:
             attributes.save(context)
         if settings.in_use:

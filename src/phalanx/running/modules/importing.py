@@ -168,8 +168,11 @@ class SharedCodeLoader(SourceFileLoader):
         known = _codes.get(path)
         patched.expect(path)
         if known is not None and known[0] == version:
+            patched.expect_code(path, known[1])
             return code_of_one_rank(known[1])
         code = super().get_code(fullname)
+        if code is not None:
+            patched.expect_code(path, code)
         if code is not None:
             if len(_codes) >= MOST_CODES:
                 _codes.clear()

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from threading import get_ident
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from phalanx.backend.session import RankContext
@@ -59,11 +59,14 @@ def isolating(rule: Rule | None) -> Iterator[None]:
         _release()
 
 
-def own_main(context: RankContext, main: ModuleType) -> None:
+def own_main(context: RankContext, main: ModuleType, code: CodeType | None = None) -> None:
     """Give the rank of a script its `__main__`."""
     owner: Owner = context.saved[KEY]
     owner.modules[MAIN] = owner.modules[MP_MAIN] = main
-    patched.expect(getattr(main, "__file__", MAIN))
+    file = getattr(main, "__file__", MAIN)
+    patched.expect(file)
+    if code is not None:
+        patched.expect_code(file, code)
 
 
 def _hold(rule: Rule) -> None:

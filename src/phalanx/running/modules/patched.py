@@ -2,21 +2,24 @@
 
 Every rank's copy of a module does that, and torch is shared: the last one's would be used by
 all, and one that wraps what it finds would wrap it once per rank. So when a rank gives the
-baton away after it has imported modules of its own, torch is compared with what it was; what
-the program has replaced is swapped with the baton from then on (`attributes.py`), and put back
-after the run. Used by `isolating.py` and, at hand-overs, by
-`isolation/switcher.py`.
+baton away after it has imported modules of its own, torch is compared with what it was. That
+takes long, so it is done a few times; at every hand-over only what the program's code may set
+by its looks (`stores.py`) is compared. What the program has replaced is swapped with the baton
+from then on (`attributes.py`), and put back after the run. Used by
+`isolating.py` and, at hand-overs, by `isolation/switcher.py`.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
-from types import BuiltinFunctionType, FunctionType
+from types import BuiltinFunctionType, CodeType, FunctionType
 from typing import Any
 
 from phalanx.running.attributes import add, places
+from phalanx.running.modules.rule import is_installed
 from phalanx.running.modules.seen import is_apart
+from phalanx.running.modules.stores import Stored, mentioned, stored
 
 PARTS = ("nn", "optim", "distributed", "utils.data", "autograd", "cuda", "amp", "serialization")
 """Besides `torch` itself, where programs replace something."""
@@ -27,6 +30,16 @@ was the first to import a module. What one rank does then, the others do as well
 due: list[None] = []
 """One entry for each hand-over that is still to be looked at."""
 
+watched: list[Slot] = []
+"""What is looked at whenever a rank gives the baton away, since the program's code mentions
+it."""
+MOST_PLACES = 16
+"""A name that torch has in more places than this is watched only in those whose own name the
+code mentions."""
+
+_noted: set[str] = set()
+"""Files whose code was looked at in this run."""
+_stored: dict[int, tuple[CodeType, set[Stored], set[str]]] = {}
 _functions: list[tuple[Any, str, Any]] = []
 """Owner, name and value of what could be replaced, as it was before the run."""
 _known: set[str] = set()
@@ -34,6 +47,102 @@ _known: set[str] = set()
 _new: set[str] = set()
 _harmless: set[str] = set()
 """Files that ranks have loaded in this run, and those after which nothing was replaced."""
+
+
+class Slot:
+    """One name in one module or class, as something to swap."""
+
+    __slots__ = ("is_apart", "names", "original", "place", "which")
+
+    def __init__(self, place: Any, which: str) -> None:
+        self.place = place
+        self.which = which
+        self.names = vars(place)
+        self.original = self.names.get(which, MISSING)
+        self.is_apart = False
+
+    @property
+    def content(self) -> tuple[Any, ...]:
+        """In a tuple, which nobody copies; empty if there is none."""
+        return (self.names[self.which],) if self.which in self.names else ()
+
+    @content.setter
+    def content(self, value: tuple[Any, ...]) -> None:
+        if value:
+            setattr(self.place, self.which, value[0])
+        elif self.which in self.names:
+            delattr(self.place, self.which)
+
+    def set_apart(self, original: Any) -> None:
+        self.is_apart = True
+        if not any(self.is_same(each) for each, _ in places):
+            add(self, "content", () if original is MISSING else (original,))
+
+    def is_same(self, other: Any) -> bool:
+        return type(other) is Slot and other.place is self.place and other.which == self.which
+
+
+MISSING: Any = object()
+
+
+def expect_code(file: str, code: CodeType) -> None:
+    """After `expect`, with what will be executed: watch what it may set."""
+    if file in _noted:
+        return
+    _noted.add(file)
+    known = _stored.get(id(code))
+    if known is None:
+        if len(_stored) >= MOST_CODES:
+            _stored.clear()
+        known = _stored[id(code)] = code, *_settings_of(file, code)
+    for slot in _slots(known[1], known[2]):
+        if not any(slot.is_same(each) for each in watched):
+            watched.append(slot)
+
+
+MOST_CODES = 4096
+
+
+def _settings_of(file: str, code: CodeType) -> tuple[set[Stored], set[str]]:
+    """What it may set, and the names it mentions. Of a library only what says whose it is:
+    libraries replace functions while they are imported, and have strings for everything."""
+    names = set() if is_installed(file) else mentioned(code)
+    return stored(code, by_strings=bool(names)), names
+
+
+def _slots(names: set[Stored], mentioned: set[str]) -> Iterator[Slot]:
+    by_name, by_owner = _index()
+    for owner, name in names:
+        found = [place for place in by_owner.get(owner, ()) if name in vars(place)]
+        if not found and mentioned:
+            found = by_name.get(name, [])
+            if len(found) > MOST_PLACES:
+                found = [place for place in found if _last_name(place) in mentioned]
+        if not found and not name.startswith("__"):  # new in a class
+            found = [place for place in by_owner.get(owner, ()) if isinstance(place, type)]
+        yield from (Slot(place, name) for place in found)
+
+
+def _index() -> tuple[dict[str, list[Any]], dict[str | None, list[Any]]]:
+    """The places of every name, and the modules and classes by their own last name."""
+    if not _indexed:
+        by_name: dict[str, list[Any]] = {}
+        owners: dict[int, Any] = {}
+        for place, name, _ in _functions:
+            by_name.setdefault(name, []).append(place)
+            owners[id(place)] = place
+        by_owner: dict[str | None, list[Any]] = {}
+        for place in owners.values():
+            by_owner.setdefault(_last_name(place), []).append(place)
+        _indexed[:] = [by_name, by_owner]
+    return _indexed[0], _indexed[1]
+
+
+_indexed: list[Any] = []
+
+
+def _last_name(place: Any) -> str:
+    return str(place.__name__).rpartition(".")[2]
 
 
 def expect(file: str) -> None:
@@ -53,11 +162,15 @@ def end() -> None:
         late = list(_replaced())
         for place, name, value in late:
             setattr(place, name, value)
-        watched = {(id(place), name) for place, name, _ in _functions}
-        if not late and not any((id(place), name) in watched for place, name in places):
+        if not late and not any(type(place) is Slot for place, _ in places):
             _harmless.update(_new)
+    for slot in watched:
+        if slot.names.get(slot.which, MISSING) is not slot.original:
+            slot.content = () if slot.original is MISSING else (slot.original,)
     _new.clear()
+    _noted.clear()
     due.clear()
+    watched.clear()
 
 
 def _begin() -> None:
@@ -65,6 +178,7 @@ def _begin() -> None:
     if now == _known:  # as in a run before: only values may have changed
         _functions[:] = [(place, name, vars(place).get(name)) for place, name, _ in _functions]
         return
+    _indexed.clear()
     _functions[:] = list(_found(now))
     _known.clear()
     _known.update(now)
@@ -99,8 +213,22 @@ def look() -> None:
     """Before a rank gives the baton away: keep apart what it has replaced."""
     due.pop()
     for place, name, value in list(_replaced()):
-        if (place, name) not in places:
-            add(place, name, value)
+        Slot(place, name).set_apart(value)
+
+
+def look_at_watched() -> None:
+    """The same for what the program's code mentions, at every hand-over."""
+    for slot in watched:
+        now = slot.names.get(slot.which, MISSING)
+        if now is not slot.original and not slot.is_apart and not _is_ours(now):
+            slot.set_apart(slot.original)
+
+
+def _is_ours(thing: Any) -> bool:
+    """Whether this package has put it there."""
+    if isinstance(thing, FunctionType):
+        return str(thing.__globals__.get("__name__")).partition(".")[0] == "phalanx"
+    return type(thing).__module__.partition(".")[0] == "phalanx"
 
 
 def _replaced() -> Iterator[tuple[Any, str, Any]]:
