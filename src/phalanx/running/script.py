@@ -76,7 +76,7 @@ def _execute(program: Program, context: RankContext) -> None:
     if program.spec is not None:
         names["__spec__"] = program.spec
         names["__package__"] = program.spec.parent
-    own_main(context, main)
+    own_main(context, main, program.code)
     context.saved["argv"] = sys.argv = list(program.argv)
     if program.spec is not None and program.spec.parent:
         import_module(program.spec.parent)
