@@ -66,6 +66,7 @@ def test_a_program_gives_what_plain_python_gives(name: str, tmp_path: Path) -> N
             text=True,
             timeout=110,
             cwd=tmp_path,
+            env={**os.environ, "PYTHONUNBUFFERED": ""},  # or lines of processes mix
         )
         assert done.returncode == 0, done.stderr
         lines = [

@@ -64,6 +64,7 @@ def process_patches() -> list[tuple[Any, str, Any]]:
     return [
         *_popen_patches(),
         (util, "spawnv_passfds", _with_environ(util.spawnv_passfds)),
+        (util, "get_temp_dir", _as_nobody(util.get_temp_dir)),
         (multiprocessing.process, "active_children", active),
         (multiprocessing, "active_children", active),
         (torch.multiprocessing, "active_children", active),
@@ -252,6 +253,20 @@ def _with_environ(original: Any) -> Any:
                 del seen_by_c[key]
 
     return spawn
+
+
+def _as_nobody(original: Any) -> Any:
+    """All ranks and their processes share the folder for sockets: it must not go with the rank
+    that happened to ask for it first."""
+
+    def find() -> Any:
+        outer, here.strand = here.strand, None
+        try:
+            return original()
+        finally:
+            here.strand = outer
+
+    return find
 
 
 def _process_environ() -> dict[str, str]:
