@@ -24,6 +24,7 @@ import pytest
 import torch.distributed as dist
 
 import phalanx
+from phalanx.cli import streams
 from phalanx.running.isolation import exits, interpreter, logs
 from tests.running.isolation_programs import in_processes, in_ranks, run_script
 
@@ -425,6 +426,59 @@ def test_whatever_fails_the_rest_is_put_back(monkeypatch: pytest.MonkeyPatch) ->
     assert after == before
     monkeypatch.undo()
     assert phalanx.run(dist.get_rank, ranks=2) == [0, 1]
+
+
+# -- what ranks print -------------------------------------------------------------------------
+
+
+def test_a_character_may_be_written_in_pieces() -> None:
+    """By ranks that take turns; also past the buffer."""
+    written: list[str] = []
+
+    class Shown:
+        def write(self, rank: int, text: str) -> None:
+            written.append(f"{rank}{text}")
+
+        def prompt(self, rank: int) -> None: ...
+
+        def close(self) -> None: ...
+
+    def program() -> None:
+        first, second = "é".encode()[:1], "é".encode()[1:]
+        assert sys.stdout.buffer.write(first) == 1
+        dist.barrier()
+        buffer: Any = sys.stdout.buffer
+        buffer.raw.write(second)
+        dist.barrier()
+        os.write(1, first)
+        dist.barrier()
+        os.write(1, second + b"!")
+
+    with streams.redirected(Shown(), None):
+        phalanx.run(program, ranks=2)
+    assert sorted(written) == ["0é", "0é!", "1é", "1é!"]
+
+
+# -- how a script of a rank ends --------------------------------------------------------------
+
+
+def test_the_hook_of_a_failed_rank_is_called(tmp_path: Path) -> None:
+    """Also if torch has put its own around it."""
+    source = """
+        import os, sys
+        import torch.distributed as dist
+        def mine(kind, error, trace):
+            print("hook", os.environ["RANK"], kind.__name__, error, trace.tb_lineno)
+        sys.excepthook = mine
+        dist.init_process_group("gloo")
+        dist.barrier()
+        raise ValueError("why")
+    """
+    found = run_script(tmp_path, source)
+    assert found.returncode == 1
+    told = sorted(line[line.index("hook") :] for line in found.stdout.split("\n") if line)
+    assert told == [f"hook {rank} ValueError why 9" for rank in range(2)]
+    assert "ValueError" in found.stderr
 
 
 # -- file descriptors -------------------------------------------------------------------------

@@ -438,9 +438,17 @@ def test_ranks_of_a_script_differ_and_can_be_repeated(tmp_path: Path) -> None:
         import random, numpy, torch, os
         print(os.environ["RANK"], random.random(), numpy.random.rand(), torch.rand(()).item())
     """
-    options = ("--seed", "4")
-    lines = [sorted(run_script(tmp_path, source, *options).stdout.split("\n")) for _ in "ab"]
-    assert lines[0] == lines[1]
+    late = """
+        import torch.distributed as dist
+        dist.init_process_group("gloo")
+        if dist.get_rank() == 0:
+            dist.barrier()
+    """
+    late += source
+    late += "    if dist.get_rank() == 1:\n            dist.barrier()\n"
+    runs = [run_script(tmp_path, text, "--seed", "4") for text in (source, late)]
+    lines = [sorted(each.stdout.split("\n")) for each in runs]
+    assert lines[0] == lines[1]  # also if another rank draws first
     numbers = [line.split()[2:] for line in lines[0] if line.strip()]
     assert len(numbers) == 2 and not set(numbers[0]) & set(numbers[1])
 

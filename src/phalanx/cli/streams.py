@@ -6,6 +6,7 @@ stream.
 
 from __future__ import annotations
 
+import codecs
 import io
 import os
 import sys
@@ -59,6 +60,8 @@ class RankStream(io.TextIOBase):
         self._printer = printer
         self._children = children
         self._unfinished = ""
+        self._decoders: dict[int | None, Any] = {}
+        """Of bytes, by rank: a character may come in pieces."""
 
     def write(self, text: str) -> int:
         if not isinstance(text, str):
@@ -78,7 +81,7 @@ class RankStream(io.TextIOBase):
     @property
     def buffer(self) -> _Bytes:
         """Made when asked for: two objects that hold each other are hard to be rid of."""
-        return _Bytes(self)
+        return _Bytes(self, self._decoders)
 
     def reconfigure(self, **options: Any) -> None:
         """Lines are shown when they are complete, in the encoding of the original."""
@@ -131,12 +134,24 @@ class RankStream(io.TextIOBase):
 class _Bytes(io.BufferedIOBase):
     """`sys.stdout.buffer`, for programs that write bytes or wrap it anew."""
 
-    def __init__(self, stream: RankStream) -> None:
+    def __init__(self, stream: RankStream, decoders: dict[int | None, Any]) -> None:
         self._stream = stream
+        self._decoders = decoders
 
     def write(self, data: Any) -> int:
-        self._stream.write(bytes(data).decode(errors="replace"))
-        return len(data)
+        rank = here.strand.rank if here.strand is not None else None
+        if rank not in self._decoders:
+            self._decoders[rank] = codecs.getincrementaldecoder("utf-8")("replace")
+        raw = bytes(data)
+        text = self._decoders[rank].decode(raw)
+        if text:
+            self._stream.write(text)
+        return len(raw)
+
+    @property
+    def raw(self) -> _Bytes:
+        """Nothing is kept back here either."""
+        return self
 
     def flush(self) -> None:
         self._stream.flush()

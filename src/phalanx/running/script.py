@@ -16,6 +16,7 @@ from typing import Any
 from phalanx.backend.session import RankContext
 from phalanx.errors import RankExited
 from phalanx.running.isolation import randomness
+from phalanx.running.isolation.exits import call_own_hook
 from phalanx.running.modules.importing import code_of_one_rank
 from phalanx.running.modules.isolating import own_main
 from phalanx.running.modules.known import LIBRARIES
@@ -30,6 +31,7 @@ def run_program(program: Program, settings: Settings) -> bool:
     rule = settings.modules or Rule(script=True)
     engine = ThreadsEngine(replace(settings, modules=rule))
     settled: list[bool] = []
+    hook = sys.excepthook
 
     def body(context: RankContext) -> None:
         try:
@@ -37,6 +39,9 @@ def run_program(program: Program, settings: Settings) -> bool:
             _finalise(rule)
         except SystemExit:
             settled.append(True)
+            raise
+        except Exception as error:
+            call_own_hook(error, hook)
             raise
         except RankExited as end:
             settled.append(True)

@@ -21,8 +21,10 @@ from types import FrameType
 from typing import Any
 
 from phalanx.backend.session import RankContext
+from phalanx.callsite import is_own_file
 from phalanx.core.baton import here
 from phalanx.errors import RankStopped
+from phalanx.running.isolation.interpreter import without_torch
 
 Patch = tuple[Any, str, Any]
 FUNCTIONS = "exit functions"
@@ -155,6 +157,18 @@ def _call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], what: str) -
         trace = error.__traceback__.tb_next if error.__traceback__ is not None else None
         lines = traceback.format_exception(type(error), error, trace)
         print(f"Exception ignored in {what} {func!r}:", *lines, file=sys.stderr, sep="\n")
+
+
+def call_own_hook(error: Exception, everybodys: Any) -> None:
+    """What a rank of a script fails with goes to the `sys.excepthook` that it has set, besides
+    the report. torch's puts the rank before the lines of a traceback, as we do."""
+    hook = without_torch(sys.excepthook)
+    if hook in (None, everybodys, sys.__excepthook__):
+        return
+    trace = error.__traceback__
+    while trace is not None and is_own_file(trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next
+    _call(hook, (type(error), error, trace), {}, "sys.excepthook")
 
 
 def _is_the_ranks(frame: FrameType | None) -> bool:

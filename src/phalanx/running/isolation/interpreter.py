@@ -34,6 +34,15 @@ PLACES: tuple[tuple[Any, str], ...] = (
 )
 
 
+def without_torch(hook: Any) -> Any:
+    """`init_process_group` puts a hook of torch's around what it finds in `sys.excepthook`:
+    what that was."""
+    while getattr(hook, "__module__", None) == TORCH:
+        inside = [cell.cell_contents for cell in hook.__closure__ or ()]
+        hook = next((each for each in inside if callable(each)), None)
+    return hook
+
+
 class Names:
     """What the caller has, for one run."""
 
@@ -75,7 +84,8 @@ class Names:
             if value is outer:
                 continue
             setattr(owner, name, outer)
-            if getattr(value, "__module__", None) != TORCH:  # torch puts a hook there
+            value = without_torch(value)
+            if value is not None and value is not outer:
                 own.append((owner, name, value))
         if own:
             context.saved[KEPT] = own

@@ -40,9 +40,9 @@ _script: list[int] = []
 class Source:
     """One generator of the process during one run."""
 
-    __slots__ = ("_outer", "apart", "live", "look", "mark", "name")
+    __slots__ = ("_outer", "apart", "in_script", "live", "look", "mark", "name")
 
-    def __init__(self, name: str, live: Generator) -> None:
+    def __init__(self, name: str, live: Generator, *, in_script: bool = False) -> None:
         self.name = name
         self.live = live
         self.look = live.mark
@@ -50,6 +50,8 @@ class Source:
         """As it was when the rank that runs got it."""
         self.apart = False
         """Whether anybody has used it, so that it must be swapped."""
+        self.in_script = in_script
+        """Whether the ranks are those of a script, and not of a run inside one."""
         self._outer = live.snapshot()
 
     def own(self, context: RankContext) -> Any:
@@ -57,7 +59,7 @@ class Source:
         found = context.saved.get(self.name)
         if found is not None:
             return found
-        if not _script:
+        if not self.in_script:
             return self._outer
         with spare(self.name) as other:
             other.seed(_seed_of_script(context.rank))
@@ -87,17 +89,18 @@ def spare(name: str) -> Iterator[Generator]:
         yield _spares[name]
 
 
-def sources() -> list[Source]:
+def sources(*, nested: bool = False) -> list[Source]:
     """For a run that begins now."""
     if not _live:
         _live[TORCH] = TorchGenerator(torch.default_generator)
         _live[PYTHON] = python_twister()
     if NUMPY not in _live and NUMPY in sys.modules:
         note_numpy(sys.modules[NUMPY])
-    return [Source(name, live) for name, live in _live.items()]
+    in_script = bool(_script) and not nested
+    return [Source(name, live, in_script=in_script) for name, live in _live.items()]
 
 
-def note_numpy(module: ModuleType) -> Source | None:
+def note_numpy(module: ModuleType, *, nested: bool = False) -> Source | None:
     """NumPy's generator is there, perhaps because a rank has just imported it."""
     if NUMPY not in _live:
         live = numpy_twister(module)
@@ -106,13 +109,13 @@ def note_numpy(module: ModuleType) -> Source | None:
         if _script:
             live.seed(_seed_of_script())
         _live[NUMPY] = live
-    return Source(NUMPY, _live[NUMPY])
+    return Source(NUMPY, _live[NUMPY], in_script=bool(_script) and not nested)
 
 
 @contextmanager
 def script(seed: int) -> Iterator[None]:
-    """Around the run of a script. The first rank to draw goes on from here, the others have
-    seeds of their own; all of them follow from the seed of the run, so it can be repeated."""
+    """Around the run of a script. Every rank has a seed of its own, which follows from the seed
+    of the run, so it can be repeated."""
     before = sources()
     _script.append(seed)
     try:

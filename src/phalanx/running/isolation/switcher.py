@@ -24,7 +24,7 @@ from phalanx.running.isolation.cuda_randomness import CudaGenerators
 from phalanx.running.isolation.environ import environ_for_c, seen_by_c, show_to_c
 from phalanx.running.isolation.interpreter import KEPT as NAMES
 from phalanx.running.isolation.interpreter import Names
-from phalanx.running.isolation.randomness import APART, NUMPY, note_numpy, sources
+from phalanx.running.isolation.randomness import APART, NUMPY, Source, note_numpy, sources
 from phalanx.running.isolation.turns import Visits
 from phalanx.running.isolation.warning_filters import (
     get_warnings,
@@ -44,7 +44,8 @@ class RankSwitcher(Visits, Switcher):
 
     def __init__(self) -> None:
         super().__init__()
-        self._sources = sources()
+        self._nested = bool(switchers)
+        self._sources = sources(nested=self._nested)
         self._apart = False
         self._cuda = CudaGenerators() if torch.cuda.default_generators else None
         self._outer_argv = sys.argv
@@ -133,9 +134,16 @@ class RankSwitcher(Visits, Switcher):
 
     def note_numpy(self, module: ModuleType) -> None:
         """A rank has imported NumPy's generator."""
-        source = note_numpy(module)
+        source = note_numpy(module, nested=self._nested)
         if source is not None:
             self._sources.append(source)
+            if source.in_script and self.owner is not None:
+                self._begin_source(source, self.owner)
+
+    def _begin_source(self, source: Source, context: RankContext) -> None:
+        """The rank of a script goes on from its own place, whoever draws first."""
+        self._apart = True
+        source.load(context)
 
     def note_cuda(self, context: RankContext) -> None:
         """A rank has initialised CUDA."""
@@ -177,6 +185,9 @@ class RankSwitcher(Visits, Switcher):
         """Before anything of the program."""
         folder.begin(self._folder)
         recursion.begin(context)
+        for source in self._sources:
+            if source.in_script:
+                self._begin_source(source, context)
 
     def end(self, context: RankContext) -> None:
         """After everything of the program, also if it failed."""
