@@ -117,6 +117,7 @@ def test_nothing_is_left_behind(how: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="reads /proc")
+@pytest.mark.slow
 def test_many_such_runs_leave_memory_flat(tmp_path: Path) -> None:
     def resident() -> int:
         pages = int(Path("/proc/self/statm").read_text().split()[1])

@@ -272,6 +272,7 @@ def context_functions() -> list[Any]:
     return list(here.strand.local.saved.get(exits.FUNCTIONS, []))
 
 
+@pytest.mark.slow
 def test_exit_functions_of_a_script(tmp_path: Path) -> None:
     source = """
         import atexit, logging, os, subprocess, sys

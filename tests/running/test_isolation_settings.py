@@ -167,6 +167,15 @@ def imported() -> None:
     torch.use_deterministic_algorithms(torch.are_deterministic_algorithms_enabled())
 
 
+@pytest.fixture(scope="module", autouse=True)
+def start_method() -> Iterator[None]:
+    """Until Python 3.12, who asks for it has chosen it, for all the tests that follow."""
+    starting: Any = multiprocessing.context._default_context
+    before = starting._actual_context
+    yield
+    starting._actual_context = before
+
+
 @pytest.mark.parametrize("name", SETTINGS)
 def test_what_one_rank_sets_is_its_own(name: str) -> None:
     read = SETTINGS[name][1]
@@ -506,6 +515,7 @@ def test_the_threads_of_a_crew_begin_in_the_callers_folder(
     assert found == [[(str(tmp_path / name), mask)] * 2 for name in ("a", "b", "b")]
 
 
+@pytest.mark.slow
 def test_a_script_that_changes_the_folder(tmp_path: Path) -> None:
     source = """
         import os, torch.distributed as dist

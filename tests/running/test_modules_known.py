@@ -87,6 +87,7 @@ def test_each_rank_of_a_script_has_its_own(site: Path, tmp_path: Path) -> None:
     assert said == ["[0]   0 True 1", "[0]   gone 0 0", "[1]   1 True 1", "[1]   gone 1 1"]
 
 
+@pytest.mark.slow
 def test_a_library_s_own_module_is_each_rank_s_program(site: Path) -> None:
     """To find it, the launcher imports the packages it is in; the ranks have their own."""
     package = site / "deepspeed"
