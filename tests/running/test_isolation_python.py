@@ -199,6 +199,7 @@ def test_errors_in_exit_functions_are_told_and_stop_nothing(
     told = capsys.readouterr().err
     assert told.count("Exception ignored in atexit callback") == 2
     assert "ValueError: bad end of 1" in told
+    assert "\n\n" not in told
 
 
 def test_exit_functions_run_after_a_failure_too() -> None:

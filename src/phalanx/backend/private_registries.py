@@ -24,3 +24,10 @@ _SAFE_NAME = "_get_user_allowed_globals"
 def safe_globals_place() -> tuple[Any, str]:
     """Where the function is that `torch.load` asks; torch has imported the module."""
     return sys.modules[_UNPICKLER], _SAFE_NAME
+
+
+# 2.11-2.13: the module behind `torch.library`, through which registrations go.
+BEHIND_LIBRARY = "torch._library"
+
+# 2.11-2.13: the module that defines `torch.Tensor` with its methods in Python.
+OF_TENSOR = "torch._tensor"

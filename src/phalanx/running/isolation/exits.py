@@ -156,7 +156,8 @@ def _call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], what: str) -
     except BaseException as error:
         trace = error.__traceback__.tb_next if error.__traceback__ is not None else None
         lines = traceback.format_exception(type(error), error, trace)
-        print(f"Exception ignored in {what} {func!r}:", *lines, file=sys.stderr, sep="\n")
+        text = "".join([f"Exception ignored in {what} {func!r}:\n", *lines])
+        print(text, end="", file=sys.stderr)
 
 
 def call_own_hook(error: Exception, everybodys: Any) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from types import BuiltinFunctionType, CodeType, FunctionType
 from typing import Any
 
+from phalanx.backend.private_registries import OF_TENSOR
 from phalanx.running.attributes import add, places
 from phalanx.running.modules.rule import is_installed
 from phalanx.running.modules.seen import is_apart
@@ -197,7 +198,7 @@ _KINDS = (FunctionType, BuiltinFunctionType, type)
 
 
 def _is_watched(name: str) -> bool:
-    if name in ("torch", "torch._tensor"):
+    if name in ("torch", OF_TENSOR):
         return True
     part = name.removeprefix("torch.")
     return part != name and any(part == each or part.startswith(f"{each}.") for each in PARTS)

@@ -85,7 +85,7 @@ def _place() -> Mark | None:
 
 
 OWN = __name__.partition(".")[0]
-_BETWEEN = ("torch.library", "torch._library", "torch.multiprocessing")
+_BETWEEN = ("torch.library", private.BEHIND_LIBRARY, "torch.multiprocessing")
 """What leads from a module's line to here."""
 
 
