@@ -107,6 +107,30 @@ def test_data_loaders_with_workers_by_fork(
     assert children() == before
 
 
+STOPPED = """
+import torch, torch.distributed as dist
+from torch.utils.data import DataLoader, TensorDataset
+
+dist.init_process_group("gloo")
+loader = DataLoader(TensorDataset(torch.arange(4)), num_workers=1, persistent_workers=True)
+for _ in loader: pass
+dist.barrier()
+if dist.get_rank() == 1:
+    raise ValueError("as planned")
+loader = None
+"""
+
+
+def test_a_loader_that_dies_while_its_rank_is_stopped_says_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda found: said.append(str(found)))
+    with pytest.raises(RankFailedError, match="rank 1 raised ValueError"):
+        run_text(tmp_path, STOPPED)
+    assert not said
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])

@@ -185,11 +185,12 @@ def _finalising(original: Any) -> Any:
     def finalise(self: Any) -> None:
         strand = here.strand
         if strand is None or not strand.baton.stopping:
-            original(self)
-            return
+            with suppress(RankStopped):  # meanwhile
+                original(self)
+                return
         here.strand = None
         try:
-            with suppress(Exception):
+            with suppress(Exception, RankStopped):
                 original(self)
         finally:
             here.strand = strand
