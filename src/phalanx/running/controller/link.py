@@ -25,7 +25,7 @@ from phalanx.core.forms import Form, GroupForm, message_signature_of, signature_
 from phalanx.errors import PhalanxError, RankStopped, VerdictError, text_of
 from phalanx.kinds import ALL
 from phalanx.model import Finding, Verdict
-from phalanx.running.calls import SERVICES
+from phalanx.running.blocking import SERVICES
 from phalanx.running.controller import wire
 from phalanx.running.controller.board import MOST_PAST, PATIENCE, Board, Row, digest_of
 from phalanx.running.controller.wire import Decoder, Frame, encode
