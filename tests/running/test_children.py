@@ -171,6 +171,31 @@ if __name__ == "__main__":
     ]
 
 
+def test_ranks_that_are_ended_in_a_call_leave_nothing_to_find(tmp_path: Path) -> None:
+    """What they were in the middle of is not forgotten work."""
+    text = """
+def work(rank):
+    init(rank, 2)
+    if rank:
+        time.sleep(60)
+    dist.barrier()
+
+if __name__ == "__main__":
+    children = [mp.Process(target=work, args=(rank,)) for rank in range(2)]
+    for child in children: child.start()
+    children[0].join(0.5)
+    for child in children: child.terminate()
+    for child in children: child.join()
+"""
+    path = tmp_path / "script.py"
+    path.write_text(HEAD + text)
+    told: list[object] = []
+    settings = Settings(ranks=1, init=False, on_findings=told.extend)
+    found = run_launched(load_script(str(path), []), settings)
+    assert found.error is None and len(found.worlds) == 1
+    assert told == []
+
+
 def test_processes_that_are_no_ranks_stay_processes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -65,6 +65,11 @@ class Outcomes:
     stuck: tuple[tuple[int, Site | None], ...] = ()
     names: Names = ()
 
+    @property
+    def any_stopped(self) -> bool:
+        """Whether a rank did not come to its own end: then what is open tells nothing."""
+        return any(each.stopped for each in self.ranks)
+
     def record(self, rank: int, error: BaseException, *, stopping: bool) -> bool:
         """Note how a rank ended; whether this is a failure of its own."""
         outcome = self.ranks[rank]

@@ -202,7 +202,8 @@ class ThreadsEngine:
                 values = run.execute()
             if self._crew is not None and not FORGETS_LOCALS and made_more(session):
                 self._crew.close()
-            self._session = None if self._bequeath(session) else session
+            ended = run.outcomes.any_stopped or self._bequeath(session)
+            self._session = None if ended else session
             self._lone = run.dissolve()
             findings, silenced = choose_findings(run.findings, self.settings)
             self.findings += findings
@@ -352,7 +353,7 @@ class _Run:
         error = find_error(self.outcomes, settings.replay)
         if error is not None:
             raise error
-        if settings.checked:
+        if settings.checked and not self.outcomes.any_stopped:
             completion.complete_all(self.session)
             unheard = find_unheard(self.session)
             self.findings = [*unheard, *self._find_leftovers(), *find_at_end(self.session)]
