@@ -326,7 +326,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         if private.recording and private.is_recorded():
             profiling.begin(call, self._backend_name)
         context = strand.local
-        if context.helpers or strand.on_errand:
+        if context.helpers or context.uses_pools or strand.on_errand:
             thread_race.check(call)
         call.asynchronous = opts is None or opts.asyncOp or self._coalescing is not None
         if context.in_flight is not None or call.asynchronous:
@@ -450,7 +450,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         if private.recording and private.is_recorded():
             profiling.begin(call, self._backend_name)
         context = strand.local
-        if context.helpers or strand.on_errand:
+        if context.helpers or context.uses_pools or strand.on_errand:
             thread_race.check(call)
         call.asynchronous = True
         self._before_departure(call)

@@ -65,6 +65,7 @@ class RankContext:
         self.initialised = False
         self.incarnations: dict[str, int] = {}
         self.helpers: list[threading.Thread] = []
+        self.uses_pools = False  # whether threads of a pool have worked for the rank
         self.held: dict[Strand, Call] = {}
         self.holds: dict[int, int] = {}
         """Calls that are held up for a moment, and how often for which thread; see

@@ -43,6 +43,7 @@ def pool_patches(enter_thread: Any) -> list[tuple[Any, str, Any]]:
         except BaseException:
             job.drop()
             raise
+        strand.local.uses_pools = True
         jobs: set[Any] = strand.local.saved.setdefault(_JOBS, set())
         jobs.add(future)
         future.add_done_callback(jobs.discard)
