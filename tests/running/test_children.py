@@ -39,6 +39,7 @@ def launch_text(folder: Path, text: str) -> Launch:
     return launch(path)
 
 
+@pytest.mark.slow  # a fork copies all modules of tests as the program's own: too long for CI
 @pytest.mark.parametrize("name", EVERY)
 def test_a_program_runs_and_leaves_nothing(
     name: str, capfd: pytest.CaptureFixture[str]

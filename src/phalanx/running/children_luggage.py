@@ -22,6 +22,7 @@ import pickle
 import random
 import sys
 from collections import ChainMap
+from enum import Enum
 from multiprocessing.reduction import ForkingPickler
 from types import CellType, FunctionType, ModuleType
 from typing import Any
@@ -179,6 +180,8 @@ class _Copier(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, ModuleType):
             return importlib.import_module, (obj.__name__,)
+        if isinstance(obj, Enum) and obj.name in type(obj).__members__:
+            return getattr, (type(obj), obj.name)  # by value: a copy need not be equal
         return NotImplemented
 
     @staticmethod
