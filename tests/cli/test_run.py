@@ -263,6 +263,8 @@ def test_a_module_runs_as_with_python_m(phalanx) -> None:
     answer = phalanx("run -n 2 -m package.train --lr 0.1")
     assert answer == Answer(0, "[0-1] beside package.train package --lr 0.1\n", "")
     assert phalanx("run -n 2 -m package") == Answer(0, "[0-1] main of package\n", "")
+    assert phalanx("run -n 2 -m package.absent").status == 2
+    assert not any(name.partition(".")[0] == "package" for name in sys.modules)
 
 
 @pytest.mark.parametrize("spelling", ["-n 3", "--ranks 3", "--nproc_per_node 3", "--ranks=3"])

@@ -26,7 +26,7 @@ class Program:
     search_path: str
     spec: ModuleSpec | None = None
     imported: frozenset[str] = frozenset()
-    """Top packages that had to be imported to find it: the ranks do that again."""
+    """Modules that had to be imported to find it: the ranks do that again."""
 
 
 def load_script(path: str, args: list[str]) -> Program:
@@ -53,15 +53,25 @@ def load_module(name: str, args: list[str]) -> Program:
     before = set(sys.modules)
     sys.path.insert(0, os.getcwd())
     try:
-        spec = _find_spec(name)
-        code = spec.loader.get_code(spec.name) if spec and spec.loader else None  # type: ignore[attr-defined]
+        spec, code = _found(name)
+    except BaseException:
+        for each in set(sys.modules) - before:
+            if each.partition(".")[0] == name.partition(".")[0]:
+                del sys.modules[each]
+        raise
     finally:
         sys.path.remove(os.getcwd())
+    path = str(spec.origin)
+    imported = frozenset(set(sys.modules) - before)
+    return Program(code, path, (path, *args), os.getcwd(), spec, imported)
+
+
+def _found(name: str) -> tuple[ModuleSpec, CodeType]:
+    spec = _find_spec(name)
+    code = spec.loader.get_code(spec.name) if spec and spec.loader else None  # type: ignore[attr-defined]
     if spec is None or code is None or spec.origin is None:
         raise UsageError(f"no module named {name!r} (looked in {os.getcwd()} and sys.path)")
-    imported = frozenset(each.partition(".")[0] for each in set(sys.modules) - before)
-    argv = (spec.origin, *args)
-    return Program(code, spec.origin, argv, os.getcwd(), spec, imported)
+    return spec, code
 
 
 def _find_spec(name: str) -> ModuleSpec | None:

@@ -52,14 +52,16 @@ def run_program(program: Program, settings: Settings) -> bool:
 
     search_path, folders = list(sys.path), set(sys.path_importer_cache)
     sys.path.insert(0, program.search_path)
-    for top in program.imported:
-        rule.decide(top)
+    for name in program.imported:
+        rule.decide(name.partition(".")[0])
     try:
         with randomness.script(settings.seed):
             engine.run(body)
     finally:
         engine.close()
         sys.path[:] = search_path
+        for name in filter(rule.covers, program.imported):
+            sys.modules.pop(name, None)
         if program.search_path not in folders:
             sys.path_importer_cache.pop(program.search_path, None)
     return any(settled)
