@@ -24,7 +24,7 @@ def script(name: str, ranks: int = 2, *, fails: str = "", fails_here: str = "") 
 
 
 PROGRAMS: tuple[Program, ...] = (
-    Program("accelerate", "accelerate_training.py", ranks=2, quick=True),
+    Program("accelerate", "accelerate_training.py", ranks=2),
     Program("accelerate", "accelerate_training.py", ranks=4),
     Program("accelerate", "accelerate_operations.py", ranks=4),
     Program("accelerate", "accelerate_launcher.py", starts_ranks=True),
