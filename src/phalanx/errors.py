@@ -118,6 +118,10 @@ class RankStopped(BaseException):
     """Unwinds a rank because another one failed. Not an Exception: programs must not eat it."""
 
 
+class RankInterrupted(RankStopped, KeyboardInterrupt):
+    """The same because of Ctrl-C: comes once, and programs may do something about it."""
+
+
 class RankDied(PhalanxError):
     """A rank's process ended in the middle of a call: by a signal, or by itself with a code.
     `stderr` holds the last lines it wrote there, `last` says what it was seen doing last."""

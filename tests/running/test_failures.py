@@ -501,6 +501,27 @@ except KeyboardInterrupt:
     print("left:", [thread.name for thread in threading.enumerate()])
 """
 
+SAVING = """
+import time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+me = dist.get_rank()
+try:
+    if me == 0:
+        dist.barrier()
+    print("all are there", flush=True)
+    while me == 1:
+        pass
+    while True:
+        time.sleep(0.05)
+except KeyboardInterrupt:
+    began = time.monotonic()
+    while me == 1 and time.monotonic() - began < 1.2:  # longer than one who does not hear has
+        pass
+    print("saved", me, flush=True)
+    dist.barrier()
+    print("never")
+"""
+
 AS_FUNCTION = ENDLESS + "\nimport phalanx\nphalanx.run(program, ranks=4)\n"
 AS_SCRIPT = ENDLESS + '\ndist.init_process_group("gloo")\nprogram()\n'
 
@@ -514,6 +535,7 @@ def processes(tmp_path_factory):
         "nested": (NESTED, []),
         "function": (AS_FUNCTION, []),
         "script": (AS_SCRIPT, ["-m", "phalanx", "run", "-n", "4"]),
+        "saving": (SAVING, ["-m", "phalanx", "run", "-n", "3"]),
     }
     started = {}
     for name, (source, words) in commands.items():
@@ -551,6 +573,16 @@ def test_ctrl_c_stops_all_ranks_and_prints_where_each_was(processes, door: str) 
     else:
         assert process.returncode == -signal.SIGINT
         assert err.rstrip().endswith("KeyboardInterrupt")
+
+
+def test_programs_may_do_something_about_ctrl_c(processes) -> None:
+    process = processes["saving"]
+    assert "all are there" in process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert [f"saved {rank}" in out for rank in range(3)] == [True] * 3
+    assert "never" not in out
 
 
 def test_ctrl_c_stops_nested_runs_too(processes) -> None:

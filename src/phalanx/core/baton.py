@@ -29,7 +29,7 @@ from typing import Any
 from phalanx.core.clock import Clock, RealClock
 from phalanx.core.huddle import Camp, Huddle
 from phalanx.core.schedule import FirstInFirstOut, Schedule
-from phalanx.errors import RankStopped
+from phalanx.errors import RankInterrupted, RankStopped
 
 READY, RUNNING, PARKED, OUTSIDE, DONE = "ready", "running", "parked", "outside", "done"
 
@@ -68,6 +68,7 @@ class Strand:
         "refusals",
         "state",
         "thread",
+        "told",
         "timed_out",
         "timer",
         "why",
@@ -94,6 +95,8 @@ class Strand:
         self.inside: Any = None
         """The last call that the program waited for as it made it."""
         self.refusals = 0
+        self.told = False
+        """Whether it knows of Ctrl-C, and may be at what the program does about it."""
         self.granted = 0
         """Which hand-over gave it the baton last: unchanged, it has not run since."""
         self.thread: threading.Thread | None = None
@@ -139,6 +142,7 @@ class Baton:
         self.hand_overs = 0
         self.fingerprint = 0
         self.stopping = False
+        self._interrupted = False
         self.critical = False
         """Set while the holder changes what ranks share: it must not be overtaken."""
         self.progress = 0
@@ -296,7 +300,7 @@ class Baton:
                     return False
         finally:
             self.rejoin(strand)
-        raise RankStopped
+        raise self.stop_of(strand)
 
     # -- waking others --------------------------------------------------------------------
 
@@ -384,19 +388,28 @@ class Baton:
             free = self._grant_if_free()
         _open(free)
 
-    def stop(self, *, at_once: bool = False) -> None:
+    def stop(self, *, at_once: bool = False, interrupted: bool = False) -> None:
         """Unwind everybody: parked strands raise `RankStopped` now, the others when they
-        next come by; `at_once` also those that are ready to run, or have not even begun."""
+        next come by; `at_once` also those that are ready to run, or have not even begun.
+        `interrupted`: what they raise first is a `KeyboardInterrupt`, too."""
         with self._mutex:
             self.stopping = True
+            self._interrupted |= interrupted
             for strand in self.strands:
                 if strand.state is PARKED:
-                    strand.error = strand.error or RankStopped()
+                    strand.error = strand.error or self.stop_of(strand)
                     self._set_state(strand, READY)
                 elif at_once and strand.state is READY:
-                    strand.error = strand.error or RankStopped()
+                    strand.error = strand.error or self.stop_of(strand)
             granted = self._grant_if_free()
         _open(granted)
+
+    def stop_of(self, strand: Strand) -> RankStopped:
+        """What ends this strand, which hears of it now."""
+        if not self._interrupted or strand.told or strand.helper:
+            return RankStopped()
+        strand.told = True
+        return RankInterrupted()
 
     # -- inside: the mutex is held, unless a docstring says otherwise ----------------------
 
@@ -416,7 +429,7 @@ class Baton:
                 granted = self._stop_running(strand, OUTSIDE)
             _open(granted)
             strand.gate.acquire()
-        raise RankStopped
+        raise self.stop_of(strand)
 
     def _raise_pending(self, strand: Strand) -> None:
         if strand.error is not None:

@@ -18,7 +18,7 @@ from functools import partial
 from phalanx.core.baton import DONE, OUTSIDE, RUNNING, Baton, Strand
 from phalanx.core.crew import Crew, no_daemon
 from phalanx.core.monitor import TICK, Monitor
-from phalanx.errors import RankStopped
+from phalanx.errors import RankInterrupted, RankStopped
 
 Body = Callable[[Strand], None]
 
@@ -36,6 +36,8 @@ class Patience:
 
 AFTER_FAILURE = Patience(nudge=1.5, again=2.0, give_up=5.0)
 AFTER_INTERRUPT = Patience(nudge=0.1, again=0.35, give_up=0.8)
+CLEANING_UP = 5.0
+"""Seconds that a program has for what it does about Ctrl-C, if it was there to hear it."""
 
 
 class Launcher:
@@ -154,10 +156,11 @@ class Launcher:
         """Ctrl-C, or whatever else reached the launcher: no rank may outlive it."""
         self.interrupted = error
         self._stopped_at = time.monotonic()
-        if self._on_interrupt is not None and isinstance(error, KeyboardInterrupt):
+        by_key = isinstance(error, KeyboardInterrupt)
+        if self._on_interrupt is not None and by_key and not isinstance(error, RankStopped):
             with suppress(Exception, KeyboardInterrupt):
                 self._on_interrupt()
-        self.baton.stop(at_once=True)
+        self.baton.stop(at_once=True, interrupted=by_key)
 
     def _supervise(self, strands: Sequence[Strand]) -> list[Strand]:
         while not self._all_done.acquire(True, TICK):
@@ -196,25 +199,49 @@ class Launcher:
             self._stopped_at = now
         patience = AFTER_INTERRUPT if self.interrupted else AFTER_FAILURE
         since = now - self._stopped_at
+        at_it = since < CLEANING_UP and self._cleans_up()
         if since > patience.nudge and now - self._nudged_at > patience.again:
-            self._nudge(also_take_baton=self._nudged_at > 0.0)
+            self._nudge(also_take_baton=self._nudged_at > 0.0, spare=at_it)
             self._nudged_at = now
-        return since > patience.give_up
+        return since > patience.give_up and not at_it
 
-    def _nudge(self, *, also_take_baton: bool) -> None:
+    def _cleans_up(self) -> bool:
+        """Whether a rank has heard of Ctrl-C, and not come to its end since."""
+        return any(each.told and each.state is not DONE for each in self.baton.strands)
+
+    def _nudge(self, *, also_take_baton: bool, spare: bool) -> None:
+        """`spare` those that are cleaning up."""
         self.baton.stop(at_once=True)
         holder, hand_overs = self.baton.holder, self.baton.hand_overs
         for strand in list(self.baton.strands):
-            if strand.state in (RUNNING, OUTSIDE) and strand.ident and not strand.helper:
+            if strand.state not in (RUNNING, OUTSIDE) or not strand.ident or strand.helper:
+                continue
+            if strand.told and spare:
+                also_take_baton &= strand is not holder
+            elif isinstance(self.interrupted, KeyboardInterrupt) and not strand.told:
+                throw_into(strand.ident, _interrupt_of(strand))
+            else:
                 throw_into(strand.ident)
         if also_take_baton and holder is not None and self.baton.has_ready():
             self.baton.push_outside(holder, hand_overs)
 
 
-def throw_into(ident: int) -> None:
-    """Raise `RankStopped` in another thread, at its next Python instruction."""
+def _interrupt_of(strand: Strand) -> type[RankInterrupted]:
+    """It is told when the exception is there, which a rank in native code may never see."""
+
+    class Interrupt(RankInterrupted):
+        def __init__(self, *args: object) -> None:
+            super().__init__(*args)
+            strand.told = True
+
+    Interrupt.__name__ = Interrupt.__qualname__ = RankInterrupted.__name__
+    return Interrupt
+
+
+def throw_into(ident: int, kind: type[BaseException] = RankStopped) -> None:
+    """Raise an exception in another thread, at its next Python instruction."""
     ctypes.pythonapi.PyThreadState_SetAsyncExc(
-        ctypes.c_ulong(ident), ctypes.py_object(RankStopped)
+        ctypes.c_ulong(ident), ctypes.py_object(kind)
     )
 
 
