@@ -407,3 +407,15 @@ if __name__ == "__main__":
 """
     found = launch_text(tmp_path, text)
     assert "MASTER_ADDR" in str(found.error)
+
+
+def test_programs_of_a_script_that_cannot_go_on_are_ended(tmp_path: Path) -> None:
+    text = """
+import pathlib, subprocess
+program = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+pathlib.Path("number").write_text(str(program.pid))
+dist.init_process_group("gloo", rank=0, world_size=2, init_method="tcp://localhost:1")
+"""
+    found = launch_text(tmp_path, text.replace('"number"', repr(str(tmp_path / "number"))))
+    assert isinstance(found.error, UsageError)
+    assert not Path(f"/proc/{(tmp_path / 'number').read_text()}/stat").exists()

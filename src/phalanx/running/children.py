@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -203,6 +204,8 @@ class Family:
         self._pending: list[Child] = []
         self._worlds: list[threading.Thread] = []
         self.children: list[Child] = []
+        self.programs: weakref.WeakSet[Any] = weakref.WeakSet()
+        """What it started by `subprocess`."""
         self.observed = False
         """Whether the program has looked at the exit code of a rank that failed."""
         self._lock = threading.RLock()

@@ -42,7 +42,7 @@ from phalanx.running.modules.known import PACKAGES
 from phalanx.running.modules.rule import MAIN, MP_MAIN, Rule, is_installed
 from phalanx.running.outcome import trim_traceback
 from phalanx.running.patches import patched
-from phalanx.running.processes_of_ranks import close_queues, set_family
+from phalanx.running.processes_of_ranks import close_queues, end_programs, set_family
 from phalanx.running.program import Program
 from phalanx.running.threads import Settings, ThreadsEngine
 
@@ -134,6 +134,8 @@ class _Launching:
                 if not interrupted:
                     self.launch.error = None
             self._family.stop() if interrupted else self._family.finish()
+            if isinstance(self.launch.error, UsageError):  # what it began will not go on
+                end_programs(self._family.programs)
         except KeyboardInterrupt as error:
             self.launch.error = error
             self._family.stop()

@@ -123,10 +123,12 @@ def _remember(context: RankContext, key: str, new: Any, is_alive: Any) -> None:
 
 
 def note_program(program: Any) -> None:
-    """A `subprocess.Popen` of a rank's."""
+    """A `subprocess.Popen` of a rank's, or of a program that starts its ranks itself."""
     context = context_here()
     if context is not None:
         _remember(context, _PROGRAMS, program, lambda each: each.returncode is None)
+    elif _family is not None:
+        _family.programs.add(program)
 
 
 def _forking(original: Any) -> Any:
@@ -335,7 +337,7 @@ def end_processes(context: RankContext, *, failed: bool) -> None:
             close_queues(context)
             _end_children(saved.pop(_CHILDREN, ()), failed=failed)
         if failed:
-            _end_programs(saved.pop(_PROGRAMS, ()))
+            end_programs(saved.pop(_PROGRAMS, ()))
             _kill_forked(saved.pop(_FORKED, ()))
         if _SERVER in saved:
             with suppress(OSError, RankStopped):
@@ -369,7 +371,8 @@ def kill_processes(context: RankContext) -> None:
     _kill_forked(context.saved.pop(_FORKED, ()))
 
 
-def _end_programs(programs: Any) -> None:
+def end_programs(programs: Any) -> None:
+    """Ask them to, then make them."""
     alive = [program for program in programs if program.poll() is None]
     for program in alive:
         with suppress(OSError):
