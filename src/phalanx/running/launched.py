@@ -14,7 +14,6 @@ import os
 import pickle
 import signal
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -30,13 +29,13 @@ import torch.multiprocessing
 
 from phalanx.backend import private
 from phalanx.backend.session import RankContext
-from phalanx.core.baton import Strand, here
+from phalanx.core.baton import here
 from phalanx.errors import RankExited, RankStopped, UsageError
 from phalanx.model import Tally
-from phalanx.running.calls import enter_thread
 from phalanx.running.children import HELD, Child, Family
 from phalanx.running.children_luggage import Luggage
 from phalanx.running.children_rules import is_torch_spawn
+from phalanx.running.children_seat import ParentSeat
 from phalanx.running.modules.isolating import own_main
 from phalanx.running.modules.known import PACKAGES
 from phalanx.running.modules.rule import MAIN, MP_MAIN, Rule, is_installed
@@ -194,7 +193,8 @@ class _Launching:
                 f"{script} calls init_process_group and has started no processes that could "
                 f"be its ranks; say how many ranks to run: phalanx run -n 4 {script}"
             )
-        self._seat = ParentSeat()
+        modules = {name: sys.modules[name] for name in _programs_own(self._rule)}
+        self._seat = ParentSeat(self._main, self._program.code, modules)
         self._family.begin(self._seat)
         self._seat.take()
 
@@ -384,62 +384,6 @@ def _exit_code(end: SystemExit) -> int:
     if end.code is None:
         return 0
     return end.code if isinstance(end.code, int) else 1
-
-
-class ParentSeat:
-    """The program itself as one of the ranks. A thread of the world's holds its place; the
-    program's own thread acts for it, from its first call of `init_process_group` on."""
-
-    def __init__(self) -> None:
-        self._strand: Strand | None = None
-        self._ready = threading.Lock()
-        self._done = threading.Lock()
-        self._ready.acquire()
-        self._done.acquire()
-        self._error: BaseException | None = None
-        self._thread = threading.current_thread()
-        self._environ = dict(os.environ)
-        self._handler: Any = None
-
-    def sit(self, context: RankContext) -> None:
-        """In the world's thread: hand over, and wait for the end of the program."""
-        strand = here.strand
-        assert strand is not None
-        strand.ident = self._thread.ident or 0
-        strand.native = self._thread.native_id or 0
-        with suppress(AttributeError):
-            strand.cpu_clock = time.pthread_getcpuclockid(strand.ident)
-        context.environ.clear()
-        context.environ.update(self._environ)
-        self._strand = strand
-        self._ready.release()
-        self._done.acquire()
-        if self._error is not None:
-            raise self._error
-
-    def take(self) -> None:
-        """In the program's thread: be this rank from now on."""
-        self._ready.acquire()
-        strand = self._strand
-        assert strand is not None
-        here.strand = strand
-        enter_thread(strand.local)
-        with suppress(ValueError):  # Ctrl-C must not raise in the middle of a hand-over
-            self._handler = signal.signal(signal.SIGINT, self._interrupt)
-
-    def leave(self, error: BaseException | None) -> None:
-        """The program has ended."""
-        here.strand = None
-        private.unregister_groups()
-        torch.autograd.set_multithreading_enabled(True)
-        if self._handler is not None:
-            signal.signal(signal.SIGINT, self._handler)
-        self._error = error
-        self._done.release()
-
-    def _interrupt(self, number: int, frame: Any) -> None:
-        assert self._strand is not None
-        self._strand.baton.stop(at_once=True)
 
 
 class _Parent:
