@@ -17,6 +17,7 @@ from phalanx.backend.device_map import check_devices, plan_devices, visible_to_p
 from phalanx.errors import UsageError
 from phalanx.kinds import MOMENTS, check_profile, is_on, parse_checks
 from phalanx.model import Verdict
+from phalanx.running.modules.crossing import Crossing, opened
 from phalanx.running.modules.rule import Rule, check_isolate
 from phalanx.running.outcome import warn_of
 from phalanx.running.processes.engine import MOST_PROCESSES, ProcessesEngine, ProcessSettings
@@ -103,8 +104,8 @@ class World:
         if engine == "processes":
             self._engine = ProcessesEngine(ProcessSettings(**options))
         else:
-            rule = Rule(named) if named else None
-            self._engine = ThreadsEngine(Settings(**options, modules=rule))
+            self._rule = Rule(named) if named else None
+            self._engine = ThreadsEngine(Settings(**options, modules=self._rule))
 
     def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
         """Call `fn(*args, **kwargs)` once per rank; its return values in rank order."""
@@ -116,6 +117,10 @@ class World:
         known = len(self._engine.findings)
         if isinstance(self._engine, ProcessesEngine):
             values = self._engine.call(fn, args, kwargs)
+        elif self._rule is not None:
+            crossing = Crossing(self._rule, fn, args, kwargs)
+            with crossing.errors_opened():
+                values = opened(self._engine.run(lambda context: crossing.call()))
         else:
             values = self._engine.run(lambda context: fn(*args, **kwargs))
         warn_of(self._engine.findings[known:], stacklevel=self._depth)

@@ -93,7 +93,8 @@ def _show_group(group: Group, ranks: int) -> list[Any]:
     alike = [each for each in group if each.whole == first.whole]
     others = [each for each in group if each not in alike]
     parts = [private.native_text(_heading(alike, ranks))]
-    parts += [part for part, _, _ in private.parts_of(first.shown)]
+    for part, _, link in private.parts_of(first.shown):
+        parts += [part, private.native_text(f"\n{link}\n")] if link else [part]
     notes = _late_notes(first)
     if notes:
         parts.append(private.native_text(notes))

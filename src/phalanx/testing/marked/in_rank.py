@@ -19,6 +19,7 @@ from phalanx.errors import RankStopped, VerdictError, text_of
 from phalanx.running.controller import link
 from phalanx.testing import pytest_private as private
 from phalanx.testing.marked.fixtures import FixturePlan, Maker, RankRequest
+from phalanx.testing.marked.isolated import new_packages
 from phalanx.testing.marked.part import Part
 from phalanx.testing.marked.record import Record
 from phalanx.testing.marked.standins import COMMON_MAKERS, PLAIN_MAKERS
@@ -118,7 +119,8 @@ class RankProcess:
             extra=errand.extra,
             tell=lambda error: _tell(error, part.record, errand.notes),
         )
-        self._run(part, item)
+        with new_packages(way.isolate):
+            self._run(part, item)
         return pack_record(part.record)
 
     def _run(self, part: Part, item: Any) -> None:

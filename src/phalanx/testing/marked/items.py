@@ -23,6 +23,7 @@ from phalanx.testing.marked.examples import call_for_examples, drawn_of, prepare
 from phalanx.testing.marked.expected import missing_text, told_of, verdicts_of
 from phalanx.testing.marked.failure import show_alike, show_failure
 from phalanx.testing.marked.fixtures import per_rank_names, shared_values
+from phalanx.testing.marked.isolated import warn_of_bound_names
 from phalanx.testing.marked.marker import PARAMETER, Ranks
 from phalanx.testing.marked.on_processes import run_on_processes
 from phalanx.testing.marked.on_threads import run_on_threads
@@ -41,6 +42,7 @@ POSITIONS = "interrupted; each rank was at"
 def prepare(item: Any, way: Ranks) -> None:
     """Before pytest's setup of the item: fixtures that ranks make are not for pytest."""
     _check_names(item, way)
+    warn_of_bound_names(item, way.isolate)
     own = per_rank_names(item, way)
     item.stash[_ready] = (own, {})
     for name in own:
