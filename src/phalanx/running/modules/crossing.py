@@ -1,4 +1,4 @@
-"""Functions, arguments, results and errors between a caller and ranks with packages of their own.
+"""What crosses between a caller and ranks that have packages of their own.
 
 Used by `World` for `isolate=`. A class of an isolated package exists once per rank and once for
 the caller. What is made of such classes goes over by pickle and becomes the other side's, as
