@@ -21,9 +21,10 @@ from typing import Any
 
 from phalanx.backend.session import RankContext
 from phalanx.core.baton import here
+from phalanx.running.isolation import log_globals
+from phalanx.running.isolation.log_globals import OWN
 
 Patch = tuple[Any, str, Any]
-OWN = "logging"
 MADE = "log handlers"
 
 
@@ -95,6 +96,7 @@ _quick = [
     _UntilSet(logging.Logger, "disabled", bool),
     _UntilSet(logging.Logger, "_cache", dict),
     _UntilSet(logging.Manager, "_disable", int),
+    _UntilSet(logging.Manager, "loggerClass", lambda: None),
 ]
 in_use: list[_UntilSet] = []
 """Those that are looked up by now."""
@@ -120,6 +122,7 @@ def log_patches() -> list[Patch]:
     found += [(logging.Logger, name, _PerRank(name, list)) for name in ("handlers", "filters")]
     found.append((logging, "_addHandlerRef", _noting(logging._addHandlerRef)))  # type: ignore[attr-defined]
     found.append((logging, "shutdown", _closing_own(logging.shutdown)))
+    found += log_globals.global_patches()
     return found
 
 

@@ -19,7 +19,15 @@ from phalanx.backend.session import RankContext
 from phalanx.core.baton import Strand, Switcher
 from phalanx.running import attributes
 from phalanx.running.attributes import places
-from phalanx.running.isolation import descriptors, exits, folder, logs, recursion, settings
+from phalanx.running.isolation import (
+    descriptors,
+    exits,
+    folder,
+    log_globals,
+    logs,
+    recursion,
+    settings,
+)
 from phalanx.running.isolation.cuda_randomness import CudaGenerators
 from phalanx.running.isolation.environ import environ_for_c, seen_by_c, show_to_c
 from phalanx.running.isolation.interpreter import KEPT as NAMES
@@ -27,6 +35,7 @@ from phalanx.running.isolation.interpreter import Names
 from phalanx.running.isolation.randomness import APART, NUMPY, Source, note_numpy, sources
 from phalanx.running.isolation.turns import Visits
 from phalanx.running.isolation.warning_filters import (
+    captured,
     get_warnings,
     note_valid,
     set_warnings,
@@ -159,11 +168,12 @@ class RankSwitcher(Visits, Switcher):
 
     def _warnings_changed(self) -> bool:
         """Replaced (`catch_warnings`), or changed in place: new filters come first or last."""
-        filters, show, _ = self._outer_warnings
+        filters, show, put_aside, _ = self._outer_warnings
         now, were = warnings.filters, self._outer_filters
         return bool(
             now is not filters
             or warnings.showwarning is not show
+            or captured() is not put_aside
             or len(now) != len(were)
             or (were and (now[0] is not were[0] or now[-1] is not were[-1]))
         )
@@ -214,6 +224,8 @@ class RankSwitcher(Visits, Switcher):
                 steps.callback(self._cuda.restore)
             steps.callback(self._restore_sources)
             switchers.remove(self)
+            if log_globals.in_use and not switchers:
+                steps.callback(log_globals.relax)
             if self.owner is not None:
                 steps.callback(self._save, self.owner)
                 self.owner = None

@@ -1,4 +1,5 @@
-"""What `warnings.catch_warnings` replaces, each rank with its own. Used by `switcher.py`.
+"""What `warnings.catch_warnings` and `logging.captureWarnings` replace, each rank with its own.
+Used by `switcher.py`.
 
 Modules note which of their warnings were shown, for Python to show them once. Those of shared
 modules are common to ranks. Python forgets such notes when filters change; at hand-overs that
@@ -7,20 +8,33 @@ filters could demand a warning that was noted."""
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Iterable
 from typing import Any
 
 
 def get_warnings() -> tuple[Any, ...]:
-    """What `warnings.catch_warnings` replaces and puts back."""
-    return warnings.filters, warnings.showwarning, _warnings_module._showwarnmsg_impl
+    """What the two replace and put back."""
+    return (
+        warnings.filters,
+        warnings.showwarning,
+        _logging._warnings_showwarning,
+        _warnings_module._showwarnmsg_impl,
+    )
+
+
+def captured() -> Any:
+    """What `captureWarnings` has put aside, if it is on."""
+    return _logging._warnings_showwarning
 
 
 def set_warnings(state: tuple[Any, ...]) -> None:
-    if warnings.filters is state[0] and warnings.showwarning is state[1]:
+    filters, show, put_aside, show_message = state
+    _logging._warnings_showwarning = put_aside
+    if warnings.filters is filters and warnings.showwarning is show:
         return
-    _warnings_module.filters, _warnings_module.showwarning, show_message = state
+    _warnings_module.filters, _warnings_module.showwarning = filters, show
     _warnings_module._showwarnmsg_impl = show_message
 
 
@@ -53,3 +67,4 @@ _valid: list[Any] = []
 
 
 _warnings_module: Any = warnings
+_logging: Any = logging
