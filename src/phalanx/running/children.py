@@ -215,6 +215,26 @@ class Family:
         self._slept = self._spaced = False
         """Whether the program slept since its last start, or ever between two of them."""
         self._open = True
+        self.seat: Any = None
+        """The program's own, while it is a rank."""
+        self.belongings: Any = None
+        """What it has from the time when it was one."""
+
+    def takes_back(self, process: Any) -> bool:
+        """The program, which is a rank, starts a process. Whether it is no rank any more: its
+        group and the other ranks are gone, and this could be one of the next."""
+        seat = self.seat
+        if seat is None or not seat.is_free() or not could_be_rank(process, dict(os.environ)):
+            return False
+        limit = time.monotonic() + HELD
+        for child in seat.children:
+            child.wait(max(0.0, limit - time.monotonic()))
+        if not seat.is_alone():
+            seat.is_overdue = True
+            return False
+        self.belongings = seat.give_up()
+        self.seat = None
+        return True
 
     def start(self, process: Any, original: Callable[[Any], Any], *, forked: bool) -> Any:
         """Instead of starting a process: keep it, or start it after all."""
@@ -256,6 +276,8 @@ class Family:
         if seat is None or first > 1:
             numbers = [number - first for number in numbers]
         self.children += children
+        if seat is not None:
+            seat.children, self.seat = children, seat
         world = threading.Thread(
             target=self._open_world, args=(children, numbers, seat), daemon=True
         )

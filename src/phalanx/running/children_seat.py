@@ -1,6 +1,8 @@
 """The program itself as a rank, among those that it has started.
 
-Used by `launched.py` when a program that starts its ranks calls `init_process_group` itself.
+Used by `launched.py` when a program that starts its ranks calls `init_process_group` itself. It
+may do so several times: when its group and the other ranks are gone and it starts processes
+anew, it leaves the seat, and finds another one in the world that these make.
 """
 
 from __future__ import annotations
@@ -16,10 +18,11 @@ from typing import Any
 
 import torch
 
-from phalanx.backend import private
+from phalanx.backend import device_mode, guard_modes, private
 from phalanx.backend.session import RankContext
 from phalanx.core.baton import Strand, here
 from phalanx.running.calls import enter_thread
+from phalanx.running.children_belongings import Belongings, is_feeder
 from phalanx.running.modules.isolating import own_main
 
 
@@ -28,9 +31,14 @@ class ParentSeat:
     program's own thread acts for it, from its first call of `init_process_group` on."""
 
     def __init__(
-        self, main: ModuleType, code: CodeType, modules: dict[str, ModuleType]
+        self,
+        main: ModuleType,
+        code: CodeType,
+        modules: dict[str, ModuleType],
+        before: Belongings | None,
     ) -> None:
-        """`modules` are those of the program's that it has imported so far."""
+        """`modules` are those of the program's that it has imported so far, `before` what it
+        has from the time when it was a rank of an earlier world."""
         self._main, self._code, self._modules = main, code, modules
         self._strand: Strand | None = None
         self._ready = threading.Lock()
@@ -41,23 +49,29 @@ class ParentSeat:
         self._thread = threading.current_thread()
         self._environ = dict(os.environ)
         self._handler: Any = None
+        self._before = before
+        self.children: list[Any] = []
+        """Those that are ranks with it."""
+        self.is_overdue = False
+        """Whether it could not be left when the program started processes anew."""
+        self.world_is_over = threading.Event()
 
     def sit(self, context: RankContext) -> None:
         """In the world's thread: hand over, and wait for the end of the program."""
         strand = here.strand
         assert strand is not None
-        strand.ident = self._thread.ident or 0
-        strand.native = self._thread.native_id or 0
-        with suppress(AttributeError):
-            strand.cpu_clock = time.pthread_getcpuclockid(strand.ident)
+        _note_thread(strand, self._thread)
         context.environ.clear()
         context.environ.update(self._environ)
         own_main(context, self._main, self._code)
         for name, module in self._modules.items():
             sys.modules[name] = module
+        if self._before is not None:
+            self._before.hand_on(context)
         self._strand = strand
         self._ready.release()
         self._done.acquire()
+        _note_thread(strand, threading.current_thread())
         if self._error is not None:
             raise self._error
 
@@ -71,9 +85,42 @@ class ParentSeat:
         with suppress(ValueError):  # Ctrl-C must not raise in the middle of a hand-over
             self._handler = signal.signal(signal.SIGINT, self._interrupt)
 
+    def is_here(self) -> bool:
+        """Whether the program's own thread asks."""
+        return here.strand is not None and here.strand is self._strand
+
+    def is_free(self) -> bool:
+        """Whether the program has had its group and is done with it."""
+        if not self.is_here() or self._strand is None:
+            return False
+        context: RankContext = self._strand.local
+        return context.initialised and not context.torch_state.pg_names
+
+    def is_alone(self) -> bool:
+        """Whether no other rank runs, nor a thread that the program has started as a rank."""
+        assert self._strand is not None
+        threads = self._strand.local.helpers
+        ended = all(child.has_ended() for child in self.children)
+        return ended and all(is_feeder(each) or not each.is_alive() for each in threads)
+
+    def give_up(self) -> Belongings:
+        """The program is no rank any more, but goes on: with what it has taken along."""
+        strand = self._strand
+        assert strand is not None
+        strand.baton.rejoin(strand)
+        strand.baton.huddle.step_out()
+        found = Belongings(strand.local, but=self._interrupt)
+        self.leave(None)
+        self.world_is_over.wait()
+        found.put_in_place()
+        return found
+
     def leave(self, error: BaseException | None) -> None:
-        """The program has ended."""
-        here.strand = None
+        """The program has ended, or is no rank any more."""
+        strand, here.strand = here.strand, None
+        if strand is not None and strand.local.session.devices is not None:
+            device_mode.leave_thread()
+        guard_modes.leave_thread()
         private.unregister_groups()
         torch.autograd.set_multithreading_enabled(True)
         if self._handler is not None:
@@ -84,3 +131,9 @@ class ParentSeat:
     def _interrupt(self, number: int, frame: Any) -> None:
         assert self._strand is not None
         self._strand.baton.stop(at_once=True)
+
+
+def _note_thread(strand: Strand, thread: threading.Thread) -> None:
+    strand.ident, strand.native = thread.ident or 0, thread.native_id or 0
+    with suppress(AttributeError):
+        strand.cpu_clock = time.pthread_getcpuclockid(strand.ident)

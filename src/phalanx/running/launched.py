@@ -33,6 +33,7 @@ from phalanx.core.baton import here
 from phalanx.errors import RankExited, RankStopped, UsageError
 from phalanx.model import Tally
 from phalanx.running.children import HELD, Child, Family
+from phalanx.running.children_belongings import put_environ
 from phalanx.running.children_luggage import Luggage
 from phalanx.running.children_rules import is_torch_spawn
 from phalanx.running.children_seat import ParentSeat
@@ -104,7 +105,6 @@ class _Launching:
         self._rule = settings.modules or Rule(script=True)
         self._main = ModuleType("__main__")
         self._family = Family(self._pack, self._open_world)
-        self._seat: ParentSeat | None = None
         self._stores: list[Any] = []
         """Of ranks that were forked. Such a process ends without taking them down, so their
         files stay for the program."""
@@ -128,16 +128,27 @@ class _Launching:
     def _end(self, stack: ExitStack) -> None:
         interrupted = isinstance(self.launch.error, KeyboardInterrupt)
         try:
-            if self._seat is not None:
-                self._seat.leave(self.launch.error)
-                if not interrupted:
-                    self.launch.error = None
+            if self._family.seat is not None:
+                self._leave_seat(self._family.seat, interrupted=interrupted)
+            elif self._family.belongings is not None:
+                self._family.belongings.end()
             self._family.stop() if interrupted else self._family.finish()
             if isinstance(self.launch.error, UsageError):  # what it began will not go on
                 end_programs(self._family.programs)
         except KeyboardInterrupt as error:
             self.launch.error = error
             self._family.stop()
+
+    def _leave_seat(self, seat: ParentSeat, *, interrupted: bool) -> None:
+        """What the program has raised is an error of its rank; but if it leaves by `sys.exit`
+        when the others have ended, this is the status it wants."""
+        error = self.launch.error
+        if isinstance(error, SystemExit) and _exit_code(error) and seat.is_alone():
+            seat.leave(None)
+            return
+        seat.leave(error)
+        if not interrupted:
+            self.launch.error = None
 
     @contextmanager
     def _surroundings(self) -> Iterator[None]:
@@ -149,7 +160,8 @@ class _Launching:
         sys.argv = list(self._program.argv)
         sys.path.insert(0, self._program.search_path)
         parent = _Parent()
-        replaced = _replace(_patches(self._join, parent, self._stores))
+        initialise = _initialising(dist.init_process_group, self._join, self._check_round)
+        replaced = _replace(_patches(initialise, parent, self._stores))
         set_family(self._family)
         try:
             yield
@@ -160,7 +172,7 @@ class _Launching:
             self._stores.clear()
             sys.path[:] = search_path
             _contexts._actual_context = method
-            _put_back(environ)
+            put_environ(environ)
             sys.modules[MAIN], mp_main, sys.argv = before
             if mp_main is not None:
                 sys.modules[MP_MAIN] = mp_main
@@ -187,16 +199,29 @@ class _Launching:
 
     def _join(self) -> None:
         """The program itself calls `init_process_group`."""
-        if self._seat is not None or not self._family.has_pending():
+        family = self._family
+        if family.seat is not None or not family.has_pending():
             script = self._program.argv[0]
             raise UsageError(
                 f"{script} calls init_process_group and has started no processes that could "
                 f"be its ranks; say how many ranks to run: phalanx run -n 4 {script}"
             )
         modules = {name: sys.modules[name] for name in _programs_own(self._rule)}
-        self._seat = ParentSeat(self._main, self._program.code, modules)
-        self._family.begin(self._seat)
-        self._seat.take()
+        seat = ParentSeat(self._main, self._program.code, modules, family.belongings)
+        family.begin(seat)
+        seat.take()
+
+    def _check_round(self) -> None:
+        """A rank calls `init_process_group`: the program itself, for processes that it has
+        started since the last time?"""
+        seat = self._family.seat
+        if seat is not None and seat.is_overdue and seat.is_here():
+            raise UsageError(
+                "init_process_group in the program itself, which has started processes since "
+                "it was a rank the last time; these could not become its ranks, because the "
+                "ones before, or threads that it started as a rank, still ran. Join them "
+                "before you start others"
+            )
 
     # -- in the world's thread ------------------------------------------------------------
 
@@ -237,6 +262,8 @@ class _Launching:
             self._show_ends(children)
             world.tally = tallies[-1] if tallies else None
             self._watcher.end(world)
+            if seat is not None:
+                seat.world_is_over.set()
 
     def _show_ends(self, children: list[Child]) -> None:
         limit = time.monotonic() + HELD
@@ -326,12 +353,6 @@ _contexts: Any = multiprocessing.context._default_context
 """Keeps what `set_start_method` has set."""
 
 
-def _put_back(environ: dict[str, str]) -> None:
-    for name in set(os.environ) - set(environ):
-        del os.environ[name]
-    os.environ.update(environ)
-
-
 Body = Callable[[RankContext], None]
 
 
@@ -400,11 +421,8 @@ class _Parent:
             os.close(end)
 
 
-def _patches(
-    join: Callable[[], None], parent: _Parent, stores: list[Any]
-) -> list[tuple[Any, str, Any]]:
+def _patches(initialise: Any, parent: _Parent, stores: list[Any]) -> list[tuple[Any, str, Any]]:
     """What is replaced while such a program runs, besides what every run replaces."""
-    initialise = _initialising(dist.init_process_group, join)
     current = multiprocessing.process.current_process
     outer = multiprocessing.process.parent_process
 
@@ -432,13 +450,14 @@ def _saved(key: str) -> Any:
     return None if strand is None else strand.local.saved.get(key)
 
 
-def _initialising(original: Any, join: Callable[[], None]) -> Any:
+def _initialising(original: Any, join: Callable[[], None], check: Callable[[], None]) -> Any:
     pid = os.getpid()
 
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
         strand = here.strand
         if strand is not None:
             size = kwargs.get("world_size", args[3] if len(args) > 3 else -1)
+            check()
             _check_size(strand.local.session.size, size)
         elif os.getpid() == pid:  # else a process that the program forked
             join()

@@ -39,9 +39,10 @@ GRACE = 0.5
 """Seconds between asking a rank's processes to end and ending them."""
 
 _CHILDREN, _PROGRAMS, _FORKED = "children", "programs", "forked"
-_LOADERS, _QUEUES, _SERVER = "loaders", "queues", "fork server"
+_LOADERS, _SERVER = "loaders", "fork server"
+QUEUES = "queues"
 """Where a rank keeps them, in `RankContext.saved`."""
-_KEYS = (_CHILDREN, _PROGRAMS, _FORKED, _LOADERS, _QUEUES, _SERVER)
+PROCESSES = (_CHILDREN, _PROGRAMS, _FORKED, _LOADERS, QUEUES, _SERVER)
 
 _sleep = time.sleep
 _queue: Any = Queue
@@ -89,6 +90,8 @@ def _popen_patches() -> Iterator[tuple[Any, str, Any]]:
 def _starting(original: Any, *, forked: bool) -> Any:
     def start(process: Any) -> Any:
         context = context_here()
+        if context is not None and _family is not None and _family.takes_back(process):
+            context = None
         if context is None:
             if _family is None:
                 return original(process)
@@ -164,7 +167,7 @@ def _noting(original: Any) -> Any:
     def start_thread(self: Any) -> Any:
         context = context_here()
         if context is not None:
-            _remember(context, _QUEUES, self, lambda each: not each._closed)
+            _remember(context, QUEUES, self, lambda each: not each._closed)
         return original(self)
 
     return start_thread
@@ -229,7 +232,7 @@ if hasattr(os, "register_at_fork"):
 
 def close_queues(context: RankContext) -> None:
     """As at the end of a process: what was put into its queues is sent."""
-    for queue in context.saved.pop(_QUEUES, ()):
+    for queue in context.saved.pop(QUEUES, ()):
         with suppress(Exception):
             queue.close()
             if not queue._joincancelled:
@@ -324,7 +327,7 @@ def end_processes(context: RankContext, *, failed: bool) -> None:
     """As multiprocessing does at the end of a process: daemons are ended, others waited for.
     Where the rank had no chance to see to its processes, all of them are ended."""
     saved = context.saved
-    if saved.keys().isdisjoint(_KEYS):
+    if saved.keys().isdisjoint(PROCESSES):
         return
     outer = here.strand
     if failed:
