@@ -12,7 +12,7 @@ import pytest
 
 from phalanx.errors import CollectiveMismatchError, DeadlockError, RankFailedError, UsageError
 from phalanx.running.launched import Launch, run_launched
-from phalanx.running.program import load_script
+from phalanx.running.program import load_module, load_script
 from phalanx.running.script import run_program
 from phalanx.running.threads import Settings
 
@@ -377,6 +377,31 @@ if __name__ == "__main__":
     assert found.error is None
     assert capsys.readouterr().out == "None\n"
     assert not list(folder.iterdir())
+
+
+def test_the_main_module_of_a_package_is_executed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody guards it: multiprocessing leaves it alone."""
+    package = tmp_path / "_unguarded_job"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "__main__.py").write_text("from .cli import main\nmain()\n")
+    text = """
+def work(rank):
+    init(rank, 2)
+    print("main is", sys.modules["__main__"].__name__, flush=True)
+
+def main():
+    mp.spawn(work, nprocs=2)
+    print("done")
+"""
+    (package / "cli.py").write_text(HEAD + text)
+    monkeypatch.syspath_prepend(tmp_path)
+    program = load_module("_unguarded_job", [])
+    found = run_launched(program, Settings(ranks=1, init=False))
+    assert found.error is None and [world.error for world in found.worlds] == [None]
+    assert capsys.readouterr().out == "main is __main__\n" * 2 + "done\n"
 
 
 def test_a_rank_without_a_group_that_calls_spawn_is_told_what_is_meant(tmp_path: Path) -> None:

@@ -189,6 +189,15 @@ class _Launching:
             names["__package__"] = self._program.spec.parent
         exec(self._program.code, names)
 
+    def _execute_anew(self, main: ModuleType) -> None:
+        """In a process that was spawned. As multiprocessing has it, not the `__main__` of a
+        package: it need not be guarded."""
+        spec = self._program.spec
+        if spec is not None and spec.name.rpartition(".")[2] == MAIN:
+            main.__name__ = MAIN
+        else:
+            self._execute(main)
+
     def _pack(self, process: Any, forked: bool) -> Luggage:
         modules = (
             {name: sys.modules[name] for name in _programs_own(self._rule)} if forked else {}
@@ -312,7 +321,7 @@ class _Launching:
         for name, module in modules.items():
             sys.modules[name] = module
         if not luggage.forked:
-            self._execute(main)
+            self._execute_anew(main)
         process = luggage.open()
         context.saved["process"] = process
         try:
