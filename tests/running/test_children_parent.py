@@ -195,3 +195,36 @@ if __name__ == "__main__":
     cause = world.error.__cause__ if world.error else None
     assert isinstance(cause, UsageError)
     assert "Join them before you start others" in str(cause)
+
+
+SLOW_START = """
+import math
+
+if __name__ == "__main__":
+    kind = mp.get_context("spawn").Process
+    children = [kind(target=work, kwargs=dict(rank=r, size=3)) for r in (1, 2)]
+    for child in children: child.start()
+    {prepare}
+    print(work(0, 3))
+"""
+
+
+@pytest.mark.parametrize("prepare", ["time.sleep(0.5)", "math.factorial(60000)", "pass"])
+def test_a_program_that_is_a_rank_may_prepare_first(
+    prepare: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = launch_text(tmp_path, ROUND + SLOW_START.replace("{prepare}", prepare))
+    assert [world.error for world in found.worlds] == [None] and found.error is None
+    assert capsys.readouterr().out == "3.0\n"
+
+
+def test_a_program_that_is_too_late_for_its_rank_is_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("phalanx.running.children.PREPARING", 0.1)
+    found = launch_text(tmp_path, ROUND + SLOW_START.replace("{prepare}", "time.sleep(1)"))
+    (world,) = found.worlds
+    cause = world.error.__cause__ if world.error else None
+    assert isinstance(cause, UsageError) and "rank 0 is the program itself" in str(cause)
+    assert isinstance(found.error, UsageError)
+    assert "processes that it has started are at work already" in str(found.error)

@@ -29,6 +29,7 @@ from phalanx.running.children_rules import (
     find_expected,
     is_named_rank,
     is_torch_spawn,
+    lacks_rank_0,
     split_batch,
 )
 from phalanx.running.interrupts import AGAIN, throw
@@ -44,6 +45,8 @@ NAP = 2.0
 """The same for a program that sleeps: it will go on by itself, and may start another one."""
 BUSY = 5.0
 """The same for a program that computes."""
+PREPARING = 60.0
+"""The same for one that computes or sleeps and must be the rank that is missing."""
 HELD = 1.0
 """Seconds until the end of a rank that was stopped shows, if nobody looks at the one that
 failed: who waits for any of them must find that one first."""
@@ -79,6 +82,8 @@ class Child:
         """The signal by which the program has ended it."""
         self.is_ending = False
         """Whether it has failed, and is about to end by itself."""
+        self.lacks_rank_0 = False
+        """Whether it is in a world whose ranks were numbered from 1."""
         self._family = family
         self._original = original
         self._given = process._target, process._args, process._kwargs
@@ -273,6 +278,8 @@ class Family:
 
     def _open_one(self, children: list[Child], numbers: list[int], seat: Any) -> None:
         first = min(numbers)
+        for child in children:
+            child.lacks_rank_0 = seat is None and first == 1
         if seat is None or first > 1:
             numbers = [number - first for number in numbers]
         self.children += children
@@ -320,12 +327,14 @@ class Family:
         while not self._is_idle():
             time.sleep(LOOK)
             now = time.monotonic()
-            if not is_asleep(self._main):
+            sleeps = self._is_sleeping()
+            self._slept = self._slept or sleeps
+            is_awaited, patience = self._is_awaited(), self._patience()
+            if not is_asleep(self._main) or (is_awaited and sleeps):
                 asleep_since = now
-            self._slept = self._slept or self._is_sleeping()
             since = max(asleep_since, self._last_start)
-            patience = self._patience()
-            if now - self._last_start > max(BUSY, patience) or now - since > patience:
+            busy = PREPARING if is_awaited else max(BUSY, patience)
+            if now - self._last_start > busy or now - since > patience:
                 self.begin()
 
     def _is_sleeping(self) -> bool:
@@ -339,6 +348,13 @@ class Family:
                 return False
             self._watcher = None
             return True
+
+    def _is_awaited(self) -> bool:
+        """Whether the program itself is to be one of the ranks."""
+        with self._lock:
+            processes = [child.restored() for child in self._pending]
+            environs = [child.environ for child in self._pending]
+        return bool(processes) and lacks_rank_0(processes, environs)
 
     def _patience(self) -> float:
         with self._lock:

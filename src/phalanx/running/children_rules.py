@@ -160,7 +160,8 @@ def find_expected(
     processes: Sequence[Any], environs: Sequence[Mapping[str, str]]
 ) -> int | None:
     """How many ranks there will be, if the processes started so far tell: by an argument that
-    is called `world_size` or the like, or WORLD_SIZE in the environment."""
+    is called `world_size` or the like, or WORLD_SIZE in the environment. The program itself
+    may be one of them."""
     if all(map(is_torch_spawn, processes)):
         return None
     for process, environ in zip(processes, environs, strict=True):
@@ -169,8 +170,12 @@ def find_expected(
         if environ.get("WORLD_SIZE", "").isdecimal():
             given.append(int(environ["WORLD_SIZE"]))
         if given:
-            lowest = min(
-                (v for k, v in found.items() if k in RANK_NAMES or k == "0"), default=0
-            )
-            return max(given) - min(lowest, 1)
+            return max(given)
     return None
+
+
+def lacks_rank_0(processes: Sequence[Any], environs: Sequence[Mapping[str, str]]) -> bool:
+    """Whether these are all ranks but the first: that must be the program itself."""
+    numbers = find_numbers(processes, environs)
+    expected = find_expected(processes, environs)
+    return numbers is not None and min(numbers) == 1 and expected == len(numbers) + 1

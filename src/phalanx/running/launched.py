@@ -32,7 +32,7 @@ from phalanx.backend.session import RankContext
 from phalanx.core.baton import here
 from phalanx.errors import RankExited, RankStopped, UsageError
 from phalanx.model import Tally
-from phalanx.running.children import HELD, Child, Family
+from phalanx.running.children import HELD, LONG, PREPARING, Child, Family
 from phalanx.running.children_belongings import put_environ
 from phalanx.running.children_luggage import Luggage
 from phalanx.running.children_rules import is_torch_spawn
@@ -211,6 +211,12 @@ class _Launching:
         family = self._family
         if family.seat is not None or not family.has_pending():
             script = self._program.argv[0]
+            if family.children:
+                raise UsageError(
+                    f"{script} calls init_process_group when the processes that it has "
+                    "started are at work already, without it; call it sooner, or start the "
+                    "processes later"
+                )
             raise UsageError(
                 f"{script} calls init_process_group and has started no processes that could "
                 f"be its ranks; say how many ranks to run: phalanx run -n 4 {script}"
@@ -467,7 +473,9 @@ def _initialising(original: Any, join: Callable[[], None], check: Callable[[], N
         if strand is not None:
             size = kwargs.get("world_size", args[3] if len(args) > 3 else -1)
             check()
-            _check_size(strand.local.session.size, size)
+            child = strand.local.saved.get("child")
+            lacks_program = child is not None and child.lacks_rank_0
+            _check_size(strand.local.session.size, size, lacks_program=lacks_program)
         elif os.getpid() == pid:  # else a process that the program forked
             join()
         return original(*args, **kwargs)
@@ -475,9 +483,17 @@ def _initialising(original: Any, join: Callable[[], None], check: Callable[[], N
     return init_process_group
 
 
-def _check_size(have: int, wanted: Any) -> None:
+def _check_size(have: int, wanted: Any, *, lacks_program: bool) -> None:
     if isinstance(wanted, int) and wanted > have:
         began = "1 process" if have == 1 else f"{have} processes"
+        if lacks_program:
+            raise UsageError(
+                f"init_process_group(world_size={wanted}), but the program had started {began} "
+                "with the numbers from 1 on, so that rank 0 is the program itself, and had "
+                "not called init_process_group when these had to begin: it stood still for "
+                f"{LONG:.0f} s, was busy for {PREPARING:.0f} s, or waited for them. Call it "
+                "sooner: prepare before you start the processes"
+            )
         raise UsageError(
             f"init_process_group(world_size={wanted}), but the program had started {began} "
             "when it stood still, and these became the ranks: nothing said how many there "
