@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.multiprocessing
 
 import phalanx
 from phalanx.running.isolation import folder, settings
@@ -41,6 +42,7 @@ def printed() -> str:
     return repr(torch.tensor([1.23456789]))
 
 
+sharing: Any = torch.multiprocessing
 cuda, cudnn, mkldnn = torch.backends.cuda, torch.backends.cudnn, torch.backends.mkldnn
 # What sets it, what reads it, and the values of ranks 0 and 1.
 SETTINGS: dict[str, tuple[Any, Callable[[], Any], tuple[Any, Any]]] = {
@@ -129,6 +131,28 @@ SETTINGS: dict[str, tuple[Any, Callable[[], Any], tuple[Any, Any]]] = {
         ("spawn", "forkserver"),
     ),
     "temporary folder": (*flag(tempfile, "tempdir"), ("/tmp/a", "/tmp/b")),
+    "display hook": (*flag(sys, "displayhook"), (id, repr)),
+    "hook for what cannot be raised": (*flag(sys, "unraisablehook"), (id, repr)),
+    "lines of tracebacks": (
+        lambda lines: setattr(sys, "tracebacklimit", lines),
+        lambda: vars(sys).get("tracebacklimit"),
+        (0, 3000),
+    ),
+    "bytecode": (*flag(sys, "dont_write_bytecode"), (not sys.dont_write_bytecode, False)),
+    "name of the process": (
+        *flag(multiprocessing.current_process(), "name"),
+        ("first", "second"),
+    ),
+    "sharing of tensors": (
+        lambda way: sharing.set_sharing_strategy(way),
+        sharing.get_sharing_strategy,
+        ("file_system", "file_descriptor"),
+    ),
+    "folder of torch.hub": (
+        lambda place: torch.hub.set_dir(place),
+        torch.hub.get_dir,
+        ("/tmp/a", "/tmp/b"),
+    ),
 }
 
 

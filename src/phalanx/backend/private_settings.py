@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 import torch.backends
+import torch.hub
 
 _C: Any = torch._C
 _torch: Any = torch
@@ -103,6 +105,10 @@ def torch_settings() -> Iterator[TorchSetting]:
         lambda: dict(vars(_tensor_str.PRINT_OPTS)),
         vars(_tensor_str.PRINT_OPTS).update,
         ((_torch, "set_printoptions"), (_tensor_str, "set_printoptions")),
+    )
+    hub: Any = torch.hub
+    yield TorchSetting(  # 2.11-2.13: None until somebody sets a folder
+        lambda: hub._hub_dir, partial(setattr, hub, "_hub_dir"), ((hub, "set_dir"),)
     )
     if hasattr(_C, "_get_fp32_precision_getter"):
         writers = (*ALSO_PRECISION, *(write for _, write in OLDER_PRECISIONS))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 import multiprocessing
+import multiprocessing.process
 import sys
 import tempfile
 import threading
@@ -20,6 +21,22 @@ TORCH = "torch.distributed.distributed_c10d"
 
 _starting: Any = multiprocessing.context._default_context
 _chosen = "_actual_context"  # what `set_start_method` sets, once per process
+_process: Any = multiprocessing.process.current_process()
+_of_sys = vars(sys)
+LIMIT = "tracebacklimit"
+
+
+class _Traceback:
+    """`sys.tracebacklimit`, which is there only once somebody has set it."""
+
+    @property
+    def limit(self) -> Any:
+        return _of_sys.get(LIMIT)
+
+    @limit.setter
+    def limit(self, value: Any) -> None:
+        _of_sys.pop(LIMIT, None) if value is None else _of_sys.update({LIMIT: value})
+
 
 PLACES: tuple[tuple[Any, str], ...] = (
     (sys, "stdout"),
@@ -31,6 +48,11 @@ PLACES: tuple[tuple[Any, str], ...] = (
     (threading, "excepthook"),
     (tempfile, "tempdir"),
     (_starting, _chosen),
+    (sys, "displayhook"),
+    (sys, "unraisablehook"),
+    (sys, "dont_write_bytecode"),
+    (_Traceback(), "limit"),
+    (_process, "_name"),
 )
 
 
@@ -48,13 +70,15 @@ class Names:
 
     def __init__(self) -> None:
         self._outer = tuple(getattr(owner, name) for owner, name in PLACES)
+        self._usual, self._unusual = self._outer[:9], self._outer[9:]
         self._path = sys.path
         self._entries = list(sys.path)
 
     def changed(self) -> bool:
-        """Whether the rank that runs has replaced anything. Written out, since it is asked at
-        every hand-over."""
-        out, err, inp, hook, show, ask, thread_hook, folder, chosen = self._outer
+        """Whether the rank that runs may have replaced anything. Written out, since it is asked
+        at every hand-over."""
+        out, err, inp, hook, show, ask, thread_hook, folder, chosen = self._usual
+        display, unraisable, no_bytecode, limit, process_name = self._unusual
         return (
             sys.stdout is not out
             or sys.stderr is not err
@@ -65,6 +89,12 @@ class Names:
             or builtins.input is not ask
             or threading.excepthook is not thread_hook
             or _starting._actual_context is not chosen
+            or sys.displayhook is not display
+            or sys.unraisablehook is not unraisable
+            or sys.dont_write_bytecode is not no_bytecode
+            or _process._name is not process_name
+            or LIMIT in _of_sys
+            or limit is not None
             or sys.path is not self._path
             or self._path != self._entries
         )

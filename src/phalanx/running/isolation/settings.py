@@ -15,6 +15,7 @@ from functools import cache, wraps
 from typing import Any, NamedTuple
 
 import torch
+import torch.multiprocessing
 
 from phalanx.backend import private_settings
 from phalanx.backend.session import RankContext
@@ -113,6 +114,11 @@ def _python_settings() -> Iterator[Setting]:
     )
     yield Setting(
         socket.getdefaulttimeout, socket.setdefaulttimeout, ((socket, "setdefaulttimeout"),)
+    )
+    yield Setting(
+        torch.multiprocessing.get_sharing_strategy,
+        torch.multiprocessing.set_sharing_strategy,
+        ((torch.multiprocessing, "set_sharing_strategy"),),
     )
     if not folder.can_be_own():
         yield Setting(*folder.as_setting())

@@ -35,8 +35,8 @@ from phalanx.running.isolation.interpreter import Names
 from phalanx.running.isolation.randomness import APART, NUMPY, Source, note_numpy, sources
 from phalanx.running.isolation.turns import Visits
 from phalanx.running.isolation.warning_filters import (
-    captured,
     get_warnings,
+    logging_module,
     note_valid,
     set_warnings,
     settle,
@@ -173,7 +173,7 @@ class RankSwitcher(Visits, Switcher):
         return bool(
             now is not filters
             or warnings.showwarning is not show
-            or captured() is not put_aside
+            or logging_module._warnings_showwarning is not put_aside
             or len(now) != len(were)
             or (were and (now[0] is not were[0] or now[-1] is not were[-1]))
         )

@@ -19,19 +19,14 @@ def get_warnings() -> tuple[Any, ...]:
     return (
         warnings.filters,
         warnings.showwarning,
-        _logging._warnings_showwarning,
+        logging_module._warnings_showwarning,
         _warnings_module._showwarnmsg_impl,
     )
 
 
-def captured() -> Any:
-    """What `captureWarnings` has put aside, if it is on."""
-    return _logging._warnings_showwarning
-
-
 def set_warnings(state: tuple[Any, ...]) -> None:
     filters, show, put_aside, show_message = state
-    _logging._warnings_showwarning = put_aside
+    logging_module._warnings_showwarning = put_aside
     if warnings.filters is filters and warnings.showwarning is show:
         return
     _warnings_module.filters, _warnings_module.showwarning = filters, show
@@ -67,4 +62,5 @@ _valid: list[Any] = []
 
 
 _warnings_module: Any = warnings
-_logging: Any = logging
+logging_module: Any = logging
+"""Has what `captureWarnings` has put aside, if it is on."""
