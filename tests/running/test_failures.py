@@ -520,6 +520,33 @@ except KeyboardInterrupt:
     print("saved", me, flush=True)
 """
 
+CLEANING = """
+import queue, subprocess, threading, time
+from concurrent.futures import ThreadPoolExecutor
+import torch.distributed as dist
+dist.init_process_group("gloo")
+me = dist.get_rank()
+dist.barrier()
+try:
+    if me == 0:
+        subprocess.run(["sleep", "60"])
+    if me == 1:
+        subprocess.run(["sleep", "60"], capture_output=True)
+    while me == 2:
+        with ThreadPoolExecutor() as pool:
+            pool.submit(time.sleep, 0.5).result()
+    print("all are there", flush=True)
+    queue.Queue().get()
+except KeyboardInterrupt:
+    time.sleep(0.1)
+    said = subprocess.run(["echo", "well"], capture_output=True, text=True).stdout.strip()
+    thread = threading.Thread(target=time.sleep, args=(0.1,))
+    thread.start()
+    thread.join()
+    with ThreadPoolExecutor() as pool:
+        pool.submit(print, me, "cleaned up", said, flush=True).result()
+"""
+
 AS_FUNCTION = ENDLESS + "\nimport phalanx\nphalanx.run(program, ranks=4)\n"
 AS_SCRIPT = ENDLESS + '\ndist.init_process_group("gloo")\nprogram()\n'
 
@@ -534,6 +561,7 @@ def processes(tmp_path_factory):
         "function": (AS_FUNCTION, []),
         "script": (AS_SCRIPT, ["-m", "phalanx", "run", "-n", "4"]),
         "saving": (SAVING, ["-m", "phalanx", "run", "-n", "3"]),
+        "cleaning": (CLEANING, ["-m", "phalanx", "run", "-n", "4"]),
     }
     started = {}
     for name, (source, words) in commands.items():
@@ -580,6 +608,15 @@ def test_programs_may_do_something_about_ctrl_c(processes) -> None:
     out, _ = process.communicate(timeout=30)
     assert process.returncode == 130
     assert [f"saved {rank}" in out for rank in range(3)] == [True] * 3
+
+
+def test_ctrl_c_reaches_ranks_that_wait_and_lets_them_wait_for_their_own(processes) -> None:
+    process = processes["cleaning"]
+    assert "all are there" in process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert [f"{rank} cleaned up well" in out for rank in range(4)] == [True] * 4
 
 
 def test_ctrl_c_stops_nested_runs_too(processes) -> None:

@@ -67,6 +67,7 @@ def disturb(folder: Path) -> None:
 
 def state() -> dict[str, Any]:
     """What must not change."""
+    gc.collect()  # tests before this one may have left files open
     return {
         "random": random.getstate(),
         "numpy": repr(numpy.random.get_state()),

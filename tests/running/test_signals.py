@@ -318,3 +318,17 @@ def test_a_script_saves_on_a_signal(name: str, tmp_path: Path) -> None:
         shown = {line[6:] if line[2:3] == "]" else line for line in run.stdout}
         assert shown <= {"saved\n", "[0-1] saved\n"} and shown
         assert run.wait(60) == 0
+
+
+def test_a_rank_s_thread_is_its_main_thread() -> None:
+    def body() -> bool:
+        found: list[threading.Thread] = []
+        helper = threading.Thread(target=lambda: found.append(threading.main_thread()))
+        helper.start()
+        helper.join()
+        asyncio.run(asyncio.sleep(0.01))  # which asks, and sets a handler
+        dist.barrier()
+        return found == [threading.current_thread()] == [threading.main_thread()]
+
+    assert phalanx.run(body, ranks=3) == [True] * 3
+    assert threading.current_thread() is threading.main_thread()

@@ -38,6 +38,8 @@ _HASH_MASK = (1 << 61) - 1
 SLICE = 0.05
 """Seconds after which a wait outside looks whether the run has been stopped."""
 
+_sleep = time.sleep
+
 
 class _Here(threading.local):
     strand: Strand | None = None
@@ -143,6 +145,9 @@ class Baton:
         self.fingerprint = 0
         self.stopping = False
         self._interrupted = False
+        self.sparing = False
+        """Whether strands that have heard of Ctrl-C may do something about it: all but to wait
+        for others."""
         self.critical = False
         """Set while the holder changes what ranks share: it must not be overtaken."""
         self.progress = 0
@@ -220,6 +225,7 @@ class Baton:
         """
         if self.stopping:
             self._admit(strand)
+            self._refuse(strand)
         strand.why = why
         with self._mutex:
             holding = self.holder is strand and not self.stopping
@@ -232,6 +238,8 @@ class Baton:
             # The monitor took the baton since the caller looked: what it waits for may have
             # happened meanwhile, with nobody parked to be woken. Or the run was stopped.
             self._admit(strand)
+            if self.stopping:
+                self._refuse(strand)
             return True
         self._await_turn(strand, granted)
         timed_out, strand.limit, strand.why = strand.timed_out, None, None
@@ -245,6 +253,9 @@ class Baton:
 
     def sleep(self, strand: Strand, seconds: float, why: Any = None) -> None:
         """Give the baton away for at least this long."""
+        if strand.told:
+            self.wait_outside(strand, _sleep_on, seconds)
+            return
         until = self.clock.now() + seconds
         while self.park(strand, why, deadline=until, sleeping=True):
             self.run_errands(strand)
@@ -291,16 +302,23 @@ class Baton:
         because a thread that waits for a lock can not be interrupted when the run stops."""
         self.leave(strand)
         try:
-            limit = None if timeout is None else time.monotonic() + timeout
-            while not self.stopping and strand.error is None:
-                left = SLICE if limit is None else limit - time.monotonic()
-                if attempt(max(0.0, min(SLICE, left))):
-                    return True
-                if left <= 0:
-                    return False
+            return self.in_slices(strand, attempt, timeout)
         finally:
             self.rejoin(strand)
-        raise self.stop_of(strand)
+
+    def in_slices(
+        self, strand: Strand, attempt: Callable[[float], bool], timeout: float | None
+    ) -> bool:
+        """The same for a strand that is outside already."""
+        limit = None if timeout is None else time.monotonic() + timeout
+        while strand.error is None and (not self.stopping or self._spares(strand)):
+            left = SLICE if limit is None else limit - time.monotonic()
+            if attempt(max(0.0, min(SLICE, left))):
+                return True
+            if left <= 0:
+                return False
+        error, strand.error = strand.error, None
+        raise error or self.stop_of(strand)
 
     # -- waking others --------------------------------------------------------------------
 
@@ -395,7 +413,10 @@ class Baton:
         with self._mutex:
             self.stopping = True
             self._interrupted |= interrupted
+            self.sparing |= interrupted
             for strand in self.strands:
+                if self._spares(strand):
+                    continue
                 if strand.state is PARKED:
                     strand.error = strand.error or self.stop_of(strand)
                     self._set_state(strand, READY)
@@ -417,8 +438,11 @@ class Baton:
         """Without the mutex: bring back a strand that lost the baton; refuse when stopping."""
         if strand.state is not RUNNING:
             self.rejoin(strand)
-        if self.stopping:
+        if self.stopping and not self._spares(strand):
             self._refuse(strand)
+
+    def _spares(self, strand: Strand) -> bool:
+        return self.sparing and strand.told
 
     def _refuse(self, strand: Strand) -> None:
         """Without the mutex. A program that eats every refusal would burn a core for ever,
@@ -585,3 +609,8 @@ class Baton:
 def _open(granted: Strand | None) -> None:
     if granted is not None:
         granted.gate.release()
+
+
+def _sleep_on(seconds: float) -> bool:
+    _sleep(seconds)
+    return False

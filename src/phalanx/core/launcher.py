@@ -200,6 +200,7 @@ class Launcher:
         patience = AFTER_INTERRUPT if self.interrupted else AFTER_FAILURE
         since = now - self._stopped_at
         at_it = since < CLEANING_UP and self._cleans_up()
+        self.baton.sparing &= since < CLEANING_UP
         if since > patience.nudge and now - self._nudged_at > patience.again:
             self._nudge(also_take_baton=self._nudged_at > 0.0, spare=at_it)
             self._nudged_at = now
@@ -240,9 +241,7 @@ def _interrupt_of(strand: Strand) -> type[RankInterrupted]:
 
 def throw_into(ident: int, kind: type[BaseException] = RankStopped) -> None:
     """Raise an exception in another thread, at its next Python instruction."""
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(
-        ctypes.c_ulong(ident), ctypes.py_object(kind)
-    )
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(kind))
 
 
 def end_threads(threads: Sequence[threading.Thread], patience: float) -> list[threading.Thread]:

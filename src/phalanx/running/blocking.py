@@ -31,6 +31,16 @@ def main_strand() -> Strand | None:
     return strand
 
 
+def wait_sliced(
+    strand: Strand, attempt: Callable[[float], bool], timeout: float | None = None
+) -> bool:
+    """Outside of the baton, and so that a stop is heard, `attempt(seconds)` until it succeeds
+    or the time is over."""
+    if strand.state is RUNNING:
+        return strand.baton.wait_outside(strand, attempt, timeout)
+    return strand.baton.in_slices(strand, attempt, timeout)
+
+
 class Blocked:
     """Why a rank is outside, as the report shows it. `thread` is the one that it joins;
     `is_waiting` says whether it still waits for a condition. Both only without a timeout."""

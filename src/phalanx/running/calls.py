@@ -12,6 +12,7 @@ import logging
 import multiprocessing.connection
 import multiprocessing.util
 import os
+import selectors
 import subprocess
 import sys
 import threading
@@ -29,7 +30,7 @@ from phalanx.core.baton import Strand, here
 from phalanx.core.crew import no_daemon
 from phalanx.errors import RankExited, RankStopped
 from phalanx.running import blocking
-from phalanx.running.blocking import SERVICES, Blocked, main_strand, starting
+from phalanx.running.blocking import SERVICES, Blocked, main_strand, starting, wait_sliced
 from phalanx.running.isolation.environ import environ_for_c
 from phalanx.running.isolation.exits import FINALIZERS, FUNCTIONS
 from phalanx.running.isolation.output import child_streams
@@ -63,6 +64,8 @@ def call_patches() -> list[tuple[Any, str, Any]]:
         (threading.Condition, "wait", blocking.waiting(threading.Condition.wait)),
         (threading.Thread, "join", blocking.joining(threading.Thread.join)),
         (threading.Thread, "start", _adopting(threading.Thread.start)),
+        (threading, "main_thread", _main_thread_of_rank),
+        *((kind, "select", _selecting(kind.select)) for kind in _SELECTORS),
         *process_patches(),
         *signal_patches(),
         *pool_patches(enter_thread),
@@ -166,6 +169,54 @@ def _inheriting(original: Any) -> Any:
         note_program(self)
 
     return construct
+
+
+_SELECTORS = [
+    getattr(selectors, name)
+    for name in ("SelectSelector", "PollSelector", "EpollSelector", "KqueueSelector")
+    if hasattr(selectors, name)
+]
+
+
+def _selecting(original: Any) -> Any:
+    """What asyncio and `subprocess` wait with, in slices: a stop would not reach it in C."""
+
+    def select(self: Any, timeout: float | None = None) -> Any:
+        strand = here.strand
+        if strand is None or strand.helper or (timeout is not None and timeout <= 0):
+            return original(self, timeout)
+        found: list[Any] = []
+
+        def attempt(seconds: float) -> bool:
+            found[:] = original(self, seconds)
+            return bool(found)
+
+        wait_sliced(strand, attempt, timeout)
+        return found
+
+    return select
+
+
+_main_thread = threading.main_thread
+
+
+def _main_thread_of_rank() -> threading.Thread:
+    """A rank's own thread, in it and in those that it started: many programs ask before they
+    set a handler for a signal, and asyncio before it makes a loop."""
+    strand = here.strand
+    if strand is None:
+        return _main_thread()
+    idents = {each.ident for each in _main_strands_of(strand)}
+    return next(
+        (each for each in threading.enumerate() if each.ident in idents), _main_thread()
+    )
+
+
+def _main_strands_of(strand: Strand) -> list[Strand]:
+    if not strand.helper:
+        return [strand]
+    strands = list(strand.baton.strands)
+    return [each for each in strands if each.rank == strand.rank and not each.helper]
 
 
 _NATIVE_WAITS = [

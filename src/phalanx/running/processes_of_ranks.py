@@ -14,6 +14,7 @@ import multiprocessing.forkserver
 import multiprocessing.process
 import multiprocessing.util
 import os
+import select
 import signal
 import sys
 import time
@@ -32,6 +33,7 @@ from phalanx.backend.private_loaders import LoaderIterator, shut_down
 from phalanx.backend.session import RankContext, context_here
 from phalanx.core.baton import here
 from phalanx.errors import RankStopped, WrongCommand
+from phalanx.running.blocking import wait_sliced
 from phalanx.running.children_rules import is_torch_spawn
 from phalanx.running.isolation.environ import environ_for_c, seen_by_c, show_to_c
 
@@ -152,13 +154,44 @@ def _waiting(original: Any) -> Any:
         strand = here.strand
         if strand is None or strand.helper or options & os.WNOHANG:
             return original(pid, options)
-        strand.baton.leave(strand)
-        try:
-            return original(pid, options)
-        finally:
-            strand.baton.rejoin(strand)
+        found: list[Any] = []
+        with _Watch(pid) as watch:
+
+            def attempt(seconds: float) -> bool:
+                watch.wait(seconds)
+                found[:] = original(pid, options | os.WNOHANG)
+                return bool(found[0])
+
+            wait_sliced(strand, attempt)
+        return tuple(found)
 
     return waitpid
+
+
+class _Watch:
+    """Waits until a process has ended, or a moment where the system cannot tell."""
+
+    MOMENT = 0.005
+
+    def __init__(self, pid: int) -> None:
+        self._descriptor: int | None = None
+        with suppress(AttributeError, OSError, OverflowError):  # no Linux, or no such process
+            self._descriptor = os.pidfd_open(pid) if pid > 0 else None
+
+    def __enter__(self) -> _Watch:
+        return self
+
+    def wait(self, seconds: float) -> None:
+        if self._descriptor is None:
+            _sleep(min(seconds, self.MOMENT))
+        else:
+            poll = select.poll()
+            poll.register(self._descriptor, select.POLLIN)
+            poll.poll(1000 * seconds)
+
+    def __exit__(self, *error: Any) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
 
 
 def _noting(original: Any) -> Any:

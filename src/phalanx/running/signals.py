@@ -39,6 +39,8 @@ HARMLESS = frozenset({signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGW
 Handler = Callable[[int, Any], Any] | int | signal.Handlers | None
 
 _signal, _getsignal, _raise = signal.signal, signal.getsignal, signal.raise_signal
+_main_thread = threading.main_thread
+"""That of the process: a rank's is another one."""
 _desks: list[SignalDesk] = []
 _arrived: deque[int] = deque()
 _wanted: deque[tuple[int, threading.Event]] = deque()
@@ -256,7 +258,7 @@ class SignalDesk:
         self.baton = baton
         self.alarms = False
         self.registered: set[int] = set()
-        self.in_main_thread = threading.current_thread() is threading.main_thread()
+        self.in_main_thread = threading.current_thread() is _main_thread()
         self._ranks = ranks
         self._rings: list[Ring] = []
         """What ranks have not yet come by for."""

@@ -60,7 +60,7 @@ class _Unpickler(pickle.Unpickler):
         super().__init__(file)
         self._tensors = tensors
 
-    def persistent_load(self, pid: Any) -> Tensor:
+    def persistent_load(self, pid: Any) -> Any:
         return self._tensors[pid]
 
 
