@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from phalanx.cli.launched import tell_launch
 from phalanx.errors import CollectiveMismatchError, DeadlockError, RankFailedError, UsageError
 from phalanx.running.launched import Launch, run_launched
 from phalanx.running.program import load_module, load_script
@@ -195,6 +196,39 @@ if __name__ == "__main__":
     found = run_launched(load_script(str(path), []), settings)
     assert found.error is None and len(found.worlds) == 1
     assert told == []
+
+
+LEAVING = """
+def work(rank):
+    if rank == 1:
+        sys.exit("rank one gives up")
+
+if __name__ == "__main__":
+    try:
+        mp.spawn(work, nprocs=2)
+    except mp.ProcessExitedException:
+        if "again" in sys.argv: raise
+"""
+
+
+@pytest.mark.parametrize("args", [(), ("again",)])
+def test_what_a_rank_says_by_sys_exit_is_told_once(
+    args: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def tell(error: BaseException) -> int:
+        print(error, file=sys.stderr)
+        return 1
+
+    path = tmp_path / "script.py"
+    path.write_text(HEAD + LEAVING)
+    found = launch(path, *args)
+    assert tell_launch(found, "script.py", tell) == len(args)
+    told = capsys.readouterr().err
+    if args:
+        assert told.startswith("rank 1 raised SystemExit: rank one gives up\n")
+        assert "[1]" not in told
+    else:
+        assert told == "[1]   rank one gives up\n"
 
 
 def test_processes_that_are_no_ranks_stay_processes(

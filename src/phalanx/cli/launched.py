@@ -92,6 +92,9 @@ def tell_launch(launch: Any, script: str, tell: Callable[[BaseException], int]) 
         return 130
     if failed and (error is None or _is_about_ranks(error)) and not _is_settled(launch):
         return max(tell(w.error) if w.status is None else w.status for w in failed)
+    for world in failed:
+        if world.status is None:
+            _show_messages(world.error)
     if isinstance(error, SystemExit):
         return _status(error)
     if isinstance(error, UsageError):
@@ -105,6 +108,14 @@ def tell_launch(launch: Any, script: str, tell: Callable[[BaseException], int]) 
             f"phalanx run -n 4 {script}"
         )
     return 0
+
+
+def _show_messages(error: BaseException) -> None:
+    """Of ranks that left by `sys.exit("message")`: the script does not know these, and there
+    is no report."""
+    for rank, end in getattr(error, "failures", {}).items():
+        if isinstance(end, SystemExit) and not isinstance(end.code, int):
+            print(f"[{rank}]   {end.code}", file=sys.stderr)
 
 
 def _is_settled(launch: Any) -> bool:
