@@ -455,6 +455,29 @@ def test_a_program_without_ranks_is_told_so(tmp_path: Path) -> None:
     assert not launch_text(tmp_path, "x = 1").worlds
 
 
+def test_a_program_that_uses_torchs_launcher_is_told_what_to_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ranks.py").write_text("import sys; assert sys.argv[1:] == ['--rate', '3']")
+    text = f"""
+from torch.distributed.run import main
+if __name__ == "__main__":
+    main(["--nproc-per-node", "2", "--master-port", "0", "--standalone",
+          {str(tmp_path / "ranks.py")!r}, "--rate", "3"])
+"""
+    found = launch_text(tmp_path, text)
+    with pytest.raises(UsageError, match=r"phalanx run -n 2 ranks\.py --rate 3"):
+        tell_launch(found, "script.py", lambda error: 1)
+
+
+def test_a_program_that_starts_torchrun_is_told_what_to_write(tmp_path: Path) -> None:
+    text = "import subprocess; subprocess.run([sys.executable, '-c', '', 'torchrun'])"
+    found = launch_text(tmp_path, text)
+    with pytest.raises(UsageError, match=r"torch's own launcher.* phalanx run -n 4 SCRIPT"):
+        tell_launch(found, "script.py", lambda error: 1)
+
+
 def test_an_address_that_is_missing_is_missed_as_in_a_process(tmp_path: Path) -> None:
     text = """
 def work(rank):

@@ -6,6 +6,8 @@ own, and turns what came of them and of the script itself into text and an exit 
 
 from __future__ import annotations
 
+import os
+import shlex
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -102,6 +104,12 @@ def tell_launch(launch: Any, script: str, tell: Callable[[BaseException], int]) 
     if error is not None:
         _show(error)
         return 1
+    if not launch.worlds and launch.launched:
+        raise UsageError(
+            f"{script} starts its ranks by torch's own launcher, so they ran as processes of "
+            f"their own and nothing was checked; give phalanx what is started: "
+            f"{_command(launch.launched)}"
+        )
     if not launch.worlds:
         raise UsageError(
             f"{script} ended without starting any ranks; say how many are to run it: "
@@ -116,6 +124,24 @@ def _show_messages(error: BaseException) -> None:
     for rank, end in getattr(error, "failures", {}).items():
         if isinstance(end, SystemExit) and not isinstance(end.code, int):
             print(f"[{rank}]   {end.code}", file=sys.stderr)
+
+
+def _command(launched: Sequence[Any]) -> str:
+    """What to write instead; by the commands of ranks if there are any."""
+    from phalanx.running.children_rules import is_launcher
+
+    first = launched[0]
+    if not isinstance(first, (list, tuple)) or is_launcher(first):
+        return "phalanx run -n 4 SCRIPT"
+    words = [str(word) for word in first]
+    words = [word for word in words[1:2] if word != "-u"] + words[2:]
+    alike = sum(1 for each in launched if each == first)
+    words = [_shorter(word) for word in words]
+    return f"phalanx run -n {alike} {shlex.join(words)}"
+
+
+def _shorter(word: str) -> str:
+    return min(word, os.path.relpath(word), key=len) if os.path.isabs(word) else word
 
 
 def _is_settled(launch: Any) -> bool:

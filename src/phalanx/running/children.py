@@ -18,6 +18,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from types import FrameType
 from typing import Any
 
 from phalanx.core.baton import Strand
@@ -25,8 +26,10 @@ from phalanx.core.launcher import throw_into
 from phalanx.core.monitor import is_asleep
 from phalanx.errors import RankStopped
 from phalanx.running.children_rules import (
+    LAUNCHER,
     could_be_rank,
     find_expected,
+    is_launcher,
     is_named_rank,
     is_torch_spawn,
     lacks_rank_0,
@@ -197,6 +200,30 @@ def _stop_one(strand: Strand | None) -> None:
         time.sleep(AGAIN)
 
 
+class Programs(weakref.WeakSet[Any]):
+    """What the program started by `subprocess`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.launched: list[Any] = []
+        """Commands by which torch's own launcher was started, or by which it, called in the
+        program, has started its ranks."""
+
+    def add(self, program: Any) -> None:
+        super().add(program)
+        if is_launcher(program.args) or _is_called_by(LAUNCHER):
+            self.launched.append(program.args)
+
+
+def _is_called_by(package: str) -> bool:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").startswith(package):
+            return True
+        frame = frame.f_back
+    return False
+
+
 class Family:
     """The program and the processes that it starts. `open_world(children, numbers, seat)` runs
     them as ranks, in a thread of its own."""
@@ -209,8 +236,7 @@ class Family:
         self._pending: list[Child] = []
         self._worlds: list[threading.Thread] = []
         self.children: list[Child] = []
-        self.programs: weakref.WeakSet[Any] = weakref.WeakSet()
-        """What it started by `subprocess`."""
+        self.programs = Programs()
         self.observed = False
         """Whether the program has looked at the exit code of a rank that failed."""
         self._lock = threading.RLock()

@@ -179,3 +179,16 @@ def lacks_rank_0(processes: Sequence[Any], environs: Sequence[Mapping[str, str]]
     numbers = find_numbers(processes, environs)
     expected = find_expected(processes, environs)
     return numbers is not None and min(numbers) == 1 and expected == len(numbers) + 1
+
+
+LAUNCHER = "torch.distributed.elastic"
+"""The package of torch's own launcher."""
+_LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
+
+
+def is_launcher(command: Any) -> bool:
+    """Whether a command of `subprocess` starts torch's own launcher."""
+    words = command.split() if isinstance(command, str) else command
+    if not isinstance(words, (list, tuple)):
+        return False
+    return any(os.path.basename(str(word)) in _LAUNCHERS for word in words)

@@ -67,6 +67,8 @@ class Launch:
     worlds: list[WorldEnd] = field(default_factory=list)
     observed: bool = False
     """Whether the program has looked at the exit code of a rank that failed."""
+    launched: list[Any] = field(default_factory=list)
+    """Commands that show that torch's own launcher was used; see `Programs`."""
 
 
 class Watcher(Protocol):
@@ -121,6 +123,7 @@ class _Launching:
                 launch.error = error
             self._end(stack)
         launch.observed = self._family.observed
+        launch.launched = self._family.programs.launched
         if isinstance(launch.error, RankStopped):
             launch.error = None
         return launch
