@@ -433,17 +433,23 @@ def test_whatever_fails_the_rest_is_put_back(monkeypatch: pytest.MonkeyPatch) ->
 # -- what ranks print -------------------------------------------------------------------------
 
 
+class Shown:
+    """A printer: what it was given, with the rank."""
+
+    def __init__(self) -> None:
+        self.written: list[str] = []
+
+    def write(self, rank: int, text: str) -> None:
+        self.written.append(f"{rank}{text}")
+
+    def prompt(self, rank: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
 def test_a_character_may_be_written_in_pieces() -> None:
     """By ranks that take turns; also past the buffer."""
-    written: list[str] = []
-
-    class Shown:
-        def write(self, rank: int, text: str) -> None:
-            written.append(f"{rank}{text}")
-
-        def prompt(self, rank: int) -> None: ...
-
-        def close(self) -> None: ...
+    shown = Shown()
 
     def program() -> None:
         first, second = "é".encode()[:1], "é".encode()[1:]
@@ -456,9 +462,9 @@ def test_a_character_may_be_written_in_pieces() -> None:
         dist.barrier()
         os.write(1, second + b"!")
 
-    with streams.redirected(Shown(), None):
+    with streams.redirected(shown, None):
         phalanx.run(program, ranks=2)
-    assert sorted(written) == ["0é", "0é!", "1é", "1é!"]
+    assert sorted(shown.written) == ["0é", "0é!", "1é", "1é!"]
 
 
 # -- how a script of a rank ends --------------------------------------------------------------
@@ -521,3 +527,70 @@ def test_a_rank_that_never_puts_it_back_takes_it_with_it() -> None:
         phalanx.run(program, ranks=2)
     assert os.path.samestat(os.stat(1), before)
     assert len(os.listdir("/proc/self/fd")) == open_files + 2, "those that the program opened"
+
+
+def test_what_python_prints_follows_descriptor_one() -> None:
+    """Text, bytes and what a thread prints that does not hold the baton; and back."""
+    shown, printed = Shown(), threading.Event()
+
+    def program() -> bytes:
+        rank = dist.get_rank()
+        print("before", end="")
+        with tempfile.TemporaryFile() as file:
+            old = os.dup(1)
+            os.dup2(file.fileno(), 1)
+            print(f"é{rank}", end="", flush=True)
+            sys.stdout.buffer.write(b"\xff")
+            dist.barrier()
+            if rank == 0:
+                helper = threading.Thread(target=print_later)
+                helper.start()
+            dist.barrier()
+            if rank == 1:
+                printed.wait(10)
+            dist.barrier()
+            print("x" * 100_000, end="")
+            os.dup2(old, 1)
+            os.close(old)
+            print("after", end="")
+            file.seek(0)
+            return file.read()
+
+    def print_later() -> None:
+        print("of a thread", end="")
+        printed.set()
+
+    with streams.redirected(shown, None):
+        first, second = phalanx.run(program, ranks=2)
+    long = b"x" * 100_000
+    assert first == "é0".encode() + b"\xffof a thread" + long
+    assert second == "é1".encode() + b"\xff" + long
+    said = [text for text in shown.written if len(text) > 1]
+    assert sorted(said) == ["0after", "0before", "1after", "1before"]
+
+
+def test_errors_sent_to_the_output_are_shown_as_the_ranks_output() -> None:
+    """`2>&1`, and then 1 goes to a file."""
+    out, err = Shown(), Shown()
+
+    def program() -> bytes:
+        with tempfile.TemporaryFile() as file:
+            os.dup2(1, 2)
+            os.dup2(file.fileno(), 1)
+            dist.barrier()
+            sys.stderr.write("e")
+            print("o", end="")
+            subprocess.run("echo c >&2; echo d", shell=True, check=True)
+            dist.barrier()
+            file.seek(0)
+            return file.read()
+
+    with streams.redirected(out, err):
+        assert phalanx.run(program, ranks=2) == [b"od\n", b"od\n"]
+    assert sorted(out.written) == ["0c\n", "0e", "1c\n", "1e"]
+    assert err.written == []
+
+
+def test_a_ranks_stream_says_how_it_was_opened() -> None:
+    with streams.redirected(Shown(), None):
+        assert sys.stdout.mode == "w"

@@ -10,8 +10,9 @@ import codecs
 import io
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Protocol, TextIO
 
 from phalanx.cli.child_output import ChildPipes
@@ -27,6 +28,9 @@ class Printer(Protocol):
         """The rank wants to see what it has written now."""
 
     def close(self) -> Any: ...
+
+
+Sink = Callable[[bytes], object]
 
 
 class _Forked:
@@ -55,10 +59,13 @@ class RankStream(io.TextIOBase):
         original: TextIO,
         printer: Printer | None,
         children: ChildPipes | None = None,
+        moved: Callable[[], Sink | None] | None = None,
     ) -> None:
+        """`moved` tells where else the calling rank has sent this stream, by `os.dup2`."""
         self._original = original
         self._printer = printer
         self._children = children
+        self._moved = moved
         self._unfinished = ""
         self._decoders: dict[int | None, Any] = {}
         """Of bytes, by rank: a character may come in pieces."""
@@ -72,11 +79,22 @@ class RankStream(io.TextIOBase):
                 self._write_labelled(text, f"[{_forked.rank}] ")
                 return len(text)
             return self._original.write(text)
-        if self._children is not None:
-            self._children.drain(strand.rank)
-        if self._printer is not None:
-            self._printer.write(strand.rank, text)
+        sink = self.sink()
+        if sink is None:
+            self.show(strand.rank, text)
+        else:
+            sink(text.encode(self.encoding or "utf-8", self.errors or "strict"))
         return len(text)
+
+    def sink(self) -> Sink | None:
+        """What takes the calling rank's bytes, if not this stream's printer."""
+        return None if self._moved is None else self._moved()
+
+    def show(self, rank: int, text: str) -> None:
+        if self._children is not None:
+            self._children.drain(rank)
+        if self._printer is not None:
+            self._printer.write(rank, text)
 
     @property
     def buffer(self) -> _Bytes:
@@ -87,6 +105,7 @@ class RankStream(io.TextIOBase):
         """Lines are shown when they are complete, in the encoding of the original."""
 
     line_buffering = True
+    mode = "w"
 
     @property
     def name(self) -> str:
@@ -140,9 +159,13 @@ class _Bytes(io.BufferedIOBase):
 
     def write(self, data: Any) -> int:
         rank = here.strand.rank if here.strand is not None else None
+        raw = bytes(data)
+        sink = None if rank is None else self._stream.sink()
+        if sink is not None:
+            sink(raw)
+            return len(raw)
         if rank not in self._decoders:
             self._decoders[rank] = codecs.getincrementaldecoder("utf-8")("replace")
-        raw = bytes(data)
         text = self._decoders[rank].decode(raw)
         if text:
             self._stream.write(text)
@@ -171,32 +194,43 @@ def redirected(out: Printer | None, err: Printer | None) -> Iterator[None]:
     """Send the ranks' output to the printers, also what they write to descriptors 1 and 2 and
     what processes print that they start; close the printers and put the streams back. What C
     code prints goes past all this."""
-    from phalanx.running.isolation.output import for_children, is_own  # this imports torch
+    from phalanx.running.isolation import output  # this imports torch
 
     names = ("stdout", "stderr", "__stdout__", "__stderr__")
     before = {name: getattr(sys, name) for name in names}
     children = ChildPipes({1: out, 2: err})
-    streams = {
-        1: RankStream(sys.stdout, out, children),
-        2: RankStream(sys.stderr, err, children),
-    }
     write = os.write
 
+    def moved(place: int) -> Sink | None:
+        strand = here.strand
+        there = place if strand is None else output.destination(strand, place)
+        if strand is None or there == place:
+            return None
+        if there == output.A_FILE:
+            return partial(output.write_to_file, strand, place)
+        return lambda data: streams[there].show(strand.rank, data.decode("utf-8", "replace"))
+
+    streams = {
+        1: RankStream(sys.stdout, out, children, partial(moved, 1)),
+        2: RankStream(sys.stderr, err, children, partial(moved, 2)),
+    }
+
     def write_as_rank(fd: int, data: Any, /) -> int:
-        if here.strand is None or fd not in streams or is_own(here.strand, fd):
+        if here.strand is None or fd not in streams:
             return write(fd, data)
         return streams[fd].buffer.write(data)
 
     sys.stdout = sys.__stdout__ = streams[1]  # type: ignore[assignment,misc]
     sys.stderr = sys.__stderr__ = streams[2]  # type: ignore[assignment,misc]
     os.write = write_as_rank
-    for_children.append(children.descriptor)
+    output.for_children.append(children.descriptor)
     try:
         yield
     finally:
         os.write = write
-        for_children.remove(children.descriptor)
+        output.for_children.remove(children.descriptor)
         children.close()
+        streams.clear()  # they hold each other
         for name, stream in before.items():
             setattr(sys, name, stream)
         for printer in (out, err):

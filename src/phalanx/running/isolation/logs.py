@@ -22,7 +22,7 @@ from typing import Any
 from phalanx.backend.session import RankContext
 from phalanx.core.baton import here
 from phalanx.running.isolation import log_globals
-from phalanx.running.isolation.log_globals import OWN
+from phalanx.running.isolation.log_globals import OWN as OWN
 
 Patch = tuple[Any, str, Any]
 MADE = "log handlers"
