@@ -266,3 +266,26 @@ def test_tests_on_ranks_take_it(tmp_path: Path) -> None:
     good, wrong = run_many(tmp_path, [["test_apart.py", "-rA"], ["test_wrong.py"]], files=files)
     assert list(good.outcomes.values()) == ["PASSED"] * 3, good.text
     assert "isolate=('absent',): no package named 'absent'" in wrong.text
+
+
+@pytest.mark.parametrize("how", [["names.py"], ["-m", "names"]])
+def test_main_has_the_names_that_python_gives_it(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    how: list[str],
+) -> None:
+    source = """
+        import sys
+        names = {name: value for name, value in globals().items() if name[:2] == "__"}
+        for name, value in sorted(names.items()):
+            print(name, type(value).__name__, value if isinstance(value, str) else "")
+        print(__builtins__, __annotations__, sys.argv, vars(__loader__))
+        """
+    write(tmp_path, {"names.py": source})
+    monkeypatch.chdir(tmp_path)
+    command = [sys.executable, *how]
+    python = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "\n__loader__ SourceFileLoader" in python
+    assert main(["run", "-n", "1", *how]) == 0
+    assert lines(capsys.readouterr().out) == python.splitlines()
