@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
+import torch
 
 import phalanx
 from phalanx.errors import RankFailedError, UsageError
 from phalanx.running.modules.rule import Rule, is_programs_own
-from tests.running.module_programs import run_script, surroundings, write
+from tests.running.module_programs import BEGINNING, run_script, surroundings, write
 
 STATE = """
 import os
@@ -208,6 +212,122 @@ def test_sys_modules_is_a_dict_of_the_rank(tmp_path: Path) -> None:
     run_script(tmp_path, text, {"module.py": "__path__ = []\nX = 1"})
 
 
+LOAD = """
+import importlib.util, types
+from importlib.machinery import SourceFileLoader
+
+def load(name, path):
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+"""
+
+
+def test_modules_that_a_rank_loads_by_path_or_makes_up_are_its_own(tmp_path: Path) -> None:
+    text = """
+        import os, pickle, runpy, warnings
+        from unittest import mock
+        folder = os.path.dirname(__file__)
+        try:
+            import config  # looked for first
+        except ImportError:
+            pass
+        loaded = load("config", f"{folder}/config{rank}.py")
+        deep = load("plugins.first", f"{folder}/config{rank}.py")
+        sys.modules["made"] = made = types.ModuleType("made")
+        sys.modules.setdefault("by_default", made)
+        made.X = rank
+        made.Thing = type("Thing", (), {"__module__": "made"})
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            older = SourceFileLoader("older", f"{folder}/config{rank}.py").load_module()
+        if rank == 1:
+            sys.modules["only_one"] = made
+            sys.modules["forbidden"] = None
+        dist.barrier()
+        import config, made as again, by_default, older as older_again
+        from config import X
+        assert config is loaded is sys.modules["config"] is importlib.import_module("config")
+        assert X == config.X == again.X == older_again.X == rank
+        assert again is made is by_default and older_again is older
+        assert importlib.import_module("plugins.first") is deep and deep.X == rank
+        assert type(pickle.loads(pickle.dumps(made.Thing()))) is made.Thing
+        assert ("only_one" in sys.modules) == ("forbidden" in sys.modules) == (rank == 1)
+        with mock.patch.dict(sys.modules, {"patched_in": made}):
+            dist.barrier()
+            import patched_in
+            assert patched_in is made
+        assert "patched_in" not in sys.modules
+        assert runpy.run_path(f"{folder}/meets.py", {"rank": rank})["found"] == rank
+        dist.barrier()
+        assert "<run_path>" not in sys.modules
+        if rank == 0:
+            del sys.modules["config"]
+        dist.barrier()
+        assert ("config" in sys.modules) == (rank != 0)
+        """
+    meets = """
+        import sys, torch.distributed as dist
+        sys.modules[__name__].mine = rank
+        dist.barrier()
+        found = sys.modules[__name__].mine
+        """
+    files = {f"config{rank}.py": f"X = {rank}" for rank in range(3)} | {"meets.py": meets}
+    run_script(tmp_path, LOAD + textwrap.dedent(text), files)
+    gone = {"config", "plugins", "plugins.first", "made", "by_default", "older", "only_one"}
+    assert gone.isdisjoint(sys.modules) and "forbidden" not in sys.modules
+
+
+def test_what_a_loaded_config_replaces_in_torch_is_each_rank_s(tmp_path: Path) -> None:
+    text = """
+        import os
+        for _ in range(20):  # what is replaced later is found by the code that does it
+            dist.barrier()
+        load("config", os.path.join(os.path.dirname(__file__), f"config{rank}.py"))
+        dist.barrier()
+        assert torch.nn.functional.relu(1) == rank, torch.nn.functional.relu
+        """
+    config = "import torch\ntorch.nn.functional.relu = lambda _: {}"
+    files = {f"config{rank}.py": config.format(rank) for rank in range(3)}
+    before = torch.nn.functional.relu
+    run_script(tmp_path, LOAD + textwrap.dedent(text), files)
+    assert torch.nn.functional.relu is before
+
+
+def test_what_stays_shared_although_the_program_puts_it_there(tmp_path: Path) -> None:
+    """Parts of shared packages; what was there before; what a shared package puts there; and
+    what --share names."""
+    text = """
+        made = types.ModuleType("made")
+        installed.put("by_installed")
+        for name in ("torch.made_up", "named_shared", "known_before.part"):
+            sys.modules[name] = made
+        taken = sys.modules.pop("known_before")
+        sys.modules["known_before"] = taken
+        dist.barrier()
+        seen.append([sys.modules[name] for name in names])
+        dist.barrier()
+        assert all(each == seen[0] for each in seen) and len(seen) == size
+        """
+    names = ["torch.made_up", "named_shared", "known_before.part", "known_before"]
+    names.append("by_installed")
+    installed, before = ModuleType("installed"), ModuleType("known_before")
+    vars(installed).update(names=names, seen=[])
+    put = "import sys, types\ndef put(name): sys.modules[name] = types.ModuleType(name)"
+    exec(put, vars(installed))
+    sys.modules.update(installed=installed, known_before=before)
+    beginning = BEGINNING + LOAD + "import installed\nfrom installed import names, seen\n"
+    rule = Rule(script=True, shared=("named_shared",))
+    try:
+        run_script(tmp_path, text, {}, beginning=beginning, rule=rule)
+        assert sys.modules["known_before"] is before
+    finally:
+        for name in ["installed", *names]:
+            sys.modules.pop(name, None)
+
+
 def test_reload(tmp_path: Path) -> None:
     text = """
         import importlib, module, os, pathlib
@@ -335,7 +455,7 @@ def test_rules(
     ],
 )
 @pytest.mark.parametrize("engine", ["threads", "processes"])
-def test_names_that_cannot_be_isolated(given: object, told: str, engine: str) -> None:
+def test_names_that_cannot_be_isolated(given: Any, told: str, engine: str) -> None:
     with pytest.raises(UsageError, match=told):
         phalanx.run(print, ranks=2, engine=engine, isolate=given)
 
@@ -344,7 +464,7 @@ def test_names_that_cannot_be_isolated(given: object, told: str, engine: str) ->
 
 
 @pytest.fixture
-def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A package that the caller has imported as well."""
     files = {"mine/__init__.py": "from .part import C\nV = 0", "mine/part.py": "class C: pass"}
     write(tmp_path, files)

@@ -48,6 +48,15 @@ class Owner:
             owner = owner.parent
         return False
 
+    def adopt(self, top: str) -> bool:
+        """The same for one that the program makes itself."""
+        owner: Owner | None = self
+        while owner is not None:
+            if owner.rule is not None and owner.rule.adopt(top):
+                return True
+            owner = owner.parent
+        return False
+
 
 outside = Owner()
 """Has what the process had imported of what is now each rank's own."""

@@ -19,7 +19,7 @@ from typing import Any
 from phalanx.backend.private_registries import OF_TENSOR
 from phalanx.running.attributes import add, places
 from phalanx.running.modules.rule import is_installed
-from phalanx.running.modules.seen import is_apart
+from phalanx.running.modules.seen import is_apart, on_adoption
 from phalanx.running.modules.stores import Stored, mentioned, stored
 
 PARTS = ("nn", "optim", "distributed", "utils.data", "autograd", "cuda", "amp", "serialization")
@@ -154,6 +154,9 @@ def expect(file: str) -> None:
         _begin()
     _new.add(file)
     due.extend([None] * (LOOKS - len(due)))
+
+
+on_adoption.append(expect)
 
 
 def end() -> None:

@@ -44,6 +44,7 @@ class Rule:
         self.registered: Any = None
         """What its ranks have registered with torch; see `registrations.py`."""
         self._by_place = script and "all" not in shared
+        self._shared = frozenset(shared)
         self._decided = dict.fromkeys(shared, False)
         self._decided.update(dict.fromkeys(self.named, True))
         if script:
@@ -64,17 +65,31 @@ class Rule:
             found = self._decided[top] = self._by_place and _is_apart(top)
         return found
 
+    def adopt(self, top: str) -> bool:
+        """The same for one that the program puts into `sys.modules` itself. What was looked for
+        and is installed stays shared."""
+        if not self._by_place or top in self._shared or _is_common(top):
+            return False
+        if self._decided.get(top) is False and find_spec(top) is not None:
+            return False
+        self._decided[top] = True
+        return True
+
+
+def _is_common(top: str) -> bool:
+    return top in COMMON or top in sys.builtin_module_names or top in sys.stdlib_module_names
+
 
 def _is_apart(top: str) -> bool:
     """What a script's ranks import for themselves without being told."""
-    if top in COMMON or top in sys.builtin_module_names or top in sys.stdlib_module_names:
+    if _is_common(top):
         return False
     return is_programs_own(top) or (is_known(top) and find_spec(top) is not None)
 
 
 def is_programs_own(top: str) -> bool:
     """Whether this package lies outside of Python and of what was installed into it."""
-    if top in COMMON or top in sys.builtin_module_names or top in sys.stdlib_module_names:
+    if _is_common(top):
         return False
     spec = find_spec(top)
     places = [] if spec is None else list(_places(spec))
@@ -179,7 +194,7 @@ def _check_name(name: Any, shown: str) -> None:
 def _check_package(name: str, shown: str) -> None:
     if name == MAIN:
         raise UsageError(f"{shown}: __main__ is each rank's own in scripts, shared elsewhere")
-    if name in COMMON or name in sys.builtin_module_names or name in sys.stdlib_module_names:
+    if _is_common(name):
         raise UsageError(
             f"{shown}: {name} is shared by all ranks and cannot be isolated; name packages "
             "of your own, or libraries in Python that keep state in their modules"

@@ -6,14 +6,27 @@ import system too; C code has the plain dictionary, with stand-ins (`owners.Rank
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping
+import os
+import sys
+from collections.abc import Callable, Iterator, MutableMapping
+from importlib.machinery import ModuleSpec
+from types import FrameType
 from typing import Any
 
-from phalanx.running.modules.owners import RankModule, owner_here, shared
+from phalanx.running.modules.owners import RankModule, outside, owner_here, shared
+from phalanx.running.modules.rule import is_installed
+
+on_adoption: list[Callable[[str], object]] = []
+"""Called with the file of a module that the program has loaded by its path."""
 
 
 class SeenModules(dict[str, Any]):
     """A `dict` only by its type, because some programs ask; its own storage stays empty."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._left: set[str] = set()
+        """Shared packages that were taken out: if they come back, they are shared again."""
 
     def __getitem__(self, name: str) -> Any:
         found = shared[name]
@@ -38,7 +51,7 @@ class SeenModules(dict[str, Any]):
         return found is not self
 
     def __setitem__(self, name: str, module: Any) -> None:
-        if not is_apart(name):
+        if not is_apart(name) and not self._adopt(name, module, sys._getframe(1)):
             shared[name] = module
             return
         if type(shared.get(name)) is not RankModule:
@@ -51,6 +64,23 @@ class SeenModules(dict[str, Any]):
             del owner_here().of(name).modules[name]
         else:
             del shared[name]
+            self._left.add(name.partition(".")[0])
+
+    def _adopt(self, name: str, module: Any, setter: FrameType) -> bool:
+        """Whether what the program puts here by a new name, without an `import`, becomes each
+        rank's own: a module loaded by its path, or one made up."""
+        top, owner = name.partition(".")[0], owner_here()
+        if owner is outside or top in shared or top in self._left:
+            return False
+        file = _file(module)
+        is_programs = _is_programs_own(setter) if file is None else not is_installed(file)
+        if not is_programs or not owner.adopt(top):
+            return False
+        shared[top] = RankModule(top)
+        if file is not None:
+            for tell in on_adoption:
+                tell(file)
+        return True
 
     def __iter__(self) -> Iterator[str]:
         return iter([name for name in list(shared) if name in self])
@@ -99,3 +129,25 @@ class SeenModules(dict[str, Any]):
 def is_apart(name: str) -> bool:
     """Whether a module of this name is kept per rank: its top package has a stand-in."""
     return type(shared.get(name.partition(".")[0])) is RankModule
+
+
+def _file(module: Any) -> str | None:
+    spec = getattr(module, "__spec__", None)
+    if not isinstance(spec, ModuleSpec) or not spec.has_location or not spec.origin:
+        return None
+    return os.path.realpath(spec.origin)
+
+
+def _is_programs_own(setter: FrameType | None) -> bool:
+    """Whether code that is each rank's own does this, maybe by something of Python's, such as
+    `mock.patch.dict`. What the import system itself puts there was decided before."""
+    if setter is not None and setter.f_globals.get("__name__") == "importlib._bootstrap":
+        return False
+    while setter is not None:
+        name = setter.f_globals.get("__name__")
+        if isinstance(name, str):
+            top = name.partition(".")[0]
+            if top != "phalanx" and top not in sys.stdlib_module_names:
+                return is_apart(name)
+        setter = setter.f_back
+    return False
