@@ -61,6 +61,7 @@ def test_a_process_that_dies_costs_one_case() -> None:
     assert len(found) == 3
 
 
+@pytest.mark.slow
 def test_a_hang_is_tried_twice_and_then_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[list[str]] = []
     reports = runner._Bench._reports

@@ -119,7 +119,8 @@ def test_torchs_own_tools_for_making_tests(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "how", ["module", "pytest", pytest.param("script", marks=pytest.mark.slow)]
+    "how",
+    ["pytest", *(pytest.param(each, marks=pytest.mark.slow) for each in ("module", "script"))],
 )
 def test_every_way_to_run_it(how: str, tmp_path: Path) -> None:
     copy = moved_over(SUITE, tmp_path)

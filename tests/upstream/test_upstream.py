@@ -50,6 +50,7 @@ def test_a_selection_passes() -> None:
     assert f"3 ranks: {len(QUICK)} passed" in run("--ranks", "3", *select(QUICK), seconds=55)
 
 
+@pytest.mark.slow
 def test_a_selection_of_those_for_gpus_passes() -> None:
     told = run("--ranks", "4", "--gpu-tests", *select(QUICK_GPU), seconds=55)
     assert f"4 ranks: {len(QUICK_GPU)} passed" in told
