@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 
 from phalanx.cli.launched import tell_launch
 from phalanx.errors import CollectiveMismatchError, DeadlockError, RankFailedError, UsageError
+from phalanx.running.children_rules import find_launches
 from phalanx.running.launched import Launch, run_launched
 from phalanx.running.program import load_module, load_script
 from phalanx.running.script import run_program
@@ -303,6 +305,57 @@ if __name__ == "__main__":
     found = launch_text(tmp_path, text)
     assert [world.error for world in found.worlds] == [None]
     assert capsys.readouterr().out == "[0, 0]\n"
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.2])
+def test_threads_may_start_ranks_at_the_same_time(
+    pause: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = """
+import threading
+def work(rank, world_size, port, values):
+    address = f"tcp://127.0.0.1:{port}"
+    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=world_size)
+    total = torch.tensor(float(port))
+    dist.all_reduce(total)
+    values[rank] = total.item()
+
+def begin(port):
+    context = mp.get_context("spawn")
+    values = context.Array("d", 2)
+    children = [context.Process(target=work, args=(r, 2, port, values)) for r in range(2)]
+    for child in children:
+        child.start()
+        time.sleep(PAUSE)
+    for child in children: child.join()
+    results.append((port, *values, [child.exitcode for child in children]))
+
+if __name__ == "__main__":
+    results = []
+    threads = [threading.Thread(target=begin, args=(port,)) for port in (2000, 3000)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+    print(sorted(results))
+"""
+    found = launch_text(tmp_path, text.replace("PAUSE", str(pause)))
+    assert found.error is None and not any(world.error for world in found.worlds)
+    tallies = [world.tally for world in found.worlds if world.tally]
+    assert sum(each.ranks or 0 for each in tallies) == 4
+    assert sum(each.collectives or 0 for each in tallies) == 2
+    expected = [(port, 2.0 * port, 2.0 * port, [0, 0]) for port in (2000, 3000)]
+    assert capsys.readouterr().out == f"{expected}\n"
+
+
+def test_launches_are_told_apart_by_who_starts_them_and_numbers_that_return() -> None:
+    def launches(numbers: list[int], starters: list[int]) -> list[list[int]]:
+        processes = [multiprocessing.Process(target=launch, args=(n,)) for n in numbers]
+        return find_launches(processes, [{}] * len(numbers), starters)
+
+    assert launches([0, 0, 1, 1], [7, 8, 7, 8]) == [[0, 2], [1, 3]]
+    assert launches([0, 1, 0], [7, 7, 8]) == [[0, 1], [2]]
+    assert launches([0, 1, 2, 3], [7, 7, 8, 8]) == [[0, 1, 2, 3]]
+    assert launches([0, 1, 0, 1], [7, 7, 7, 7]) == [[0, 1, 2, 3]]
+    assert launches([0, 1, 5], [7, 8, 9]) == [[0, 1, 2]]
 
 
 def test_a_rank_of_a_script_may_leave_by_os_exit(

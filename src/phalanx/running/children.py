@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import FrameType
 from typing import Any
@@ -29,6 +29,8 @@ from phalanx.running.children_rules import (
     LAUNCHER,
     could_be_rank,
     find_expected,
+    find_launches,
+    is_complete,
     is_launcher,
     is_named_rank,
     is_torch_spawn,
@@ -76,6 +78,7 @@ class Child:
         self.process = process
         self.luggage = luggage
         self.environ = environ
+        self.starter = threading.get_ident()
         self.returncode: int | None = None
         self.pid = next(_numbers)
         children_by_pid[self.pid] = self._send
@@ -200,6 +203,32 @@ def _stop_one(strand: Strand | None) -> None:
         time.sleep(AGAIN)
 
 
+def _described(children: Sequence[Child]) -> tuple[list[Any], list[Mapping[str, str]]]:
+    return [child.restored() for child in children], [child.environ for child in children]
+
+
+def _split(children: list[Child]) -> list[list[Child]]:
+    """By launch."""
+    if not children:
+        return []
+    starters = [child.starter for child in children]
+    launches = find_launches(*_described(children), starters)
+    return [[children[place] for place in places] for places in launches]
+
+
+def _find_ranks(batch: list[Child]) -> list[tuple[int, int]]:
+    """(place in the batch, rank). What was launched at the same time becomes one world; the
+    numbers of later ones follow, until they make their groups."""
+    found: list[tuple[int, int]] = []
+    launches = _split(batch)
+    for launch in launches:
+        ranks = split_batch(*_described(launch))
+        lowest = min((rank for _, rank in ranks), default=0) if len(launches) > 1 else 0
+        before = len(found)
+        found += [(batch.index(launch[p]), before + rank - lowest) for p, rank in ranks]
+    return found
+
+
 class Programs(weakref.WeakSet[Any]):
     """What the program started by `subprocess`."""
 
@@ -286,11 +315,10 @@ class Family:
     def begin(self, seat: Any = None) -> bool:
         """Let those that were kept begin; whether there are any."""
         with self._lock:
-            batch, self._pending = self._pending, []
+            batch, self._pending = self._choose(self._pending)
             if not batch:
                 return False
-            processes = [child.restored() for child in batch]
-            ranks = split_batch(processes, [child.environ for child in batch])
+            ranks = _find_ranks(batch)
             if seat is not None and not ranks:
                 ranks = [(place, place + 1) for place in range(len(batch))]
             chosen = {place for place, _ in ranks}
@@ -301,6 +329,18 @@ class Family:
                 return False
             self._open_one([batch[place] for place, _ in ranks], [r for _, r in ranks], seat)
         return True
+
+    def _choose(self, kept: list[Child]) -> tuple[list[Child], list[Child]]:
+        """Those that are to begin, and the others: of several launches at the same time, some
+        may be in the middle of it."""
+        ready: list[Child] = []
+        launches = _split(kept)
+        for launch in launches:
+            if len(launches) == 1 or is_complete(*_described(launch)):
+                ready += launch
+        if not ready:
+            return kept, []
+        return ready, [child for child in kept if child not in ready]
 
     def _open_one(self, children: list[Child], numbers: list[int], seat: Any) -> None:
         first = min(numbers)
@@ -323,7 +363,8 @@ class Family:
     def finish(self) -> None:
         """At the end of the program: as multiprocessing does, end the daemons among its
         children and wait for the others."""
-        self.begin()
+        while self._pending:
+            self.begin()
         for child in self.children:
             if child.process.daemon and not child.has_ended():
                 child.terminate()
@@ -378,16 +419,17 @@ class Family:
     def _is_awaited(self) -> bool:
         """Whether the program itself is to be one of the ranks."""
         with self._lock:
-            processes = [child.restored() for child in self._pending]
-            environs = [child.environ for child in self._pending]
-        return bool(processes) and lacks_rank_0(processes, environs)
+            pending = list(self._pending)
+        return bool(pending) and lacks_rank_0(*_described(pending))
 
     def _patience(self) -> float:
         with self._lock:
-            if not self._pending:
-                return LONG
-            processes = [child.restored() for child in self._pending]
-            expected = find_expected(processes, [child.environ for child in self._pending])
+            launches = _split(self._pending)
+        return min((self._patience_for(launch) for launch in launches), default=LONG)
+
+    def _patience_for(self, launch: list[Child]) -> float:
+        processes, environs = _described(launch)
+        expected = find_expected(processes, environs)
         if expected is None:
             return self._without_a_number(processes)
         return LOOK if expected <= len(processes) else LONG

@@ -151,6 +151,39 @@ def split_batch(
     return found
 
 
+def find_launches(
+    processes: Sequence[Any], environs: Sequence[Mapping[str, str]], starters: Sequence[int]
+) -> list[list[int]]:
+    """Places in the batch. Threads of the program, `starters`, may have started ranks at the
+    same time, each from number 0 on; else all of them are one launch."""
+    together = [list(range(len(processes)))]
+    if len(set(starters)) == 1 or find_numbers(processes, environs) is not None:
+        return together
+    launches: dict[int, list[int]] = {}
+    for place, starter in enumerate(starters):
+        launches.setdefault(starter, []).append(place)
+    first = [
+        places
+        for places in launches.values()
+        if any(0 in numbers_of(processes[p], environs[p]).values() for p in places)
+        and _is_begun([processes[p] for p in places], [environs[p] for p in places])
+    ]
+    return list(launches.values()) if len(first) > 1 else together
+
+
+def _is_begun(processes: Sequence[Any], environs: Sequence[Mapping[str, str]]) -> bool:
+    """Whether these are ranks, or the first of them."""
+    return len(processes) == 1 or find_numbers(processes, environs) is not None
+
+
+def is_complete(processes: Sequence[Any], environs: Sequence[Mapping[str, str]]) -> bool:
+    """Whether all ranks of a launch are there, as far as one can tell."""
+    expected = find_expected(processes, environs)
+    if expected is None:
+        return find_numbers(processes, environs) is not None
+    return expected <= len(processes)
+
+
 SIZE_NAMES = frozenset(
     {"nprocs", "num_processes", "num_ranks", "ranks", "size", "world", "world_size"}
 )

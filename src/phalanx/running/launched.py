@@ -14,6 +14,7 @@ import os
 import pickle
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -107,6 +108,7 @@ class _Launching:
         self._rule = settings.modules or Rule(script=True)
         self._main = ModuleType("__main__")
         self._family = Family(self._pack, self._open_world)
+        self._one_world = threading.Lock()
         self._stores: list[Any] = []
         """Of ranks that were forked. Such a process ends without taking them down, so their
         files stay for the program."""
@@ -246,6 +248,14 @@ class _Launching:
     def _open_world(
         self, children: list[Child], numbers: list[int], seat: ParentSeat | None
     ) -> None:
+        with self._one_world:  # threads of the program may start ranks at the same time
+            self._run_world(children, numbers, seat)
+        if seat is not None:
+            seat.world_is_over.set()
+
+    def _run_world(
+        self, children: list[Child], numbers: list[int], seat: ParentSeat | None
+    ) -> None:
         left = _Left(children, waits=seat is None)
         bodies: dict[int, Body] = {
             number: self._body(child, left)
@@ -280,8 +290,6 @@ class _Launching:
             self._show_ends(children)
             world.tally = tallies[-1] if tallies else None
             self._watcher.end(world)
-            if seat is not None:
-                seat.world_is_over.set()
 
     def _show_ends(self, children: list[Child]) -> None:
         limit = time.monotonic() + HELD
