@@ -508,20 +508,39 @@ def test_a_program_without_ranks_is_told_so(tmp_path: Path) -> None:
     assert not launch_text(tmp_path, "x = 1").worlds
 
 
+LAUNCHER = """
+commands = [sys.executable, "-u", os.path.abspath("ranks.py"), "--rate", "3"]
+names = dict(__name__="torch.distributed.elastic.pretended", commands=commands)
+exec("import subprocess; [subprocess.run(commands) for _ in range(2)]", names)
+"""
+
+
 def test_a_program_that_uses_torchs_launcher_is_told_what_to_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "ranks.py").write_text("import sys; assert sys.argv[1:] == ['--rate', '3']")
-    text = f"""
-from torch.distributed.run import main
-if __name__ == "__main__":
-    main(["--nproc-per-node", "2", "--master-port", "0", "--standalone",
-          {str(tmp_path / "ranks.py")!r}, "--rate", "3"])
-"""
-    found = launch_text(tmp_path, text)
+    found = launch_text(tmp_path, LAUNCHER)
     with pytest.raises(UsageError, match=r"phalanx run -n 2 ranks\.py --rate 3"):
         tell_launch(found, "script.py", lambda error: 1)
+
+
+@pytest.mark.slow  # a process of its own: the launcher leaves threads behind that harm forks
+def test_torchs_launcher_is_recognised(tmp_path: Path) -> None:
+    (tmp_path / "ranks.py").write_text("print('rank')")
+    (tmp_path / "script.py").write_text(
+        "from torch.distributed.run import main\n"
+        "main(['--standalone', '--nproc-per-node', '2', 'ranks.py', '--rate', '3'])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "phalanx", "run", "script.py"],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        cwd=tmp_path,
+    )
+    assert (done.returncode, done.stdout) == (2, "rank\nrank\n")
+    assert "give phalanx what is started: phalanx run -n 2 ranks.py --rate 3" in done.stderr
 
 
 def test_a_program_that_starts_torchrun_is_told_what_to_write(tmp_path: Path) -> None:
