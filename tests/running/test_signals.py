@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 import phalanx
-from phalanx.errors import RankFailedError, UsageError
+from phalanx.errors import RankExited, RankFailedError, UsageError
 
 
 def test_a_rank_sets_and_asks_for_its_own_handlers() -> None:
@@ -275,6 +275,22 @@ def test_a_loop_of_asyncio_runs_and_tells_what_it_cannot_do() -> None:
 
     (text,) = set(phalanx.run(lambda: asyncio.run(main()), ranks=2))
     assert "signal.set_wakeup_fd in a rank" in text
+
+
+def test_signals_without_a_name() -> None:
+    """As Lightning does, which sets all that there are."""
+    number = int(signal.SIGRTMIN) + 1
+
+    def body() -> tuple[Any, ...]:
+        seen: list[int] = []
+        signal.signal(number, lambda got, _: seen.append(got))
+        signal.raise_signal(number)
+        signal.signal(number, signal.SIG_DFL)
+        with pytest.raises(RankExited, match=f"signal {number}"):
+            signal.raise_signal(number)
+        return tuple(seen)
+
+    assert phalanx.run(body, ranks=2) == [(number,), (number,)]
 
 
 def test_wrong_arguments_are_refused_as_in_a_process() -> None:

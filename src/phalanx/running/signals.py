@@ -87,7 +87,8 @@ def _set(number: int, handler: Any, /) -> Any:
     context = context_here()
     if context is None:
         return _signal(number, handler)
-    number = signal.Signals(number)  # as the original: ValueError for what is none
+    if number not in signal.valid_signals():  # among them some without a name
+        number = signal.Signals(number)  # as the original: ValueError
     if not callable(handler) and handler not in (signal.SIG_IGN, signal.SIG_DFL):
         raise TypeError(
             "signal handler must be signal.SIG_IGN, signal.SIG_DFL, or a callable object"
@@ -166,7 +167,8 @@ def run_handler(
     elif handler == signal.SIG_IGN or number in HARMLESS:
         return
     else:
-        name = signal.Signals(number).name
+        names = {each.value: each.name for each in signal.Signals}
+        name = names.get(number, f"signal {number}")
         raise RankExited(f"{how}, {name}," if how else f"the default of {name},", -number)
 
 
