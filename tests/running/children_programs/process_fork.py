@@ -12,7 +12,7 @@ scale = 1
 seen = []
 
 
-def run(rank, size, model, queue):
+def run(rank, size, model, queue, received):
     os.environ["MASTER_ADDR"] = "127.0.0.1"
     os.environ["MASTER_PORT"] = sys.argv[1] if len(sys.argv) > 1 else "29612"
     dist.init_process_group("gloo", rank=rank, world_size=size)
@@ -23,21 +23,23 @@ def run(rank, size, model, queue):
     dist.all_reduce(total)
     queue.put((rank, total, list(seen), mp.current_process().name))
     dist.destroy_process_group()
+    received.wait()  # a tensor in a queue needs its sender until it is received
 
 
 if __name__ == "__main__":
     torch.manual_seed(7)
     scale = 10
     model = torch.nn.Linear(2, 2)
-    queue = mp.Queue()
+    queue, received = mp.Queue(), mp.Event()
     processes = []
     for rank in range(4):
-        process = mp.Process(target=run, args=(rank, 4, model, queue), name=f"child-{rank}")
+        args = (rank, 4, model, queue, received)
+        process = mp.Process(target=run, args=args, name=f"child-{rank}")
         process.start()
         processes.append(process)
-    for rank, total, seen_there, name in sorted(
-        (queue.get() for _ in processes), key=lambda each: each[0]
-    ):
+    results = sorted((queue.get() for _ in processes), key=lambda each: each[0])
+    received.set()
+    for rank, total, seen_there, name in results:
         print(rank, [round(x, 3) for x in total.flatten().tolist()], seen_there, name)
     for process in processes:
         process.join()
