@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -24,6 +25,9 @@ import os, sys
 import torch, torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 from torch.utils.data import get_worker_info
+
+def print(*words):  # at once: torchrun turns buffers off, and lines would mix
+    sys.stdout.write(" ".join(map(str, words)) + "\\n")
 
 class Squares(Dataset):
     def __len__(self):
@@ -141,13 +145,21 @@ def test_data_loaders_give_what_they_give_with_torchrun(method: str, tmp_path: P
     def run(*command: str) -> list[str]:
         line = [sys.executable, "-m", *command, "-n", "2", str(path), method]
         if command[0] == "torch.distributed.run":
-            line[line.index("-n")] = "--nproc-per-node"
-        done = subprocess.run(line, capture_output=True, text=True, timeout=110)
-        assert done.returncode == 0, done.stderr
-        return sorted(
-            each[6:] if each[:1] == "[" and each[2] == "]" else each
-            for each in done.stdout.splitlines()
+            # By itself torchrun lets Python print every word at once, and words mix.
+            line[-4:-2] = ["--nproc-per-node", "2", "--no-python", sys.executable]
+        done = subprocess.run(
+            line,
+            capture_output=True,
+            text=True,
+            timeout=110,
         )
+        assert done.returncode == 0, done.stderr
+        found = []
+        for each in done.stdout.splitlines():
+            label = re.match(r"\[\d(-\d)?\] +", each)
+            times = 2 if label and label[1] else 1  # both ranks have printed the same
+            found += [each[label.end() :] if label else each] * times
+        return sorted(found)
 
     assert run("phalanx", "run") == run("torch.distributed.run", "--standalone")
 
