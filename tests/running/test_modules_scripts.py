@@ -226,7 +226,7 @@ def test_the_example_is_equal_to_torchrun(capsys: pytest.CaptureFixture[str]) ->
     ours = lines(capsys.readouterr().out)
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4"]
     theirs = subprocess.run(
-        [*command, "--standalone", str(EXAMPLE)],
+        [*command, "--standalone", "--no-python", sys.executable, str(EXAMPLE)],
         capture_output=True,
         text=True,
         timeout=50,
