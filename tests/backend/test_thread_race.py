@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 import phalanx
 from phalanx.backend.observers import thread_race
-from phalanx.core.baton import here
+from phalanx.core.strand import here
 
 
 def in_thread(body: Callable[[], object]) -> threading.Thread:

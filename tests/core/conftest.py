@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from phalanx.core.baton import Baton, Strand
+from phalanx.core.baton import Baton
 from phalanx.core.launcher import Launcher
+from phalanx.core.strand import Strand
 
 Body = Callable[[Strand], None]
 

@@ -7,9 +7,9 @@ from functools import partial
 
 import pytest
 
-from phalanx.core.baton import DONE, OUTSIDE, PARKED, READY, RUNNING, here
 from phalanx.core.clock import VirtualClock
 from phalanx.core.schedule import schedule_from_seed
+from phalanx.core.strand import DONE, OUTSIDE, PARKED, READY, RUNNING, here
 from phalanx.errors import RankStopped
 
 

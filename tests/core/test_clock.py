@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from phalanx.core.baton import Strand
 from phalanx.core.clock import RealClock, VirtualClock
+from phalanx.core.strand import Strand
 
 HALF_AN_HOUR = 1800.0
 

@@ -10,9 +10,9 @@ import time
 import pytest
 
 from phalanx.core import launcher
-from phalanx.core.baton import OUTSIDE, PARKED, RUNNING
 from phalanx.core.launcher import Launcher, Patience, end_threads
 from phalanx.core.monitor import cpu_time, is_asleep
+from phalanx.core.strand import OUTSIDE, PARKED, RUNNING
 from phalanx.errors import RankStopped
 
 

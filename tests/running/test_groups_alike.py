@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import phalanx
-from phalanx.core.baton import here
+from phalanx.core.strand import here
 from phalanx.model import Finding, Mismatch, Verdict
 
 

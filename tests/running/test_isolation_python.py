@@ -267,7 +267,7 @@ def _library_folder() -> str:
 
 
 def context_functions() -> list[Any]:
-    from phalanx.core.baton import here
+    from phalanx.core.strand import here
 
     assert here.strand is not None
     return list(here.strand.local.saved.get(exits.FUNCTIONS, []))

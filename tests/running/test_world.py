@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 import phalanx
-from phalanx.core.baton import here
+from phalanx.core.strand import here
 from phalanx.running import world as world_module
 
 # -- what goes in and comes out -----------------------------------------------------------

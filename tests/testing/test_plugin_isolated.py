@@ -43,8 +43,6 @@ def test_packages_are_new_for_each_test(tmp_path: Path) -> None:
     engines = ("-rA", "--ranks-engine", "threads,processes")
     ran = run_pytest(tmp_path, *engines, files=FILES)
     assert "8 passed, 2 warnings" in ran.text
-    told = (
-        "PhalanxWarning: isolate=('mini',): the test's module has imported begin once"
-    )
+    told = "PhalanxWarning: isolate=('mini',): the test's module has imported begin once"
     assert ran.text.count(told) == 1
     assert "test_mini.py::test_bound_above[ranks=2-threads]" in ran.text.partition(told)[0]

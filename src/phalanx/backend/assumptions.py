@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from phalanx.backend import private, private_devices
 from phalanx.backend.endpoint import CPP_NAME
 from phalanx.backend.session import context_here
-from phalanx.core.baton import here
+from phalanx.core.strand import here
 
 Patch = tuple[Any, str, Any]
 """Owner, name, replacement."""

@@ -13,8 +13,8 @@ from phalanx.backend.reduction import NAMES
 from phalanx.backend.signatures import order_of
 from phalanx.backend.store import StoreWait
 from phalanx.callsite import Mark, resolve
-from phalanx.core.baton import Strand
 from phalanx.core.meeting import Assembly, Call, Past, Slot
+from phalanx.core.strand import Strand
 from phalanx.model import Group, Op, Site, TensorSpec, Wait
 
 _UNTOLD = ("", "undefined", "None", "default_pg")

@@ -41,8 +41,8 @@ from phalanx.backend.origins import OWN, origin_here
 from phalanx.backend.raising import InvalidCallError, one_for_each
 from phalanx.backend.session import RankContext, Session
 from phalanx.backend.work import OpWork, OwnWork, wait_for
-from phalanx.core.baton import RUNNING, here
 from phalanx.core.meeting import Assembly, Call, Slot, Step
+from phalanx.core.strand import RUNNING, here
 from phalanx.errors import PhalanxError
 
 _UNSET = timedelta(0)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from phalanx.core.baton import here
+from phalanx.core.strand import here
 
 WORTHWHILE = 4 << 20
 """Bytes of one tensor from which on lanes pay."""

@@ -23,8 +23,8 @@ from phalanx.analysis.lifecycle import (
 )
 from phalanx.backend.session import RankContext, Session, context_here
 from phalanx.callsite import Mark, resolve
-from phalanx.core.baton import RUNNING, Strand, here
 from phalanx.core.meeting import Assembly
+from phalanx.core.strand import RUNNING, Strand, here
 from phalanx.model import Finding, Group, Op, Verdict, Wait
 
 KIND = "mismatch"

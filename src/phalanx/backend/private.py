@@ -21,7 +21,7 @@ import torch.profiler
 from torch._subclasses.fake_tensor import FakeTensor
 
 from phalanx.backend import private_modes
-from phalanx.core.baton import here
+from phalanx.core.strand import here
 
 Undo = Callable[[], None]
 

@@ -18,7 +18,7 @@ from torch._guards import CompileContext
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from phalanx.core.baton import RUNNING, Strand, here
+from phalanx.core.strand import RUNNING, Strand, here
 from phalanx.errors import PhalanxWarning
 
 Undo = Callable[[], None]

@@ -20,8 +20,8 @@ from torch.profiler import ProfilerActivity, record_function
 
 from phalanx.backend import private
 from phalanx.backend.session import context_here
-from phalanx.core.baton import here
 from phalanx.core.meeting import Call
+from phalanx.core.strand import here
 
 USER_SCOPE = 7
 """torch's number for events that are no operators; that is what Gloo's are."""

@@ -18,8 +18,8 @@ from torch.distributed.distributed_c10d import Store
 from phalanx.analysis.ordering import Ordering
 from phalanx.backend.device_map import DeviceMap
 from phalanx.callsite import Mark
-from phalanx.core.baton import Strand, here
 from phalanx.core.meeting import Assembly, Call, Step
+from phalanx.core.strand import Strand, here
 from phalanx.errors import VerdictError
 from phalanx.kinds import ALL, ALWAYS
 from phalanx.model import Tally, Verdict, Wait

@@ -20,7 +20,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from phalanx import callsite
 from phalanx.backend import store_order
-from phalanx.core.baton import RUNNING, Strand, here
+from phalanx.core.strand import RUNNING, Strand, here
 
 dist: Any = torch.distributed  # torch's type stubs leave several of the names below out
 

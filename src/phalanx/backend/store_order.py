@@ -20,7 +20,7 @@ from phalanx.analysis.race import (
     store_race,
 )
 from phalanx.backend.session import Session
-from phalanx.core.baton import Strand
+from phalanx.core.strand import Strand
 from phalanx.model import Finding, Group, Op
 
 KIND = "message-race"

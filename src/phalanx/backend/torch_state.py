@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from phalanx.core.baton import here
+from phalanx.core.strand import here
 
 _FIELDS = (
     "default_pg",

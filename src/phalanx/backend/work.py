@@ -16,8 +16,8 @@ import torch.distributed as dist
 from phalanx.backend import device, guard, private, profiling
 from phalanx.backend.completion import complete_now
 from phalanx.backend.raising import OpTimeoutError
-from phalanx.core.baton import RUNNING, Strand, here
 from phalanx.core.meeting import Call
+from phalanx.core.strand import RUNNING, Strand, here
 from phalanx.errors import PhalanxError
 
 NO_TIMEOUT = timedelta(0)

@@ -15,7 +15,7 @@ import threading
 import time
 from typing import Any, Protocol
 
-from phalanx.core.baton import here
+from phalanx.core.strand import here
 
 PATIENCE = 0.3
 """Seconds to wait, in the end, for a process that has outlived its rank."""

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, Protocol, TextIO
 
 from phalanx.cli.child_output import ChildPipes
-from phalanx.core.baton import here
+from phalanx.core.strand import here
 
 
 class Printer(Protocol):

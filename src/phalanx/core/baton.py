@@ -1,15 +1,7 @@
 """The baton: exactly one strand runs at a time. Every line that can block is in here.
 
-A *strand* is a thread the baton knows: a rank's main thread, or a thread that a rank
-started. The engine makes one `Baton` per run; the backend parks strands and wakes them.
-
-States of a strand:
-
-    READY    wants to run, stands in the queue
-    RUNNING  holds the baton
-    PARKED   waits for something that another strand does
-    OUTSIDE  runs or blocks where we do not see it (native wait, helper thread's own work)
-    DONE     has ended
+A *strand* (`strand.py`) is a thread the baton knows: a rank's main thread, or a thread that a
+rank started. The engine makes one `Baton` per run; the backend parks strands and wakes them.
 
 All of this is guarded by one mutex, because outside strands, the monitor and the launcher
 touch it while the holder runs. What the holder does to anything else needs no lock.
@@ -29,9 +21,8 @@ from typing import Any
 from phalanx.core.clock import Clock, RealClock
 from phalanx.core.huddle import Camp, Huddle
 from phalanx.core.schedule import FirstInFirstOut, Schedule
+from phalanx.core.strand import DONE, OUTSIDE, PARKED, READY, RUNNING, Strand, here
 from phalanx.errors import RankInterrupted, RankStopped
-
-READY, RUNNING, PARKED, OUTSIDE, DONE = "ready", "running", "parked", "outside", "done"
 
 _HASH_MASK = (1 << 61) - 1
 
@@ -39,70 +30,6 @@ SLICE = 0.05
 """Seconds after which a wait outside looks whether the run has been stopped."""
 
 _sleep = time.sleep
-
-
-class _Here(threading.local):
-    strand: Strand | None = None
-
-
-here = _Here()
-"""`here.strand` is the calling thread's strand, None for a thread that is nobody's."""
-
-
-class Strand:
-    """One thread that the baton knows. `local` is what the layer above hangs on it."""
-
-    __slots__ = (
-        "baton",
-        "cpu_clock",
-        "error",
-        "errands",
-        "gate",
-        "granted",
-        "helper",
-        "ident",
-        "inside",
-        "limit",
-        "local",
-        "native",
-        "on_errand",
-        "rank",
-        "refusals",
-        "state",
-        "thread",
-        "told",
-        "timed_out",
-        "timer",
-        "why",
-    )
-
-    def __init__(self, baton: Baton, rank: int, local: Any, *, helper: bool) -> None:
-        self.baton = baton
-        self.rank = rank
-        self.local = local
-        self.helper = helper
-        self.state = OUTSIDE if helper else READY
-        self.gate = threading.Lock()
-        self.gate.acquire()
-        self.ident = 0
-        self.native = 0
-        self.cpu_clock: int | None = None
-        self.error: BaseException | None = None
-        self.errands: deque[Callable[[], None]] = deque()
-        self.on_errand = False
-        self.limit: float | None = None
-        self.timer = 0
-        self.timed_out = False
-        self.why: Any = None
-        self.inside: Any = None
-        """The last call that the program waited for as it made it."""
-        self.refusals = 0
-        self.told = False
-        """Whether it knows of Ctrl-C, and may be at what the program does about it."""
-        self.granted = 0
-        """Which hand-over gave it the baton last: unchanged, it has not run since."""
-        self.thread: threading.Thread | None = None
-        """A helper's, as the program knows it."""
 
 
 class Switcher:

@@ -19,8 +19,8 @@ import weakref
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from phalanx.core.baton import Strand
 from phalanx.core.huddle import Camp
+from phalanx.core.strand import Strand
 from phalanx.errors import RankStopped
 
 Job = Callable[[], None]

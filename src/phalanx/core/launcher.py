@@ -15,9 +15,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
-from phalanx.core.baton import DONE, OUTSIDE, RUNNING, Baton, Strand
+from phalanx.core.baton import Baton
 from phalanx.core.crew import Crew, no_daemon
 from phalanx.core.monitor import TICK, Monitor
+from phalanx.core.strand import DONE, OUTSIDE, RUNNING, Strand
 from phalanx.errors import RankInterrupted, RankStopped
 
 Body = Callable[[Strand], None]

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from phalanx.callsite import Mark
-from phalanx.core.baton import Strand
+from phalanx.core.strand import Strand
 
 Past = tuple[int, str, Any, int | None, Mark | None]
 """What is kept of an earlier call: its number, name, reduce op, root and site."""

@@ -12,8 +12,9 @@ import sys
 import threading
 import time
 
-from phalanx.core.baton import Baton, Strand
+from phalanx.core.baton import Baton
 from phalanx.core.huddle import MANY
+from phalanx.core.strand import Strand
 
 TICK = 0.005
 QUIET = 0.012

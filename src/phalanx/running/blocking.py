@@ -15,7 +15,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from phalanx import callsite
-from phalanx.core.baton import OUTSIDE, RUNNING, Strand, here
+from phalanx.core.strand import OUTSIDE, RUNNING, Strand, here
 
 CONDITION = "threading.Condition.wait"
 JOIN = "threading.Thread.join"

@@ -26,8 +26,8 @@ import torch
 
 from phalanx.backend import device_mode, private, profiling
 from phalanx.backend.session import RankContext
-from phalanx.core.baton import Strand, here
 from phalanx.core.crew import no_daemon
+from phalanx.core.strand import Strand, here
 from phalanx.errors import RankExited, RankStopped
 from phalanx.running import blocking
 from phalanx.running.blocking import SERVICES, Blocked, main_strand, starting, wait_sliced

@@ -21,9 +21,9 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any
 
-from phalanx.core.baton import Strand
 from phalanx.core.launcher import throw_into
 from phalanx.core.monitor import is_asleep
+from phalanx.core.strand import Strand
 from phalanx.errors import RankStopped
 from phalanx.running.children_rules import (
     LAUNCHER,

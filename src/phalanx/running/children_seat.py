@@ -20,7 +20,7 @@ import torch
 
 from phalanx.backend import device_mode, guard_modes, private
 from phalanx.backend.session import RankContext
-from phalanx.core.baton import Strand, here
+from phalanx.core.strand import Strand, here
 from phalanx.running.calls import enter_thread
 from phalanx.running.children_belongings import Belongings, is_feeder
 from phalanx.running.modules.isolating import own_main

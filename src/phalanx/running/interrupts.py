@@ -18,7 +18,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any
 
-from phalanx.core.baton import DONE, OUTSIDE, RUNNING, Strand, here
+from phalanx.core.strand import DONE, OUTSIDE, RUNNING, Strand, here
 from phalanx.errors import RankStopped
 
 LATE = 0.03

@@ -30,7 +30,7 @@ import torch.multiprocessing
 
 from phalanx.backend import private
 from phalanx.backend.session import RankContext
-from phalanx.core.baton import here
+from phalanx.core.strand import here
 from phalanx.errors import RankExited, RankStopped, UsageError
 from phalanx.model import Tally
 from phalanx.running.children import HELD, LONG, PREPARING, Child, Family
@@ -187,11 +187,7 @@ class _Launching:
 
     def _execute(self, main: ModuleType) -> None:
         names = vars(main)
-        names["__file__"] = self._program.path
-        names["__builtins__"] = __builtins__
-        if self._program.spec is not None:
-            names["__spec__"] = self._program.spec
-            names["__package__"] = self._program.spec.parent
+        names.update(self._program.names_of_main())
         exec(self._program.code, names)
 
     def _execute_anew(self, main: ModuleType) -> None:

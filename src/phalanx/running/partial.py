@@ -21,8 +21,9 @@ from phalanx.backend.describe import Known, everyone, needs_of
 from phalanx.backend.lifecycle import MakingWait
 from phalanx.backend.session import Session
 from phalanx.backend.store import StoreWait
-from phalanx.core.baton import DONE, OUTSIDE, PARKED, Baton, Strand
+from phalanx.core.baton import Baton
 from phalanx.core.meeting import Call
+from phalanx.core.strand import DONE, OUTSIDE, PARKED, Strand
 from phalanx.running.blocking import Blocked, is_idle_worker, is_tool
 
 SETTLED = 0.5

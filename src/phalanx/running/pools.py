@@ -18,7 +18,7 @@ import torch
 
 from phalanx.backend import private, profiling
 from phalanx.backend.session import RankContext
-from phalanx.core.baton import Strand, here
+from phalanx.core.strand import Strand, here
 from phalanx.errors import RankStopped
 from phalanx.running.blocking import is_idle_worker
 from phalanx.running.isolation.strangers import as_helper

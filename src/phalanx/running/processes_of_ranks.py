@@ -31,7 +31,7 @@ import torch.multiprocessing
 
 from phalanx.backend.private_loaders import LoaderIterator, shut_down
 from phalanx.backend.session import RankContext, context_here
-from phalanx.core.baton import here
+from phalanx.core.strand import here
 from phalanx.errors import RankStopped, WrongCommand
 from phalanx.running.blocking import wait_sliced
 from phalanx.running.children_rules import is_torch_spawn

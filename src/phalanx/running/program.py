@@ -6,12 +6,14 @@ engine looks at a program before it has time for that.
 
 from __future__ import annotations
 
+import builtins
 import importlib.util
 import os
 import sys
 from dataclasses import dataclass
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from types import CodeType
+from typing import Any
 
 from phalanx.errors import UsageError
 
@@ -27,6 +29,21 @@ class Program:
     spec: ModuleSpec | None = None
     imported: frozenset[str] = frozenset()
     """Modules that had to be imported to find it: the ranks do that again."""
+
+    def names_of_main(self) -> dict[str, Any]:
+        """What Python itself puts into `__main__` before it executes the program."""
+        file = os.path.abspath(self.path)
+        names: dict[str, Any] = {"__file__": file, "__builtins__": builtins}
+        if sys.version_info < (3, 14):  # since then there are none until somebody asks
+            names["__annotations__"] = {}
+        spec = self.spec
+        if spec is None:
+            names["__loader__"] = SourceFileLoader("__main__", file)
+            names["__cached__"] = None
+        else:
+            names["__spec__"], names["__package__"] = spec, spec.parent
+            names["__loader__"], names["__cached__"] = spec.loader, spec.cached
+        return names
 
 
 def load_script(path: str, args: list[str]) -> Program:

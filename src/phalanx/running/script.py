@@ -6,15 +6,11 @@ its own, with its own `sys.argv`, so pickling a class of `__main__` finds the ra
 
 from __future__ import annotations
 
-import builtins
 import gc
-import os
 import sys
 from dataclasses import replace
 from importlib import import_module
-from importlib.machinery import SourceFileLoader
 from types import ModuleType
-from typing import Any
 
 from phalanx.backend.session import RankContext
 from phalanx.errors import RankExited
@@ -81,25 +77,9 @@ def _finalise(rule: Rule) -> None:
 def _execute(program: Program, context: RankContext) -> None:
     main = ModuleType("__main__")
     names = main.__dict__
-    names.update(main_names(program))
+    names.update(program.names_of_main())
     own_main(context, main, program.code)
     context.saved["argv"] = sys.argv = list(program.argv)
     if program.spec is not None and program.spec.parent:
         import_module(program.spec.parent)
     exec(code_of_one_rank(program.code), names)
-
-
-def main_names(program: Program) -> dict[str, Any]:
-    """What Python itself puts into `__main__` before it executes the program."""
-    file = os.path.abspath(program.path)
-    names: dict[str, Any] = {"__file__": file, "__builtins__": builtins}
-    if sys.version_info < (3, 14):  # since then there are none until somebody asks
-        names["__annotations__"] = {}
-    spec = program.spec
-    if spec is None:
-        names["__loader__"] = SourceFileLoader("__main__", file)
-        names["__cached__"] = None
-    else:
-        names["__spec__"], names["__package__"] = spec, spec.parent
-        names["__loader__"], names["__cached__"] = spec.loader, spec.cached
-    return names

@@ -23,7 +23,8 @@ from functools import partial
 from typing import Any
 
 from phalanx.backend.session import RankContext, context_here
-from phalanx.core.baton import DONE, Baton, Strand, here
+from phalanx.core.baton import Baton
+from phalanx.core.strand import DONE, Strand, here
 from phalanx.errors import RankExited, UsageError
 from phalanx.running.interrupts import Ring, run_beside
 

@@ -14,7 +14,8 @@ from phalanx import callsite
 from phalanx.backend.describe import Known, describe_call, describe_wait, everyone
 from phalanx.backend.session import RankContext, Session
 from phalanx.callsite import resolve
-from phalanx.core.baton import DONE, OUTSIDE, PARKED, RUNNING, Baton, Strand
+from phalanx.core.baton import Baton
+from phalanx.core.strand import DONE, OUTSIDE, PARKED, RUNNING, Strand
 from phalanx.errors import text_of
 from phalanx.model import Group, Op, RankView, Site, Snapshot, Status, ViewBlock, Wait
 from phalanx.running.blocking import Blocked

@@ -44,11 +44,12 @@ from phalanx.backend.observers import find_at_end
 from phalanx.backend.raising import error_for
 from phalanx.backend.session import Environ, RankContext, Session
 from phalanx.backend.store import InProcessStore
-from phalanx.core.baton import RUNNING, Baton, Strand, here
+from phalanx.core.baton import Baton
 from phalanx.core.clock import Clock, RealClock, VirtualClock
 from phalanx.core.crew import FORGETS_LOCALS, Crew
 from phalanx.core.launcher import Launcher, end_threads
 from phalanx.core.schedule import schedule_from_seed
+from phalanx.core.strand import RUNNING, Strand, here
 from phalanx.errors import RankStopped, UsageError, VerdictError
 from phalanx.kinds import ALL
 from phalanx.model import Silenced, Tally, Verdict

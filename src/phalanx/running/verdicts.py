@@ -18,8 +18,9 @@ from phalanx.backend.describe import describe_call
 from phalanx.backend.lifecycle import find_open_mismatch
 from phalanx.backend.session import Session
 from phalanx.backend.trails import with_parting
-from phalanx.core.baton import DONE, OUTSIDE, PARKED, Baton, Strand
+from phalanx.core.baton import Baton
 from phalanx.core.meeting import Assembly, Call, Slot
+from phalanx.core.strand import DONE, OUTSIDE, PARKED, Strand
 from phalanx.errors import VerdictError
 from phalanx.model import Deadlock, Op, Snapshot, Stall, Verdict
 from phalanx.running.outcome import Outcomes

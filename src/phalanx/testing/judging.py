@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from phalanx.core.baton import here
+from phalanx.core.strand import here
 from phalanx.errors import (
     PhalanxError,
     PhalanxWarning,

@@ -19,8 +19,8 @@ from phalanx import callsite
 from phalanx.analysis.thread_race import Use, find_thread_race
 from phalanx.backend.describe import describe_call
 from phalanx.backend.session import RankContext
-from phalanx.core.baton import OUTSIDE, PARKED, READY, Strand
 from phalanx.core.meeting import Call
+from phalanx.core.strand import OUTSIDE, PARKED, READY, Strand
 from phalanx.errors import RankStopped, VerdictError
 from phalanx.model import Finding
 

@@ -13,7 +13,7 @@ import torch
 
 from phalanx.backend import private_generators as private
 from phalanx.backend.session import RankContext
-from phalanx.core.baton import here
+from phalanx.core.strand import here
 
 Patch = tuple[Any, str, Any]
 OWN = "cuda generators"

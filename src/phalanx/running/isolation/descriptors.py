@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from phalanx.backend.session import RankContext
-from phalanx.core.baton import here
+from phalanx.core.strand import here
 from phalanx.running.isolation.turns import in_turn
 
 STANDARD = (1, 2)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast
 
 from phalanx.backend.session import RankContext
-from phalanx.core.baton import RUNNING, here
+from phalanx.core.strand import RUNNING, here
 from phalanx.running.isolation.turns import visiting
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from phalanx.backend.session import RankContext
 from phalanx.callsite import is_own_file
-from phalanx.core.baton import here
+from phalanx.core.strand import here
 from phalanx.errors import RankStopped
 from phalanx.running.isolation.interpreter import without_torch
 

@@ -18,7 +18,7 @@ from functools import cache
 from typing import Any
 
 from phalanx.backend.session import RankContext
-from phalanx.core.baton import here
+from phalanx.core.strand import here
 
 CLONE_FS = 0x200
 MASK = "file mode mask"

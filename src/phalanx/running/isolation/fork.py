@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from phalanx.core.baton import here
+from phalanx.core.strand import here
 from phalanx.running.isolation import exits, randomness, strangers
 from phalanx.running.isolation.environ import own_environ
 

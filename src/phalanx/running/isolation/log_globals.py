@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, MutableMapping
 from functools import wraps
 from typing import Any
 
-from phalanx.core.baton import here
+from phalanx.core.strand import here
 
 Patch = tuple[Any, str, Any]
 OWN = "logging"

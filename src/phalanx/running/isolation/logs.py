@@ -20,7 +20,7 @@ from contextlib import suppress
 from typing import Any
 
 from phalanx.backend.session import RankContext
-from phalanx.core.baton import here
+from phalanx.core.strand import here
 from phalanx.running.isolation import log_globals
 from phalanx.running.isolation.log_globals import OWN as OWN
 

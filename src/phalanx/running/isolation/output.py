@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from phalanx.core.baton import RUNNING, Strand
+from phalanx.core.strand import RUNNING, Strand
 from phalanx.running.isolation.descriptors import KEPT, STANDARD, originals
 from phalanx.running.isolation.turns import visiting
 

@@ -13,7 +13,7 @@ from functools import wraps
 from typing import Any
 
 from phalanx.backend.session import RankContext
-from phalanx.core.baton import here
+from phalanx.core.strand import here
 
 Patch = tuple[Any, str, Any]
 KEPT = "recursion limit"

@@ -19,7 +19,7 @@ import torch.multiprocessing
 
 from phalanx.backend import private_settings
 from phalanx.backend.session import RankContext
-from phalanx.core.baton import here
+from phalanx.core.strand import here
 from phalanx.running.isolation import folder
 from phalanx.running.isolation.turns import in_turn
 

@@ -21,7 +21,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from phalanx.backend import private_generators
-from phalanx.core.baton import RUNNING, Strand, here
+from phalanx.core.strand import RUNNING, Strand, here
 from phalanx.running.isolation.randomness import NUMPY, PYTHON, spare
 from phalanx.running.isolation.turns import in_turn, visiting
 

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from phalanx.backend.session import RankContext
-from phalanx.core.baton import Strand, Switcher
+from phalanx.core.baton import Switcher
+from phalanx.core.strand import Strand
 from phalanx.running import attributes
 from phalanx.running.attributes import places
 from phalanx.running.isolation import (

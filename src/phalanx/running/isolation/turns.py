@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from phalanx.core.baton import RUNNING, Strand
+from phalanx.core.strand import RUNNING, Strand
 
 
 class Visits:

@@ -15,7 +15,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from phalanx.backend.session import RankContext
-from phalanx.core.baton import here
+from phalanx.core.strand import here
 from phalanx.running.modules import importing, patched
 from phalanx.running.modules.owners import KEY, Owner, RankModule, outside, owner_here, shared
 from phalanx.running.modules.registrations import registration_patches

@@ -12,7 +12,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from phalanx.core.baton import here
+from phalanx.core.strand import here
 from phalanx.running.modules.rule import Rule
 
 KEY = "modules"

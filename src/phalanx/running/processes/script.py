@@ -6,6 +6,7 @@ in the program, and `execute` runs it in a rank. The ranks of torchrun use `exec
 
 from __future__ import annotations
 
+import builtins
 import importlib.util
 import marshal
 import os
@@ -60,8 +61,8 @@ def execute(script: Script) -> bool:
     """In a rank: be that script. Its threads are waited for, as at the end of a program."""
     main = ModuleType("__main__")
     names: dict[str, Any] = main.__dict__
-    names["__file__"] = script.path
-    names["__builtins__"] = __builtins__
+    names["__file__"] = os.path.abspath(script.path)
+    names["__builtins__"] = builtins
     sys.modules["__main__"] = main
     sys.argv[:] = script.argv
     attach_terminal(int(os.environ["RANK"]))

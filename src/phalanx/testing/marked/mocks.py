@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
-from phalanx.core.baton import here
+from phalanx.core.strand import here
 
 FOUND_BY_PATCH = ("target", "temp_original", "is_local", "_exit_stack", "is_started")
 HANDED_DOWN = ("temp_original", "is_local", "_original")

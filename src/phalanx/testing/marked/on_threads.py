@@ -15,8 +15,8 @@ from typing import Any
 
 from phalanx.backend.install import leave_groups
 from phalanx.backend.session import RankContext
-from phalanx.core.baton import here
 from phalanx.core.crew import Crew
+from phalanx.core.strand import here
 from phalanx.running.crews import make_crew
 from phalanx.running.isolation.randomness import sources
 from phalanx.running.modules.rule import Rule

@@ -17,7 +17,7 @@ import pytest
 
 from phalanx.cli.output import FoldingPrinter
 from phalanx.cli.streams import RankStream
-from phalanx.core.baton import here
+from phalanx.core.strand import here
 from phalanx.testing import pytest_private as private
 
 

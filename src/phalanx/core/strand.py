@@ -1,0 +1,86 @@
+"""A strand: a thread that the baton knows, and what state it is in. Used with `baton.py`.
+
+States of a strand:
+
+    READY    wants to run, stands in the queue
+    RUNNING  holds the baton
+    PARKED   waits for something that another strand does
+    OUTSIDE  runs or blocks where we do not see it (native wait, helper thread's own work)
+    DONE     has ended
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from phalanx.core.baton import Baton
+
+READY, RUNNING, PARKED, OUTSIDE, DONE = "ready", "running", "parked", "outside", "done"
+
+
+class _Here(threading.local):
+    strand: Strand | None = None
+
+
+here = _Here()
+"""`here.strand` is the calling thread's strand, None for a thread that is nobody's."""
+
+
+class Strand:
+    """One thread that the baton knows. `local` is what the layer above hangs on it."""
+
+    __slots__ = (
+        "baton",
+        "cpu_clock",
+        "error",
+        "errands",
+        "gate",
+        "granted",
+        "helper",
+        "ident",
+        "inside",
+        "limit",
+        "local",
+        "native",
+        "on_errand",
+        "rank",
+        "refusals",
+        "state",
+        "thread",
+        "told",
+        "timed_out",
+        "timer",
+        "why",
+    )
+
+    def __init__(self, baton: Baton, rank: int, local: Any, *, helper: bool) -> None:
+        self.baton = baton
+        self.rank = rank
+        self.local = local
+        self.helper = helper
+        self.state = OUTSIDE if helper else READY
+        self.gate = threading.Lock()
+        self.gate.acquire()
+        self.ident = 0
+        self.native = 0
+        self.cpu_clock: int | None = None
+        self.error: BaseException | None = None
+        self.errands: deque[Callable[[], None]] = deque()
+        self.on_errand = False
+        self.limit: float | None = None
+        self.timer = 0
+        self.timed_out = False
+        self.why: Any = None
+        self.inside: Any = None
+        """The last call that the program waited for as it made it."""
+        self.refusals = 0
+        self.told = False
+        """Whether it knows of Ctrl-C, and may be at what the program does about it."""
+        self.granted = 0
+        """Which hand-over gave it the baton last: unchanged, it has not run since."""
+        self.thread: threading.Thread | None = None
+        """A helper's, as the program knows it."""
