@@ -125,10 +125,23 @@ def _renew(queue: Any) -> None:
     limit = time.monotonic() + SENDING
     while time.monotonic() < limit and not _has_sent(queue):
         time.sleep(0.001)
-    if not queue._closed and _has_sent(queue):
-        queue._notempty = threading.Condition(threading.Lock())
-        queue._buffer = deque()
-        queue._thread = None
+    if queue._closed or queue._thread is None or not _has_sent(queue):
+        return
+    thread, notempty, buffer = queue._thread, queue._notempty, queue._buffer
+    queue._notempty = threading.Condition(threading.Lock())
+    queue._buffer = deque()
+    queue._thread = None
+    with notempty:
+        buffer.append(_End())
+        notempty.notify()
+    thread.join(SENDING)
+
+
+class _End:
+    """Ends the thread that would send it, and leaves the pipe open."""
+
+    def __reduce__(self) -> Any:
+        raise SystemExit
 
 
 def _has_sent(queue: Any) -> bool:
