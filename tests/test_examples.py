@@ -28,7 +28,9 @@ def test_example_runs_on_four_ranks(example: Path) -> None:
     assert f"phalanx run -n 4 {name}" in example.read_text(), "it says how to run it"
 
 
-@pytest.mark.parametrize("engine", ["threads", "processes"])
+@pytest.mark.parametrize(
+    "engine", ["threads", pytest.param("processes", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("example", TESTS, ids=lambda path: path.stem)
 def test_tests_on_ranks_pass(example: Path, engine: str) -> None:
     name = example.relative_to(ROOT)

@@ -43,6 +43,7 @@ def test_the_whole_suite_on_threads() -> None:
     assert troubles(table) == []
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_threads_and_gloo_agree_on_a_subset() -> None:
     """A few of each; the whole is slow."""

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from phalanx.errors import CollectiveMismatchError, UsageError
 from tests.running.test_children import launch_text
@@ -162,6 +163,7 @@ if __name__ == "__main__":
     torch.set_deterministic_debug_mode(0)
 """
     found = launch_text(tmp_path, ROUND + text)
+    torch.set_deterministic_debug_mode(0)  # what a program leaves behind ends with its process
     assert found.error is None and [world.error for world in found.worlds] == [None] * 2
     shown = ["yes 2 torch.float32", "True True", "10 1", "True ignore"]
     rounds = [[*shown, f"True True {left}"] for left in (2, 1, 0)]

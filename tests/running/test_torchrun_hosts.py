@@ -147,6 +147,7 @@ def test_training_on_two_machines(on_both) -> None:
     assert len(losses) == 1  # the same average on both
 
 
+@pytest.mark.slow
 def test_a_mismatch_between_machines_is_told_on_both(on_both) -> None:
     for each in on_both("program.py", "mismatch"):
         assert each.status == 3
