@@ -266,8 +266,10 @@ class CallInProgress:
                 os.kill(member.pid, DUMP_SIGNAL)
         self._listen(PATIENCE / 2, lambda: bool(silent))
         for member in silent:
+            # The signal may have woken it: what it says now came after what it wrote then.
             stack = written_stack(member.stderr)
-            self._positions.setdefault(member.rank, Position(member.rank, self._number, stack))
+            if stack or member.rank not in self._positions:
+                self._positions[member.rank] = Position(member.rank, self._number, stack)
 
     def _silent(self) -> list[Member]:
         """Who has not said where it is: one that never lets its other thread run."""
