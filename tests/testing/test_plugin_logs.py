@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from _pytest.logging import LogCaptureHandler, caplog_handler_key, caplog_records_key
 
-from phalanx.testing.pytest_private_logs import LogsOfPhase
+from phalanx.testing.pytest_private_logs import KeptHandlers, LogsOfPhase, _Counting
 
 
 class Item:
@@ -30,6 +30,7 @@ class Plugin:
     def __init__(self) -> None:
         self.caplog_handler, self.report_handler = LogCaptureHandler(), LogCaptureHandler()
         self.asked: list[str] = []
+        self.kept: Any = None
 
     @contextmanager
     def _runtest_for(self, item: Any, when: str) -> Iterator[None]:
@@ -43,49 +44,110 @@ class Odd(logging.Logger):
         super().addHandler(handler)
 
 
+@pytest.fixture(autouse=True)
+def counted(monkeypatch) -> None:
+    """As `quicken_logs` has it, unless this run of pytest has it by itself."""
+    if "propagate" not in vars(logging.Logger):
+        monkeypatch.setattr(logging.Logger, "propagate", _Counting(), raising=False)
+
+
 @pytest.fixture
 def quiet() -> Iterator[logging.Logger]:
     logger = logging.getLogger("a logger that passes nothing on")
     logger.propagate = False
     yield logger
     logger.propagate = True
+    logger.handlers.clear()
 
 
-def test_records_of_all_loggers_are_collected_and_no_handler_stays(quiet) -> None:
+def phase(plugin: Plugin, item: Item, when: str) -> LogsOfPhase:
+    plugin.kept = plugin.kept or KeptHandlers(plugin)
+    return LogsOfPhase(plugin, plugin.kept, item, when)
+
+
+def test_records_of_all_loggers_are_collected(quiet) -> None:
     plugin, item = Plugin(), Item()
     before = list(logging.root.handlers), list(quiet.handlers)
-    with LogsOfPhase(plugin, item, "call"):
+    with phase(plugin, item, "call"):
         quiet.warning("one")
         logging.getLogger("another").warning("two")
         assert item.stash[caplog_handler_key] is plugin.caplog_handler
-    assert (logging.root.handlers, quiet.handlers) == before
     records = item.stash[caplog_records_key]["call"]
     assert [each.getMessage() for each in records] == ["one", "two"]
     assert item.sections == [("call", "log", "one\ntwo")]
-    with LogsOfPhase(plugin, item, "teardown"):
+    with phase(plugin, item, "teardown"):
         pass
     assert item.stash[caplog_records_key]["teardown"] == []
     assert len(records) == 2
+    assert logging.root.handlers == before[0]
+    plugin.kept.end()
+    assert (logging.root.handlers, quiet.handlers) == before
 
 
-def test_an_error_inside_passes_and_no_handler_stays(quiet) -> None:
-    item, before = Item(), list(quiet.handlers)
-    with pytest.raises(ZeroDivisionError), LogsOfPhase(Plugin(), item, "call"):
+def test_nothing_is_collected_between_phases(quiet) -> None:
+    plugin, item = Plugin(), Item()
+    with phase(plugin, item, "setup"):
+        plugin.caplog_handler.setLevel(logging.ERROR)  # as `caplog.set_level` does
+    quiet.error("between")
+    logging.getLogger("another").error("between")
+    records = item.stash[caplog_records_key]
+    assert records["setup"] == []
+    with phase(plugin, item, "call"):
+        quiet.warning("below")
+        quiet.error("inside")
+    assert [each.getMessage() for each in records["call"]] == ["inside"]
+    assert plugin.report_handler.stream.getvalue() == "below\ninside\n"
+    plugin.kept.end()
+    assert plugin.caplog_handler.level == logging.ERROR
+    assert plugin.report_handler.level == logging.NOTSET
+
+
+@pytest.mark.parametrize("change", ["clear", "replace", "pass on", "another"])
+def test_what_a_test_does_to_loggers_is_seen_by_the_next_phase(quiet, change) -> None:
+    plugin, item = Plugin(), Item()
+    other = logging.getLogger(f"another that passes nothing on ({change})")
+    with phase(plugin, item, "setup"):
+        if change == "clear":
+            quiet.handlers.clear()
+        elif change == "replace":
+            quiet.handlers = [logging.NullHandler()]
+        elif change == "pass on":
+            quiet.propagate = True
+        else:
+            other.propagate = False
+    with phase(plugin, item, "call"):
+        quiet.warning("one")
+        other.warning("two")
+    records = item.stash[caplog_records_key]["call"]
+    assert [each.getMessage() for each in records] == ["one", "two"]
+    plugin.kept.end()
+    for logger in (quiet, other):
+        assert not {plugin.caplog_handler, plugin.report_handler} & set(logger.handlers)
+    other.propagate = True
+
+
+def test_an_error_inside_passes(quiet) -> None:
+    item, plugin, before = Item(), Plugin(), list(quiet.handlers)
+    with pytest.raises(ZeroDivisionError), phase(plugin, item, "call"):
         quiet.warning("before")
         raise ZeroDivisionError
     assert item.sections == [("call", "log", "before")]
+    plugin.kept.end()
     assert quiet.handlers == before
 
 
-def test_levels_and_other_classes_of_loggers_are_left_to_pytest(monkeypatch) -> None:
-    plugin = Plugin()
+def test_levels_and_other_classes_of_loggers_are_left_to_pytest(quiet, monkeypatch) -> None:
+    plugin, before = Plugin(), list(quiet.handlers)
+    with phase(plugin, Item(), "setup"):
+        assert quiet.handlers != before
     plugin.log_level = logging.INFO
-    with LogsOfPhase(plugin, Item(), "setup"):
-        assert plugin.asked == ["setup"]
-    assert plugin.asked == ["setup", "end"]
+    with phase(plugin, Item(), "call"):
+        assert plugin.asked == ["call"]
+        assert quiet.handlers == before
+    assert plugin.asked == ["call", "end"]
     odd = Odd("odd")
     odd.propagate = False
     monkeypatch.setitem(logging.root.manager.loggerDict, "odd", odd)
     plugin = Plugin()
-    with LogsOfPhase(plugin, Item(), "call"):
+    with phase(plugin, Item(), "call"):
         assert plugin.asked == ["call"]

@@ -30,7 +30,6 @@ from phalanx.testing.marked.marker import (
     is_ranks_marker,
 )
 from phalanx.testing.pytest_private import Failed, in_rank, leave_asserts_alone
-from phalanx.testing.pytest_private_logs import quicken_logs
 
 _given = pytest.StashKey[Given]()
 
@@ -222,6 +221,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if config.getoption("collectonly") or in_rank in config.stash:
         return
     if engines or any(map(_is_ours, {getattr(each, "cls", None) for each in session.items})):
+        from phalanx.testing.pytest_private_logs import quicken_logs
+
         quicken_logs(config)
     if not engines:
         return

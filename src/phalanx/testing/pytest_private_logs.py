@@ -5,45 +5,100 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+import sys
 from functools import partial
 from typing import Any
 
 from _pytest.logging import caplog_handler_key, caplog_records_key, catching_logs
 
+from phalanx.running.isolation.logs import changes
+
+MUTED = sys.maxsize
+"""A level that no record has."""
+
+
+class KeptHandlers:
+    """pytest's two handlers, at loggers that pass nothing on, for as long as tests run.
+
+    From 9.2 on pytest hands each of them to every such logger in each phase of a test, one lock
+    each, and takes it away again: where torch is, which has fifty of these, that is a third of
+    pytest's own time. Here they stay, between phases with a level that nothing reaches. (So a
+    logger that has no handler of its own and passes nothing on stays silent there.)
+    """
+
+    def __init__(self, plugin: Any) -> None:
+        self.both = (plugin.caplog_handler, plugin.report_handler)
+        self._levels = [handler.level for handler in self.both]
+        self._lists: list[list[logging.Handler]] = []
+        self._known: tuple[list[int], list[int]] = ([], [])
+        self._quiet = False
+        self.loggers = _Loggers()
+
+    def speak(self) -> None:
+        """A phase begins: they are wherever they should be, and hear everything."""
+        self.restore_levels()
+        lists = self.loggers.handlers()
+        if (list(map(id, lists)), list(map(len, lists))) != self._known:
+            self.take_away()
+            self._lists = lists
+            for handlers in lists:
+                handlers += [each for each in self.both if each not in handlers]
+            self._known = (list(map(id, lists)), list(map(len, lists)))
+        at_root = vars(logging.root)["handlers"]
+        at_root += [each for each in self.both if each not in at_root]
+
+    def mute(self) -> None:
+        """It is over."""
+        at_root = vars(logging.root)["handlers"]
+        for index, handler in enumerate(self.both):
+            self._levels[index] = handler.level
+            handler.level = MUTED
+            if handler in at_root:
+                at_root.remove(handler)
+        self._quiet = True
+
+    def restore_levels(self) -> None:
+        if self._quiet:
+            self._quiet = False
+            for handler, level in zip(self.both, self._levels, strict=True):
+                handler.level = level
+
+    def take_away(self) -> None:
+        for handlers in self._lists:
+            for each in self.both:
+                if each in handlers:
+                    handlers.remove(each)
+        self._lists, self._known = [], ([], [])
+
+    def end(self) -> None:
+        self.take_away()
+        self.restore_levels()
+
 
 class LogsOfPhase:
-    """Gives pytest's two handlers all records while one phase of a test runs. From 9.2 on
-    pytest hands each of them to every logger that passes nothing on, one lock each, and takes
-    it away again: where torch is, which has fifty of these, that is a third of pytest's own
-    time. This looks for the loggers once for both, and calls nothing for each. Where more is
-    to do than to change a list, with a level or for loggers of other classes, it is left to
+    """Gives pytest's two handlers all records while one phase of a test runs. Where more is to
+    do than to change a list, with a level or for loggers of other classes, it is left to
     pytest."""
 
-    __slots__ = ("_item", "_loggers", "_others", "_plugin", "_when")
+    __slots__ = ("_item", "_kept", "_others", "_plugin", "_when")
 
-    def __init__(self, plugin: Any, item: Any, when: str) -> None:
+    def __init__(self, plugin: Any, kept: KeptHandlers, item: Any, when: str) -> None:
         self._plugin = plugin
+        self._kept = kept
         self._item = item
         self._when = when
-        self._loggers: list[logging.Logger] = []
         self._others: Any = None
 
     def __enter__(self) -> None:
-        plugin, item = self._plugin, self._item
-        loggers = [logging.root, *_without_propagation()]
-        if plugin.log_level is not None or not _are_plain(loggers):
+        plugin, item, kept = self._plugin, self._item, self._kept
+        kept.loggers.look()
+        if plugin.log_level is not None or not kept.loggers.are_plain():
+            kept.end()
             self._others = type(plugin)._runtest_for(plugin, item, self._when)
             self._others.__enter__()
             return
-        self._loggers = loggers
-        first, second = plugin.caplog_handler, plugin.report_handler
-        for logger in loggers:
-            handlers = logger.__dict__["handlers"]
-            if first not in handlers:
-                handlers.append(first)
-            if second not in handlers:
-                handlers.append(second)
+        kept.speak()
+        first, second = kept.both
         first.reset()
         second.reset()
         item.stash[caplog_records_key][self._when] = first.records
@@ -52,38 +107,58 @@ class LogsOfPhase:
     def __exit__(self, *error: Any) -> Any:
         if self._others is not None:
             return self._others.__exit__(*error)
-        plugin = self._plugin
-        first, second = plugin.caplog_handler, plugin.report_handler
-        text = second.stream.getvalue().strip()
+        text = self._kept.both[1].stream.getvalue().strip()
         self._item.add_report_section(self._when, "log", text)
-        for logger in self._loggers:
-            handlers = logger.__dict__["handlers"]
-            if second in handlers:
-                handlers.remove(second)
-            if first in handlers:
-                handlers.remove(first)
+        self._kept.mute()
         return None
 
 
-def _without_propagation() -> list[Any]:
-    """Looked up where it is kept, because during runs on ranks reading the attributes of
-    loggers takes its time."""
-    loggers = logging.root.manager.loggerDict.values()
-    return [each for each in loggers if not each.__dict__.get("propagate", True)]
+class _Loggers:
+    """All loggers, where each keeps its attributes, and whether adding a handler to one does no
+    more than that. There are hundreds, so they are looked through when one of them changed."""
+
+    def __init__(self) -> None:
+        self._seen = (-1, -1)
+        self._kinds: set[Any] = {logging.RootLogger}
+        self._quiet: list[dict[str, Any]] = []
+
+    def look(self) -> None:
+        """Note what has come, or changed, since the last time."""
+        now = (changes.count, len(logging.root.manager.loggerDict))
+        if now != self._seen:
+            self._seen = now
+            loggers = logging.root.manager.loggerDict.values()
+            made = [each for each in loggers if "propagate" in vars(each)]
+            self._kinds = {type(logging.root), *map(type, made)}
+            self._quiet = [vars(each) for each in made if not vars(each)["propagate"]]
+
+    def are_plain(self) -> bool:
+        plain = logging.Logger
+        return all(
+            kind.addHandler is plain.addHandler and kind.removeHandler is plain.removeHandler
+            for kind in self._kinds
+        )
+
+    def handlers(self) -> list[list[logging.Handler]]:
+        """Those of loggers that pass nothing on."""
+        return [each["handlers"] for each in self._quiet]
 
 
-def _are_plain(loggers: Iterable[logging.Logger]) -> bool:
-    """Whether adding a handler to each of them does no more than that."""
-    plain = logging.Logger
-    kinds: set[Any] = set(map(type, loggers))
-    return all(
-        kind.addHandler is plain.addHandler and kind.removeHandler is plain.removeHandler
-        for kind in kinds
-    )
+class _Counting:
+    """`propagate` of loggers while no ranks run, which have their own way to count."""
+
+    def __set__(self, logger: logging.Logger, value: Any) -> None:
+        changes.count += 1
+        vars(logger)["propagate"] = value
 
 
 def quicken_logs(config: Any) -> None:
     """For this run of pytest, whose plugin it is. Before 9.2 there is no need."""
     plugin = config.pluginmanager.get_plugin("logging-plugin")
     if plugin is not None and "attached_loggers" in getattr(catching_logs, "__slots__", ()):
-        plugin._runtest_for = partial(LogsOfPhase, plugin)
+        kept = KeptHandlers(plugin)
+        plugin._runtest_for = partial(LogsOfPhase, plugin, kept)
+        config.add_cleanup(kept.end)
+        if "propagate" not in vars(logging.Logger):  # else somebody around us counts
+            logging.Logger.propagate = _Counting()  # type: ignore[assignment]
+            config.add_cleanup(partial(delattr, logging.Logger, "propagate"))

@@ -28,6 +28,16 @@ Patch = tuple[Any, str, Any]
 MADE = "log handlers"
 
 
+class Changes:
+    """How often the caller's own settings of loggers have changed, or a logger was made. Who
+    looks through all loggers now and then need not do it if nothing has."""
+
+    count = 0
+
+
+changes = Changes()
+
+
 class _PerRank:
     """An attribute of loggers. In a rank, a value in what the rank keeps; what the caller has
     is in the object itself, where Python keeps it."""
@@ -58,6 +68,7 @@ class _PerRank:
 
     def __set__(self, logger: Any, value: Any) -> None:
         strand = here.strand
+        changes.count += 1
         if strand is None:
             vars(logger)[self._name] = value
             return
@@ -84,6 +95,7 @@ class _UntilSet:
     def __set__(self, logger: Any, value: Any) -> None:
         own = vars(logger)
         if here.strand is None or (self.name not in own and value == self._default()):
+            changes.count += 1
             own[self.name] = value  # or a new logger, which is nobody's
         else:
             _look_up()
