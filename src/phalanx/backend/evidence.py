@@ -71,7 +71,9 @@ def _read(frame: FrameType, tensor: Any) -> Reading:
             _plans.clear()
         plan = _plans[id(code), offset] = Plan(code, offset)
     known: Any = frame.f_locals
-    if not isinstance(known, Mapping):  # of a class body: whatever its metaclass prepared
+    if type(known) is not dict and not isinstance(
+        known, Mapping
+    ):  # of a class body: whatever its metaclass prepared
         known = {}
     names = _names_of(plan, known, frame, tensor)
     loop, swept, tied = _loop_values(plan, known, tensor)
@@ -88,12 +90,14 @@ def _names_of(plan: Plan, known: Any, frame: FrameType, tensor: Any) -> tuple[st
             found.append(name)
         elif type(value) in _CONTAINERS and len(value) <= MOST_ITEMS:
             _look_into(name, value, tensor, found)
-    for name in () if found else plan.globals:
-        value = frame.f_globals.get(name)
-        if value is tensor:
-            found.append(name)
-        elif type(value) in _CONTAINERS and len(value) <= MOST_ITEMS:
-            _look_into(name, value, tensor, found)
+    if not found and plan.globals:
+        known = frame.f_globals
+        for name in plan.globals:
+            value = known.get(name)
+            if value is tensor:
+                found.append(name)
+            elif type(value) in _CONTAINERS and len(value) <= MOST_ITEMS:
+                _look_into(name, value, tensor, found)
     return tuple(found)
 
 
@@ -101,14 +105,12 @@ _CONTAINERS = frozenset({dict, list, tuple})
 
 
 def _look_into(name: str, container: Any, tensor: Any, found: list[str]) -> None:
-    if type(container) is dict:
-        for key, value in list(container.items()):
-            if value is tensor and type(key) in _SIMPLE:
-                found.append(f"{name}[{key!r}]")
-    else:
-        for index, value in enumerate(container):
-            if value is tensor:
-                found.append(f"{name}[{index}]")
+    is_dict = type(container) is dict
+    if id(tensor) not in map(id, list(container.values()) if is_dict else container):
+        return
+    for key, value in list(container.items()) if is_dict else enumerate(container):
+        if value is tensor and type(key) in _SIMPLE:
+            found.append(f"{name}[{key!r}]")
 
 
 _SIMPLE = frozenset({int, str})

@@ -7,9 +7,10 @@ not named.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import FrameType
 from typing import Any
+
+from phalanx import callsite
 
 # 2.11-2.13: the group of parameters that FSDP2 gathers together, as `self` of frames in this
 # file; its name and those of its parameters are known after the first forward.
@@ -36,17 +37,29 @@ def fsdp_names(frame: FrameType) -> tuple[str | None, list[str]] | None:
     return getattr(group, "_module_fqn", None), [name for name in names if name]
 
 
-def fsdp_module(frame: FrameType | None, is_library: Callable[[str], bool]) -> str | None:
-    """The module whose parameters a call gathers or scatters that FSDP2 makes: looked for up
-    to the program's own frame. Known from the second forward on, "" for the whole model."""
-    while frame is not None and is_library(frame.f_code.co_filename):
-        if frame.f_code.co_filename.endswith(FSDP_FILE):
+def frame_of_program(frame: FrameType | None) -> tuple[FrameType | None, str | None]:
+    """The innermost frame of the program's own; and, for a call that FSDP2 makes, the module
+    whose parameters it gathers or scatters: known from the second forward on, "" for the whole
+    model. Every frame on the way costs one look into a dict."""
+    module: str | None = None
+    known = _files
+    while frame is not None:
+        file = frame.f_code.co_filename
+        kind = known.get(file)
+        if kind is None:
+            library = "fsdp" if file.endswith(FSDP_FILE) else "library"
+            kind = known[file] = library if callsite.is_library_file(file) else "program"
+        if kind == "program":
+            break
+        if kind == "fsdp" and module is None:
             group = frame.f_locals.get("self")
             if hasattr(group, "fsdp_params"):
-                found: str | None = getattr(group, "_module_fqn", None)
-                return found
+                module = getattr(group, "_module_fqn", None)
         frame = frame.f_back
-    return None
+    return frame, module
+
+
+_files: dict[str, str] = {}
 
 
 def _name_of(param: Any) -> str:

@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from phalanx import callsite
 from phalanx.analysis.crossed import (
     Crossing,
     Level,
@@ -25,7 +24,7 @@ from phalanx.analysis.crossed import (
 from phalanx.backend import source_text
 from phalanx.backend.describe import group_of
 from phalanx.backend.evidence import Reading, read_frames
-from phalanx.backend.private_names import fsdp_module
+from phalanx.backend.private_names import frame_of_program
 from phalanx.backend.reduction import NAMES
 from phalanx.backend.session import Session
 from phalanx.callsite import resolve
@@ -42,7 +41,6 @@ DULL = 32
 """After how many calls, by all ranks, of one place that tell nothing new."""
 MOST_SHOWN = 3
 LONGEST_LABEL = 28
-_FSDP = "torch.distributed.fsdp"
 
 _SOURCE = Source(source_text.together, source_text.expression, source_text.picks)
 
@@ -68,10 +66,10 @@ def note(call: Call) -> None:
     notes = call.assembly.notes.get(KIND)
     if notes is None:
         notes = call.assembly.notes[KIND] = _Notes(call.assembly.size)
-    if _FSDP in sys.modules:
-        module = fsdp_module(sys._getframe(1), callsite.is_library)
+    frame, module = frame_of_program(sys._getframe(1))
+    if module is not None:
         parts = notes.parts[call.member]
-        if module is not None and len(parts) < LONGEST_TRAIL:
+        if len(parts) < LONGEST_TRAIL:
             parts[call.number] = Part(module, call.name, mark)  # type: ignore[index]
     place = (id(mark[0]), mark[1])
     seen = notes.dull.get(place)
@@ -80,7 +78,7 @@ def note(call: Call) -> None:
     trail = notes.trails[call.member]
     if len(trail) < LONGEST_TRAIL:
         what = (call.name, None if call.op is None else call.op[0], call.root)
-        frames = read_frames(sys._getframe(1), tensor, most=LEVELS)
+        frames = read_frames(frame, tensor, most=LEVELS)
         trail.append((call.number, what, frames))
         _find_dull(notes, place, call.number // PERIOD, frames)  # type: ignore[operator]
 

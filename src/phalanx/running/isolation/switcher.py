@@ -61,6 +61,7 @@ class RankSwitcher(Visits, Switcher):
         self._outer_argv = sys.argv
         self._names = Names()
         self._outer_attributes = attributes.current()
+        self._swapped = attributes.Swapped()
         self._outer_warnings = get_warnings()
         self._outer_filters = list(warnings.filters)
         self._warned = False
@@ -111,7 +112,7 @@ class RankSwitcher(Visits, Switcher):
         if self._warned:
             settle()
         if places:
-            attributes.load(context)
+            self._swapped.load(context)
         if settings.in_use:
             settings.load(context, self._outer_settings)
         if descriptors.originals:
@@ -136,7 +137,7 @@ class RankSwitcher(Visits, Switcher):
         if watched:
             look_at_watched()
         if places:
-            attributes.save(context)
+            self._swapped.save(context)
         if settings.in_use:
             settings.save(context, self._outer_settings)
         if descriptors.originals:
