@@ -472,3 +472,22 @@ def test_without_the_shortcuts_the_numbers_are_the_same(
     monkeypatch.setattr(private_generators, "_engine_place", lambda: None)
     for program in PROGRAMS.values():
         assert in_ranks(program, 2) == in_processes(program, 2)
+
+
+def test_seeds_for_accelerators_that_are_not_there_do_not_reach_the_process() -> None:
+    def queued() -> list[str]:
+        trackers = [torch.xpu._lazy_seed_tracker, torch.mtia._lazy_seed_tracker]
+        return [repr(tracker.get_calls()) for tracker in trackers]
+
+    torch.manual_seed(1)
+    before = queued()
+    drawn = phalanx.run(seed_by_rank, ranks=2)
+    assert queued() == before
+    assert drawn[0] != drawn[1]
+    torch.manual_seed(2)
+    assert queued() != before
+
+
+def seed_by_rank() -> float:
+    torch.manual_seed(dist.get_rank())
+    return torch.rand(1).item()

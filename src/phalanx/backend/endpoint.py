@@ -150,7 +150,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         options = vars(self.options)
         ranks = tuple(options.get("global_ranks_in_group", ()))  # a list can change in place
         own = (self._limit, self._splits, self._closed, self.group_desc, ranks)
-        return (*own, *vars(self), *options, *options.values())
+        return (*own, len(vars(self)), *options, *options.values())
 
     def move_to(self, context: RankContext) -> None:
         """Become the group of another world, as if it were new."""

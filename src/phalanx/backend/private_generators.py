@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 import torch.cuda.random
+import torch.mtia
+import torch.xpu.random
 
 _random: Any = torch.cuda.random
 _cuda: Any = torch.cuda
@@ -34,6 +36,18 @@ PRIVATE_RANDOM = "_standard_gamma _sample_dirichlet"
 def later_place() -> tuple[Any, str, Any]:
     """Owner, name, and what is there."""
     return _random, LATER_NAME, getattr(_random, LATER_NAME)
+
+
+def absent_later_places() -> list[tuple[Any, str]]:
+    """2.11-2.13: where seeds for other accelerators are put off, of kinds this torch is built
+    without: `manual_seed` comes by here too, notes the whole stack each time, and the last seed
+    stays with the process."""
+    found: list[tuple[Any, str]] = []
+    for kind, owner in ((torch.xpu, torch.xpu.random), (torch.mtia, torch.mtia)):
+        built: Callable[[], bool] | None = getattr(kind, "_is_compiled", None)
+        if built is not None and not built() and hasattr(owner, LATER_NAME):
+            found.append((owner, LATER_NAME))
+    return found
 
 
 def init_places() -> list[tuple[Any, str, Any]]:

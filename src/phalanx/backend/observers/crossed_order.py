@@ -99,8 +99,9 @@ def _find_dull(
 def look(met: Assembly) -> list[Verdict]:
     """What was noted on a group, judged and forgotten."""
     notes = met.notes.pop(KIND, None)
-    if notes is not None:
-        other = find_other_part(dict(zip(met.ranks, getattr(notes, "parts", ()), strict=False)))
+    parts = getattr(notes, "parts", ())  # not from ranks that are watched alone
+    if any(parts):
+        other = find_other_part(dict(zip(met.ranks, parts, strict=False)))
         if other is not None:
             return [_other_module(met, *other)]
     if notes is None or all(trail == notes.trails[0] for trail in notes.trails):

@@ -7,6 +7,7 @@ are kept for it. Used by `switcher.py` and `patches.py`.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -66,6 +67,22 @@ def cuda_patches() -> list[Patch]:
             for owner, name, original in private.init_places()
         ]
     return found
+
+
+def absent_patches() -> list[Patch]:
+    """A rank's seed for an accelerator that cannot be there is nobody else's."""
+    return [
+        (owner, name, _outside_ranks(getattr(owner, name)))
+        for owner, name in private.absent_later_places()
+    ]
+
+
+@cache
+def _outside_ranks(later: Any) -> Any:
+    def put_off(call: Any, **kinds: Any) -> Any:
+        return later(call, **kinds) if here.strand is None else None
+
+    return put_off
 
 
 def _then_own(original: Any) -> Any:

@@ -103,6 +103,7 @@ def _patches() -> list[Patch]:
         *settings.setting_patches(),
         *settings.thread_patches(),
         *strangers.seed_patches(),
+        *cuda_randomness.absent_patches(),
         *descriptors.descriptor_patches(),
         *logs.log_patches(),
         *exits.exit_patches(),

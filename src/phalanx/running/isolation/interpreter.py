@@ -54,6 +54,7 @@ PLACES: tuple[tuple[Any, str], ...] = (
     (_Traceback(), "limit"),
     (_process, "_name"),
 )
+_PLACES = tuple(zip(*PLACES, strict=True))
 
 
 def without_torch(hook: Any) -> Any:
@@ -69,7 +70,7 @@ class Names:
     """What the caller has, for one run."""
 
     def __init__(self) -> None:
-        self._outer = tuple(getattr(owner, name) for owner, name in PLACES)
+        self._outer = tuple(map(getattr, *_PLACES))
         self._usual, self._unusual = self._outer[:9], self._outer[9:]
         self._path = sys.path
         self._entries = list(sys.path)
@@ -138,6 +139,8 @@ class Names:
                 setattr(owner, name, value)
 
     def restore(self) -> None:
+        if not self.changed():
+            return
         for (owner, name), outer in zip(PLACES, self._outer, strict=True):
             if getattr(owner, name) is not outer:
                 setattr(owner, name, outer)

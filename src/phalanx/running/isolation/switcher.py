@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -211,26 +212,41 @@ class RankSwitcher(Visits, Switcher):
 
     def restore(self) -> None:
         """After the run: as the launcher had it. Whatever fails, the rest is put back."""
-        with ExitStack() as steps:
-            steps.callback(self._restore_environ)
-            steps.callback(attributes.restore, self._outer_attributes)
-            if descriptors.originals:
-                steps.callback(descriptors.restore)
-            if settings.in_use:
-                steps.callback(settings.restore, self._outer_settings)
-            steps.callback(self._restore_warnings)
-            steps.callback(self._names.restore)
-            steps.callback(self.limit.restore)
-            sys.argv = self._outer_argv
-            if self._cuda is not None:
-                steps.callback(self._cuda.restore)
-            steps.callback(self._restore_sources)
-            switchers.remove(self)
-            if log_globals.in_use and not switchers:
-                steps.callback(log_globals.relax)
-            if self.owner is not None:
-                steps.callback(self._save, self.owner)
-                self.owner = None
+        switchers.remove(self)
+        owner, self.owner = self.owner, None
+        problem: BaseException | None = None
+        for step in self._steps_back(owner):
+            try:
+                step()
+            except BaseException as error:
+                problem = problem or error
+        if problem is not None:
+            raise problem
+
+    def _steps_back(self, owner: RankContext | None) -> Iterator[Callable[[], Any]]:
+        """Each is asked for when those before it are done."""
+        if owner is not None:
+            yield partial(self._save, owner)
+        if log_globals.in_use and not switchers:
+            yield log_globals.relax
+        yield self._restore_sources
+        if self._cuda is not None:
+            yield self._cuda.restore
+        yield self._restore_argv
+        yield self.limit.restore
+        yield self._names.restore
+        yield self._restore_warnings
+        if settings.in_use:
+            yield partial(settings.restore, self._outer_settings)
+        if descriptors.originals:
+            yield descriptors.restore
+        if places:
+            yield partial(attributes.restore, self._outer_attributes)
+        if seen_by_c:
+            yield _restore_environ
+
+    def _restore_argv(self) -> None:
+        sys.argv = self._outer_argv
 
     def _restore_sources(self) -> None:
         if self._apart:
@@ -242,10 +258,10 @@ class RankSwitcher(Visits, Switcher):
         if self._warned:
             settle()
 
-    def _restore_environ(self) -> None:
-        if seen_by_c:
-            show_to_c(os.environ)  # the caller is no rank: this is the process's own
-            seen_by_c.clear()
+
+def _restore_environ() -> None:
+    show_to_c(os.environ)  # the caller is no rank: this is the process's own
+    seen_by_c.clear()
 
 
 def _tell_of_numpy(module: ModuleType) -> None:
