@@ -7,7 +7,8 @@ tests that call the bodies of `testing_bodies.py`. Two times are taken: of the w
 of the tests alone (from before the first test to after the last, so without the imports). The
 quick contenders run several times, in turn, and the median counts. `MultiProcessTestCase` takes
 seconds a test and runs once; with `--quick` it runs five tests, and the rest is reckoned.
-Fifty tests that do nothing, on no ranks, show what pytest itself takes.
+Fifty tests that do nothing, on no ranks, show what pytest itself takes, and one test that does
+on ranks what the fifty do shows what the tests take without a harness around each.
 """
 
 from __future__ import annotations
@@ -63,6 +64,12 @@ pytestmark = pytest.mark.ranks({ranks}, engine="{engine}", backend="gloo")
 FUNCTION = """
 def test_{name}(rank, world_size):
     BODIES["{name}"](rank, world_size)
+"""
+
+ALL_IN_ONE = """
+def test_all(rank, world_size):
+    for body in BODIES.values():
+        body(rank, world_size)
 """
 
 EMPTY = """
@@ -144,8 +151,12 @@ class Contender:
     test: str
     ours: bool
     slow: bool = False
+    in_one: bool = False
+    """Whether one test does it all."""
 
     def source(self, names: Sequence[str]) -> str:
+        if self.in_one:
+            return self.head + self.test
         return self.head + "".join(self.test.format(name=name) for name in names)
 
 
@@ -160,6 +171,10 @@ class Measured:
 
 def contenders() -> Iterator[Contender]:
     yield Contender("pytest", "pytest alone, empty tests", EMPTY, EMPTY_FUNCTION, ours=False)
+    head = FUNCTIONS.format(ranks=RANKS, engine="threads")
+    yield Contender(
+        "bodies", "all in one test, threads", head, ALL_IN_ONE, ours=True, in_one=True
+    )
     for name, head in CLASSES.items():
         yield Contender(
             f"torch.{name}",
@@ -205,7 +220,7 @@ def measure(contender: Contender, names: Sequence[str]) -> Measured:
         )
         whole = time.perf_counter() - start
         result = json.loads((place / "result.json").read_text()) if done.returncode == 0 else {}
-    if result.get("passed") != len(names):
+    if result.get("passed") != (1 if contender.in_one else len(names)):
         raise SystemExit(
             f"{contender.label}: not all {len(names)} tests passed, so there is nothing to "
             f"compare\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
@@ -274,7 +289,7 @@ def table(chosen: Sequence[Contender], found: dict[str, Measured]) -> str:
     for contender in chosen:
         run = found[contender.name]
         cells = f"{unit(run.whole):>9}{unit(run.tests):>10}{unit(run.tests / len(BODIES)):>10}"
-        if base is not None and base is not run and contender.name != "pytest":
+        if base is not None and base is not run and contender.name not in ("pytest", "bodies"):
             cells += f"{base.tests / run.tests:>8.1f}x{base.whole / run.whole:>8.1f}x"
         lines.append(f"{contender.label:34}{cells}")
     if base is not None and base.reckoned_from:
