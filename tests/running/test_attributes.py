@@ -267,3 +267,18 @@ def test_variables_in_bytes_are_the_ranks_own() -> None:
 
     assert phalanx.run(body, ranks=2) == [("0", True), ("1", True)]
     assert "PHALANX_BYTES" not in os.environ
+
+
+def test_what_a_rank_holds_on_to_stays_its_own_when_another_one_changes_its_copy() -> None:
+    from torch.distributed.tensor import DTensor
+
+    def body() -> tuple[list[str], list[str]]:
+        mine: Any = DTensor._op_dispatcher._custom_op_handlers
+        dist.barrier()
+        mine[f"op of rank {dist.get_rank()}"] = None
+        dist.barrier()
+        now: Any = DTensor._op_dispatcher._custom_op_handlers
+        return [[key for key in each if isinstance(key, str)] for each in (mine, now)]
+
+    wanted = [[[f"op of rank {rank}"]] * 2 for rank in range(3)]
+    assert phalanx.run(body, ranks=3) == wanted

@@ -491,3 +491,21 @@ def test_seeds_for_accelerators_that_are_not_there_do_not_reach_the_process() ->
 def seed_by_rank() -> float:
     torch.manual_seed(dist.get_rank())
     return torch.rand(1).item()
+
+
+def test_the_caller_may_change_what_looks_alike_between_two_runs() -> None:
+    """The second of two normal numbers that wait, and the upper half of a seed."""
+    numpy.random.seed(0)
+    numpy.random.standard_normal()
+    state = numpy.random.get_state()
+    torch.default_generator.manual_seed(1)
+    phalanx.run(look_at_seed, ranks=2)
+    numpy.random.set_state((*state[:4], 42.0))
+    torch.default_generator.manual_seed(1 + 2**32)
+    assert phalanx.run(look_at_seed, ranks=2) == [(42.0, 1 + 2**32)] * 2
+    assert numpy.random.standard_normal() == 42.0
+    assert torch.initial_seed() == 1 + 2**32
+
+
+def look_at_seed() -> tuple[float, int]:
+    return numpy.random.standard_normal(), torch.initial_seed()

@@ -8,8 +8,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 from _pytest.logging import LogCaptureHandler, caplog_handler_key, caplog_records_key
 
+import phalanx
 from phalanx.testing.pytest_private_logs import KeptHandlers, LogsOfPhase, _Counting
 
 
@@ -102,7 +104,7 @@ def test_nothing_is_collected_between_phases(quiet) -> None:
     assert plugin.report_handler.level == logging.NOTSET
 
 
-@pytest.mark.parametrize("change", ["clear", "replace", "pass on", "another"])
+@pytest.mark.parametrize("change", ["clear", "replace", "exchange", "pass on", "another"])
 def test_what_a_test_does_to_loggers_is_seen_by_the_next_phase(quiet, change) -> None:
     plugin, item = Plugin(), Item()
     other = logging.getLogger(f"another that passes nothing on ({change})")
@@ -111,6 +113,8 @@ def test_what_a_test_does_to_loggers_is_seen_by_the_next_phase(quiet, change) ->
             quiet.handlers.clear()
         elif change == "replace":
             quiet.handlers = [logging.NullHandler()]
+        elif change == "exchange":
+            quiet.handlers[:] = [logging.NullHandler() for _ in quiet.handlers]
         elif change == "pass on":
             quiet.propagate = True
         else:
@@ -151,3 +155,37 @@ def test_levels_and_other_classes_of_loggers_are_left_to_pytest(quiet, monkeypat
     plugin = Plugin()
     with phase(plugin, Item(), "call"):
         assert plugin.asked == ["call"]
+
+
+def test_changes_that_nobody_counts_are_seen(quiet, monkeypatch) -> None:
+    """A world that was open when pytest began takes its own attribute with it."""
+    monkeypatch.delattr(logging.Logger, "propagate")
+    plugin, item = Plugin(), Item()
+    quiet.propagate = True
+    with phase(plugin, item, "setup"):
+        quiet.propagate = False
+    with phase(plugin, item, "call"):
+        quiet.warning("one")
+    assert len(item.stash[caplog_records_key]["call"]) == 1
+    plugin.kept.end()
+
+
+def test_what_counts_is_gone_after_the_run_also_with_a_world_open_across_its_end(
+    monkeypatch,
+) -> None:
+    monkeypatch.delattr(logging.Logger, "propagate")
+    counting = _Counting()
+    logging.Logger.propagate = counting
+    with phalanx.World(ranks=2) as world:
+        counting.end()
+        logger = logging.getLogger("a logger of two ranks")
+
+        def own() -> bool:
+            logger.propagate = dist.get_rank() == 0
+            dist.barrier()
+            return logger.propagate
+
+        assert world.run(own) == [True, False]
+        assert logger.propagate is True
+    logger.propagate = True
+    assert "propagate" not in vars(logging.Logger)

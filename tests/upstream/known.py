@@ -14,7 +14,12 @@ import torch
 
 RESULTS = Path(__file__).parent / "results"
 
-DIFFERENCES: dict[str, str] = {}
+DIFFERENCES: dict[str, str] = {
+    "test_ddp_buffer_hook_allreduce_return_future": (
+        "the forward pass writes to buffers whose reduction is under way, as the test itself "
+        "says: on a GPU the stream keeps them in order, with CPU tensors our check finds it"
+    ),
+}
 """Name of a test -> why our ranks do not do what Gloo does. Ideally empty."""
 
 LEFT_OUT = {

@@ -42,6 +42,7 @@ def frame_of_program(frame: FrameType | None) -> tuple[FrameType | None, str | N
     whose parameters it gathers or scatters: known from the second forward on, "" for the whole
     model. Every frame on the way costs one look into a dict."""
     module: str | None = None
+    is_known = False
     known = _files
     while frame is not None:
         file = frame.f_code.co_filename
@@ -51,10 +52,10 @@ def frame_of_program(frame: FrameType | None) -> tuple[FrameType | None, str | N
             kind = known[file] = library if callsite.is_library_file(file) else "program"
         if kind == "program":
             break
-        if kind == "fsdp" and module is None:
+        if kind == "fsdp" and not is_known:
             group = frame.f_locals.get("self")
             if hasattr(group, "fsdp_params"):
-                module = getattr(group, "_module_fqn", None)
+                module, is_known = getattr(group, "_module_fqn", None), True
         frame = frame.f_back
     return frame, module
 

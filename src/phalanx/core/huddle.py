@@ -120,6 +120,14 @@ class Huddle:
             self._camp.natives.discard(threading.get_native_id())
             self._send_away(0)
 
+    def without_ours(self, native: int, cores: set[int]) -> set[int]:
+        """What a thread would have by itself. The monitor may have called one together that has
+        just stepped out."""
+        with suppress(OSError):
+            if cores == self._one and os.sched_getscheduler(native) == os.SCHED_BATCH:
+                return set(self._all)
+        return cores
+
     def _send_away(self, native: int) -> None:
         with suppress(OSError):
             batch = os.sched_getscheduler(native) == os.SCHED_BATCH

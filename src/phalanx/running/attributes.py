@@ -170,58 +170,19 @@ def _keep_compiled_apart(begins: bool) -> None:
 private_modes.listeners.append(_keep_compiled_apart)
 
 
-OWN = "torch"
-"""Where a rank keeps its values, if they are not those that it has in common with others."""
+def save(context: RankContext) -> None:
+    """The rank gives the baton away: keep what it has made of the attributes."""
+    context.saved["torch"] = [getattr(owner, name) for owner, name in places]
 
 
-class Swapped:
-    """The attributes in one run. Ranks that have changed nothing have their values in common,
-    so in most runs a hand-over only looks whether that is still so."""
-
-    def __init__(self) -> None:
-        self._common: list[Any] = []
-        self._shown: list[Any] | None = None
-        """What is in the places."""
-
-    def save(self, context: RankContext) -> None:
-        """The rank gives the baton away: keep what it has made of the attributes."""
-        now = [getattr(owner, name) for owner, name in places]
-        if OWN not in context.saved:
-            if self._is_unchanged(now):
-                return
-            self._common = []  # the rank may have changed what was in it
-        context.saved[OWN] = self._shown = now
-
-    def load(self, context: RankContext) -> None:
-        """The rank gets the baton: put its values in, copies of the originals at first."""
-        own: list[Any] | None = context.saved.get(OWN)
-        if own is None:
-            if self._shown is self._common and len(self._common) == len(places):
-                return
-            own = self._common
-        if len(own) < len(_originals):
-            own.extend(map(_copied, _originals[len(own) :]))
-        self._shown = own
-        for (owner, name), value in zip(places, own, strict=False):
+def load(context: RankContext) -> None:
+    """The rank gets the baton: put its values in, copies of the originals at first."""
+    own = context.saved.get("torch", [])
+    if len(own) < len(_originals):
+        own += map(_copied, _originals[len(own) :])
+    for (owner, name), value in zip(places, own, strict=False):
+        if getattr(owner, name) is not value:
             setattr(owner, name, value)
-
-    def _is_unchanged(self, now: list[Any]) -> bool:
-        return len(now) == len(self._common) and all(
-            map(_is_as_it_was, now, self._common, _originals)
-        )
-
-
-def _is_as_it_was(value: Any, shown: Any, original: Any) -> bool:
-    """Whether it is what was put there, and, if it can change in place, has not."""
-    kind = type(value)
-    if kind in _PLAIN:
-        return value is shown
-    if kind is tuple:
-        return bool(value == shown)
-    try:
-        return value is shown and bool(value == original)
-    except Exception:  # of something in it
-        return False
 
 
 def _copied(value: Any) -> Any:

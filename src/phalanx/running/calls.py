@@ -59,6 +59,7 @@ def call_patches() -> list[tuple[Any, str, Any]]:
         (os, "abort", _exiting("os.abort", os.abort)),
         (subprocess.Popen, "__init__", _inheriting(subprocess.Popen.__init__)),
         *((owner, name, _on_all_cores(original)) for owner, name, original in _starters()),
+        *_affinity_patches(),
         *((owner, name, _stepping_out(getattr(owner, name))) for owner, name in _NATIVE_WAITS),
         (os, "system", _in_a_shell(os.system)),
         (threading.Condition, "wait", blocking.waiting(threading.Condition.wait)),
@@ -259,7 +260,6 @@ def _in_a_shell(original: Any) -> Any:
 
 
 _STARTERS = [
-    (os, "sched_getaffinity"),
     (os, "forkpty"),
     (os, "posix_spawn"),
     (os, "posix_spawnp"),
@@ -273,8 +273,7 @@ def _starters() -> list[tuple[Any, str, Any]]:
 
 
 def _on_all_cores(original: Any) -> Any:
-    """A process started by a rank must not inherit the one core of the huddle, and a rank
-    that asks how many cores it may use must hear of all."""
+    """A process started by a rank must not inherit the one core of the huddle."""
 
     def start(*args: Any, **kwargs: Any) -> Any:
         strand = here.strand
@@ -283,6 +282,22 @@ def _on_all_cores(original: Any) -> Any:
         return original(*args, **kwargs)
 
     return start
+
+
+def _affinity_patches() -> list[tuple[Any, str, Any]]:
+    """A rank that asks how many cores it may use must hear of all."""
+    original = getattr(os, "sched_getaffinity", None)
+    if original is None:
+        return []
+
+    def ask(pid: int, /) -> set[int]:
+        strand = here.strand
+        if strand is None:
+            return set(original(pid))
+        strand.baton.huddle.step_out()
+        return strand.baton.huddle.without_ours(pid, original(pid))
+
+    return [(os, "sched_getaffinity", ask)]
 
 
 def _adopting(original: Any) -> Any:

@@ -334,6 +334,16 @@ def _is_ours(cls: type | None) -> bool:
 
 
 @pytest.hookimpl(wrapper=True)
+def pytest_runtestloop(session: pytest.Session) -> Generator[None, Any, Any]:
+    try:
+        return (yield)
+    finally:
+        logs = sys.modules.get("phalanx.testing.pytest_private_logs")
+        if logs is not None:
+            logs.leave_logs(session.config)
+
+
+@pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
     try:
         return (yield)

@@ -9,9 +9,10 @@ import sys
 from functools import partial
 from typing import Any
 
+import pytest
 from _pytest.logging import caplog_handler_key, caplog_records_key, catching_logs
 
-from phalanx.running.isolation.logs import changes
+from phalanx.running.isolation.logs import Counted, changes
 
 MUTED = sys.maxsize
 """A level that no record has."""
@@ -30,7 +31,8 @@ class KeptHandlers:
         self.both = (plugin.caplog_handler, plugin.report_handler)
         self._levels = [handler.level for handler in self.both]
         self._lists: list[list[logging.Handler]] = []
-        self._known: tuple[list[int], list[int]] = ([], [])
+        self._known: list[tuple[logging.Handler, ...]] = []
+        """What is in each of them, ours included."""
         self._quiet = False
         self.loggers = _Loggers()
 
@@ -38,12 +40,12 @@ class KeptHandlers:
         """A phase begins: they are wherever they should be, and hear everything."""
         self.restore_levels()
         lists = self.loggers.handlers()
-        if (list(map(id, lists)), list(map(len, lists))) != self._known:
+        if list(map(tuple, lists)) != self._known:
             self.take_away()
-            self._lists = lists
             for handlers in lists:
                 handlers += [each for each in self.both if each not in handlers]
-            self._known = (list(map(id, lists)), list(map(len, lists)))
+            self._known = list(map(tuple, lists))
+        self._lists = lists
         at_root = vars(logging.root)["handlers"]
         at_root += [each for each in self.both if each not in at_root]
 
@@ -68,7 +70,7 @@ class KeptHandlers:
             for each in self.both:
                 if each in handlers:
                     handlers.remove(each)
-        self._lists, self._known = [], ([], [])
+        self._lists, self._known = [], []
 
     def end(self) -> None:
         self.take_away()
@@ -97,19 +99,20 @@ class LogsOfPhase:
             self._others = type(plugin)._runtest_for(plugin, item, self._when)
             self._others.__enter__()
             return
-        kept.speak()
+        records = item.stash[caplog_records_key]
         first, second = kept.both
         first.reset()
         second.reset()
-        item.stash[caplog_records_key][self._when] = first.records
+        kept.speak()
+        records[self._when] = first.records
         item.stash[caplog_handler_key] = first
 
     def __exit__(self, *error: Any) -> Any:
         if self._others is not None:
             return self._others.__exit__(*error)
+        self._kept.mute()
         text = self._kept.both[1].stream.getvalue().strip()
         self._item.add_report_section(self._when, "log", text)
-        self._kept.mute()
         return None
 
 
@@ -125,7 +128,8 @@ class _Loggers:
     def look(self) -> None:
         """Note what has come, or changed, since the last time."""
         now = (changes.count, len(logging.root.manager.loggerDict))
-        if now != self._seen:
+        counts = isinstance(vars(logging.Logger).get("propagate"), Counted)
+        if now != self._seen or not counts:
             self._seen = now
             loggers = logging.root.manager.loggerDict.values()
             made = [each for each in loggers if "propagate" in vars(each)]
@@ -144,21 +148,44 @@ class _Loggers:
         return [each["handlers"] for each in self._quiet]
 
 
-class _Counting:
+class _Counting(Counted):
     """`propagate` of loggers while no ranks run, which have their own way to count."""
+
+    def __init__(self) -> None:
+        self._over = False
 
     def __set__(self, logger: logging.Logger, value: Any) -> None:
         changes.count += 1
         vars(logger)["propagate"] = value
+        if self._over:
+            self.end()
+
+    def end(self) -> None:
+        """A world that is still open has its own attribute there, and puts this one back when
+        it closes: then it goes with the next change."""
+        self._over = True
+        if vars(logging.Logger).get("propagate") is self:
+            del logging.Logger.propagate
+
+
+_kept = pytest.StashKey[KeptHandlers]()
 
 
 def quicken_logs(config: Any) -> None:
     """For this run of pytest, whose plugin it is. Before 9.2 there is no need."""
     plugin = config.pluginmanager.get_plugin("logging-plugin")
-    if plugin is not None and "attached_loggers" in getattr(catching_logs, "__slots__", ()):
-        kept = KeptHandlers(plugin)
-        plugin._runtest_for = partial(LogsOfPhase, plugin, kept)
-        config.add_cleanup(kept.end)
-        if "propagate" not in vars(logging.Logger):  # else somebody around us counts
-            logging.Logger.propagate = _Counting()  # type: ignore[assignment]
-            config.add_cleanup(partial(delattr, logging.Logger, "propagate"))
+    if plugin is None or "attached_loggers" not in getattr(catching_logs, "__slots__", ()):
+        return
+    kept = config.stash[_kept] = KeptHandlers(plugin)
+    plugin._runtest_for = partial(LogsOfPhase, plugin, kept)
+    config.add_cleanup(kept.end)
+    if "propagate" not in vars(logging.Logger):  # else somebody around us counts
+        counting = _Counting()
+        logging.Logger.propagate = counting  # type: ignore[assignment]
+        config.add_cleanup(counting.end)
+
+
+def leave_logs(config: Any) -> None:
+    """After the last test."""
+    if _kept in config.stash:
+        config.stash[_kept].end()

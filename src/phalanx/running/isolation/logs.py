@@ -38,7 +38,11 @@ class Changes:
 changes = Changes()
 
 
-class _PerRank:
+class Counted:
+    """An attribute of loggers that counts its changes."""
+
+
+class _PerRank(Counted):
     """An attribute of loggers. In a rank, a value in what the rank keeps; what the caller has
     is in the object itself, where Python keeps it."""
 
@@ -82,7 +86,7 @@ class _PerRank:
             return vars(logger).setdefault(self._name, self._default())
 
 
-class _UntilSet:
+class _UntilSet(Counted):
     """The same attribute as long as no rank has a value of its own. It has no `__get__`, so
     Python reads the object itself, at its own speed."""
 

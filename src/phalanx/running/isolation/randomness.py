@@ -52,7 +52,7 @@ class Source:
         """Whether anybody has used it, so that it must be swapped."""
         self.in_script = in_script
         """Whether the ranks are those of a script, and not of a run inside one."""
-        self._outer = live.snapshot_of(self.mark)
+        self._outer = live.snapshot()
 
     def own(self, context: RankContext) -> Any:
         """Where the rank goes on."""

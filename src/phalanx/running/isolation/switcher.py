@@ -62,7 +62,6 @@ class RankSwitcher(Visits, Switcher):
         self._outer_argv = sys.argv
         self._names = Names()
         self._outer_attributes = attributes.current()
-        self._swapped = attributes.Swapped()
         self._outer_warnings = get_warnings()
         self._outer_filters = list(warnings.filters)
         self._warned = False
@@ -113,7 +112,7 @@ class RankSwitcher(Visits, Switcher):
         if self._warned:
             settle()
         if places:
-            self._swapped.load(context)
+            attributes.load(context)
         if settings.in_use:
             settings.load(context, self._outer_settings)
         if descriptors.originals:
@@ -138,7 +137,7 @@ class RankSwitcher(Visits, Switcher):
         if watched:
             look_at_watched()
         if places:
-            self._swapped.save(context)
+            attributes.save(context)
         if settings.in_use:
             settings.save(context, self._outer_settings)
         if descriptors.originals:
@@ -219,7 +218,8 @@ class RankSwitcher(Visits, Switcher):
             try:
                 step()
             except BaseException as error:
-                problem = problem or error
+                is_worse = isinstance(problem, Exception) and not isinstance(error, Exception)
+                problem = error if problem is None or is_worse else problem
         if problem is not None:
             raise problem
 

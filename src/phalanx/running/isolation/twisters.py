@@ -28,17 +28,8 @@ class Generator:
     mark: Callable[[], Any]
     """Its answer stays the same as long as nobody uses the generator."""
 
-    _last: tuple[Any, Any] = (None, None)
-
     def snapshot(self) -> Any:
         raise NotImplementedError
-
-    def snapshot_of(self, mark: Any) -> Any:
-        """For a run that begins with this mark: the one of before, if nobody has used the
-        generator since then."""
-        if self._last[0] != mark:
-            self._last = (mark, self.snapshot())
-        return self._last[1]
 
     def put(self, snapshot: Any) -> None:
         """Go on from there."""

@@ -261,6 +261,7 @@ class CallInProgress:
         self._ask_positions()
         self._listen(PATIENCE, lambda: bool(self._silent()))
         silent = self._silent()
+        before = {member.rank: written_stack(member.stderr) for member in silent}
         for member in silent:
             with contextlib.suppress(OSError):
                 os.kill(member.pid, DUMP_SIGNAL)
@@ -268,7 +269,7 @@ class CallInProgress:
         for member in silent:
             # The signal may have woken it: what it says now came after what it wrote then.
             stack = written_stack(member.stderr)
-            if stack or member.rank not in self._positions:
+            if stack != before[member.rank] or member.rank not in self._positions:
                 self._positions[member.rank] = Position(member.rank, self._number, stack)
 
     def _silent(self) -> list[Member]:
