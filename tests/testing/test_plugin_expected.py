@@ -183,6 +183,9 @@ class Mark:
     def __init__(self, name: str, *args: object, **kwargs: object) -> None:
         self.name, self.args, self.kwargs = name, args, kwargs
 
+    def __str__(self) -> str:
+        return f"{self.name}{self.args}{self.kwargs}"
+
 
 @pytest.mark.parametrize(
     ("mark", "told"),
