@@ -16,9 +16,9 @@ import phalanx
 
 RUNS = 1000
 WARM_UP = 200
-FEW = 10
-"""Objects that may be more after a thousand runs: one in each run would be a hundred times as
-many, one in each failed run ten times."""
+FEW = 50
+"""Objects of a kind that may be more after a thousand runs, as of one that still ends. One in
+each failed run would be a hundred."""
 MEGABYTE = 1 << 20
 
 
