@@ -2,6 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 LIBRARIES := .venv-libraries/.ready
+JOBS ?= 0
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-full test-libraries conformance upstream lint format bench bench-tests bench-bugs clean
@@ -12,8 +13,8 @@ help: ## list the targets
 demo: $(READY) ## train a DDP script on 4 ranks in one process
 	$(BIN)/phalanx run -n 4 examples/ddp_train.py
 
-test: lint ## lint, types, and the tests that are quick
-	$(BIN)/pytest -q -m "not slow"
+test: lint ## lint, types, and the tests that are quick; JOBS=2 takes half the time
+	$(BIN)/pytest -q -m "not slow" -n $(JOBS)
 
 test-full: lint ## the same with the slow tests
 	$(BIN)/pytest -q

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import queue
 import threading
 import time
@@ -127,21 +128,36 @@ def test_a_thread_that_waits_in_a_collective_is_joined() -> None:
     assert [block.view.thread for block in verdict.blocks] == [None, "reducer", None]
 
 
+def fill_a_queue_after_a_barrier() -> None:
+    results: queue.Queue[int] = queue.Queue()
+
+    def work() -> None:
+        dist.barrier()
+        results.put(1)
+
+    if dist.get_rank() == 0:
+        threading.Thread(target=work, name="worker").start()
+        results.get()
+    else:
+        dist.recv(torch.empty(2), src=0)
+
+
 def test_a_queue_is_to_be_filled_by_a_thread_that_waits() -> None:
-    def body() -> None:
-        results: queue.Queue[int] = queue.Queue()
+    assert hang(fill_a_queue_after_a_barrier, ranks=2).cycle == (0, 1)
 
-        def work() -> None:
-            dist.barrier()
-            results.put(1)
 
-        if dist.get_rank() == 0:
-            threading.Thread(target=work, name="worker").start()
-            results.get()
-        else:
-            dist.recv(torch.empty(2), src=0)
-
-    assert hang(body, ranks=2).cycle == (0, 1)
+def test_threads_of_tools_that_python_does_not_list_fill_no_queue() -> None:
+    """pytest-xdist has one in every worker."""
+    begun, over = threading.Event(), threading.Lock()
+    over.acquire()
+    scope = {"__name__": "execnet.gateway_base", "begun": begun, "over": over}
+    exec("def receive():\n    begun.set()\n    over.acquire()", scope)
+    _thread.start_new_thread(scope["receive"], ())
+    begun.wait()
+    try:
+        assert hang(fill_a_queue_after_a_barrier, ranks=2).cycle == (0, 1)
+    finally:
+        over.release()
 
 
 def test_idle_workers_of_a_pool_hold_nothing_up() -> None:

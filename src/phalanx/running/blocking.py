@@ -166,3 +166,11 @@ def is_tool(thread: threading.Thread) -> bool:
         if getattr(part, "__module__", None) is not None:
             return str(part.__module__).partition(".")[0] in TOOLS
     return type(thread).__module__.partition(".")[0] in TOOLS
+
+
+def is_frame_of_tool(frame: FrameType) -> bool:
+    """For a thread that Python's `threading` does not know, as those of pytest-xdist: whether
+    it began in such a package."""
+    while frame.f_back is not None:
+        frame = frame.f_back
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] in TOOLS

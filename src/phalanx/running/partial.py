@@ -24,7 +24,7 @@ from phalanx.backend.store import StoreWait
 from phalanx.core.baton import Baton
 from phalanx.core.meeting import Call
 from phalanx.core.strand import DONE, OUTSIDE, PARKED, Strand
-from phalanx.running.blocking import Blocked, is_idle_worker, is_tool
+from phalanx.running.blocking import Blocked, is_frame_of_tool, is_idle_worker, is_tool
 
 SETTLED = 0.5
 """Seconds that a set must stay the same if it rests on threads that wait out of our sight: a
@@ -147,8 +147,9 @@ class PartialWatch:
         frames = _frames_of_others()
         others = (known.keys() | frames.keys()) - ours
         return all(
-            ident in known
-            and (is_tool(known[ident]) or is_idle_worker(known[ident], frames.get(ident or 0)))
+            is_tool(known[ident]) or is_idle_worker(known[ident], frames.get(ident or 0))
+            if ident in known
+            else is_frame_of_tool(frames[ident or 0])
             for ident in others
         )
 
