@@ -252,7 +252,7 @@ def test_how_failures_read(tmp_path: Path) -> None:
     done = run([sys.executable, "sample.py"], folder=tmp_path)
     parts = re.split(r"^(?:=|-){70}\n", done.stderr, flags=re.MULTILINE)
     told = {
-        heading.split()[1] + "/" + heading.partition("__main__.")[2].partition(".")[0]: body
+        heading.split()[1] + "/" + re.findall(r"__main__\.(\w+)", heading)[0]: body
         for heading, body in zip(parts[1::2], parts[2::2], strict=False)
         if heading.startswith(("FAIL", "ERROR"))
     }
