@@ -97,6 +97,18 @@ def test_threads_started_in_the_huddle_are_sent_away_too(worker: Worker) -> None
     children[0].stop()
 
 
+def test_who_asks_for_its_cores_does_not_hear_of_the_huddle(worker: Worker) -> None:
+    huddle, own = Huddle(), Worker()
+    worker.do(huddle.enter)
+    one = os.sched_getaffinity(worker.native)
+    assert len(one) == 1
+    assert huddle.without_ours(worker.native, one) == ALL
+    os.sched_setaffinity(own.native, one)  # by its own will
+    assert huddle.without_ours(own.native, one) == one
+    huddle.scatter()
+    own.stop()
+
+
 def test_stepping_out_is_for_the_calling_thread_alone(worker: Worker) -> None:
     huddle, other = Huddle(), Worker()
     worker.do(huddle.enter)
