@@ -28,7 +28,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from known import DIFFERENCES, LEFT_OUT, expected_status, is_as_expected, save, stored
+from known import (
+    DIFFERENCES,
+    GPU_DIFFERENCES,
+    LEFT_OUT,
+    expected_status,
+    is_as_expected,
+    save,
+    stored,
+)
 from table import render_page, render_reason, render_summary
 
 HERE = Path(__file__).parent
@@ -124,7 +132,7 @@ def page() -> str:
         f"torch {version}",
         (plain, own_plain),
         (gpu, own_gpu),
-        differences=DIFFERENCES,
+        differences={**DIFFERENCES, **GPU_DIFFERENCES},
         left_out=LEFT_OUT,
     )
 
