@@ -71,9 +71,8 @@ def _read(frame: FrameType, tensor: Any) -> Reading:
             _plans.clear()
         plan = _plans[id(code), offset] = Plan(code, offset)
     known: Any = frame.f_locals
-    if type(known) is not dict and not isinstance(
-        known, Mapping
-    ):  # of a class body: whatever its metaclass prepared
+    # Of a class body it is whatever the metaclass has prepared.
+    if type(known) is not dict and not isinstance(known, Mapping):
         known = {}
     names = _names_of(plan, known, frame, tensor)
     loop, swept, tied = _loop_values(plan, known, tensor)
@@ -90,14 +89,12 @@ def _names_of(plan: Plan, known: Any, frame: FrameType, tensor: Any) -> tuple[st
             found.append(name)
         elif type(value) in _CONTAINERS and len(value) <= MOST_ITEMS:
             _look_into(name, value, tensor, found)
-    if not found and plan.globals:
-        known = frame.f_globals
-        for name in plan.globals:
-            value = known.get(name)
-            if value is tensor:
-                found.append(name)
-            elif type(value) in _CONTAINERS and len(value) <= MOST_ITEMS:
-                _look_into(name, value, tensor, found)
+    for name in () if found else plan.globals:
+        value = frame.f_globals.get(name)
+        if value is tensor:
+            found.append(name)
+        elif type(value) in _CONTAINERS and len(value) <= MOST_ITEMS:
+            _look_into(name, value, tensor, found)
     return tuple(found)
 
 

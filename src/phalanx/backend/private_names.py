@@ -1,8 +1,8 @@
 """Private torch names by which reports name modules, parameters and stages.
 
 Another part of `private.py`, under the same rule: the name, the reason, the versions. Looked at
-when something has gone wrong, and for a few calls of FSDP's. Whatever is not there any more is
-not named.
+when something has gone wrong, and for calls of which notes are taken. Whatever is not there any
+more is not named.
 """
 
 from __future__ import annotations
