@@ -163,7 +163,7 @@ class CallInProgress:
                     self._await_positions()
                     return
                 if self._pending and not self._failed:
-                    seconds = time.monotonic() - started if over_limit else life.idle()
+                    seconds = self._limit if self._limit and over_limit else life.idle()
                     self._note_late()
                     self._await_positions()
                     # The verdict stands: asking may have woken a rank that slept.
