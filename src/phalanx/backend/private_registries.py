@@ -8,6 +8,7 @@ defines once per rank.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 # 2.11-2.13: how `torch.library.register_fake` and `custom_op` register, and how `custom_op`
@@ -24,6 +25,18 @@ _SAFE_NAME = "_get_user_allowed_globals"
 def safe_globals_place() -> tuple[Any, str]:
     """Where the function is that `torch.load` asks; torch has imported the module."""
     return sys.modules[_UNPICKLER], _SAFE_NAME
+
+
+# 2.11-2.13: what leads from `env://` and the like to a store, by scheme. The public
+# `register_rendezvous_handler` refuses a scheme that there is already.
+_RENDEZVOUS = "torch.distributed.rendezvous"
+_HANDLERS_NAME = "_rendezvous_handlers"
+
+
+def replace_rendezvous(scheme: str, make: Callable[[Any], Any]) -> None:
+    """From now on, in this process, by what `make` makes of torch's own."""
+    handlers = getattr(sys.modules[_RENDEZVOUS], _HANDLERS_NAME)
+    handlers[scheme] = make(handlers[scheme])
 
 
 # 2.11-2.13: the module behind `torch.library`, through which registrations go.

@@ -76,9 +76,7 @@ class Beginning:
             numpy_random.seed()
 
     def _leave_groups(self) -> None:
-        if not dist.is_initialized():
-            return
-        if dist.get_backend() == dist.Backend.GLOO:
-            self._put_away += private.put_groups_away()
-        else:
+        if dist.is_initialized() and dist.get_backend() != dist.Backend.GLOO:
             dist.destroy_process_group()
+        # Also without a group: one that failed to come about has been counted by torch.
+        self._put_away += private.put_groups_away()

@@ -22,6 +22,7 @@ from phalanx.running.controller import board
 from phalanx.running.controller.counter import Counter
 from phalanx.running.processes.call import CallInProgress
 from phalanx.running.processes.evidence import death
+from phalanx.running.processes.meeting import LOOPBACK
 from phalanx.running.processes.messages import Call, Parcel, Start
 from phalanx.running.processes.nursery import nursery
 from phalanx.running.processes.parcel import check_not_loading, pack_call
@@ -30,8 +31,6 @@ from phalanx.running.threads import Settings, choose_findings, rank_environ, tel
 
 MOST_PROCESSES = 128
 """Each rank costs five file descriptors here, of which systems often allow 1,024."""
-
-LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True)
@@ -196,6 +195,7 @@ class ProcessesEngine:
         per_node = settings.per_node or settings.ranks
         seen = visible_to_processes(settings.device, settings.gpus, per_node=per_node)
         base = {**self.base_environ, **(settings.environ or {}), **seen}
+        has_address = not base.keys() & {"MASTER_ADDR", "MASTER_PORT"}
         base.setdefault("MASTER_ADDR", LOOPBACK)
         if "MASTER_PORT" not in base:
             base["MASTER_PORT"] = str(_free_port())
@@ -218,6 +218,7 @@ class ProcessesEngine:
                     init=settings.init,
                     imports=tuple(settings.imports),
                     store_port=listener.getsockname()[1],
+                    has_address=has_address,
                     checked=settings.checked,
                     has_board=settings.checked and board.is_available(),
                     kinds=settings.kinds,

@@ -21,7 +21,6 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from datetime import timedelta
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from types import FrameType
@@ -29,7 +28,6 @@ from typing import Any, TextIO
 
 import torch
 import torch.distributed as dist
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed import distributed_c10d as c10d
 
 from phalanx import callsite
@@ -39,6 +37,7 @@ from phalanx.running.controller.board import Board
 from phalanx.running.controller.link import Link, attach
 from phalanx.running.outcome import trim_traceback, was_stopped
 from phalanx.running.processes.beginning import Beginning, settle_in
+from phalanx.running.processes.meeting import Meeting
 from phalanx.running.processes.messages import (
     DUMP_SIGNAL,
     Call,
@@ -54,7 +53,6 @@ from phalanx.running.processes.nursery import preloadable
 from phalanx.running.processes.parcel import pack_value, pickled, unpack_call
 from phalanx.running.processes.wire import memories_of, receive, send
 
-LOOPBACK = "127.0.0.1"
 DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux
 _libc = ctypes.CDLL(None)
 
@@ -116,11 +114,9 @@ class _Rank:
         self._start: Start = pickle.loads(control.recv_bytes())
         self._desk = more[0] if self._start.checked else None
         self._board = more[1] if self._start.has_board else None
-        self._listener = more[-1] if self._start.rank == 0 else None
+        self._meeting = Meeting(self._start, more[-1] if self._start.rank == 0 else None)
         self._link: Link | None = None
         self._beginning: Beginning | None = None
-        self._stores: list[c10d.Store] = []
-        self._inits = 0
         os.register_at_fork(after_in_child=control.close)
 
     def serve(self) -> None:
@@ -186,6 +182,7 @@ class _Rank:
         if self._beginning is not None:
             if fresh:
                 self._beginning.come_back()
+                self._meeting.begin_anew()
                 if self._link is not None:
                     self._link.reset()
             return
@@ -204,6 +201,7 @@ class _Rank:
             board = None if self._board is None else Board(self._board, start.ranks)
             desk = socket.socket(fileno=self._desk)
             self._link = attach(desk, rank=start.rank, board=board, kinds=start.kinds)
+        self._meeting.answer_env()
         self._beginning = Beginning(start)
 
     def _init(self) -> None:
@@ -212,36 +210,12 @@ class _Rank:
             return
         if start.gpu is not None:
             torch.cuda.set_device(start.gpu)
-        store = c10d.PrefixStore(f"init {self._inits}", self._store())
-        self._inits += 1
         dist.init_process_group(
             start.backend or default_backend(),
-            store=store,
+            store=self._meeting.store_of_next_init(),
             rank=start.rank,
             world_size=start.ranks,
         )
-
-    def _store(self) -> c10d.Store:
-        """The store all ranks meet in. Rank 0 serves it, on a socket that was bound before."""
-        if not self._stores:
-            port, patience = self._start.store_port, timedelta(seconds=300)
-            if self._listener is not None:
-                # Kept, because the store ends with the object.
-                self._stores.append(
-                    TCPStore(
-                        LOOPBACK,
-                        port,
-                        is_master=True,
-                        timeout=patience,
-                        wait_for_workers=False,
-                        master_listen_fd=self._listener,
-                    )
-                )
-            else:
-                self._stores.append(
-                    TCPStore(LOOPBACK, port, timeout=patience, wait_for_workers=False)
-                )
-        return self._stores[0]
 
     def _raised(self, error: BaseException, *, loading: bool) -> Raised:
         when = time.monotonic()
