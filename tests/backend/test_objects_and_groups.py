@@ -577,6 +577,19 @@ def test_a_place_in_a_group_is_taken_once() -> None:
         phalanx.run(program, ranks=2, init=False)
 
 
+def test_some_ranks_make_a_smaller_world_before_all_make_theirs() -> None:
+    def program() -> list[float]:
+        rank, found = int(os.environ["RANK"]), []
+        if rank < 2:
+            dist.init_process_group("gloo", rank=rank, world_size=2)
+            found.append(total(1))
+            dist.destroy_process_group()
+        dist.init_process_group("gloo")
+        return [*found, total(1)]
+
+    assert phalanx.run(program, ranks=3, init=False) == [[2.0, 3.0], [2.0, 3.0], [3.0]]
+
+
 def test_reports_name_ranks_of_the_run_where_a_program_numbers_them_otherwise() -> None:
     def program() -> None:
         rank = int(os.environ["RANK"])

@@ -117,6 +117,24 @@ def test_the_second_world_comes_from_the_same_parent_and_leaves_nothing(
     assert tempfile.gettempdir() == str(tmp_path) and os.listdir(tmp_path) == []
 
 
+def how_a_fork_ends(how: str) -> int:
+    child = os.fork()
+    if child == 0:
+        if how == "raise":
+            raise ValueError("in the child")
+        if how == "exit":
+            sys.exit(5)
+        return 0
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@pytest.mark.parametrize(("how", "code"), [("raise", 1), ("exit", 5), ("return", 0)])
+@pytest.mark.parametrize("engine", ["threads", "processes"])
+def test_a_forked_child_ends_as_a_process_does(engine: str, how: str, code: int, capfd) -> None:
+    assert phalanx.run(how_a_fork_ends, how, ranks=2, engine=engine, init=False) == [code] * 2
+    assert ("ValueError: in the child" in capfd.readouterr().err) == (how == "raise")
+
+
 @pytest.mark.parametrize("start", [start_a_child, fork_a_child])
 def test_what_a_rank_started_ends_with_it(start) -> None:
     with phalanx.World(ranks=2, **GLOO) as world:

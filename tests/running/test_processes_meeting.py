@@ -1,9 +1,10 @@
-"""Ranks as processes: how they meet for a group that the program makes by `env://`."""
+"""Ranks as processes: how they meet for a group that the program makes itself."""
 
 from __future__ import annotations
 
 import os
 import socket
+import threading
 import time
 from datetime import timedelta
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed import rpc
 
 import phalanx
 from phalanx.running.processes.engine import ProcessesEngine, ProcessSettings
@@ -82,31 +84,127 @@ def comes_alone(who: int) -> str:
     return str(caught.value)
 
 
-def in_a_child() -> int:
-    """A child that is forked is no rank, but may take its place for a group."""
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            code = 0 if number_in_group()[1] == 1.0 else 2
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+def comes_again(who: int) -> str:
+    """One rank gives up; then all come."""
+    rank = int(os.environ["RANK"])
+    short = timedelta(seconds=0.5 if rank == who else 30)
+    if rank == who:
+        with pytest.raises(dist.DistStoreError):
+            next(dist.rendezvous("env://", timeout=short))
+    else:
+        time.sleep(1.0)
+    store, _, size = next(dist.rendezvous("env://", timeout=timedelta(seconds=30)))
+    store.set(str(rank), "x")
+    store.wait([str(each) for each in range(size)])
+    return ",".join(sorted(store.list_keys()))
 
 
-def stores_of_two_meetings() -> list[bool]:
-    """Whether each is empty, asked before anything is written there."""
+def two_of_three() -> str:
+    if os.environ["RANK"] == "1":
+        return ""
+    with pytest.raises(dist.DistStoreError) as caught:
+        dist.init_process_group("gloo", timeout=timedelta(seconds=1))
+    return str(caught.value)
+
+
+def in_children(times: int) -> list[int]:
+    """Children that are forked take the place of their ranks for a group."""
+    found = [int(number_in_group()[1])]
+    for _ in range(times):
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                code = 0 if number_in_group()[1] == 1.0 else 2
+            finally:
+                os._exit(code)
+        found.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    return found
+
+
+def stores_of_meetings(times: int) -> list[list[str]]:
+    """What each has that nobody wrote there, with all of them open."""
     found, kept = [], []
-    for _ in range(2):
+    for turn in range(times):
         store, rank, size = next(dist.rendezvous("env://"))
-        found.append(not store.check(["mine"]))
-        everyone = store.add("asked", 1)
-        while everyone < size:
-            time.sleep(0.01)
-            everyone = store.add("asked", 0)
-        store.set("mine", str(rank))
+        store.set(f"{turn}: {rank}", "")
+        own = [f"{turn}: {each}" for each in range(size)]
+        store.wait(own)
+        found.append(sorted({*store.list_keys()} - {*own}))
         kept.append(store)
     return found
+
+
+def limits_of_stores() -> list[float]:
+    """Each has its own, also while there is another."""
+    kept = [
+        next(dist.rendezvous("env://", timeout=timedelta(seconds=each)))[0] for each in (40, 50)
+    ]
+    kept.append(next(dist.rendezvous("env://"))[0])
+    return [each.timeout.total_seconds() for each in kept]
+
+
+def groups_and_calls_at_once() -> tuple[float, int]:
+    """In an order of its own on each rank."""
+    rank = int(os.environ["RANK"])
+    answers: list[int] = []
+
+    def call() -> None:
+        rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2)
+        answers.append(rpc.rpc_sync(f"worker{1 - rank}", int, args=("7",)))
+        rpc.shutdown()
+
+    caller = threading.Thread(target=call)
+    if rank == 0:
+        caller.start()
+    found = number_in_group()[1]
+    if rank == 1:
+        caller.start()
+    caller.join()
+    return found, answers[0]
+
+
+def store_at_the_address() -> bytes:
+    """As torch's own server for debugging finds the other ranks."""
+    dist.init_process_group("gloo")
+    dist.barrier()
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False)
+    store.set(f"from {dist.get_rank()}", "hello")
+    return store.get(f"from {1 - dist.get_rank()}")
+
+
+def visits_at_the_address() -> int:
+    dist.init_process_group("gloo")
+    dist.barrier()
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False)
+    seen = store.add("visits", 1)
+    dist.barrier()
+    return seen
+
+
+def by_another_name() -> tuple[int, float]:
+    """One rank spells the address out, another one has its own word for it."""
+    rank, port = os.environ["RANK"], os.environ["MASTER_PORT"]
+    if rank == "1":
+        os.environ["MASTER_ADDR"] = "localhost"
+    if rank == "2":
+        return number_in_group(init_method=f"tcp://127.0.0.1:{port}", rank=2, world_size=3)
+    return number_in_group()
+
+
+def ask_twice() -> str:
+    meeting = dist.rendezvous("env://")
+    next(meeting)
+    with pytest.raises(RuntimeError) as caught:
+        next(meeting)
+    return str(caught.value)
+
+
+def leave_the_group() -> float:
+    dist.init_process_group("gloo")
+    return total()
 
 
 # -- tests --------------------------------------------------------------------------------
@@ -147,23 +245,69 @@ def test_an_address_in_the_environment_of_the_run_is_served_there(monkeypatch) -
         assert world.run(at_another_port, port) == [(0, 1.0, True), (1, 1.0, True)]
 
 
-def test_who_waits_in_vain_is_told_how_many_came_and_the_next_call_is_not_to_blame() -> None:
+@pytest.mark.parametrize("who", [0, 1])
+def test_who_waits_in_vain_hears_for_whom_and_the_next_call_is_not_to_blame(who: int) -> None:
     settings = ProcessSettings(ranks=2, backend="gloo", timeout=60, init=False)
     engine = ProcessesEngine(settings)
     try:
-        told = engine.call(comes_alone, (0,), fresh=True)
-        assert told == [
-            "Timed out after 1 seconds waiting for all ranks at env://: 1 of 2 came",
-            "",
-        ]
+        told = engine.call(comes_alone, (who,), fresh=True)
+        assert told[who] == (
+            f"Timed out after 1 seconds waiting for rank {1 - who} of 2 to make a group"
+        )
         assert engine.call(number_in_group, fresh=True) == [(0, 1.0), (1, 1.0)]
+        assert engine.call(leave_the_group, fresh=True) == [1.0, 1.0]
+        assert engine.call(leave_the_group, fresh=True) == [1.0, 1.0]
     finally:
         engine.close()
 
 
-def test_children_that_are_forked_meet_each_other() -> None:
-    assert phalanx.run(in_a_child, ranks=2, **GLOO) == [0, 0]
+@pytest.mark.parametrize("who", [0, 1])
+def test_who_gave_up_may_come_again(who: int) -> None:
+    assert phalanx.run(comes_again, who, ranks=2, checks="none", **GLOO) == ["0,1", "0,1"]
 
 
-def test_each_meeting_has_a_store_of_its_own() -> None:
-    assert phalanx.run(stores_of_two_meetings, ranks=2, **GLOO) == [[True, True]] * 2
+def test_all_who_wait_in_vain_are_told_the_same() -> None:
+    text = "Timed out after 1 seconds waiting for rank 1 of 3 to make a group"
+    found = phalanx.run(two_of_three, ranks=3, checks="none", **GLOO)
+    assert found == [text, "", text]
+
+
+def test_children_that_are_forked_meet_each_other_again_and_again() -> None:
+    assert phalanx.run(in_children, 3, ranks=2, **GLOO) == [[1, 0, 0, 0]] * 2
+
+
+def test_each_meeting_has_an_empty_store_of_its_own() -> None:
+    assert phalanx.run(stores_of_meetings, 12, ranks=2, **GLOO) == [[[]] * 12] * 2
+
+
+def test_each_store_has_its_own_limit() -> None:
+    half_an_hour = 1800.0
+    assert phalanx.run(limits_of_stores, ranks=2, **GLOO) == [[40.0, 50.0, half_an_hour]] * 2
+
+
+def test_groups_and_remote_calls_begin_in_threads_of_their_own() -> None:
+    found = phalanx.run(groups_and_calls_at_once, ranks=2, checks="none", **GLOO)
+    assert found == [(1.0, 7)] * 2
+
+
+def test_there_is_a_store_at_the_address_itself() -> None:
+    assert phalanx.run(store_at_the_address, ranks=2, **GLOO) == [b"hello"] * 2
+
+
+def test_the_store_at_the_address_begins_anew_with_a_fresh_call() -> None:
+    engine = ProcessesEngine(ProcessSettings(ranks=2, backend="gloo", timeout=60, init=False))
+    try:
+        for _ in range(2):
+            assert sorted(engine.call(visits_at_the_address, fresh=True)) == [1, 2]
+    finally:
+        engine.close()
+
+
+def test_the_address_has_several_names() -> None:
+    found = phalanx.run(by_another_name, ranks=3, **GLOO)
+    assert found == [(0, 3.0), (1, 3.0), (2, 3.0)]
+
+
+def test_a_rendezvous_is_asked_once() -> None:
+    text = "env:// leads to one meeting; ask for another one"
+    assert phalanx.run(ask_twice, ranks=2, **GLOO) == [text] * 2

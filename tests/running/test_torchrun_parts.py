@@ -177,6 +177,14 @@ def test_a_failure_elsewhere_is_in_the_report_of_the_desk() -> None:
     assert first_line(find_error(now, desk, None)) == "rank 2 died on another machine"
 
 
+def test_ranks_that_end_without_a_word_are_blamed_on_no_other_machine() -> None:
+    now = world(0, 1, ranks=2)
+    now.lost, now.done = {1: 1.0}, {0: True}
+    assert first_line(find_error(now, FakeDesk(), None)) == "rank 1 died with exit code 0"
+    now.ranks = 4
+    assert "another machine" in first_line(find_error(now, FakeDesk(), None))
+
+
 def test_without_a_desk_the_others_are_referred_to() -> None:
     now = world(2, 3)
     now.ended = {2: Stopped(2), 3: Stopped(3)}

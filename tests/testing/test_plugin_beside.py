@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import textwrap
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -31,6 +32,32 @@ def test_subtests(other: tuple[Ran, Path], engine: str) -> None:
     assert f"SUBFAILED[number] (number=1) {name} - both ranks: assert 1 != 1" in ran.text
     assert f"SUBFAILED[on one] (own=1) {name} - rank 1: assert 1 == 0" in ran.text
     assert f"FAILED {name} - contains 2 failed subtests" in ran.text
+
+
+@ENGINES
+def test_subtests_as_expected_and_with_their_cause(tmp_path: Path, engine: str) -> None:
+    source = """
+        import pytest
+        import torch.distributed as dist
+
+        @pytest.mark.ranks(2)
+        def test_cause(subtests, rank):
+            with subtests.test("a"):
+                if rank:
+                    raise ValueError("the cause")
+                dist.barrier()
+
+        @pytest.mark.ranks(2)
+        @pytest.mark.xfail
+        def test_expected(subtests):
+            with subtests.test("a"):
+                assert False
+    """
+    (tmp_path / "test_it.py").write_text(textwrap.dedent(source))
+    ran = run_pytest(tmp_path, "-rA", "--ranks-engine", engine)
+    assert "SUBFAILED[a] test_it.py::test_cause[ranks=2" in ran.text
+    assert "- rank 1: ValueError: the cause" in ran.text
+    assert "XPASS test_it.py::test_expected[ranks=2" in ran.text  # as without ranks
 
 
 @ENGINES

@@ -2,7 +2,7 @@
 
 Another part of `private.py`, under the same rule: the name, the reason, the versions. For
 `running/modules/registrations.py`: ranks that import a module each for itself register what it
-defines once per rank.
+defines once per rank. The kinds of rendezvous are for `running/processes/meeting.py`.
 """
 
 from __future__ import annotations

@@ -43,7 +43,8 @@ def _meet(context: RankContext, url: str, rank: int, world_size: int) -> Iterato
     size = _number(context, "world_size", world_size, query, "WORLD_SIZE", parts.scheme)
     check_size(context, rank, size)
     note_rank(context, rank)
-    yield _store_at(context, _address(context, parts)), rank, size
+    # Some of the ranks may make a smaller world there before all make theirs.
+    yield _store_at(context, f"{_address(context, parts)} of {size}"), rank, size
 
 
 def _check_address(context: RankContext, scheme: str) -> None:

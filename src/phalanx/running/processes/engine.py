@@ -195,7 +195,6 @@ class ProcessesEngine:
         per_node = settings.per_node or settings.ranks
         seen = visible_to_processes(settings.device, settings.gpus, per_node=per_node)
         base = {**self.base_environ, **(settings.environ or {}), **seen}
-        has_address = not base.keys() & {"MASTER_ADDR", "MASTER_PORT"}
         base.setdefault("MASTER_ADDR", LOOPBACK)
         if "MASTER_PORT" not in base:
             base["MASTER_PORT"] = str(_free_port())
@@ -218,7 +217,6 @@ class ProcessesEngine:
                     init=settings.init,
                     imports=tuple(settings.imports),
                     store_port=listener.getsockname()[1],
-                    has_address=has_address,
                     checked=settings.checked,
                     has_board=settings.checked and board.is_available(),
                     kinds=settings.kinds,

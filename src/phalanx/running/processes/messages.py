@@ -32,8 +32,6 @@ class Start:
     init: bool
     imports: tuple[str, ...]
     store_port: int
-    has_address: bool = False
-    """Whether MASTER_ADDR and MASTER_PORT were chosen for the ranks, by nobody else."""
     checked: bool = True
     has_board: bool = False
     kinds: frozenset[str] = ALL

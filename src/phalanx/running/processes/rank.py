@@ -52,6 +52,7 @@ from phalanx.running.processes.messages import (
 from phalanx.running.processes.nursery import preloadable
 from phalanx.running.processes.parcel import pack_value, pickled, unpack_call
 from phalanx.running.processes.wire import memories_of, receive, send
+from phalanx.running.processes_of_ranks import leave_if_forked
 
 DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux
 _libc = ctypes.CDLL(None)
@@ -108,6 +109,7 @@ class _Rank:
 
     def __init__(self, control: Connection, more: Sequence[int]) -> None:
         self._control = control
+        self._pid = os.getpid()
         self._answering = threading.Lock()
         self._inbox: SimpleQueue[Call | End] = SimpleQueue()
         self._main_thread = threading.get_ident()
@@ -161,9 +163,11 @@ class _Rank:
             loading = False
             self._init()
             value = _value_of(fn, args, kwargs)
+            leave_if_forked(self._pid)
             if self._link is not None:
                 self._link.tell_notes()
         except BaseException as error:
+            leave_if_forked(self._pid, error)
             if self._link is not None:
                 self._link.tell_dropped()
             return self._raised(error, loading=loading)
@@ -174,6 +178,7 @@ class _Rank:
         try:
             begun = self._beginning
             worn = begun is not None and begun.is_worn(fresh=call.fresh)
+            worn = worn or self._meeting.is_worn
             return Returned(rank, pack_value(value), preloadable(), worn)
         except UsageError as error:
             return Unsendable(rank, str(error))
@@ -201,7 +206,7 @@ class _Rank:
             board = None if self._board is None else Board(self._board, start.ranks)
             desk = socket.socket(fileno=self._desk)
             self._link = attach(desk, rank=start.rank, board=board, kinds=start.kinds)
-        self._meeting.answer_env()
+        self._meeting.open()
         self._beginning = Beginning(start)
 
     def _init(self) -> None:

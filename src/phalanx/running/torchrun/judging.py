@@ -88,7 +88,7 @@ def find_error(
     verdict = _verdict_of(now, desk)
     if verdict is not None:
         return verdict
-    failed = _failed(now, desk)
+    failed = _failed(now, desk) or _left(now)
     if not failed:
         return _stopped_elsewhere(now)
     first = failed[0][2]
@@ -134,6 +134,15 @@ def _failed(now: Incarnation, desk: DeskView | None) -> list[tuple[float, int, F
             failed.append((order[rank], rank, _elsewhere(rank, text)))
     causes = [each for each in failed if not _is_ended_by_launcher(each[2])]
     return sorted(causes or failed, key=precedence)
+
+
+def _left(now: Incarnation) -> list[tuple[float, int, Failure]]:
+    """Ranks that ended without a word, which torch's launcher takes for success. Where there
+    are other machines, one of those may have ended them."""
+    if len(now.members) < now.ranks:
+        return []
+    lost = [(when, rank) for rank, when in now.lost.items() if rank not in now.exits]
+    return sorted((when, rank, _death(0, now.stderr.get(rank, ()))) for when, rank in lost)
 
 
 def _is_ended_by_launcher(failure: Failure) -> bool:

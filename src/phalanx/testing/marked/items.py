@@ -254,6 +254,7 @@ def _tell_subtests(item: Any, run: RanksRun) -> None:
 
 def _tell_subtest(item: Any, run: RanksRun, alike: list[Subtest]) -> None:
     failed = [each.failure for each in alike if each.failure is not None]
+    failed.sort(key=lambda each: (each.verdict, each.when))  # the cause first
     error = failed[0].error if failed else None
     if error is None and all(each.end == "skipped" for each in alike):
         error = pytest.skip.Exception(alike[0].reason, _use_item_location=True)
@@ -266,7 +267,7 @@ def _tell_subtest(item: Any, run: RanksRun, alike: list[Subtest]) -> None:
     made = private.subtest_report(report, alike[0].message, alike[0].values)
     if made is None:
         return
-    if failed:
+    if made.failed:  # not if an `xfail` mark covers it
         private.count_failed_subtest(item)
     capman = item.config.pluginmanager.get_plugin("capturemanager")
     with capman.global_and_fixture_disabled() if capman is not None else nullcontext():
