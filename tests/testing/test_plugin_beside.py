@@ -61,6 +61,26 @@ def test_subtests_as_expected_and_with_their_cause(tmp_path: Path, engine: str) 
 
 
 @ENGINES
+def test_what_ranks_record_in_the_xml_file(tmp_path: Path, engine: str) -> None:
+    source = """
+        import pytest
+
+        @pytest.mark.ranks(2)
+        def test_it(rank, record_xml_attribute, record_testsuite_property):
+            record_xml_attribute("kind", "small")
+            record_testsuite_property("same", "for all")
+            record_testsuite_property("own", rank)
+    """
+    (tmp_path / "test_it.py").write_text(textwrap.dedent(source))
+    options = ("-o", "junit_family=xunit1", "--junitxml=out.xml", "--ranks-engine", engine)
+    assert run_pytest(tmp_path, *options).code == 0
+    suite = ElementTree.parse(tmp_path / "out.xml").getroot()[0]
+    found = [(each.get("name"), each.get("value")) for each in suite.iter("property")]
+    assert found == [("same", "for all"), ("own", "0"), ("own", "1")]
+    assert [each.get("kind") for each in suite.iter("testcase")] == ["small"]
+
+
+@ENGINES
 def test_hypothesis_draws_for_all_ranks(other: tuple[Ran, Path], engine: str) -> None:
     shown = other[0].section(f"test_hypothesis[ranks=2-{engine}]")
     assert "both ranks" in shown

@@ -22,6 +22,10 @@ SHARED = frozenset({"tmp_path", "tmpdir", "pytester", "testdir", "_pytest", "lin
 """Fixtures of pytest's own that have function scope and yet are made once per test: a folder
 that all ranks see, and what drives a pytest of its own."""
 
+FOR_JUNIT = ("record_xml_attribute", "record_testsuite_property")
+"""Fixtures of pytest's own that every rank has, also the one of session scope: what the ranks
+record is given to pytest's once."""
+
 Maker = Callable[["RankRequest"], Any]
 PlainMaker = Callable[[Any], Any]
 
@@ -43,8 +47,8 @@ def is_per_rank(definition: Any, way: Ranks) -> bool:
     module = getattr(definition.func, "__module__", "") or ""
     if module == OWN_MODULE:
         return True
-    if module.startswith("_pytest.") and name in SHARED:
-        return False
+    if module.startswith("_pytest.") and name in (*SHARED, *FOR_JUNIT):
+        return name in FOR_JUNIT
     return bool(definition.scope == "function")
 
 

@@ -91,6 +91,7 @@ def _call_once(item: Any, way: Ranks, extra: Mapping[str, Any]) -> None:
     item.stash[_last_run] = run
     item.repr_failure = partial(_represent, item, run)
     _add_properties(item, run)
+    _record_for_junit(item, run)
     _tell_subtests(item, run)
     found = _found_as_expected(item, way, run) if way.expected else False
     if not found:
@@ -240,6 +241,16 @@ def _add_properties(item: Any, run: RanksRun) -> None:
     for (name, _), (value, ranks) in kept.items():
         alike = len(set(ranks)) == len(run.records)
         item.user_properties.append((name if alike else f"{name}[{rank_list(ranks)}]", value))
+
+
+def _record_for_junit(item: Any, run: RanksRun) -> None:
+    """Once for all ranks that have recorded the same, by pytest's own fixtures."""
+    told: dict[tuple[str, str, str], Any] = {}
+    for record in run.records:
+        for fixture, name, value in record.for_junit:
+            told.setdefault((fixture, name, repr(value)), value)
+    for (fixture, name, _), value in told.items():
+        private.make_in_main(item, fixture)(name, value)
 
 
 def _tell_subtests(item: Any, run: RanksRun) -> None:

@@ -85,6 +85,8 @@ class Record:
     failures: list[Failure] = field(default_factory=list)
     subtests: list[Subtest] = field(default_factory=list)
     properties: list[tuple[str, Any]] = field(default_factory=list)
+    for_junit: list[tuple[str, str, Any]] = field(default_factory=list)
+    """Fixture, name and value of what the rank had recorded in pytest's XML file."""
     returned: str | None = None
     """The type of what the test function returned, if not None."""
     out: str = ""

@@ -17,7 +17,7 @@ import pytest
 
 from phalanx.errors import RankStopped
 from phalanx.testing import pytest_private as private
-from phalanx.testing.marked.fixtures import Maker, RankRequest
+from phalanx.testing.marked.fixtures import FOR_JUNIT, Maker, RankRequest
 from phalanx.testing.marked.output import RankCapture, RankLogs, Streams
 from phalanx.testing.marked.record import Record, Subtest
 from phalanx.testing.marked.worlds import RankWorld
@@ -96,6 +96,12 @@ def _record_property(request: RankRequest) -> Callable[[str, Any], None]:
     return lambda name, value: properties.append((name, value))
 
 
+def _for_junit(request: RankRequest) -> Callable[[str, Any], None]:
+    """Of `record_xml_attribute` and `record_testsuite_property`: pytest's own do it later."""
+    recorded, fixture = _place(request).record.for_junit, str(request.fixturename)
+    return lambda name, value: recorded.append((fixture, name, value))
+
+
 def _rank_folder(request: RankRequest) -> Path:
     folder: Path = request.getfixturevalue("tmp_path") / f"rank{_place(request).world.rank}"
     folder.mkdir()
@@ -127,6 +133,7 @@ COMMON_MAKERS: dict[str, Maker] = {
     **{name: _with_request(make) for name, make in PLAIN_MAKERS.items()},
     "rank_tmp_path": _rank_folder,
     "record_property": _record_property,
+    **dict.fromkeys(FOR_JUNIT, _for_junit),
     "subtests": _subtests,
 }
 """For every rank."""

@@ -83,7 +83,9 @@ def leave_note(record: Record, path: str) -> None:
     """The record so far, in case the rank never comes to its end."""
     failures = [replace(failure) for failure in record.failures]
     with suppress(Exception):
-        packed = pack_record(replace(record, failures=failures, subtests=[], properties=[]))
+        packed = pack_record(
+            replace(record, failures=failures, subtests=[], properties=[], for_junit=[])
+        )
         data = pickle.dumps(packed)
         Path(f"{path}-{record.rank}").write_bytes(data)
 
