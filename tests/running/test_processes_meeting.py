@@ -184,6 +184,17 @@ def visits_at_the_address() -> int:
     return seen
 
 
+def keys_of_others() -> list[str]:
+    store = next(dist.rendezvous("env://"))[0]
+    store.set("large", "x" * 1000)
+    return [key for key in store.underlying_store.list_keys() if not key.startswith("call ")]
+
+
+def calls_with_keys() -> set[str]:
+    store = next(dist.rendezvous("env://"))[0]
+    return {key.partition("/")[0] for key in store.underlying_store.list_keys()}
+
+
 def by_another_name() -> tuple[int, float]:
     """One rank spells the address out, another one has its own word for it."""
     rank, port = os.environ["RANK"], os.environ["MASTER_PORT"]
@@ -299,6 +310,15 @@ def test_the_store_at_the_address_begins_anew_with_a_fresh_call() -> None:
     try:
         for _ in range(2):
             assert sorted(engine.call(visits_at_the_address, fresh=True)) == [1, 2]
+    finally:
+        engine.close()
+
+
+def test_a_fresh_call_leaves_no_keys_of_the_last_one() -> None:
+    engine = ProcessesEngine(ProcessSettings(ranks=2, backend="gloo", timeout=60, init=False))
+    try:
+        assert engine.call(keys_of_others, fresh=True) == [[], []]
+        assert engine.call(calls_with_keys, fresh=True) == [{"call 1"}] * 2
     finally:
         engine.close()
 

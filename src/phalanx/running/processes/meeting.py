@@ -28,7 +28,7 @@ from phalanx.running.processes.messages import Start
 LOOPBACK = "127.0.0.1"
 PATIENCE = timedelta(seconds=300)
 MOST_MEETINGS = 1000
-"""After so many a process is worn: the store keeps a few keys of each."""
+"""After so many a process is worn: the store keeps a few keys of each until a fresh call."""
 
 Found = tuple[c10d.Store, int, int]
 Handler = Callable[..., Iterator[Found]]
@@ -46,6 +46,7 @@ class Meeting:
         self._inits = 0
         self._calls = 0
         self._meetings = 0
+        self._forgotten = 0
 
     @property
     def is_worn(self) -> bool:
@@ -60,6 +61,12 @@ class Meeting:
 
     def begin_anew(self) -> None:
         """A fresh call begins, on all ranks: who came in the last one does not count."""
+        if self._listener is not None and self._meetings > self._forgotten:
+            ours, last = self._ours(), self._call()
+            for key in ours.list_keys():
+                if key.startswith(last):
+                    ours.delete_key(key)
+        self._forgotten = self._meetings
         self._calls += 1
         self._public = None
 
@@ -96,10 +103,10 @@ class Meeting:
         """A rank's n-th meeting is with the others' n-th, whichever process comes as it: so it
         is counted in the store. `timeout` becomes that of the connection, hence a new one."""
         connection = self._connect(timeout)
-        name = f"{self._calls} {kind} of {size}"
-        tickets = f"rank {rank} came to {name};"
+        name = f"{self._call()}{kind} of {size}"
+        tickets = f"{name}: how often rank {rank} came"
         number = connection.add(tickets, 1)
-        lobby = c10d.PrefixStore(f"at {name}, {number};", connection)
+        lobby = c10d.PrefixStore(f"{name}, before {number};", connection)
         try:
             _wait_for_all(lobby, rank, size, timeout)
         except BaseException:
@@ -110,6 +117,9 @@ class Meeting:
         if rank == 0:
             self._serve_address(size)
         return c10d.PrefixStore(f"{name}, {number};", connection)
+
+    def _call(self) -> str:
+        return f"call {self._calls}/"
 
     def _serve_address(self, size: int) -> None:
         """Somebody may look for a store at the address itself, as torch has one there."""
@@ -123,9 +133,8 @@ class Meeting:
     def _ours(self) -> c10d.Store:
         with self._lock:
             if self._kept is None or self._kept[0] != os.getpid():
-                listener = (
-                    self._listener if self._kept is None else None
-                )  # a child serves nobody
+                is_child = self._kept is not None  # which serves nobody
+                listener = None if is_child else self._listener
                 self._kept = (os.getpid(), self._connect(PATIENCE, listener))
             return self._kept[1]
 
