@@ -7,6 +7,7 @@ import ctypes
 import io
 import os
 import random
+import resource
 import select
 import signal
 import sys
@@ -159,6 +160,24 @@ def die_soon() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="Linux only")
+def spoil(what: str) -> int:
+    if what == "stream":
+        sys.stdout.close()
+    elif what == "descriptor":
+        os.close(2)
+    else:
+        resource.setrlimit(resource.RLIMIT_CPU, (100_000, 200_000))
+    return os.getpid()
+
+
+@pytest.mark.parametrize("what", ["stream", "descriptor", "limit"])
+def test_closed_streams_and_lower_limits_cost_the_processes(engine, what: str, capfd) -> None:
+    left = engine.call(spoil, (what,), fresh=True)
+    assert not set(left) & set(engine.call(os.getpid, fresh=True))
+    engine.call(print, ("heard",), fresh=True)
+    assert capfd.readouterr().out == "heard\nheard\n"
+
+
 def test_a_fresh_call_is_not_blamed_for_a_rank_that_had_died(engine) -> None:
     pids = engine.call(os.getpid)
     engine.call(die_soon, fresh=True, replay="the guilty one")

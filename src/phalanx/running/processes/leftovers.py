@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import builtins
 import os
+import resource
 import signal
 import sys
 import warnings
@@ -21,6 +22,7 @@ from phalanx.backend import private
 _TIMERS = ("ITIMER_REAL", "ITIMER_VIRTUAL", "ITIMER_PROF")
 _BUILTINS = ("breakpoint", "input", "open", "print")
 _DEVICES = ("cpu", "cuda")
+_LIMITS = sorted(name for name in dir(resource) if name.startswith("RLIMIT_"))
 
 
 class Leftovers:
@@ -28,7 +30,7 @@ class Leftovers:
 
     def __init__(self) -> None:
         self._torch = _torch_settings()
-        self._modes = _modes()
+        self._lasting = _lasting()
         self._filters = list(warnings.filters)
         self._show_warning = warnings.showwarning
         self._signals = _signal_handlers()
@@ -42,9 +44,8 @@ class Leftovers:
 
     @property
     def stay(self) -> bool:
-        """Whether something is there that cannot be put back: contexts that were entered and
-        never left."""
-        return _modes() != self._modes
+        """Whether something is there that cannot be put back."""
+        return _lasting() != self._lasting
 
     def put_back(self) -> None:
         if _torch_settings() != self._torch:
@@ -111,6 +112,22 @@ def _set_torch(before: dict[str, Any]) -> None:
         torch.set_autocast_dtype(device, dtype)
     torch.set_autocast_cache_enabled(before["autocast_cache"])
     torch.set_flush_denormal(before["flush_denormal"])
+
+
+def _lasting() -> tuple[Any, ...]:
+    """Contexts that were entered and never left, standard streams that were closed or lead
+    elsewhere, and limits, which may not be raised again."""
+    streams = [each is None or each.closed for each in (sys.__stdout__, sys.__stderr__)]
+    limits = [resource.getrlimit(getattr(resource, name)) for name in _LIMITS]
+    return (*_modes(), streams, [_file_of(fd) for fd in range(3)], limits)
+
+
+def _file_of(fd: int) -> tuple[int, int] | None:
+    try:
+        found = os.fstat(fd)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _modes() -> tuple[Any, ...]:
