@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -225,8 +226,10 @@ def test_the_example_is_equal_to_torchrun(capsys: pytest.CaptureFixture[str]) ->
     assert main(["run", "-n", "4", str(EXAMPLE)]) == 0
     ours = lines(capsys.readouterr().out)
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4"]
+    whole_lines = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
     theirs = subprocess.run(
         [*command, "--standalone", "--no-python", sys.executable, str(EXAMPLE)],
+        env=whole_lines,
         capture_output=True,
         text=True,
         timeout=50,
