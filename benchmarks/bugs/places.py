@@ -110,7 +110,8 @@ def on_threads(program: Program) -> dict[str, Any]:
     """All ranks, as `phalanx run -n N` would, or `phalanx.run`."""
     from phalanx.running.program import load_script
     from phalanx.running.script import run_program
-    from phalanx.running.threads import Settings, ThreadsEngine
+    from phalanx.running.settings import Settings
+    from phalanx.running.threads import ThreadsEngine
 
     found: list[Any] = []
     settings = Settings(**_options(program), on_findings=found.extend)

@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 
 from phalanx.kinds import parse_checks
-from phalanx.running.threads import Settings, ThreadsEngine
+from phalanx.running.settings import Settings
+from phalanx.running.threads import ThreadsEngine
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
 UNGUARDED = parse_checks("all,-in-flight-buffer,-unwaited-work")

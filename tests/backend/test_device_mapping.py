@@ -22,7 +22,8 @@ from phalanx.backend import device_calls, device_mode, private, private_modes
 from phalanx.backend.device_map import DeviceMap
 from phalanx.errors import RankFailedError
 from phalanx.running import threads
-from phalanx.running.threads import Settings, ThreadsEngine
+from phalanx.running.settings import Settings
+from phalanx.running.threads import ThreadsEngine
 
 
 @pytest.fixture

@@ -383,7 +383,8 @@ def test_after_waiting_the_tensor_is_free(wait: Callable[[Any], Any], completion
 
 def run_completing(program: Callable[[], Any], completion: str, **changes: Any) -> list[Any]:
     """As the doors do it, with the moment of completion."""
-    from phalanx.running.threads import Settings, ThreadsEngine
+    from phalanx.running.settings import Settings
+    from phalanx.running.threads import ThreadsEngine
 
     engine = ThreadsEngine(Settings(**{"ranks": 2, "completion": completion, **changes}))
     try:

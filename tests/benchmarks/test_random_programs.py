@@ -10,7 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from phalanx.running.threads import Settings, ThreadsEngine
+from phalanx.running.settings import Settings
+from phalanx.running.threads import ThreadsEngine
 
 COLLECTIVES = ("all_reduce", "broadcast", "reduce", "all_gather", "barrier", "reduce_scatter")
 STEPS = (*COLLECTIVES, "all_to_all", "message", "message", "objects", "kept")

@@ -15,7 +15,7 @@ from phalanx.callsite import is_library
 from phalanx.running.modules.rule import Rule
 from phalanx.running.program import load_script
 from phalanx.running.script import run_program
-from phalanx.running.threads import Settings
+from phalanx.running.settings import Settings
 
 
 def write(folder: Path, files: Mapping[str, str]) -> None:

@@ -17,7 +17,7 @@ from phalanx.running.children_rules import find_launches
 from phalanx.running.launched import Launch, run_launched
 from phalanx.running.program import load_module, load_script
 from phalanx.running.script import run_program
-from phalanx.running.threads import Settings
+from phalanx.running.settings import Settings
 
 PROGRAMS = Path(__file__).parent / "children_programs"
 EVERY = sorted(path.stem for path in PROGRAMS.glob("*.py") if not path.stem.startswith("_"))

@@ -18,7 +18,7 @@ import phalanx
 from phalanx.errors import RankFailedError
 from phalanx.running.program import load_script
 from phalanx.running.script import run_program
-from phalanx.running.threads import Settings
+from phalanx.running.settings import Settings
 
 LOADER = """
 import os, sys

@@ -9,7 +9,7 @@ import pytest
 
 from phalanx.running.launched import run_launched
 from phalanx.running.program import load_script
-from phalanx.running.threads import Settings
+from phalanx.running.settings import Settings
 
 SEEDS = """
 import time, torch, torch.multiprocessing as mp

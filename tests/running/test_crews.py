@@ -22,7 +22,8 @@ from phalanx.backend.session import RankContext
 from phalanx.core.crew import FORGETS_LOCALS, Crew
 from phalanx.running.crews import make_crew
 from phalanx.running.patches import patched
-from phalanx.running.threads import Settings, ThreadsEngine
+from phalanx.running.settings import Settings
+from phalanx.running.threads import ThreadsEngine
 
 _left = contextvars.ContextVar("_left", default="nothing")
 

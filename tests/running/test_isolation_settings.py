@@ -514,7 +514,8 @@ def test_the_threads_of_a_crew_begin_in_the_callers_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from phalanx.running.crews import make_crew
-    from phalanx.running.threads import Settings, ThreadsEngine
+    from phalanx.running.settings import Settings
+    from phalanx.running.threads import ThreadsEngine
 
     def go(context: Any) -> tuple[str, int]:
         found = os.getcwd()

@@ -16,7 +16,7 @@ from phalanx.errors import RankFailedError
 from phalanx.running.modules.rule import Rule
 from phalanx.running.program import load_module
 from phalanx.running.script import run_program
-from phalanx.running.threads import Settings
+from phalanx.running.settings import Settings
 from tests.running.module_programs import run_script, write
 from tests.testing.pytest_runs import run_many
 

@@ -10,7 +10,7 @@ import pytest
 from phalanx.errors import UsageError
 from phalanx.running.program import load_module, load_script
 from phalanx.running.script import run_program
-from phalanx.running.threads import Settings
+from phalanx.running.settings import Settings
 
 PICKLING = """
 import pickle, sys, threading

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any
 
+from torch import Tensor
 from torch.nn import Parameter
 
 from phalanx import callsite
@@ -34,7 +35,7 @@ Reading = tuple[CodeType, int, tuple[str, ...], Values, bool, tuple[str, ...]]
 class Plan:
     """What to look at in frames that are at one place; found out once."""
 
-    __slots__ = ("arguments", "code", "globals", "loops", "names")
+    __slots__ = ("arguments", "code", "globals", "is_small", "loops", "names")
 
     def __init__(self, code: CodeType, offset: int) -> None:
         self.code = code
@@ -45,6 +46,8 @@ class Plan:
         count = code.co_argcount + code.co_kwonlyargcount
         self.arguments = code.co_varnames[:count] if is_function else ()
         self.globals = code.co_names[:MOST_NAMES] if is_function else ()
+        self.is_small = is_function and len(local) <= MOST_NAMES
+        """Whether all that the frame has is to be looked at."""
 
 
 _plans: dict[tuple[int, int], Plan] = {}
@@ -74,30 +77,39 @@ def _read(frame: FrameType, tensor: Any) -> Reading:
     # Of a class body it is whatever the metaclass has prepared.
     if type(known) is not dict and not isinstance(known, Mapping):
         known = {}
-    names = _names_of(plan, known, frame, tensor)
-    loop, swept, tied = _loop_values(plan, known, tensor)
+    names: list[str] = []
+    words = False
+    for name, value in known.items() if plan.is_small else _some_of(plan, known):
+        kind = type(value)
+        if value is tensor:
+            names.append(name)
+        elif kind is str:
+            words = True
+        elif kind in _CONTAINERS and len(value) <= MOST_ITEMS:
+            _look_into(name, value, tensor, names)
+    if not names and plan.globals:
+        _look_outside(plan, frame, tensor, names)
+    more = _loop_values(plan, known, tensor) if plan.loops or words else _NOTHING
     if _SNAPSHOTS and code.co_flags & _OPTIMIZED and sys.getrefcount(known) <= _HELD_BY_US:
         known.clear()  # or the frame would keep alive what the program drops
-    return code, offset, names, loop, swept, tied
+    return code, offset, tuple(names), *more
 
 
-def _names_of(plan: Plan, known: Any, frame: FrameType, tensor: Any) -> tuple[str, ...]:
-    found: list[str] = []
-    for name in plan.names:
-        value: Any = known.get(name)
+def _some_of(plan: Plan, known: Any) -> list[tuple[str, Any]]:
+    return [(name, known.get(name)) for name in plan.names]
+
+
+def _look_outside(plan: Plan, frame: FrameType, tensor: Any, found: list[str]) -> None:
+    known = frame.f_globals
+    for name in plan.globals:
+        value = known.get(name)
         if value is tensor:
             found.append(name)
-        elif type(value) in _CONTAINERS and len(value) <= MOST_ITEMS:
+        elif type(value) in _CONTAINERS and len(value) <= MOST_ITEMS:  # type: ignore[arg-type]
             _look_into(name, value, tensor, found)
-    for name in () if found else plan.globals:
-        value = frame.f_globals.get(name)
-        if value is tensor:
-            found.append(name)
-        elif type(value) in _CONTAINERS and len(value) <= MOST_ITEMS:
-            _look_into(name, value, tensor, found)
-    return tuple(found)
 
 
+_NOTHING: tuple[Values, bool, tuple[str, ...]] = ((), False, ())
 _CONTAINERS = frozenset({dict, list, tuple})
 
 
@@ -121,11 +133,16 @@ def _loop_values(plan: Plan, known: Any, tensor: Any) -> tuple[Values, bool, tup
     Words are *tied* to the tensor if they name the function to call, or come with it: bound
     by the same loop, or given to the function together with the parameter whose gradient it
     is. Any others may be about a rank's own data, such as names of files."""
-    values: list[tuple[str, int | str]] = [
-        (name, value) for name in plan.arguments if type(value := known.get(name)) is str
-    ]
+    values: list[tuple[str, int | str]] = []
     tied: list[str] = []
-    if values and any(_has_gradient(known.get(name), tensor) for name in plan.arguments):
+    is_gradient = False
+    for name in plan.arguments:
+        value = known.get(name)
+        if type(value) is str:
+            values.append((name, value))
+        else:
+            is_gradient = is_gradient or _has_gradient(value, tensor)
+    if is_gradient:
         tied += [name for name, _ in values]
     swept = False
     for targets in plan.loops:
@@ -145,7 +162,8 @@ def _loop_values(plan: Plan, known: Any, tensor: Any) -> tuple[Values, bool, tup
 
 
 def _has_gradient(value: Any, tensor: Any) -> bool:
-    return isinstance(value, Parameter) and value.grad is tensor
+    # A parameter asks in Python what is one; most of what comes here is no tensor at all.
+    return isinstance(value, Tensor) and isinstance(value, Parameter) and value.grad is tensor
 
 
 _FUNCTIONS = frozenset({FunctionType, MethodType})

@@ -42,16 +42,21 @@ class _State:
 
 
 class _Thread(threading.local):
-    def __init__(self) -> None:
-        self.state = _State()
+    state: _State | None = None
 
 
 _thread = _Thread()
 
 
+def _state_here() -> _State:
+    if _thread.state is None:
+        _thread.state = _State()
+    return _thread.state
+
+
 def enter(book: Book) -> None:
     """Watch what the calling thread does, from now on."""
-    state = _thread.state
+    state = _state_here()
     mode = state.mode
     if mode is None or mode.book is not book:
         leave_thread()
@@ -70,7 +75,7 @@ def enter(book: Book) -> None:
 
 def leave(book: Book) -> None:
     """Nothing is in flight. Another thread's mode stays until that thread comes by."""
-    state = _thread.state
+    state = _state_here()
     if state.mode is None or state.mode.book is not book:
         return
     if is_in_backward():
@@ -81,7 +86,7 @@ def leave(book: Book) -> None:
 
 def after_backward() -> None:
     """What hooks have begun is in flight from now on, and what they have waited for is not."""
-    state = _thread.state
+    state = _state_here()
     mode = state.mode
     if mode is None or state.compiled or is_in_backward():
         return
@@ -109,13 +114,13 @@ def backward_patches() -> list[tuple[Any, str, Any]]:
 def leave_thread() -> None:
     """The thread goes on to other things: another rank's, or another run's."""
     state = _thread.state
-    if state.mode is not None:
+    if state is not None and state.mode is not None:
         private_modes.remove_function_mode(state.mode)
         state.mode, state.shown = None, False
 
 
 def _tell_compiled(begins: bool) -> None:
-    state = _thread.state
+    state = _state_here()
     state.compiled = begins
     mode = state.mode
     if mode is None:

@@ -47,13 +47,15 @@ def made_more(session: Session) -> bool:
 
 
 def inherit(session: Session, former: Session) -> None:
-    """Give a new world the groups of one that has ended."""
+    """Give a new world, which has its `TorchState`s already, the groups of one that ended."""
     session.stores["init"] = former.stores["init"]
+    session.has_nccl = former.has_nccl
+    (place, met), *_ = former.assemblies.items()
+    met = session.assemblies[place] = met.anew()
     for context, before in zip(session.ranks, former.ranks, strict=True):
-        context.torch_state = before.torch_state
         context.incarnations = before.incarnations
         context.initialised = True
-        context.torch_state.default_pg.move_to(context)
+        context.torch_state.default_pg.move_to(context, met)
         context.stock = before.stock
     former.dissolve()
 

@@ -232,6 +232,8 @@ def find_at_end(session: Session) -> list[Verdict]:
         verdict = find_missing_making(each.ops())
         if verdict is not None:
             found.append(verdict)
+    if not any(context.destroyed or context.calls_in_all for context in session.ranks):
+        return found
     gone = (each.place for context in session.ranks for each in context.destroyed)
     for place in dict.fromkeys(gone):
         ops = {context.rank: _destroyed_ops(context, place) for context in session.ranks}

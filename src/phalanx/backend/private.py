@@ -142,6 +142,12 @@ def unregister_groups() -> None:
     _c10d._unregister_all_process_groups()
 
 
+def keep_backward_in_thread() -> None:
+    """2.11-2.13: what `torch.autograd.set_multithreading_enabled(False)` does, without the
+    object that could undo it: every rank of every test comes here."""
+    torch._C._set_multithreading_enabled(False)
+
+
 def per_process_attributes(module: str) -> Iterator[tuple[Any, str]]:
     """Owner and name of the attributes that come with this module."""
     for place in PER_PROCESS.get(module, ()):

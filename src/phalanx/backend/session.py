@@ -55,11 +55,13 @@ class TorchState:
 class RankContext:
     """One rank: its number, its environment, its torch state and what it did last."""
 
-    def __init__(self, session: Session, rank: int, environ: Environ) -> None:
+    def __init__(
+        self, session: Session, rank: int, environ: Environ, state: TorchState | None
+    ) -> None:
         self.session = session
         self.rank = rank
         self._environ = environ
-        self.torch_state = TorchState()
+        self.torch_state = state or TorchState()
         self.saved: dict[str, Any] = {}
         self.last_call: Call | None = None
         self.initialised = False
@@ -132,7 +134,9 @@ class Session:
         completion: str = "earliest",
         seed: int = 0,
         devices: DeviceMap | None = None,
+        states: Iterable[TorchState] = (),
     ) -> None:
+        """`states` are those that another session has left to this one."""
         self.size = size
         self.devices = devices
         """The GPUs that ranks may name, and what they mean; None: those that are there."""
@@ -183,7 +187,10 @@ class Session:
         """How many receives were posted since."""
         self.watched = _watched(size) if "crossed-order" in self.kinds else 0
         """Of how many calls in a row `observers/crossed_order.py` takes notes."""
-        self.ranks = [RankContext(self, rank, env) for rank, env in enumerate(environs)]
+        self.ranks = [
+            RankContext(self, rank, environ, state)
+            for rank, (environ, state) in enumerate(itertools.zip_longest(environs, states))
+        ]
         self.assemblies: dict[tuple[str, int], Assembly] = {}
         self._ended = [0, 0, 0]
         self.leftovers: list[Wait] = []

@@ -328,7 +328,7 @@ def _launched(
     tell: Callable[[BaseException], int],
 ) -> Any:
     from phalanx.running.launched import run_launched
-    from phalanx.running.threads import Settings
+    from phalanx.running.settings import Settings
 
     return run_launched(program, Settings(**options), WorldsPrinters(printers, tell))
 
@@ -399,7 +399,7 @@ def _on_threads(
 ) -> bool:
     from phalanx.running import processes_of_ranks
     from phalanx.running.script import run_program
-    from phalanx.running.threads import Settings
+    from phalanx.running.settings import Settings
 
     processes_of_ranks.as_processes = children == "processes"
     return run_program(program, Settings(**options))

@@ -54,6 +54,7 @@ class Crew:
     def close(self) -> None:
         """Let the threads end; those that are stuck are left where they are."""
         self.heirlooms.clear()
+        self.camp.close()
         mates, self._mates = self._mates, []
         for mate in mates:
             mate.end()
@@ -62,6 +63,7 @@ class Crew:
         """In a forked child: the threads are not there."""
         self._mates = []
         self.heirlooms.clear()
+        self.camp.close()
         self.camp = Camp()
 
 
@@ -94,8 +96,7 @@ class _Mate:
     def begin(self, strand: Strand, job: Job) -> None:
         self._job = job
         strand.gate = self._gate
-        strand.ident = self._thread.ident or 0
-        strand.native = self._thread.native_id or 0
+        strand.ident, strand.native = self._numbers
         strand.cpu_clock = self._cpu_clock
 
     def end(self) -> None:
@@ -109,6 +110,7 @@ class _Mate:
         thread = threading.Thread(target=self._loop, name=f"rank-{self._rank}", daemon=True)
         thread.start()
         no_daemon(thread)
+        self._numbers = (thread.ident or 0, thread.native_id or 0)
         with contextlib.suppress(AttributeError):  # macOS and Windows have no such clock
             self._cpu_clock = time.pthread_getcpuclockid(thread.ident or 0)
         return thread

@@ -29,6 +29,7 @@ _SUPPORTED = hasattr(os, "SCHED_BATCH") and os.path.isdir(_TASKS)
 _affinity = getattr(os, "sched_getaffinity", None)
 
 
+_NO_PRIORITY: Any = os.sched_param(0) if _SUPPORTED else None
 _sched_getcpu: Any = None
 with suppress(AttributeError, OSError, TypeError):  # not everywhere
     _sched_getcpu = ctypes.CDLL(None).sched_getcpu
@@ -43,6 +44,19 @@ class Camp:
         self.natives: set[int] = set()
         self.threads = 0
         """How many threads the process had when all others were sent away."""
+        self._tasks: int | None = None
+
+    def count_threads(self) -> int:
+        """How many the process has. The folder stays open: looking it up by its name takes
+        longer than four ranks take to begin."""
+        if self._tasks is None:
+            self._tasks = os.open(_TASKS, os.O_RDONLY)
+        return os.fstat(self._tasks).st_nlink
+
+    def close(self) -> None:
+        tasks, self._tasks = self._tasks, None
+        if tasks is not None:
+            os.close(tasks)
 
 
 class Huddle:
@@ -90,9 +104,15 @@ class Huddle:
     def end(self) -> None:
         """After a run: threads in a camp stay unless they have started others."""
         self.go_home()
-        if self.together and _number_of_threads() != self._camp.threads:
+        if self.together and (not self._has_camp or self._others_came()):
             self.scatter()
-            self._camp.threads = _number_of_threads()
+
+    def _others_came(self) -> bool:
+        """Since the last time."""
+        with suppress(OSError):
+            before, self._camp.threads = self._camp.threads, self._camp.count_threads()
+            return before != self._camp.threads
+        return True
 
     def gather(self, natives: Iterable[int]) -> None:
         """Onto the core that the launcher is on now."""
@@ -129,17 +149,21 @@ class Huddle:
         return cores
 
     def _send_away(self, native: int) -> None:
-        with suppress(OSError):
+        try:
             batch = os.sched_getscheduler(native) == os.SCHED_BATCH
             if batch and _cores_of(native) == self._one:
                 os.sched_setaffinity(native, self._all)
-                os.sched_setscheduler(native, os.SCHED_OTHER, os.sched_param(0))
+                os.sched_setscheduler(native, os.SCHED_OTHER, _NO_PRIORITY)
+        except OSError:
+            pass
 
 
 def _bring(native: int, cores: set[int]) -> None:
-    with suppress(OSError):  # the thread may have ended, or a sandbox may forbid it
+    try:
         os.sched_setaffinity(native, cores)
-        os.sched_setscheduler(native, os.SCHED_BATCH, os.sched_param(0))
+        os.sched_setscheduler(native, os.SCHED_BATCH, _NO_PRIORITY)
+    except OSError:  # the thread may have ended, or a sandbox may forbid it
+        pass
 
 
 def _cores_of(native: int) -> set[int]:
@@ -159,13 +183,6 @@ def _allowed_cores() -> set[int]:
         return set()
     main = os.getpid()
     return _visiting.get(main) or _cores_of(main)
-
-
-def _number_of_threads() -> int:
-    try:
-        return os.stat(_TASKS).st_nlink
-    except OSError:
-        return -1
 
 
 def _current_core(allowed: set[int]) -> int:

@@ -194,6 +194,13 @@ class Assembly:
         self._left = 0
         self.ends: dict[int, Any] = {}
 
+    def anew(self) -> Assembly:
+        """The same members, and nothing has happened yet."""
+        made = Assembly(self.name, self.ranks)
+        made.backend, made.eager = self.backend, self.eager
+        made._places, made.ends = self._places, self.ends
+        return made
+
     def claim(self, member: int, rank: int, end: Any = None) -> int | None:
         """A rank takes its place; the rank that has it already, if any. Programs number
         their ranks as they like: from here on `ranks` tells which ranks these really are.

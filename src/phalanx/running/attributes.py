@@ -12,6 +12,7 @@ import sys
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
+from functools import partial, wraps
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import FunctionType, ModuleType
@@ -20,6 +21,7 @@ from typing import Any
 import torch
 
 from phalanx.backend import private, private_modes
+from phalanx.backend.private_settings import CHANGED_BY
 from phalanx.backend.session import RankContext, context_here
 
 WATCHED = {*private.PER_PROCESS, *private.AFTER_IMPORT}
@@ -102,10 +104,44 @@ def note(module: ModuleType) -> None:
     undo = set_right(module) if set_right is not None else None
     if undo is not None:
         _undo.append(undo)
+    if module.__name__ in CHANGED_BY:
+        _undo.append(_watch_methods(module))
+    else:
+        _add_all(module)
+
+
+def _add_all(module: ModuleType) -> None:
     for owner, name in private.per_process_attributes(module.__name__):
         value = getattr(owner, name)
         # a module is in use at this moment; before, there was none
         add(owner, name, None if isinstance(value, torch.nn.Module) else copy(value))
+
+
+def _watch_methods(module: ModuleType) -> Callable[[], None]:
+    """Add the attributes when a rank first calls what changes them."""
+    kind, names = CHANGED_BY[module.__name__]
+    owner: Any = getattr(module, kind)
+    methods = {name: vars(owner)[name] for name in names}
+
+    def watching(method: Any) -> Any:
+        @wraps(method.__func__)
+        def call(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            if pending and context_here() is not None:
+                pending.clear()
+                _add_all(module)
+            return method.__func__(cls, *args, **kwargs)
+
+        return classmethod(call)
+
+    pending = [module]
+    for name, method in methods.items():
+        setattr(owner, name, watching(method))
+    return partial(_put_back, owner, methods)
+
+
+def _put_back(owner: Any, methods: dict[str, Any]) -> None:
+    for name, method in methods.items():
+        setattr(owner, name, method)
 
 
 def add(owner: Any, name: str, original: Any) -> None:

@@ -22,8 +22,6 @@ from functools import cache
 from types import FrameType
 from typing import Any
 
-import torch
-
 from phalanx.backend import device_mode, private, profiling
 from phalanx.backend.session import RankContext
 from phalanx.core.crew import no_daemon
@@ -385,7 +383,7 @@ def enter_thread(context: RankContext) -> None:
     """What torch keeps per thread and a thread of a rank needs: its groups by name, a
     backward pass that stays in the thread, so that hooks know which rank they are, and the
     GPUs that it may name."""
-    torch.autograd.set_multithreading_enabled(False)
+    private.keep_backward_in_thread()
     if context.session.devices is not None:
         device_mode.enter_thread(context.session.devices)
     for group, name in context.torch_state.pg_names.items():

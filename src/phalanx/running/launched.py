@@ -45,7 +45,8 @@ from phalanx.running.outcome import trim_traceback
 from phalanx.running.patches import patched
 from phalanx.running.processes_of_ranks import close_queues, end_programs, set_family
 from phalanx.running.program import Program
-from phalanx.running.threads import Settings, ThreadsEngine
+from phalanx.running.settings import Settings
+from phalanx.running.threads import ThreadsEngine
 
 
 @dataclass

@@ -21,7 +21,8 @@ from phalanx.running.modules.isolating import own_main
 from phalanx.running.modules.known import LIBRARIES
 from phalanx.running.modules.rule import Rule
 from phalanx.running.program import Program
-from phalanx.running.threads import Settings, ThreadsEngine
+from phalanx.running.settings import Settings
+from phalanx.running.threads import ThreadsEngine
 
 
 def run_program(program: Program, settings: Settings) -> bool:

@@ -11,18 +11,17 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import thread as pools
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from phalanx.analysis.leftovers import find_leftovers
-from phalanx.analysis.silencing import split_silenced
 from phalanx.backend import (
     completion,
     device_mode,
@@ -35,7 +34,7 @@ from phalanx.backend.checks import find_unheard
 from phalanx.backend.describe import describe_pending
 from phalanx.backend.device import default_backend
 from phalanx.backend.device_calls import mapped
-from phalanx.backend.device_map import DeviceMap, hint_for, plan_devices
+from phalanx.backend.device_map import hint_for, plan_devices
 from phalanx.backend.heirloom import can_be_inherited, inherit, made_more, take_stock
 from phalanx.backend.install import leave_groups
 from phalanx.backend.invalid import note_invalid_call
@@ -51,16 +50,14 @@ from phalanx.core.launcher import Launcher, end_threads
 from phalanx.core.schedule import schedule_from_seed
 from phalanx.core.strand import RUNNING, Strand, here
 from phalanx.errors import RankStopped, UsageError, VerdictError
-from phalanx.kinds import ALL
-from phalanx.model import Silenced, Tally, Verdict
+from phalanx.model import Silenced, Verdict
 from phalanx.report.positions import render_positions
 from phalanx.running.calls import enter_thread
 from phalanx.running.isolation import RankSwitcher, environ_here, environ_of_process, logs
 from phalanx.running.isolation.switcher import switchers
 from phalanx.running.modules.isolating import isolating, own_modules
 from phalanx.running.modules.registrations import forget
-from phalanx.running.modules.rule import Rule
-from phalanx.running.outcome import Outcome, Outcomes, check_findings, find_error
+from phalanx.running.outcome import Outcome, Outcomes, find_error
 from phalanx.running.patches import hold, keep_groups_by_thread, release
 from phalanx.running.pools import finish_jobs, see_off
 from phalanx.running.processes_of_ranks import (
@@ -70,6 +67,7 @@ from phalanx.running.processes_of_ranks import (
     leave_if_forked,
 )
 from phalanx.running.renumbering import exchange
+from phalanx.running.settings import Settings, choose_findings, rank_environ, tell_findings
 from phalanx.running.signals import SignalDesk
 from phalanx.running.snapshots import group_views, is_debugging, take_snapshot, user_stacks
 from phalanx.running.verdicts import Judge
@@ -80,48 +78,6 @@ IDLE_STALL = 300.0
 _one_run = threading.Lock()
 if hasattr(os, "register_at_fork"):  # a child of a rank is in no run
     os.register_at_fork(after_in_child=_one_run._at_fork_reinit)  # type: ignore[attr-defined]
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What a world was asked for."""
-
-    ranks: int
-    backend: str | None = None
-    seed: int = 0
-    clock: str = "real"
-    checked: bool = True
-    kinds: frozenset[str] = ALL
-    """Which checks, by their names in `phalanx.kinds`; `checked` turns all of them off."""
-    profile: str | None = None
-    """The backend by whose rules hazards are errors."""
-    completion: str | None = None
-    """When asynchronous operations complete, one of `completion.MOMENTS`; None: the earliest
-    moment without a seed, else by the seed."""
-    strict: bool = False
-    timeout: float | None = None
-    limit: float | None = None
-    init: bool = True
-    per_node: int | None = None
-    device: str | None = None
-    """What ranks see: "cuda": a GPU each, shared where there are too few; "auto": the same if
-    there are any; "cpu": none; None: what there is."""
-    gpus: int | None = None
-    """How many GPUs ranks use, of those that are there."""
-    on_devices: Callable[[DeviceMap, int], Any] | None = None
-    """Is told what GPUs ranks may name, if not those that are there, and how many ranks."""
-    replay: str | None = None
-    on_tick: Callable[[], Any] | None = None
-    on_findings: Callable[[Sequence[Verdict]], Any] | None = None
-    on_tally: Callable[[Tally], Any] | None = None
-    """Is told at the end, whatever it was, how much was checked."""
-    environ: Mapping[str, str] | None = None
-    as_torchrun: bool = True
-    """Whether ranks find in their environment what torchrun sets."""
-    late_numbers: bool = False
-    """Whether ranks tell their numbers only when they make their default group."""
-    modules: Rule | None = None
-    """Which packages every rank imports for itself; None: none."""
 
 
 class ThreadsEngine:
@@ -228,6 +184,13 @@ class ThreadsEngine:
         self._crew.heirlooms[self._kind()] = session
         return True
 
+    def _former(self) -> Session | None:
+        """The one whose groups this world has, if any."""
+        if self._crew is None or not self.settings.init or self.settings.seed:
+            return None
+        former: Session | None = self._crew.heirlooms.pop(self._kind(), None)
+        return former
+
     def _kind(self) -> tuple[Any, ...]:
         settings = self.settings
         checks = (settings.checked, settings.kinds, settings.profile)
@@ -242,6 +205,7 @@ class ThreadsEngine:
             return error_for(named, settings.replay)
 
         per_node = settings.per_node or settings.ranks
+        former = self._former()
         session = Session(
             settings.ranks,
             report=report,
@@ -252,13 +216,13 @@ class ThreadsEngine:
             completion=settings.completion or ("seeded" if settings.seed else "earliest"),
             seed=settings.seed,
             devices=plan_devices(settings.device, settings.gpus, per_node=per_node),
+            states=[each.torch_state for each in former.ranks] if former is not None else (),
         )
         session.makes_world = settings.init
         if settings.on_devices is not None and session.devices is not None:
             settings.on_devices(session.devices, settings.ranks)
         own_modules(session.ranks, settings.modules)
-        former = self._crew.heirlooms.pop(self._kind(), None) if self._crew else None
-        if former is not None and settings.init and not settings.seed:
+        if former is not None:
             inherit(session, former)
         else:
             session.stores["init"] = InProcessStore()
@@ -538,60 +502,11 @@ class _Run:
             context.helpers.clear()
 
 
-def choose_findings(
-    findings: Iterable[Verdict], settings: Settings
-) -> tuple[list[Verdict], list[Silenced]]:
-    """Those that the user wants to hear of, and those that the program's own lines silence.
-    For every engine."""
-    return split_silenced(each for each in findings if each.kind in settings.kinds)
-
-
-def tell_findings(findings: Sequence[Verdict], settings: Settings) -> None:
-    """Whoever made the world is told. Under `strict` it is an error, and so is a finding that
-    is one by itself: the first of them is raised, the others are told. For every engine."""
-    check_findings(findings, settings.replay, strict=settings.strict)
-    worst = next((each for each in findings if each.severity == "error"), None)
-    others = [each for each in findings if each is not worst]
-    if others and settings.on_findings is not None:
-        settings.on_findings(others)
-    if worst is not None:
-        raise error_for(worst, settings.replay)
-
-
 def _is_pool_worker(thread: threading.Thread) -> bool:
     """Idle workers of a ThreadPoolExecutor end with the interpreter, not with a rank."""
     return thread in pools._threads_queues
 
 
-def rank_environ(base: Mapping[str, str], settings: Settings, rank: int) -> dict[str, str]:
-    """What torchrun would have set for this rank."""
-    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-    if not settings.as_torchrun:
-        return {**where, **base}
-    per_node = settings.per_node or settings.ranks
-    return {**where, **base, **_torchrun_variables(rank, settings.ranks, per_node)}
-
-
 def _environ_later(settings: Settings, rank: int) -> dict[str, str]:
     base = {**environ_of_process(), **(settings.environ or {})}
     return rank_environ(base, settings, rank)
-
-
-@lru_cache(maxsize=1024)
-def _torchrun_variables(rank: int, ranks: int, per_node: int) -> dict[str, str]:
-    """Not to be changed by whoever gets it: it is made once."""
-    local, node = rank % per_node, rank // per_node
-    return {
-        "RANK": str(rank),
-        "WORLD_SIZE": str(ranks),
-        "LOCAL_RANK": str(local),
-        "LOCAL_WORLD_SIZE": str(per_node),
-        "GROUP_RANK": str(node),
-        "GROUP_WORLD_SIZE": str(-(-ranks // per_node)),
-        "ROLE_RANK": str(rank),
-        "ROLE_WORLD_SIZE": str(ranks),
-        "ROLE_NAME": "default",
-        "TORCHELASTIC_RUN_ID": "phalanx",
-        "TORCHELASTIC_RESTART_COUNT": "0",
-        "TORCHELASTIC_MAX_RESTARTS": "0",
-    }

@@ -21,7 +21,8 @@ from phalanx.running.modules.crossing import Crossing, opened
 from phalanx.running.modules.rule import Rule, check_isolate
 from phalanx.running.outcome import warn_of
 from phalanx.running.processes.engine import MOST_PROCESSES, ProcessesEngine, ProcessSettings
-from phalanx.running.threads import Settings, ThreadsEngine
+from phalanx.running.settings import Settings
+from phalanx.running.threads import ThreadsEngine
 
 ENGINES = ("threads", "processes")
 BACKENDS = ("gloo", "nccl", "cpu:gloo,cuda:nccl")

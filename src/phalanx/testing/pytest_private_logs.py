@@ -31,7 +31,7 @@ class KeptHandlers:
         self.both = (plugin.caplog_handler, plugin.report_handler)
         self._levels = [handler.level for handler in self.both]
         self._lists: list[list[logging.Handler]] = []
-        self._known: list[tuple[logging.Handler, ...]] = []
+        self._known: list[list[logging.Handler]] = []
         """What is in each of them, ours included."""
         self._quiet = False
         self.loggers = _Loggers()
@@ -40,11 +40,11 @@ class KeptHandlers:
         """A phase begins: they are wherever they should be, and hear everything."""
         self.restore_levels()
         lists = self.loggers.handlers()
-        if list(map(tuple, lists)) != self._known:
+        if lists != self._known:
             self.take_away()
             for handlers in lists:
                 handlers += [each for each in self.both if each not in handlers]
-            self._known = list(map(tuple, lists))
+            self._known = list(map(list, lists))
         self._lists = lists
         at_root = vars(logging.root)["handlers"]
         at_root += [each for each in self.both if each not in at_root]
@@ -94,7 +94,7 @@ class LogsOfPhase:
     def __enter__(self) -> None:
         plugin, item, kept = self._plugin, self._item, self._kept
         kept.loggers.look()
-        if plugin.log_level is not None or not kept.loggers.are_plain():
+        if plugin.log_level is not None or not kept.loggers.are_plain:
             kept.end()
             self._others = type(plugin)._runtest_for(plugin, item, self._when)
             self._others.__enter__()
@@ -122,7 +122,7 @@ class _Loggers:
 
     def __init__(self) -> None:
         self._seen = (-1, -1)
-        self._kinds: set[Any] = {logging.RootLogger}
+        self.are_plain = False
         self._quiet: list[dict[str, Any]] = []
 
     def look(self) -> None:
@@ -133,15 +133,14 @@ class _Loggers:
             self._seen = now
             loggers = logging.root.manager.loggerDict.values()
             made = [each for each in loggers if "propagate" in vars(each)]
-            self._kinds = {type(logging.root), *map(type, made)}
+            kinds: set[Any] = {type(logging.root), *map(type, made)}
+            plain = logging.Logger
+            self.are_plain = all(
+                kind.addHandler is plain.addHandler
+                and kind.removeHandler is plain.removeHandler
+                for kind in kinds
+            )
             self._quiet = [vars(each) for each in made if not vars(each)["propagate"]]
-
-    def are_plain(self) -> bool:
-        plain = logging.Logger
-        return all(
-            kind.addHandler is plain.addHandler and kind.removeHandler is plain.removeHandler
-            for kind in self._kinds
-        )
 
     def handlers(self) -> list[list[logging.Handler]]:
         """Those of loggers that pass nothing on."""

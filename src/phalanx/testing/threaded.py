@@ -24,7 +24,8 @@ from phalanx.errors import PhalanxError
 from phalanx.model import Verdict
 from phalanx.running.crews import make_crew
 from phalanx.running.patches import patched
-from phalanx.running.threads import Settings, ThreadsEngine
+from phalanx.running.settings import Settings
+from phalanx.running.threads import ThreadsEngine
 from phalanx.testing.cases import (
     DEFAULT_WORLD_SIZE,
     MAIN_RANK,

@@ -86,9 +86,13 @@ def note(call: Call) -> None:
 def _find_dull(
     notes: _Notes, place: tuple[int, int], period: int, frames: tuple[Reading, ...]
 ) -> None:
-    telling = [(code, offset, names) for code, offset, names, *_ in frames if names] + [
-        value for *_, loop, _, _ in frames for _, value in loop if type(value) is str
-    ]
+    telling: list[Any] = []
+    for code, offset, names, loop, _, _ in frames:
+        if names:
+            telling.append((code, offset, names))
+        for _, value in loop:
+            if type(value) is str:
+                telling.append(value)
     seen = notes.dull.get(place)
     if seen is None or seen[0] != telling or seen[2] != period:
         notes.dull[place] = [telling, 0, period]

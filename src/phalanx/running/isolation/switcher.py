@@ -224,15 +224,16 @@ class RankSwitcher(Visits, Switcher):
             raise problem
 
     def _steps_back(self, owner: RankContext | None) -> Iterator[Callable[[], Any]]:
-        """Each is asked for when those before it are done."""
+        """Each is asked for when those before it are done. What cannot fail is done here."""
         if owner is not None:
             yield partial(self._save, owner)
         if log_globals.in_use and not switchers:
             yield log_globals.relax
-        yield self._restore_sources
+        if self._apart:
+            yield self._restore_sources
         if self._cuda is not None:
             yield self._cuda.restore
-        yield self._restore_argv
+        sys.argv = self._outer_argv
         yield self.limit.restore
         yield self._names.restore
         yield self._restore_warnings
@@ -245,13 +246,9 @@ class RankSwitcher(Visits, Switcher):
         if seen_by_c:
             yield _restore_environ
 
-    def _restore_argv(self) -> None:
-        sys.argv = self._outer_argv
-
     def _restore_sources(self) -> None:
-        if self._apart:
-            for source in self._sources:
-                source.restore()
+        for source in self._sources:
+            source.restore()
 
     def _restore_warnings(self) -> None:
         set_warnings(self._outer_warnings)

@@ -27,13 +27,13 @@ from phalanx.running.processes.messages import Call, Parcel, Start
 from phalanx.running.processes.nursery import nursery
 from phalanx.running.processes.parcel import check_not_loading, pack_call
 from phalanx.running.processes.team import Member, OnOutput, Team, print_line
-from phalanx.running.threads import Settings, choose_findings, rank_environ, tell_findings
+from phalanx.running.settings import Settings, choose_findings, rank_environ, tell_findings
 
 MOST_PROCESSES = 128
 """Each rank costs five file descriptors here, of which systems often allow 1,024."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class ProcessSettings(Settings):
     """What a world of processes was asked for. `imports` names modules that every rank
     imports before it initialises its group: where third-party backends register themselves.

@@ -27,8 +27,8 @@ from phalanx.model import RankView, Silenced, Stall, ViewBlock
 from phalanx.report.positions import render_positions
 from phalanx.running.controller.server import DeskServer
 from phalanx.running.processes.messages import Position, Raised, Where
+from phalanx.running.settings import Settings, choose_findings, tell_findings
 from phalanx.running.snapshots import group_views
-from phalanx.running.threads import Settings, choose_findings, tell_findings
 from phalanx.running.torchrun.connections import Greeting, Lines, Member
 from phalanx.running.torchrun.judging import Incarnation, find_error
 from phalanx.running.torchrun.messages import (

@@ -67,7 +67,7 @@ def shared_values(item: Any, own: set[str], way: Ranks) -> dict[tuple[str, int],
     each other (-1: the closest). Called after pytest's own setup of the item."""
     made = {name for name in item.funcargs if name not in own and name != "request"}
     values = {(name, -1): item.funcargs[name] for name in made}
-    for name in own:
+    for name in own - {PARAMETER}:
         definitions = private.fixture_definitions(item, name)
         for index in range(-1, -len(definitions), -1):
             if name not in definitions[index].argnames:
@@ -156,6 +156,9 @@ class FixturePlan:
         self.makers = makers
         self.ask = ask
         self.arguments = private.argument_names(item)
+        self.in_class = isinstance(item.parent, pytest.Class)
+        self.function: Any = None if self.in_class else item.obj
+        """That of the test; a method is bound to each rank's own instance."""
         self.plain: dict[str, PlainMaker] = {}
         self.wanted: list[str] = []
         for name in item.fixturenames:
@@ -187,7 +190,18 @@ class RankFixtures:
         self._made: dict[tuple[str, int], Any] = {}
         self._arguments: dict[str, Any] = {}
         self._node: Any = None
-        self.top = RankRequest(self)
+        self._top: RankRequest | None = None
+        self._place_of_top: int | None = None
+
+    @property
+    def top(self) -> RankRequest:
+        """That of the test itself. Many tests never look at it either; it is torn down before
+        what the test needed."""
+        if self._top is None:
+            self._top = RankRequest(self)
+            if self._place_of_top is not None:
+                self.requests.insert(self._place_of_top, self._top)
+        return self._top
 
     @property
     def node(self) -> Any:
@@ -209,13 +223,14 @@ class RankFixtures:
                 arguments[name] = self.value(name, self.top)
             else:
                 arguments[name] = self._made[name, -1] = make(self.place)
-        self.requests.append(self.top)
-        return {name: self._argument(name) for name in self.plan.arguments}
-
-    def _argument(self, name: str) -> Any:
-        if name in self._arguments:
-            return self._arguments[name]
-        return self.value(name, self.top)
+        if self._top is None:
+            self._place_of_top = len(self.requests)
+        else:
+            self.requests.append(self._top)
+        return {
+            name: arguments[name] if name in arguments else self.value(name, self.top)
+            for name in self.plan.arguments
+        }
 
     def value(self, name: str, request: RankRequest) -> Any:
         if name == "request":
@@ -269,8 +284,7 @@ class RankFixtures:
 
     def dissolve(self) -> None:
         """See `Part.dissolve`."""
-        self._node = None
-        del self.top
+        self._node = self._top = None
 
     def tear_down(self) -> list[BaseException]:
         """Run all finalizers, the last one first; what they raised."""

@@ -21,7 +21,8 @@ from phalanx.running.crews import make_crew
 from phalanx.running.isolation.randomness import sources
 from phalanx.running.modules.rule import Rule
 from phalanx.running.patches import patched
-from phalanx.running.threads import Settings, ThreadsEngine
+from phalanx.running.settings import Settings
+from phalanx.running.threads import ThreadsEngine
 from phalanx.testing import pytest_private as private
 from phalanx.testing.marked.fixtures import FixturePlan
 from phalanx.testing.marked.marker import Ranks
@@ -36,7 +37,7 @@ from phalanx.testing.marked.standins import (
     SharedPatches,
     SharedPlace,
 )
-from phalanx.testing.marked.worlds import RankWorld
+from phalanx.testing.marked.worlds import rank_world
 
 _between_tests = ExitStack()
 _crews: list[Crew] = []
@@ -147,7 +148,7 @@ class _Threads:
     def _body(self, context: RankContext) -> None:
         __tracebackhide__ = True
         way, rank = self._way, context.rank
-        world = RankWorld(rank, way.size, way.engine, way.backend, way.seed, way.device)
+        world = rank_world(rank, way.size, way.engine, way.backend, way.seed, way.device)
         part = Part(
             self._plan,
             world,

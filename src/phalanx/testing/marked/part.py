@@ -38,13 +38,16 @@ class Part:
         place: SharedPlace | None = None,
     ) -> None:
         self.record = Record(world.rank)
-        self._item = plan.item
+        self._plan = plan
         self._extra = extra
         self._tell = tell
         self._phase: Phase = "setup"
         place_here = Place(world, self.record, self._represent, place)
         self._fixtures = RankFixtures(plan, place_here)
-        self.request = self._fixtures.top
+
+    @property
+    def request(self) -> Any:
+        return self._fixtures.top
 
     @property
     def node(self) -> Any:
@@ -67,7 +70,7 @@ class Part:
         """After it went well: let go of what refers back, so that all of it ends here. The
         garbage collector would find it, but that takes as long as a small test."""
         self._fixtures.dissolve()
-        del self._fixtures, self.request
+        del self._fixtures
 
     def _run_function(self) -> BaseException | None:
         __tracebackhide__ = True
@@ -93,8 +96,8 @@ class Part:
         """The test function, bound to the rank's own instance; for Hypothesis, which has drawn
         the values already, the inner one."""
         __tracebackhide__ = True
-        in_class = isinstance(self._item.parent, pytest.Class)
-        function: Callable[..., Any] = self.node.obj if in_class else self._item.obj
+        in_class = self._plan.in_class
+        function: Callable[..., Any] = self.node.obj if in_class else self._plan.function
         drawn = drawn_of(function)
         if drawn is None:
             return function(**arguments)
