@@ -134,7 +134,7 @@ def test_where_it_is_not_possible_nothing_happens(
 def test_the_launcher_waits_where_the_ranks_of_a_camp_are(worker: Worker) -> None:
     huddle = Huddle(Camp())
     worker.do(huddle.visit)
-    assert worker.state() == TOGETHER
+    assert worker.state() == (1, os.SCHED_OTHER)
     worker.do(huddle.end)
     assert worker.state() == APART
 

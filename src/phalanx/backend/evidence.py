@@ -35,10 +35,26 @@ Reading = tuple[CodeType, int, tuple[str, ...], Values, bool, tuple[str, ...]]
 class Plan:
     """What to look at in frames that are at one place; found out once."""
 
-    __slots__ = ("arguments", "code", "globals", "is_small", "loops", "names")
+    __slots__ = (
+        "arguments",
+        "code",
+        "globals",
+        "is_ours",
+        "is_program",
+        "is_small",
+        "is_snapshot",
+        "loops",
+        "names",
+        "offset",
+    )
 
     def __init__(self, code: CodeType, offset: int) -> None:
         self.code = code
+        self.offset = offset
+        self.is_program = not callsite.is_library(code.co_filename)
+        self.is_ours = callsite.is_own_file(code.co_filename)
+        if not self.is_program:
+            return
         self.loops = loops_around(code, offset)
         local = (*code.co_varnames, *code.co_cellvars, *code.co_freevars)
         is_function = bool(code.co_flags & _OPTIMIZED)
@@ -48,6 +64,8 @@ class Plan:
         self.globals = code.co_names[:MOST_NAMES] if is_function else ()
         self.is_small = is_function and len(local) <= MOST_NAMES
         """Whether all that the frame has is to be looked at."""
+        self.is_snapshot = _SNAPSHOTS and is_function
+        """Whether a frame keeps what it was asked for, as a dict of its own."""
 
 
 _plans: dict[tuple[int, int], Plan] = {}
@@ -57,22 +75,24 @@ def read_frames(frame: FrameType | None, tensor: Any, *, most: int) -> tuple[Rea
     """The innermost user frames, innermost first."""
     found: list[Reading] = []
     while frame is not None and len(found) < most:
-        file = frame.f_code.co_filename
-        if not callsite.is_library(file):
-            found.append(_read(frame, tensor))
-        elif found and callsite.is_own_file(file):
+        plan = _plans.get((id(frame.f_code), frame.f_lasti)) or _new_plan(frame)
+        if plan.is_program:
+            found.append(_read(plan, frame, tensor))
+        elif plan.is_ours and found:
             break  # below are those who run the program
         frame = frame.f_back
     return tuple(found)
 
 
-def _read(frame: FrameType, tensor: Any) -> Reading:
+def _new_plan(frame: FrameType) -> Plan:
+    if len(_plans) >= MOST_PLACES:
+        _plans.clear()
     code, offset = frame.f_code, frame.f_lasti
-    plan = _plans.get((id(code), offset))
-    if plan is None:
-        if len(_plans) >= MOST_PLACES:
-            _plans.clear()
-        plan = _plans[id(code), offset] = Plan(code, offset)
+    plan = _plans[id(code), offset] = Plan(code, offset)
+    return plan
+
+
+def _read(plan: Plan, frame: FrameType, tensor: Any) -> Reading:
     known: Any = frame.f_locals
     # Of a class body it is whatever the metaclass has prepared.
     if type(known) is not dict and not isinstance(known, Mapping):
@@ -90,9 +110,9 @@ def _read(frame: FrameType, tensor: Any) -> Reading:
     if not names and plan.globals:
         _look_outside(plan, frame, tensor, names)
     more = _loop_values(plan, known, tensor) if plan.loops or words else _NOTHING
-    if _SNAPSHOTS and code.co_flags & _OPTIMIZED and sys.getrefcount(known) <= _HELD_BY_US:
+    if plan.is_snapshot and sys.getrefcount(known) <= _HELD_BY_US:
         known.clear()  # or the frame would keep alive what the program drops
-    return code, offset, tuple(names), *more
+    return plan.code, plan.offset, tuple(names), *more
 
 
 def _some_of(plan: Plan, known: Any) -> list[tuple[str, Any]]:

@@ -89,15 +89,15 @@ class Huddle:
         for both wake the other without waking a core, and find all in its cache."""
         if not self._has_camp or not self.together:
             return
-        if _cores_of(0) == self._all and os.sched_getscheduler(0) == os.SCHED_OTHER:
+        if _cores_of(0) == self._all and _put_on(0, self._one):
             self._launcher = threading.get_native_id()
             _visiting[self._launcher] = self._all
-            _bring(0, self._one)
 
     def go_home(self) -> None:
         """The launcher has something to do, or the run is over."""
         if self._launcher:
-            self._send_away(self._launcher)
+            if _cores_of(self._launcher) == self._one:
+                _put_on(self._launcher, self._all)
             _visiting.pop(self._launcher, None)
             self._launcher = 0
 
@@ -164,6 +164,14 @@ def _bring(native: int, cores: set[int]) -> None:
         os.sched_setscheduler(native, os.SCHED_BATCH, _NO_PRIORITY)
     except OSError:  # the thread may have ended, or a sandbox may forbid it
         pass
+
+
+def _put_on(native: int, cores: set[int]) -> bool:
+    try:
+        os.sched_setaffinity(native, cores)
+    except OSError:  # a sandbox may forbid it
+        return False
+    return True
 
 
 def _cores_of(native: int) -> set[int]:

@@ -43,11 +43,14 @@ _between_tests = ExitStack()
 _crews: list[Crew] = []
 
 
-def begin() -> None:
+def begin(first: Ranks | None) -> None:
     """Once, before the first test: what torch's modules need to be told once per process, and
-    where generators keep their state, takes some milliseconds. Nothing else stays."""
+    where generators keep their state, takes some milliseconds. The patches stay if the first
+    test needs them."""
     with patched():
         sources()
+        if first is not None and first.engine == "threads":
+            hold_patches()
 
 
 def hold_patches() -> Crew:
