@@ -63,6 +63,27 @@ def test_a_rank_that_imports_and_changes_in_one_go_changes_its_own() -> None:
     assert in_a_fresh_interpreter(program) == "[['x'], ['x'], ['x']]\n{} set()\n"
 
 
+def test_what_is_changed_by_methods_alone_is_apart_from_the_first_call_on() -> None:
+    from torch.distributed.fsdp._debug_utils import SimpleProfiler
+
+    methods = {name: vars(SimpleProfiler)[name] for name in ("profile", "reset")}
+    before: Any = (SimpleProfiler.results, SimpleProfiler.profiling)
+    places = []
+
+    def body() -> list[str]:
+        places.append(len(attributes.places))
+        with SimpleProfiler.profile(f"rank {dist.get_rank()}"):
+            dist.barrier()
+        places.append(len(attributes.places))
+        return list(SimpleProfiler.results)
+
+    for _ in range(2):
+        assert phalanx.run(body, ranks=2) == [["rank 0"], ["rank 1"]]
+    assert places[0] + 2 == places[-1]  # nothing to swap before that
+    assert {name: vars(SimpleProfiler)[name] for name in methods} == methods
+    assert (SimpleProfiler.results, SimpleProfiler.profiling) == before == ({}, set())
+
+
 def test_the_finder_is_there_during_runs_only() -> None:
     def finders() -> list[Any]:
         return [f for f in sys.meta_path if isinstance(f, attributes.AttributeFinder)]

@@ -376,3 +376,33 @@ def test_nothing_is_left():
 def test_nothing_of_ranks_is_left_for_other_tests(tmp_path: Path) -> None:
     ran = run_pytest(tmp_path, files=LEFT)
     assert "2 passed, 1 error" in ran.text
+
+
+def test_patches_wait_for_the_first_test_only_if_it_is_on_ranks(tmp_path: Path) -> None:
+    """Those that are there before it go if somebody has changed the order since."""
+    source = """
+        import os
+        import pytest
+        import time
+
+        OWN = (time.sleep, type(os.environ))
+
+        @pytest.mark.ranks(2)
+        def test_on_ranks():
+            assert (time.sleep, type(os.environ)) != OWN
+
+        def test_alone():
+            assert (time.sleep, type(os.environ)) == OWN
+    """
+    turn = """
+        import pytest
+
+        @pytest.hookimpl(trylast=True)
+        def pytest_collection_finish(session):
+            session.items.reverse()
+    """
+    (tmp_path / "test_it.py").write_text(textwrap.dedent(source))
+    for conftest in ("", textwrap.dedent(turn)):
+        (tmp_path / "conftest.py").write_text(conftest)
+        ran = run_pytest(tmp_path, "-rA", "-p", "no:randomly")
+        assert set(ran.outcomes.values()) == {"PASSED"} and len(ran.outcomes) == 2, ran.text

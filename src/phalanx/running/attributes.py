@@ -129,6 +129,8 @@ def _watch_methods(module: ModuleType) -> Callable[[], None]:
             if pending and context_here() is not None:
                 pending.clear()
                 _add_all(module)
+                for owner, name in private.per_process_attributes(module.__name__):
+                    setattr(owner, name, copy(getattr(owner, name)))  # its own, from now on
             return method.__func__(cls, *args, **kwargs)
 
         return classmethod(call)

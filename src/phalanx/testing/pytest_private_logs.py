@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 import sys
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import pytest
@@ -144,7 +145,10 @@ class _Loggers:
 
     def handlers(self) -> list[list[logging.Handler]]:
         """Those of loggers that pass nothing on."""
-        return [each["handlers"] for each in self._quiet]
+        return list(map(_handlers_of, self._quiet))
+
+
+_handlers_of = itemgetter("handlers")
 
 
 class _Counting(Counted):

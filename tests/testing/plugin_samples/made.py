@@ -292,3 +292,19 @@ def test_mocks_left_in_the_order_they_were_entered(rank, world_size):
 def test_nothing_is_left_of_mocks():
     assert (json.dumps(1), json.loads("1")) == ("1", 1)
     assert TABLE == {}
+
+
+@pytest.fixture
+def steps():
+    done = []
+    yield done
+    assert done == ["of the test"]
+
+
+@pytest.fixture
+def node(request):
+    return request.node
+
+
+def test_a_finalizer_that_comes_late_is_before_those_of_fixtures(steps, node):
+    node.addfinalizer(lambda: steps.append("of the test"))
