@@ -150,11 +150,9 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         self._description = description  # asking C++ for it takes every test some microseconds
 
     def what_can_change(self) -> tuple[Any, ...]:
-        """What a program may have set on this object, for `heirloom.py`."""
-        options = vars(self.options)
-        ranks = tuple(options.get("global_ranks_in_group", ()))  # a list can change in place
-        own = (self._limit, self._splits, self._closed, self._description, ranks)
-        return (*own, len(vars(self)), *options, *options.values())
+        """What a program may have set on this object, for `heirloom.py`; its options last."""
+        own = (self._limit, self._splits, self._closed, self._description, len(vars(self)))
+        return (*own, vars(self.options))
 
     def move_to(self, context: RankContext, met: Assembly) -> None:
         """Become the group of another world, as if it were new."""

@@ -18,7 +18,9 @@ MEETING_KEYS = 1
 
 def take_stock(context: RankContext) -> None:
     """Right after the default group was made, in the rank."""
-    context.stock = _state(context)
+    *others, options = _state(context)
+    ranks = list(options["global_ranks_in_group"])  # a list that can change in place
+    context.stock = (*others, {**options, "global_ranks_in_group": ranks})
 
 
 def leaves_untouched(context: RankContext) -> bool:
@@ -77,5 +79,5 @@ def _state(context: RankContext) -> tuple[Any, ...]:
         len(state.pg_to_tag),
         len(state.pg_coalesce_state),
         len(state.comms),
-        group.what_can_change(),
+        *group.what_can_change(),
     )

@@ -24,6 +24,9 @@ from phalanx.backend import private, private_modes
 from phalanx.backend.private_settings import CHANGED_BY
 from phalanx.backend.session import RankContext, context_here
 
+KEPT = "torch"
+"""In what a rank keeps: its values of the attributes."""
+
 WATCHED = {*private.PER_PROCESS, *private.AFTER_IMPORT}
 
 on_import: dict[str, Callable[[ModuleType], object]] = {}
@@ -210,12 +213,12 @@ private_modes.listeners.append(_keep_compiled_apart)
 
 def save(context: RankContext) -> None:
     """The rank gives the baton away: keep what it has made of the attributes."""
-    context.saved["torch"] = [getattr(owner, name) for owner, name in places]
+    context.saved[KEPT] = [getattr(owner, name) for owner, name in places]
 
 
 def load(context: RankContext) -> None:
     """The rank gets the baton: put its values in, copies of the originals at first."""
-    own = context.saved.get("torch", [])
+    own = context.saved.get(KEPT, [])
     if len(own) < len(_originals):
         own += map(_copied, _originals[len(own) :])
     for (owner, name), value in zip(places, own, strict=False):

@@ -162,10 +162,8 @@ class ThreadsEngine:
             ended = run.outcomes.any_stopped or self._bequeath(session)
             self._session = None if ended else session
             self._lone = run.dissolve()
-            findings, silenced = choose_findings(run.findings, self.settings)
-            self.findings += findings
-            self.silenced += silenced
-            tell_findings(findings, self.settings)
+            if run.findings:
+                self._tell(run.findings)
             return values
         finally:
             if self.settings.on_tally is not None:
@@ -175,6 +173,12 @@ class ThreadsEngine:
             self.fingerprint = run.baton.fingerprint
             here.strand = outer
             sys.excepthook = excepthook
+
+    def _tell(self, found: Sequence[Verdict]) -> None:
+        findings, silenced = choose_findings(found, self.settings)
+        self.findings += findings
+        self.silenced += silenced
+        tell_findings(findings, self.settings)
 
     def _bequeath(self, session: Session) -> bool:
         """Leave the groups to the next world of this kind, if the crew is to have one. Not
@@ -319,7 +323,8 @@ class _Run:
         if error is not None:
             raise error
         if settings.checked and not self.outcomes.any_stopped:
-            completion.complete_all(self.session)
+            if self.session.put_off:
+                completion.complete_all(self.session)
             unheard = find_unheard(self.session)
             self.findings = [*unheard, *self._find_leftovers(), *find_at_end(self.session)]
         return [outcome.value for outcome in self.outcomes.ranks]

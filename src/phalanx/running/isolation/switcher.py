@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from phalanx.backend.names import THREAD
 from phalanx.backend.session import RankContext
 from phalanx.core.baton import Switcher
 from phalanx.core.strand import Strand
@@ -44,6 +45,9 @@ from phalanx.running.isolation.warning_filters import (
     settle,
 )
 from phalanx.running.modules.patched import due, look, look_at_watched, watched
+
+ORDINARY = frozenset({THREAD, attributes.KEPT})
+"""What every rank keeps. One that keeps nothing else leaves nothing to end."""
 
 switchers: list[RankSwitcher] = []
 """Of the runs that are going on, the innermost last."""
@@ -203,6 +207,8 @@ class RankSwitcher(Visits, Switcher):
 
     def end(self, context: RankContext) -> None:
         """After everything of the program, also if it failed."""
+        if context.saved.keys() <= ORDINARY:
+            return
         exits.end(context)
         logs.end(context)
         folder.end(context)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import get_ident
 from types import CodeType, ModuleType
 from typing import Any
@@ -46,12 +46,16 @@ def own_modules(contexts: Iterable[RankContext], rule: Rule | None) -> None:
         context.saved[KEY] = parent if rule is None else Owner(rule, parent)
 
 
-@contextmanager
-def isolating(rule: Rule | None) -> Iterator[None]:
+def isolating(rule: Rule | None) -> AbstractContextManager[None]:
     """For the time of a run that has this rule."""
-    if rule is None:
-        yield
-        return
+    return _NOTHING if rule is None else _isolating(rule)
+
+
+_NOTHING = nullcontext()
+
+
+@contextmanager
+def _isolating(rule: Rule) -> Iterator[None]:
     _hold(rule)
     try:
         yield
