@@ -665,3 +665,25 @@ def test_a_stall_shows_what_is_polled_for_and_where_threads_are() -> None:
     assert isinstance(error, phalanx.StallError)
     text = " ".join(str(error).split())
     assert "thread of rank 0 at" in text and "in wants: with lock:" in text
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize("engine", ["threads", "processes"])
+def test_an_error_that_cannot_say_what_it_is_fails_its_rank_alone(
+    engine: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def body() -> None:
+        if dist.get_rank() == 1:
+            raise Mute
+        dist.barrier()
+
+    with pytest.raises(phalanx.RankFailedError) as caught:
+        phalanx.run(body, ranks=2, engine=engine)
+    report = str(caught.value)
+    assert report.startswith("rank 1 raised Mute: <exception str() failed>\n")
+    assert "rank 0 in barrier() (call #0)" in report
+    assert "no words" not in capfd.readouterr().err

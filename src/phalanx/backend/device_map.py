@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from phalanx.errors import UsageError
+from phalanx.errors import UsageError, text_of
 
 DEVICES = ("auto", "cpu", "cuda")
 KIND = "cuda"
@@ -134,7 +134,7 @@ def hint_for(
 ) -> tuple[tuple[str, str], ...]:
     """A line for the report of a rank that named a GPU which is not there, where ranks could
     have shared one."""
-    if devices is not None or "invalid device ordinal" not in str(error):
+    if devices is not None or "invalid device ordinal" not in text_of(error):
         return ()
     there = count_gpus()
     if not 0 < there < ranks:

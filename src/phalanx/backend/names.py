@@ -31,6 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from phalanx.backend import private_names
 from phalanx.backend.session import Session, context_here
+from phalanx.errors import text_of
 from phalanx.model import Deadlock, Mismatch, Names, Op, Stall, Verdict
 from phalanx.report.layout import rank_list
 
@@ -89,7 +90,7 @@ def names_for_failure(session: Session, rank: int, error: BaseException) -> Name
         return ()
     try:
         found = _find(session, (), {rank: error})
-        named = _named_in(session, rank, str(error))
+        named = _named_in(session, rank, text_of(error))
         said = [text.replace(" has no ", " had no ") for _, text in found]
         return (
             *(each for each in named if not any(text.startswith(each[1]) for text in said)),
