@@ -479,3 +479,17 @@ def test_ranks_that_gather_different_modules_are_found() -> None:
 
 def test_modules_that_all_ranks_choose_alike_are_left_alone() -> None:
     assert findings(lambda: choose_experts(by_rank=False)) == []
+
+
+def test_what_the_program_gives_to_its_functions_is_not_asked_for_more_than_need_be() -> None:
+    class Owner:
+        pass
+
+    def work(owner: Owner, tensor: Tensor) -> None:
+        for _ in range(2):
+            dist.all_reduce(tensor)
+
+    def program() -> None:
+        work(weakref.proxy(Owner()), torch.ones(1))  # gone by now: whoever asks it is in error
+
+    assert not findings(program)

@@ -63,25 +63,46 @@ def test_a_rank_that_imports_and_changes_in_one_go_changes_its_own() -> None:
     assert in_a_fresh_interpreter(program) == "[['x'], ['x'], ['x']]\n{} set()\n"
 
 
-def test_what_is_changed_by_methods_alone_is_apart_from_the_first_call_on() -> None:
+def test_what_is_empty_is_swapped_from_its_first_change_on() -> None:
     from torch.distributed.fsdp._debug_utils import SimpleProfiler
 
-    methods = {name: vars(SimpleProfiler)[name] for name in ("profile", "reset")}
-    before: Any = (SimpleProfiler.results, SimpleProfiler.profiling)
+    results: Any = SimpleProfiler.results
     places = []
 
-    def body() -> list[str]:
-        places.append(len(attributes.places))
-        with SimpleProfiler.profile(f"rank {dist.get_rank()}"):
+    def profile() -> list[str]:
+        with SimpleProfiler.profile("all"):
             dist.barrier()
-        places.append(len(attributes.places))
         return list(SimpleProfiler.results)
 
+    def change() -> dict[str, float]:
+        places.append(len(attributes.places))
+        SimpleProfiler.results["x"] += 1.0
+        dist.barrier()
+        places.append(len(attributes.places))
+        return dict(SimpleProfiler.results)
+
     for _ in range(2):
-        assert phalanx.run(body, ranks=2) == [["rank 0"], ["rank 1"]]
-    assert places[0] + 2 == places[-1]  # nothing to swap before that
-    assert {name: vars(SimpleProfiler)[name] for name in methods} == methods
-    assert (SimpleProfiler.results, SimpleProfiler.profiling) == before == ({}, set())
+        assert phalanx.run(change, ranks=2) == [{"x": 1.0}, {"x": 1.0}]
+        assert phalanx.run(profile, ranks=2) == [["all"], ["all"]]
+    assert places[0] + 2 == places[-1]
+    assert SimpleProfiler.results == {} and SimpleProfiler.profiling == set()
+    assert type(SimpleProfiler.results) is type(results)
+
+
+def test_what_the_caller_has_put_there_is_not_the_ranks() -> None:
+    from torch.distributed.fsdp._debug_utils import SimpleProfiler
+
+    def body() -> list[str]:
+        with SimpleProfiler.profile("all"):
+            dist.barrier()
+        return list(SimpleProfiler.results)
+
+    with phalanx.World(ranks=2) as world:
+        with SimpleProfiler.profile("all"):
+            assert world.run(body) == [["all"], ["all"]]
+            assert SimpleProfiler.profiling == {"all"} and not SimpleProfiler.results
+        assert list(SimpleProfiler.results) == ["all"]
+        SimpleProfiler.reset()
 
 
 def test_the_finder_is_there_during_runs_only() -> None:

@@ -135,6 +135,14 @@ def set_an_option() -> None:
     dist.group.WORLD.options.remark = "mine"
 
 
+def bind_a_device() -> None:
+    dist.group.WORLD.bound_device_id = torch.device("cpu", 0)
+
+
+def connect_eagerly() -> None:
+    dist.group.WORLD.eager_connect_single_device(None)
+
+
 def set_a_timeout() -> None:
     dist.distributed_c10d._set_pg_timeout(timedelta(seconds=5), dist.group.WORLD)
 
@@ -161,6 +169,8 @@ def change_it_on_one_rank() -> None:
         make_it_again,
         set_an_attribute,
         set_an_option,
+        bind_a_device,
+        connect_eagerly,
         set_a_timeout,
         leave_a_key,
         split_it,
@@ -178,6 +188,8 @@ def test_a_group_that_was_changed_is_not(crew: Crew, change) -> None:
             store.check(["left"]),
             group._limit,
             group._splits,
+            group._assembly.eager,
+            group.bound_device_id,
         )
 
     before = run(crew, look)
@@ -385,6 +397,25 @@ def test_threads_stay_on_one_core_until_they_start_others(crew: Crew) -> None:
     free = [os.sched_getscheduler(native) for native in ids]
     release.set()
     assert free == [os.SCHED_OTHER] * 3
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/thread-self/status"), reason="Linux only")
+def test_threads_that_begin_when_the_others_have_been_sent_apart_have_all_cores(
+    crew: Crew,
+) -> None:
+    """The monitor sends them apart while the first one computes, before the others begin."""
+
+    def cores() -> str:
+        if dist.get_rank() == 0:
+            end = time.monotonic() + 0.1
+            while time.monotonic() < end:
+                pass
+        with open("/proc/thread-self/status") as status:
+            return next(line for line in status if line.startswith("Cpus_allowed_list"))
+
+    with open("/proc/self/status") as status:
+        ours = next(line for line in status if line.startswith("Cpus_allowed_list"))
+    assert run(crew, cores) == run(crew, cores) == [ours] * 3
 
 
 def test_closing_twice_and_without_a_run() -> None:

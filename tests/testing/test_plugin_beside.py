@@ -378,31 +378,73 @@ def test_nothing_of_ranks_is_left_for_other_tests(tmp_path: Path) -> None:
     assert "2 passed, 1 error" in ran.text
 
 
-def test_patches_wait_for_the_first_test_only_if_it_is_on_ranks(tmp_path: Path) -> None:
-    """Those that are there before it go if somebody has changed the order since."""
+def test_what_a_wide_fixture_has_patched_stays_patched_between_tests(tmp_path: Path) -> None:
+    """And what it puts back in the end is what it found."""
     source = """
         import os
         import pytest
         import time
+        from unittest import mock
 
-        OWN = (time.sleep, type(os.environ))
+        OWN = (time.sleep, os.umask)
+
+        @pytest.fixture(scope="session", autouse=True)
+        def patched():
+            with mock.patch("time.sleep") as sleep, mock.patch("os.umask") as umask:
+                yield sleep, umask
+            assert (time.sleep, os.umask) == OWN
 
         @pytest.mark.ranks(2)
-        def test_on_ranks():
-            assert (time.sleep, type(os.environ)) != OWN
+        @pytest.mark.parametrize("time", range(2))
+        def test_on_ranks(time):
+            pass
 
-        def test_alone():
-            assert (time.sleep, type(os.environ)) == OWN
-    """
-    turn = """
-        import pytest
-
-        @pytest.hookimpl(trylast=True)
-        def pytest_collection_finish(session):
-            session.items.reverse()
+        def test_alone(patched):
+            assert (time.sleep, os.umask) == patched
     """
     (tmp_path / "test_it.py").write_text(textwrap.dedent(source))
-    for conftest in ("", textwrap.dedent(turn)):
-        (tmp_path / "conftest.py").write_text(conftest)
-        ran = run_pytest(tmp_path, "-rA", "-p", "no:randomly")
-        assert set(ran.outcomes.values()) == {"PASSED"} and len(ran.outcomes) == 2, ran.text
+    ran = run_pytest(tmp_path, "-rA")
+    assert set(ran.outcomes.values()) == {"PASSED"} and len(ran.outcomes) == 3, ran.text
+    assert "3 passed" in ran.text, ran.text
+
+
+def test_a_file_that_a_rank_has_made_its_output_is_closed_with_it(tmp_path: Path) -> None:
+    source = """
+        import os
+        import pytest
+
+        @pytest.mark.ranks(2)
+        @pytest.mark.parametrize("time", range(4))
+        def test_output(time, tmp_path, rank):
+            file = os.open(tmp_path / f"{rank}", os.O_CREAT | os.O_WRONLY)
+            os.dup2(file, 1)
+            os.close(file)
+
+        def test_none_is_left():
+            numbers = os.listdir("/proc/self/fd")
+            names = [os.path.realpath(f"/proc/self/fd/{number}") for number in numbers]
+            assert not [name for name in names if "test_output" in name]
+    """
+    (tmp_path / "test_it.py").write_text(textwrap.dedent(source))
+    ran = run_pytest(tmp_path, "-rA")
+    assert set(ran.outcomes.values()) == {"PASSED"} and len(ran.outcomes) == 5, ran.text
+
+
+def test_a_group_that_somebody_has_kept_from_being_made(tmp_path: Path) -> None:
+    source = """
+        import pytest
+        import torch.distributed as dist
+        from unittest import mock
+
+        @pytest.fixture(scope="module", autouse=True)
+        def no_group():
+            with mock.patch("torch.distributed.init_process_group"):
+                yield
+
+        @pytest.mark.ranks(2)
+        def test_it():
+            assert not dist.is_initialized()
+    """
+    (tmp_path / "test_it.py").write_text(textwrap.dedent(source))
+    ran = run_pytest(tmp_path, "-rA")
+    assert ran.outcomes == {"test_it[ranks=2]": "PASSED"}, ran.text

@@ -54,6 +54,7 @@ CPP_NAME = "phalanx"
 # torch's stubs give every method overloads that differ from version to version; towards the
 # type checker our methods stand on their own.
 _ProcessGroup: Any = dist.ProcessGroup
+_BOUND: Any = _ProcessGroup.bound_device_id
 
 
 class Endpoint(_ProcessGroup):  # type: ignore[misc]
@@ -86,6 +87,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         self._place = ("", 0)
         self._assembly: Assembly | None = None
         self._closed = False
+        self._bound: torch.device | None = None
         self._coalescing: list[OpWork] | None = None
         self._batch: int | None = None
         self._splits = 0
@@ -149,10 +151,20 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         super()._set_group_desc(description)
         self._description = description  # asking C++ for it takes every test some microseconds
 
+    @property
+    def bound_device_id(self) -> torch.device | None:
+        bound: torch.device | None = _BOUND.__get__(self)
+        return bound
+
+    @bound_device_id.setter
+    def bound_device_id(self, device: torch.device | None) -> None:
+        _BOUND.__set__(self, device)
+        self._bound = device
+
     def what_can_change(self) -> tuple[Any, ...]:
         """What a program may have set on this object, for `heirloom.py`; its options last."""
-        own = (self._limit, self._splits, self._closed, self._description, len(vars(self)))
-        return (*own, vars(self.options))
+        own = (self._limit, self._splits, self._closed, self._description, self._bound)
+        return (*own, self._met.eager, len(vars(self)), vars(self.options))
 
     def move_to(self, context: RankContext, met: Assembly) -> None:
         """Become the group of another world, as if it were new."""
@@ -279,7 +291,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         """For checks that look back when the group may be gone."""
         if self._assembly is not None:
             self._assembly.backend = backend
-            self._assembly.eager |= self.bound_device_id is not None
+            self._assembly.eager |= self._bound is not None
         self._session.has_nccl |= "nccl" in backend
 
     @property

@@ -98,7 +98,7 @@ def _read(plan: Plan, frame: FrameType, tensor: Any) -> Reading:
     if type(known) is not dict and not isinstance(known, Mapping):
         known = {}
     names: list[str] = []
-    words = False
+    words = not plan.is_small
     for name, value in known.items() if plan.is_small else _some_of(plan, known):
         kind = type(value)
         if value is tensor:
@@ -153,16 +153,11 @@ def _loop_values(plan: Plan, known: Any, tensor: Any) -> tuple[Values, bool, tup
     Words are *tied* to the tensor if they name the function to call, or come with it: bound
     by the same loop, or given to the function together with the parameter whose gradient it
     is. Any others may be about a rank's own data, such as names of files."""
-    values: list[tuple[str, int | str]] = []
+    values: list[tuple[str, int | str]] = [
+        (name, value) for name in plan.arguments if type(value := known.get(name)) is str
+    ]
     tied: list[str] = []
-    is_gradient = False
-    for name in plan.arguments:
-        value = known.get(name)
-        if type(value) is str:
-            values.append((name, value))
-        else:
-            is_gradient = is_gradient or _has_gradient(value, tensor)
-    if is_gradient:
+    if values and any(_has_gradient(known.get(name), tensor) for name in plan.arguments):
         tied += [name for name, _ in values]
     swept = False
     for targets in plan.loops:

@@ -18,6 +18,8 @@ MEETING_KEYS = 1
 
 def take_stock(context: RankContext) -> None:
     """Right after the default group was made, in the rank."""
+    if context.torch_state.default_pg is None:  # somebody has replaced what makes it
+        return
     *others, options = _state(context)
     ranks = list(options["global_ranks_in_group"])  # a list that can change in place
     context.stock = (*others, {**options, "global_ranks_in_group": ranks})

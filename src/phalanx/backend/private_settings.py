@@ -29,12 +29,6 @@ class TorchSetting(NamedTuple):
     writers: tuple[tuple[Any, str], ...]
 
 
-CHANGED_BY: dict[str, tuple[str, tuple[str, ...]]] = {
-    "torch.distributed.fsdp._debug_utils": ("SimpleProfiler", ("profile", "reset")),
-}
-"""2.11-2.13: a class, by its module, whose attributes in `private.PER_PROCESS` are changed by
-these methods alone, and seldom: they are swapped from the first such call of a rank on."""
-
 # 2.11-2.13: flags with a pair of functions, `_get_x` and `_set_x`.
 PAIRS = (
     "blas_preferred_backend",

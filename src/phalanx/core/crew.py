@@ -54,7 +54,6 @@ class Crew:
     def close(self) -> None:
         """Let the threads end; those that are stuck are left where they are."""
         self.heirlooms.clear()
-        self.camp.close()
         mates, self._mates = self._mates, []
         for mate in mates:
             mate.end()
@@ -63,7 +62,6 @@ class Crew:
         """In a forked child: the threads are not there."""
         self._mates = []
         self.heirlooms.clear()
-        self.camp.close()
         self.camp = Camp()
 
 

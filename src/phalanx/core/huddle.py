@@ -25,8 +25,9 @@ MANY = 3000.0
 _TASKS = "/proc/self/task"
 _SUPPORTED = hasattr(os, "SCHED_BATCH") and os.path.isdir(_TASKS)
 
-# Kept, because during runs the name in `os` stands for a call that leaves the huddle first.
+# Kept, because during runs these names in `os` stand for calls that do more.
 _affinity = getattr(os, "sched_getaffinity", None)
+_stat = os.stat
 
 
 _NO_PRIORITY: Any = os.sched_param(0) if _SUPPORTED else None
@@ -44,19 +45,6 @@ class Camp:
         self.natives: set[int] = set()
         self.threads = 0
         """How many threads the process had when all others were sent away."""
-        self._tasks: int | None = None
-
-    def count_threads(self) -> int:
-        """How many the process has. The folder stays open: looking it up by its name takes
-        longer than four ranks take to begin."""
-        if self._tasks is None:
-            self._tasks = os.open(_TASKS, os.O_RDONLY)
-        return os.fstat(self._tasks).st_nlink
-
-    def close(self) -> None:
-        tasks, self._tasks = self._tasks, None
-        if tasks is not None:
-            os.close(tasks)
 
 
 class Huddle:
@@ -89,30 +77,24 @@ class Huddle:
         for both wake the other without waking a core, and find all in its cache."""
         if not self._has_camp or not self.together:
             return
-        if _cores_of(0) == self._all and _put_on(0, self._one):
+        if _cores_of(0) == self._all and os.sched_getscheduler(0) == os.SCHED_OTHER:
             self._launcher = threading.get_native_id()
             _visiting[self._launcher] = self._all
+            _bring(0, self._one)
 
     def go_home(self) -> None:
         """The launcher has something to do, or the run is over."""
         if self._launcher:
-            if _cores_of(self._launcher) == self._one:
-                _put_on(self._launcher, self._all)
+            self._send_away(self._launcher)
             _visiting.pop(self._launcher, None)
             self._launcher = 0
 
     def end(self) -> None:
         """After a run: threads in a camp stay unless they have started others."""
         self.go_home()
-        if self.together and (not self._has_camp or self._others_came()):
+        if self.together and _number_of_threads() != self._camp.threads:
             self.scatter()
-
-    def _others_came(self) -> bool:
-        """Since the last time."""
-        with suppress(OSError):
-            before, self._camp.threads = self._camp.threads, self._camp.count_threads()
-            return before != self._camp.threads
-        return True
+            self._camp.threads = _number_of_threads()
 
     def gather(self, natives: Iterable[int]) -> None:
         """Onto the core that the launcher is on now."""
@@ -166,14 +148,6 @@ def _bring(native: int, cores: set[int]) -> None:
         pass
 
 
-def _put_on(native: int, cores: set[int]) -> bool:
-    try:
-        os.sched_setaffinity(native, cores)
-    except OSError:  # a sandbox may forbid it
-        return False
-    return True
-
-
 def _cores_of(native: int) -> set[int]:
     try:
         return _affinity(native) if _affinity is not None else set()
@@ -191,6 +165,13 @@ def _allowed_cores() -> set[int]:
         return set()
     main = os.getpid()
     return _visiting.get(main) or _cores_of(main)
+
+
+def _number_of_threads() -> int:
+    try:
+        return _stat(_TASKS).st_nlink
+    except OSError:
+        return -1
 
 
 def _current_core(allowed: set[int]) -> int:

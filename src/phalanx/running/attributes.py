@@ -12,7 +12,6 @@ import sys
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
-from functools import partial, wraps
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import FunctionType, ModuleType
@@ -21,7 +20,6 @@ from typing import Any
 import torch
 
 from phalanx.backend import private, private_modes
-from phalanx.backend.private_settings import CHANGED_BY
 from phalanx.backend.session import RankContext, context_here
 
 KEPT = "torch"
@@ -34,6 +32,10 @@ on_import: dict[str, Callable[[ModuleType], object]] = {}
 
 places: list[tuple[Any, str]] = []
 """Owner and name of the attributes to swap; empty in most programs."""
+
+empty: list[tuple[Any, str, Any]] = []
+"""Those that hold an empty dict or the like, and one of that kind: ranks have it in common
+until one of them is not empty any more. Most programs never come to that."""
 
 _originals: list[Any] = []
 _undo: list[Callable[[], None]] = []
@@ -58,6 +60,7 @@ class AttributeFinder(MetaPathFinder):
         while _undo:
             _undo.pop()()
         places.clear()
+        empty.clear()
         _originals.clear()
         while _plain_hooks:
             owner, name, value = _plain_hooks.pop()
@@ -107,46 +110,24 @@ def note(module: ModuleType) -> None:
     undo = set_right(module) if set_right is not None else None
     if undo is not None:
         _undo.append(undo)
-    if module.__name__ in CHANGED_BY:
-        _undo.append(_watch_methods(module))
-    else:
-        _add_all(module)
-
-
-def _add_all(module: ModuleType) -> None:
     for owner, name in private.per_process_attributes(module.__name__):
         value = getattr(owner, name)
-        # a module is in use at this moment; before, there was none
-        add(owner, name, None if isinstance(value, torch.nn.Module) else copy(value))
+        if type(value) in _CONTAINERS and not value:
+            empty.append((owner, name, copy(value)))
+        else:
+            # a module is in use at this moment; before, there was none
+            add(owner, name, None if isinstance(value, torch.nn.Module) else copy(value))
 
 
-def _watch_methods(module: ModuleType) -> Callable[[], None]:
-    """Add the attributes when a rank first calls what changes them."""
-    kind, names = CHANGED_BY[module.__name__]
-    owner: Any = getattr(module, kind)
-    methods = {name: vars(owner)[name] for name in names}
-
-    def watching(method: Any) -> Any:
-        @wraps(method.__func__)
-        def call(cls: Any, *args: Any, **kwargs: Any) -> Any:
-            if pending and context_here() is not None:
-                pending.clear()
-                _add_all(module)
-                for owner, name in private.per_process_attributes(module.__name__):
-                    setattr(owner, name, copy(getattr(owner, name)))  # its own, from now on
-            return method.__func__(cls, *args, **kwargs)
-
-        return classmethod(call)
-
-    pending = [module]
-    for name, method in methods.items():
-        setattr(owner, name, watching(method))
-    return partial(_put_back, owner, methods)
-
-
-def _put_back(owner: Any, methods: dict[str, Any]) -> None:
-    for name, method in methods.items():
-        setattr(owner, name, method)
+def look_at_empty() -> None:
+    """When a run begins, and at a hand-over: who was here may have put something in."""
+    for owner, name, _ in empty:
+        if getattr(owner, name):
+            break
+    else:
+        return
+    while empty:
+        add(*empty.pop())
 
 
 def add(owner: Any, name: str, original: Any) -> None:
@@ -213,6 +194,8 @@ private_modes.listeners.append(_keep_compiled_apart)
 
 def save(context: RankContext) -> None:
     """The rank gives the baton away: keep what it has made of the attributes."""
+    if empty:
+        look_at_empty()
     context.saved[KEPT] = [getattr(owner, name) for owner, name in places]
 
 
@@ -238,6 +221,7 @@ _PLAIN = frozenset({bool, int, str, float, type(None), FunctionType})
 
 def current() -> list[Any]:
     """What is there when a run begins: the process's own, or, around a nested run, a rank's."""
+    look_at_empty()
     return [getattr(owner, name) for owner, name in places]
 
 

@@ -233,7 +233,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         import_module(f"phalanx.testing.marked.on_{engine}")
     import_module("phalanx.testing.marked.items")
     for engine in engines:
-        _loaded(f"on_{engine}").begin(_way(session.items[0]))
+        _loaded(f"on_{engine}").begin()
     gc.freeze()
     config.add_cleanup(gc.unfreeze)
 
@@ -345,13 +345,10 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, Any, Any]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
-    way = _way(item)
-    if way is None or way.engine != "threads":
-        _release()  # whoever changed the order of the tests after they were collected
     try:
         return (yield)
     finally:
-        if way is not None and (items := _loaded("items")) is not None:
+        if _way(item) is not None and (items := _loaded("items")) is not None:
             items.forget(item)
 
 

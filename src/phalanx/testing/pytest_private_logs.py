@@ -95,7 +95,7 @@ class LogsOfPhase:
     def __enter__(self) -> None:
         plugin, item, kept = self._plugin, self._item, self._kept
         kept.loggers.look()
-        if plugin.log_level is not None or not kept.loggers.are_plain:
+        if plugin.log_level is not None or not kept.loggers.are_plain():
             kept.end()
             self._others = type(plugin)._runtest_for(plugin, item, self._when)
             self._others.__enter__()
@@ -123,7 +123,7 @@ class _Loggers:
 
     def __init__(self) -> None:
         self._seen = (-1, -1)
-        self.are_plain = False
+        self._kinds: set[Any] = {logging.RootLogger}
         self._quiet: list[dict[str, Any]] = []
 
     def look(self) -> None:
@@ -134,14 +134,15 @@ class _Loggers:
             self._seen = now
             loggers = logging.root.manager.loggerDict.values()
             made = [each for each in loggers if "propagate" in vars(each)]
-            kinds: set[Any] = {type(logging.root), *map(type, made)}
-            plain = logging.Logger
-            self.are_plain = all(
-                kind.addHandler is plain.addHandler
-                and kind.removeHandler is plain.removeHandler
-                for kind in kinds
-            )
+            self._kinds = {type(logging.root), *map(type, made)}
             self._quiet = [vars(each) for each in made if not vars(each)["propagate"]]
+
+    def are_plain(self) -> bool:
+        plain = logging.Logger
+        return all(
+            kind.addHandler is plain.addHandler and kind.removeHandler is plain.removeHandler
+            for kind in self._kinds
+        )
 
     def handlers(self) -> list[list[logging.Handler]]:
         """Those of loggers that pass nothing on."""

@@ -47,7 +47,8 @@ from phalanx.running.isolation.warning_filters import (
 from phalanx.running.modules.patched import due, look, look_at_watched, watched
 
 ORDINARY = frozenset({THREAD, attributes.KEPT})
-"""What every rank keeps. One that keeps nothing else leaves nothing to end."""
+"""What every rank keeps. One that keeps nothing else has nothing to end, but for descriptors,
+which are looked at when the baton is handed over."""
 
 switchers: list[RankSwitcher] = []
 """Of the runs that are going on, the innermost last."""
@@ -140,7 +141,7 @@ class RankSwitcher(Visits, Switcher):
             look()
         if watched:
             look_at_watched()
-        if places:
+        if places or attributes.empty:
             attributes.save(context)
         if settings.in_use:
             settings.save(context, self._outer_settings)
@@ -207,7 +208,7 @@ class RankSwitcher(Visits, Switcher):
 
     def end(self, context: RankContext) -> None:
         """After everything of the program, also if it failed."""
-        if context.saved.keys() <= ORDINARY:
+        if context.saved.keys() <= ORDINARY and not descriptors.originals:
             return
         exits.end(context)
         logs.end(context)

@@ -59,7 +59,7 @@ class _Kept:
         return changed
 
 
-def begin(first: Ranks | None) -> None:
+def begin() -> None:
     """Let the parent of the ranks' processes load torch while other tests run."""
     nursery()
 

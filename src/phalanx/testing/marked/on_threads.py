@@ -43,14 +43,12 @@ _between_tests = ExitStack()
 _crews: list[Crew] = []
 
 
-def begin(first: Ranks | None) -> None:
+def begin() -> None:
     """Once, before the first test: what torch's modules need to be told once per process, and
-    where generators keep their state, takes some milliseconds. The patches stay if the first
-    test needs them."""
+    where generators keep their state, takes some milliseconds. Nothing else stays: fixtures
+    of the first test may patch what ranks need patched, and must find it as it is."""
     with patched():
         sources()
-        if first is not None and first.engine == "threads":
-            hold_patches()
 
 
 def hold_patches() -> Crew:
