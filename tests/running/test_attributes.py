@@ -63,30 +63,28 @@ def test_a_rank_that_imports_and_changes_in_one_go_changes_its_own() -> None:
     assert in_a_fresh_interpreter(program) == "[['x'], ['x'], ['x']]\n{} set()\n"
 
 
-def test_what_is_empty_is_swapped_from_its_first_change_on() -> None:
+def test_a_dict_of_torchs_is_every_ranks_own_and_the_callers_in_the_end() -> None:
     from torch.distributed.fsdp._debug_utils import SimpleProfiler
 
-    results: Any = SimpleProfiler.results
-    places = []
+    callers: Any = SimpleProfiler.results
 
-    def profile() -> list[str]:
-        with SimpleProfiler.profile("all"):
-            dist.barrier()
-        return list(SimpleProfiler.results)
-
-    def change() -> dict[str, float]:
-        places.append(len(attributes.places))
-        SimpleProfiler.results["x"] += 1.0
+    def change() -> list[dict[str, float]]:
+        held: Any = SimpleProfiler.results
         dist.barrier()
-        places.append(len(attributes.places))
-        return dict(SimpleProfiler.results)
+        held["x"] += 1.0
+        dist.barrier()
+        return [dict(held), dict(SimpleProfiler.results)]
+
+    def replace() -> bool:
+        if dist.get_rank() == 0:
+            SimpleProfiler.results = None
+        dist.barrier()
+        return SimpleProfiler.results is None
 
     for _ in range(2):
-        assert phalanx.run(change, ranks=2) == [{"x": 1.0}, {"x": 1.0}]
-        assert phalanx.run(profile, ranks=2) == [["all"], ["all"]]
-    assert places[0] + 2 == places[-1]
-    assert SimpleProfiler.results == {} and SimpleProfiler.profiling == set()
-    assert type(SimpleProfiler.results) is type(results)
+        assert phalanx.run(change, ranks=2) == [[{"x": 1.0}] * 2] * 2
+        assert phalanx.run(replace, ranks=2) == [True, False]
+        assert SimpleProfiler.results is callers and callers == {}
 
 
 def test_what_the_caller_has_put_there_is_not_the_ranks() -> None:

@@ -448,3 +448,39 @@ def test_a_group_that_somebody_has_kept_from_being_made(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(textwrap.dedent(source))
     ran = run_pytest(tmp_path, "-rA")
     assert ran.outcomes == {"test_it[ranks=2]": "PASSED"}, ran.text
+
+
+def test_a_thread_of_an_earlier_test_does_not_move_a_rank(tmp_path: Path) -> None:
+    """Threads share folder and mask with the one that started them; ranks do not any more."""
+    source = """
+        import os
+        import pytest
+        from concurrent.futures import ThreadPoolExecutor
+
+        POOL = ThreadPoolExecutor(1)
+        MASK = os.umask(0o022)
+        os.umask(MASK)
+
+        @pytest.mark.ranks(2)
+        def test_starts(rank):
+            if rank == 0:
+                POOL.submit(int).result()
+
+        @pytest.mark.ranks(2)
+        def test_uses(rank, world, tmp_path):
+            before = os.getcwd()
+            world.barrier()
+            if rank == 1:
+                POOL.submit(os.chdir, tmp_path).result()
+                POOL.submit(os.umask, 0o077).result()
+            world.barrier()
+            assert os.getcwd() == before
+
+        @pytest.mark.ranks(2)
+        def test_after(tmp_path, rank):
+            (tmp_path / str(rank)).touch()
+            assert (tmp_path / str(rank)).stat().st_mode & 0o777 == 0o666 & ~MASK
+    """
+    (tmp_path / "test_it.py").write_text(textwrap.dedent(source))
+    ran = run_pytest(tmp_path, "-rA")
+    assert set(ran.outcomes.values()) == {"PASSED"} and len(ran.outcomes) == 3, ran.text

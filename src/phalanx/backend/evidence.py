@@ -99,7 +99,9 @@ def _read(plan: Plan, frame: FrameType, tensor: Any) -> Reading:
         known = {}
     names: list[str] = []
     words = not plan.is_small
-    for name, value in known.items() if plan.is_small else _some_of(plan, known):
+    is_ours = plan.is_snapshot and sys.getrefcount(known) <= _HELD_BY_US
+    is_whole = plan.is_small and (is_ours or not _SNAPSHOTS)
+    for name, value in known.items() if is_whole else _some_of(plan, known):
         kind = type(value)
         if value is tensor:
             names.append(name)
@@ -110,7 +112,7 @@ def _read(plan: Plan, frame: FrameType, tensor: Any) -> Reading:
     if not names and plan.globals:
         _look_outside(plan, frame, tensor, names)
     more = _loop_values(plan, known, tensor) if plan.loops or words else _NOTHING
-    if plan.is_snapshot and sys.getrefcount(known) <= _HELD_BY_US:
+    if is_ours:
         known.clear()  # or the frame would keep alive what the program drops
     return plan.code, plan.offset, tuple(names), *more
 

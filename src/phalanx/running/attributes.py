@@ -33,10 +33,6 @@ on_import: dict[str, Callable[[ModuleType], object]] = {}
 places: list[tuple[Any, str]] = []
 """Owner and name of the attributes to swap; empty in most programs."""
 
-empty: list[tuple[Any, str, Any]] = []
-"""Those that hold an empty dict or the like, and one of that kind: ranks have it in common
-until one of them is not empty any more. Most programs never come to that."""
-
 _originals: list[Any] = []
 _undo: list[Callable[[], None]] = []
 _plain_hooks: list[tuple[Any, str, Any]] = []
@@ -60,7 +56,6 @@ class AttributeFinder(MetaPathFinder):
         while _undo:
             _undo.pop()()
         places.clear()
-        empty.clear()
         _originals.clear()
         while _plain_hooks:
             owner, name, value = _plain_hooks.pop()
@@ -112,22 +107,8 @@ def note(module: ModuleType) -> None:
         _undo.append(undo)
     for owner, name in private.per_process_attributes(module.__name__):
         value = getattr(owner, name)
-        if type(value) in _CONTAINERS and not value:
-            empty.append((owner, name, copy(value)))
-        else:
-            # a module is in use at this moment; before, there was none
-            add(owner, name, None if isinstance(value, torch.nn.Module) else copy(value))
-
-
-def look_at_empty() -> None:
-    """When a run begins, and at a hand-over: who was here may have put something in."""
-    for owner, name, _ in empty:
-        if getattr(owner, name):
-            break
-    else:
-        return
-    while empty:
-        add(*empty.pop())
+        # a module is in use at this moment; before, there was none
+        add(owner, name, None if isinstance(value, torch.nn.Module) else copy(value))
 
 
 def add(owner: Any, name: str, original: Any) -> None:
@@ -194,8 +175,6 @@ private_modes.listeners.append(_keep_compiled_apart)
 
 def save(context: RankContext) -> None:
     """The rank gives the baton away: keep what it has made of the attributes."""
-    if empty:
-        look_at_empty()
     context.saved[KEPT] = [getattr(owner, name) for owner, name in places]
 
 
@@ -221,7 +200,6 @@ _PLAIN = frozenset({bool, int, str, float, type(None), FunctionType})
 
 def current() -> list[Any]:
     """What is there when a run begins: the process's own, or, around a nested run, a rank's."""
-    look_at_empty()
     return [getattr(owner, name) for owner, name in places]
 
 

@@ -59,16 +59,9 @@ def current() -> str | None:
 
 def begin(folder: str | None) -> None:
     """In a rank's main thread, before anything of the program: start where the caller is."""
-    thread: Any = threading.current_thread()
-    if not hasattr(thread, _OWN):
-        setattr(thread, _OWN, can_be_own() and _unshare())
-    if getattr(thread, _OWN) and folder is not None and current() != folder:
+    if can_be_own() and _unshare() and folder is not None and current() != folder:
         with suppress(OSError):  # a thread of a crew, which was a rank before
             os.chdir(folder)
-
-
-_OWN = "_phalanx_has_own_folder"
-"""On a thread: whether it shares its folder with nobody. A crew's thread needs that once."""
 
 
 def mask_patches() -> list[tuple[Any, str, Any]]:

@@ -47,8 +47,8 @@ from phalanx.running.isolation.warning_filters import (
 from phalanx.running.modules.patched import due, look, look_at_watched, watched
 
 ORDINARY = frozenset({THREAD, attributes.KEPT})
-"""What every rank keeps. One that keeps nothing else has nothing to end, but for descriptors,
-which are looked at when the baton is handed over."""
+"""What ranks keep that do nothing special. They have nothing to end, but for descriptors, which
+are looked at when the baton is handed over."""
 
 switchers: list[RankSwitcher] = []
 """Of the runs that are going on, the innermost last."""
@@ -141,7 +141,7 @@ class RankSwitcher(Visits, Switcher):
             look()
         if watched:
             look_at_watched()
-        if places or attributes.empty:
+        if places:
             attributes.save(context)
         if settings.in_use:
             settings.save(context, self._outer_settings)

@@ -191,7 +191,7 @@ class RankFixtures:
         self._arguments: dict[str, Any] = {}
         self._node: Any = None
         self._top: RankRequest | None = None
-        self._place_of_top: int | None = None
+        self._all_made = False
 
     @property
     def top(self) -> RankRequest:
@@ -199,8 +199,8 @@ class RankFixtures:
         what the test needed."""
         if self._top is None:
             self._top = RankRequest(self)
-            if self._place_of_top is not None:
-                self.requests.insert(self._place_of_top, self._top)
+            if self._all_made:
+                self.requests.append(self._top)
         return self._top
 
     @property
@@ -223,9 +223,8 @@ class RankFixtures:
                 arguments[name] = self.value(name, self.top)
             else:
                 arguments[name] = self._made[name, -1] = make(self.place)
-        if self._top is None:
-            self._place_of_top = len(self.requests)
-        else:
+        self._all_made = True
+        if self._top is not None:
             self.requests.append(self._top)
         return {
             name: arguments[name] if name in arguments else self.value(name, self.top)

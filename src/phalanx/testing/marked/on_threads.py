@@ -52,7 +52,7 @@ def begin() -> None:
 
 
 def hold_patches() -> Crew:
-    """Those, and the threads of the ranks."""
+    """What ranks need patched, and their threads."""
     if not _crews:
         _between_tests.enter_context(patched())
         _between_tests.enter_context(patches_by_rank())
