@@ -235,7 +235,7 @@ def measure_all(chosen: Sequence[Contender], *, quick: bool) -> dict[str, Measur
         if contender.slow:
             found[contender.name] = [measure_slow(contender, names[:: 10 if quick else 1])]
             say(contender, found[contender.name][-1])
-    for _ in range(3 if quick else 7):
+    for _ in range(5 if quick else 9):
         for contender in chosen:
             if not contender.slow:
                 found[contender.name].append(measure(contender, names))
