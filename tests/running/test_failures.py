@@ -428,10 +428,10 @@ def test_without_a_timeout_computing_is_no_stall(monkeypatch: pytest.MonkeyPatch
 def test_a_rank_that_sleeps_will_move_by_itself() -> None:
     def program():
         if dist.get_rank() == 0:
-            time.sleep(0.3)
+            time.sleep(1.5)
         dist.barrier()
 
-    phalanx.run(program, ranks=2, timeout=0.1)
+    phalanx.run(program, ranks=2, timeout=0.5)
 
 
 # -- in processes of their own: what leaves threads behind, and Ctrl-C ----------------------
