@@ -416,12 +416,12 @@ def test_over_the_limit_ranks_that_sleep_or_wait_for_their_threads_are_named() -
 
 def test_without_a_timeout_computing_is_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:
     def busy():
-        until = time.monotonic() + 0.4
+        until = time.monotonic() + 1.0
         while time.monotonic() < until:
             pass
         dist.barrier()
 
-    monkeypatch.setattr(threads, "IDLE_STALL", 0.1)
+    monkeypatch.setattr(threads, "IDLE_STALL", 0.4)
     phalanx.run(on_rank(0, busy), ranks=2)
 
 

@@ -536,7 +536,7 @@ def test_the_replay_line_repeats_the_options() -> None:
 def test_a_debuggers_prompt_is_no_stall() -> None:
     class SlowUser(io.StringIO):
         def readline(self, *args: Any) -> str:
-            select.select([], [], [], 0.6)
+            select.select([], [], [], 1.2)
             return "continue\n"
 
     def body() -> int:
@@ -545,4 +545,4 @@ def test_a_debuggers_prompt_is_no_stall() -> None:
         dist.barrier()
         return dist.get_rank()
 
-    assert phalanx.run(body, ranks=2, timeout=0.2) == [0, 1]
+    assert phalanx.run(body, ranks=2, timeout=0.5) == [0, 1]

@@ -311,6 +311,7 @@ def test_the_run_can_be_ended(tmp_path: Path, engine: str) -> None:
 
 PRINTED = """
 import logging
+import sys
 import pytest
 
 @pytest.mark.ranks(2)
@@ -323,6 +324,7 @@ def test_disabled(capsys, rank):
     print("hidden")
     with capsys.disabled():
         print("shown at once")
+        print("shown as error", file=sys.stderr)
     assert capsys.readouterr().out == "hidden\\n"
 
 @pytest.mark.ranks(2)
@@ -333,9 +335,9 @@ def test_logs(rank):
 
 def test_output_that_is_not_captured(tmp_path: Path) -> None:
     both = ["--ranks-engine", "threads,processes"]
-    shown, live = run_many(
+    shown, live, caught = run_many(
         tmp_path,
-        [["-q", "-s", *both], ["-q", "-o", "log_cli=true"]],
+        [["-q", "-s", *both], ["-q", "-o", "log_cli=true"], ["-q", *both]],
         files={"test_printed.py": PRINTED},
     )
     assert "6 passed" in shown.text
@@ -343,8 +345,12 @@ def test_output_that_is_not_captured(tmp_path: Path) -> None:
         assert shown.text.count(line) == 2
     assert "hidden" not in shown.text
     for rank in range(2):
-        assert f"WARNING  live:test_printed.py:19 from rank {rank}" in live.text
+        assert f"WARNING  live:test_printed.py:21 from rank {rank}" in live.text
     assert "shown at once" in live.text
+    for line in ("shown at once\n", "shown as error\n"):
+        assert caught.text.count(line) == 4  # on two ranks, on each engine
+    for mark in ("\x1b", "[0-1]", "hidden", "on both"):
+        assert mark not in caught.text
 
 
 LEFT = {

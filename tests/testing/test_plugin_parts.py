@@ -17,6 +17,7 @@ from phalanx.testing import once_per_rank, once_per_test
 from phalanx.testing.declared import declared
 from phalanx.testing.marked.examples import OWN_FOLDER, without_own_lines
 from phalanx.testing.marked.failure import show_failure
+from phalanx.testing.marked.output import KEEP, SHOW, Sieve
 from phalanx.testing.marked.record import Failure, Record
 from phalanx.testing.marked.run import RanksRun
 from phalanx.testing.marked.standins import RankMonkeyPatch, SharedPatches
@@ -254,3 +255,24 @@ def test_our_lines_explain_nothing() -> None:
     assert without_own_lines([*example, *HEADING, own]) == shown
     assert without_own_lines([*HEADING, own, "        (and 3 more)"]) == []
     assert without_own_lines([*HEADING, own, theirs, *example]) == [*HEADING, theirs, *shown]
+
+
+def test_what_is_to_be_shown_at_once_is_found_however_it_arrives() -> None:
+    whole = f"a{SHOW}b\x1b_c{KEEP}d{SHOW}e{KEEP}"
+    for size in range(1, len(whole) + 1):
+        kept: list[str] = []
+        shown: list[str] = []
+        sieve = Sieve(kept.append, shown.append)
+        for start in range(0, len(whole), size):
+            sieve.write(whole[start : start + size])
+        sieve.close()
+        assert ("".join(kept), "".join(shown)) == ("ad", "b\x1b_ce"), size
+
+
+def test_a_mark_that_never_ends_is_text() -> None:
+    kept: list[str] = []
+    sieve = Sieve(kept.append, lambda text: None)
+    sieve.write("a\x1b_phal")
+    assert kept == ["a"]
+    sieve.close()
+    assert kept == ["a", "\x1b_phal"]

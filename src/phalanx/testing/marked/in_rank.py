@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 from collections.abc import Callable, Collection, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from phalanx.running.controller import link
 from phalanx.testing import pytest_private as private
 from phalanx.testing.marked.fixtures import FixturePlan, Maker, RankRequest
 from phalanx.testing.marked.isolated import new_packages
+from phalanx.testing.marked.output import KEEP, SHOW
 from phalanx.testing.marked.part import Part
 from phalanx.testing.marked.record import Record
 from phalanx.testing.marked.standins import COMMON_MAKERS, PLAIN_MAKERS
@@ -81,6 +83,7 @@ class RankProcess:
     def __init__(self, errand: Errand) -> None:
         self._key = (errand.args, errand.file)
         self._pytest = private.RankSession(errand.args, errand.worker)
+        pytest.CaptureFixture.disabled = _disabled  # type: ignore[method-assign]
         self._wide: dict[Any, Iterator[None]] = {}
 
     def is_for(self, errand: Errand) -> bool:
@@ -167,6 +170,31 @@ class RankProcess:
     def _leave_wide(self, wanted: Collection[Any]) -> None:
         for definition in [each for each in reversed(self._wide) if each not in wanted]:
             next(self._wide.pop(definition), None)
+
+
+_original_disabled = pytest.CaptureFixture.disabled
+_depth = 0
+
+
+@contextmanager
+def _disabled(self: pytest.CaptureFixture[Any]) -> Iterator[None]:
+    """Pytest's process shows what is printed inside, and knows it by the marks around it."""
+    global _depth
+    with _original_disabled(self):
+        _depth += 1
+        _mark(SHOW if _depth == 1 else "")
+        try:
+            yield
+        finally:
+            _depth -= 1
+            _mark(KEEP if _depth == 0 else "")
+
+
+def _mark(mark: str) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):  # a test may have put anything there
+            stream.write(mark)
+            stream.flush()
 
 
 def _refuse_late(name: str) -> Any:

@@ -25,7 +25,7 @@ from phalanx.testing import pytest_private as private
 from phalanx.testing.marked.fixtures import is_per_rank
 from phalanx.testing.marked.in_rank import OWN_MAKERS, get_ready, run_errand
 from phalanx.testing.marked.marker import Ranks
-from phalanx.testing.marked.output import Collected
+from phalanx.testing.marked.output import Collected, Sieve
 from phalanx.testing.marked.record import Record
 from phalanx.testing.marked.run import RanksRun
 from phalanx.testing.marked.travel import Errand, PartFailed, find_note, unpack_record
@@ -89,7 +89,7 @@ def run_on_processes(
     kept = _kept_engine(way)
     engine = kept.engine
     out, err = Collected(way.size), Collected(way.size)
-    streams = {"out": out, "err": err}
+    output = _Output(item.config, {"out": out, "err": err})
     on_tick = None
     if item.config.getoption("capture", "no") == "no":
         out.show_on(sys.stdout)
@@ -112,7 +112,7 @@ def run_on_processes(
             (errand,),
             fresh=True,
             limit=way.limit,
-            on_output=lambda rank, stream, text: streams[stream].write(rank, text),
+            on_output=output.write,
             replay=replay,
         )
     except UsageError as problem:
@@ -121,8 +121,7 @@ def run_on_processes(
     except BaseException as problem:
         error = problem
         kept.file = None
-    out.close()
-    err.close()
+    output.close()
     records = _records(way, values, error)
     if isinstance(error, StallError):
         records = [find_note(errand.notes, each.rank) or each for each in records]
@@ -133,6 +132,37 @@ def run_on_processes(
         _warn_again(record)
         item.own_markers += [mark for mark in record.marks if mark not in item.own_markers]
     return RanksRun(records, error, engine.findings[known:], engine.silenced[silent:])
+
+
+class _Output:
+    """What comes out of the pipes of all ranks. `capsys.disabled()` shows it at once, unless
+    `-s` shows all of it, with the ranks before each line."""
+
+    def __init__(self, config: Any, streams: Mapping[str, Collected]) -> None:
+        self._capture = config.pluginmanager.get_plugin("capturemanager")
+        self._streams = streams
+        self._sieves: dict[tuple[int, str], Sieve] = {}
+
+    def write(self, rank: int, stream: str, text: str) -> None:
+        sieve = self._sieves.get((rank, stream))
+        if sieve is None:
+            keep = partial(self._streams[stream].write, rank)
+            is_shown = self._streams[stream].shown is not None or self._capture is None
+            show = keep if is_shown else partial(self._show, stream)
+            sieve = self._sieves[rank, stream] = Sieve(keep, show)
+        sieve.write(text)
+
+    def _show(self, stream: str, text: str) -> None:
+        with self._capture.global_and_fixture_disabled():
+            sink = sys.stdout if stream == "out" else sys.stderr
+            sink.write(text)
+            sink.flush()
+
+    def close(self) -> None:
+        for sieve in self._sieves.values():
+            sieve.close()
+        for collected in self._streams.values():
+            collected.close()
 
 
 def _tick(*streams: Collected) -> None:

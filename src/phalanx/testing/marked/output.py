@@ -60,6 +60,46 @@ class Collected:
         return self.texts[rank].getvalue() if rank in self.texts else ""
 
 
+SHOW, KEEP = "\x1b_phalanx show\x1b\\", "\x1b_phalanx keep\x1b\\"
+"""What a rank that is a process puts around what is to be shown at once (`capsys.disabled()`).
+A terminal that should ever get one of them shows nothing."""
+
+
+class Sieve:
+    """Parts what comes out of one pipe of a rank: between the two marks, which may arrive in
+    pieces, and all the rest."""
+
+    def __init__(self, keep: Callable[[str], object], show: Callable[[str], object]) -> None:
+        self._ways = (keep, show)
+        self._showing = False
+        self._held = ""
+
+    def write(self, text: str) -> None:
+        text = self._held + text
+        while True:
+            mark = KEEP if self._showing else SHOW
+            text, found, after = text.partition(mark)
+            cut = 0 if found else _beginning_of(mark, text)
+            self._pass_on(text[: len(text) - cut])
+            if not found:
+                self._held = text[len(text) - cut :]
+                return
+            self._showing, text = not self._showing, after
+
+    def close(self) -> None:
+        held, self._held = self._held, ""
+        self._pass_on(held)
+
+    def _pass_on(self, text: str) -> None:
+        if text:
+            self._ways[self._showing](text)
+
+
+def _beginning_of(mark: str, text: str) -> int:
+    """How many characters at the end of the text may be the first of the mark."""
+    return next((n for n in range(len(mark) - 1, 0, -1) if text.endswith(mark[:n])), 0)
+
+
 class Streams:
     """`sys.stdout` and `sys.stderr` while ranks run as threads: collected, or, with `-s`,
     printed with the ranks before each line."""
