@@ -69,6 +69,10 @@ def give_back(thing: Any) -> Any:
     return thing
 
 
+def run_inside(ranks: int) -> list[Any]:
+    return phalanx.run(total, 1.0, ranks=ranks)
+
+
 def group_number() -> int:
     dist.new_group([0, 1])
     return dist.get_pg_count()
@@ -423,3 +427,9 @@ def test_the_command_line_runs_a_script_on_processes(tmp_path) -> None:
     assert failed.stderr.startswith("Traceback (most recent call last):\n  File ")
     assert "RankFailedError: rank 1 raised ValueError: as planned" in failed.stderr
     assert f"phalanx run --ranks 2 --engine processes {script} fail" in failed.stderr
+
+
+def test_a_rank_can_run_ranks_on_threads(world: phalanx.World) -> None:
+    for inner in world.run(run_inside, 2):
+        assert [each.tolist() for each in inner] == [[1.0, 1.0]] * 2
+    assert world.run(total, 1.0)[0].tolist() == [3.0, 3.0]

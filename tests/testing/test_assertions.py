@@ -486,3 +486,25 @@ def test_keys_that_look_alike_are_told_apart(odd: int) -> None:
     text = text_of(program, ranks=3)
     number = ["", " (2)", " (3)"][odd]
     assert text.startswith(f"value[twin][1]{number} differs: rank 1 has 6, ranks 0, 2 have 5")
+
+
+def test_long_values_are_told_apart_where_they_differ() -> None:
+    def program() -> None:
+        assert_same_on_all_ranks("/checkpoints/" + "x" * 60 + f"/step-{rank()}", name="path")
+
+    text = text_of(program, ranks=3)
+    assert text.startswith("path differs: rank 1 has ... ")
+    for number in range(3):
+        assert f"xxx/step-{number}'" in text.splitlines()[0]
+
+
+def test_long_shards_are_told_apart() -> None:
+    def program() -> None:
+        assert_shards_disjoint([*range(100), 1000 + rank()])
+
+    text = text_of(program, ranks=3)
+    assert [line[:8] for line in text.splitlines() if "101 items" in line] == [
+        "  rank 0",
+        "  rank 1",
+        "  rank 2",
+    ]

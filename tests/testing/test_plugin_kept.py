@@ -118,3 +118,52 @@ def test_what_a_class_and_a_module_set_up_in_ranks_is_torn_down_there(tmp_path: 
         what, pid = line.split()
         by_process.setdefault(pid, []).append(what)
     assert list(by_process.values()) == [["+module", "+class", "-class", "-module"]] * 3
+
+
+BLAMED = {
+    "test_module.py": """
+import pytest
+
+used = False
+
+def teardown_module():
+    assert not used
+
+@pytest.mark.ranks(2, engine="processes")
+def test_module():
+    global used
+    used = True
+""",
+    "test_next.py": """
+import pytest
+
+pytestmark = pytest.mark.ranks(2, engine="processes")
+
+def test_next_file():
+    pass
+
+class TestA:
+    used = False
+
+    @classmethod
+    def teardown_class(cls):
+        assert not cls.used, "used"
+
+    def test_a(self):
+        type(self).used = True
+
+class TestB:
+    def test_b(self):
+        pass
+""",
+}
+
+
+def test_a_teardown_in_ranks_fails_where_it_belongs(tmp_path: Path) -> None:
+    ran = run_pytest(tmp_path, "-rA", files=BLAMED)
+    assert "4 passed, 2 errors" in ran.text, ran.text
+    assert "ERROR test_module.py::test_module[ranks=2] - " in ran.text
+    assert "ERROR test_next.py::TestA::test_a[ranks=2] - " in ran.text
+    shown = ran.section("ERROR at teardown of TestA.test_a[ranks=2]")
+    assert "ranks 0, 1 raised AssertionError: used" in shown
+    assert ">  assert not cls.used" in shown

@@ -127,3 +127,64 @@ def test_the_guide_shows_what_is_printed(runs: dict[str, Ran]) -> None:
     shown = re.findall(r"```\n(_+ test_loss.*?)```", GUIDE.read_text("utf-8"), re.DOTALL)[0]
     assert "test_sum.py ." in runs["guide"].text
     assert shown in runs["guide"].text
+
+
+UNLIKE = """
+import pytest
+
+pytestmark = pytest.mark.ranks(4)
+
+def check(value):
+    assert value == 9
+
+def test_by_two_ways(rank):
+    if rank < 3:
+        check(0)
+    else:
+        check(0)  # only here
+
+def test_other_causes(rank):
+    try:
+        raise (ValueError, KeyError, KeyError, OSError)[rank](f"part {rank // 2}")
+    except Exception as error:
+        raise RuntimeError("could not load") from error
+
+def test_a_message(rank):
+    half = rank // 2
+    assert half == 9, "wrong"
+
+def test_a_recursion(rank):
+    def deeper(n):
+        return deeper(n - 1) if n else 1 / 0
+    deeper(rank)
+"""
+
+
+def test_ranks_that_fail_unlike_each_other_are_not_shown_as_one(tmp_path: Path) -> None:
+    files = {"test_unlike.py": UNLIKE}
+    whole, concise = run_many(
+        tmp_path, [["--tb=short"], ["--ranks-report=concise"]], files=files
+    )
+    ways = whole.section("test_by_two_ways[ranks=4]")
+    assert ways.count("ranks 0-2:") == ways.count("rank 3:") == 1
+    assert "check(0)  # only here" in ways
+    causes = whole.section("test_other_causes[ranks=4]")
+    for line in (
+        "rank 0:",
+        "rank 1:",
+        "rank 3:",
+        "E   ValueError: part 0",
+        "E   OSError: part 1",
+    ):
+        assert line in causes
+    assert "rank 2, same line: RuntimeError: could not load; from KeyError: 'part 1'" in causes
+    message = whole.section("test_a_message[ranks=4]")
+    assert "ranks 2, 3, same line: AssertionError: wrong; assert 1 == 9" in message
+    assert "all 4 ranks" in whole.section("test_a_recursion[ranks=4]")
+    assert (
+        "rank 0: test_unlike.py:19: RuntimeError: could not load; from ValueError: part 0"
+        in (concise.section("test_other_causes[ranks=4]"))
+    )
+    assert "ranks 0-3: test_unlike.py:7: assert 0 == 9" in (
+        concise.section("test_by_two_ways[ranks=4]")
+    )

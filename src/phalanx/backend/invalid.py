@@ -264,7 +264,7 @@ def outsider_patches(
 ) -> list[tuple[Any, str, Any]]:
     """torch warns of such a call and returns. Who reads the reports should see it as well.
     `context_of` gives the rank that calls, and where its findings go."""
-    original = getattr(private.c10d_module, private.WARN_OUTSIDER_NAME)
+    original = inspect.unwrap(getattr(private.c10d_module, private.WARN_OUTSIDER_NAME))
     deeper = {**original.__globals__, "warnings": SimpleNamespace(warn=_warn_deeper)}
     warn: Callable[[str], None] = FunctionType(original.__code__, deeper)
 
@@ -274,6 +274,7 @@ def outsider_patches(
             _note_outsider(context, sys._getframe(1))
         warn(op_name)
 
+    warn_not_in_group.__wrapped__ = original  # type: ignore[attr-defined]
     return [(private.c10d_module, private.WARN_OUTSIDER_NAME, warn_not_in_group)]
 
 

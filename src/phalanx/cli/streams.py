@@ -63,7 +63,7 @@ class RankStream(io.TextIOBase):
     ) -> None:
         """`moved` tells where else the calling rank has sent this stream, by `os.dup2`."""
         self._original = original
-        self._printer = printer
+        self.printer = printer
         self._children = children
         self._moved = moved
         self._unfinished = ""
@@ -93,8 +93,8 @@ class RankStream(io.TextIOBase):
     def show(self, rank: int, text: str) -> None:
         if self._children is not None:
             self._children.drain(rank)
-        if self._printer is not None:
-            self._printer.write(rank, text)
+        if self.printer is not None:
+            self.printer.write(rank, text)
 
     @property
     def buffer(self) -> _Bytes:
@@ -113,7 +113,7 @@ class RankStream(io.TextIOBase):
 
     def _write_labelled(self, text: str, label: str) -> None:
         """In a process that a rank forked: whole lines, as the rank's own are shown."""
-        if self._printer is None:
+        if self.printer is None:
             return
         *lines, self._unfinished = (self._unfinished + text).split("\n")
         if lines:
@@ -126,8 +126,8 @@ class RankStream(io.TextIOBase):
         strand = here.strand
         if strand is None:
             self._original.flush()
-        elif self._printer is not None and self._original.isatty():
-            self._printer.prompt(strand.rank)
+        elif self.printer is not None and self._original.isatty():
+            self.printer.prompt(strand.rank)
 
     def close(self) -> None:
         """It is not this rank's alone; and what it writes to may be closed before it."""
@@ -165,7 +165,9 @@ class _Bytes(io.BufferedIOBase):
             sink(raw)
             return len(raw)
         if rank not in self._decoders:
-            self._decoders[rank] = codecs.getincrementaldecoder("utf-8")("replace")
+            printer = None if rank is None else self._stream.printer
+            errors = getattr(printer, "byte_errors", "replace")
+            self._decoders[rank] = codecs.getincrementaldecoder("utf-8")(errors)
         text = self._decoders[rank].decode(raw)
         if text:
             self._stream.write(text)

@@ -249,9 +249,9 @@ def _holders(shards: Mapping[int, list[Any]]) -> dict[Any, list[int]]:
 
 def _shard_sides(shards: Mapping[int, list[Any]]) -> list[Side]:
     return [
-        Side(ranks, text)
-        for text, ranks in sorted(
-            alike({rank: _shard_text(items) for rank, items in shards.items()}),
+        Side(ranks, _shard_text(shards[ranks[0]]))
+        for _, ranks in sorted(
+            alike({rank: repr(items) for rank, items in shards.items()}),
             key=lambda pair: pair[1],
         )
     ]

@@ -379,7 +379,9 @@ def pytest_runtest_makereport(
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown(nextitem: pytest.Item | None) -> Generator[None, Any, Any]:
+def pytest_runtest_teardown(
+    item: pytest.Item, nextitem: pytest.Item | None
+) -> Generator[None, Any, Any]:
     """Threads and patches are kept for a next test that needs them too."""
     try:
         return (yield)
@@ -387,6 +389,8 @@ def pytest_runtest_teardown(nextitem: pytest.Item | None) -> Generator[None, Any
         following = None if nextitem is None else _way(nextitem)
         if following is None or following.engine != "threads":
             _release()
+        if (processes := _loaded("on_processes")) is not None:
+            processes.end_wide(item, nextitem, lambda: _loaded("items").replay(item))
 
 
 def _release() -> None:

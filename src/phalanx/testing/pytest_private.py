@@ -184,10 +184,14 @@ def leave_asserts_alone(plugins: Any) -> None:
 def rank_node(
     item: Any, arguments: dict[str, Any], add_finalizer: Callable[[Any], None]
 ) -> Any:
-    """The item as a rank sees it: with its own instance of the class, arguments, stash and
-    finalizers, and all else shared. pytest keeps these in private attributes."""
+    """The item as a rank sees it: with its own instance of the class, arguments and
+    finalizers, its own stash with what the item's has, and all else shared. pytest keeps these
+    in private attributes."""
     node = copy.copy(item)
     node.stash = pytest.Stash()
+    node.stash._storage.update(item.stash._storage)
+    node.user_properties = list(item.user_properties)
+    node._report_sections = list(item._report_sections)
     node.funcargs = arguments
     node.addfinalizer = add_finalizer
     node.__dict__.pop("repr_failure", None)  # ours, for the whole test
@@ -195,6 +199,24 @@ def rank_node(
         node._instance = item.parent.obj()
         node._obj = getattr(node._instance, item.originalname)
     return node
+
+
+def added_to(node: Any, item: Any) -> tuple[list[Any], list[Any]]:
+    """The properties and the sections of its report that a test has given a `rank_node`."""
+    properties = node.user_properties[len(item.user_properties) :]
+    return properties, node._report_sections[len(item._report_sections) :]
+
+
+def wide_setups(item: Any) -> dict[str, Any]:
+    """The fixtures that pytest makes of `setup_class`, `setup_module` and the like, with a key
+    that is the same in every process."""
+    found = {}
+    for name in getattr(item, "fixturenames", ()):
+        if name.startswith("_xunit_setup_"):
+            for definition in fixture_definitions(item, name)[-1:]:
+                if definition.scope != "function":
+                    found[f"{definition.baseid}: {name}"] = definition
+    return found
 
 
 def hide_from_hypothesis(item: Any, own: Iterable[str]) -> None:
@@ -260,10 +282,18 @@ def new_log_handlers(config: Any) -> tuple[LogCaptureHandler, LogCaptureHandler]
     return made
 
 
-def provide_log_handler(node: Any, handler: LogCaptureHandler) -> None:
-    """Where `caplog` looks for its records."""
+def go_to_end_of_log_file(config: Any) -> None:
+    """After ranks that are processes have written to it, too."""
+    plugin = config.pluginmanager.get_plugin("logging-plugin")
+    stream = None if plugin is None else plugin.log_file_handler.stream
+    if stream is not None and stream.seekable():
+        stream.seek(0, io.SEEK_END)
+
+
+def provide_log_handler(node: Any, handler: LogCaptureHandler, records: Any) -> None:
+    """Where `caplog` looks for its records, all of them and by the phase of the test."""
     node.stash[caplog_handler_key] = handler
-    node.stash[caplog_records_key] = {"setup": [], "call": handler.records}
+    node.stash[caplog_records_key] = records
 
 
 class RankLogCapture(LogCaptureFixture):  # type: ignore[misc]
@@ -364,6 +394,7 @@ def count_failed_subtest(item: Any) -> None:
 # -- a pytest inside a rank's process ---------------------------------------------------------
 
 NOT_IN_RANKS: Mapping[str, Any] = {
+    "cacheclear": False,
     "capture": "no",  # what a rank prints goes to the program at once
     "collectonly": False,
     "deselect": None,
@@ -372,6 +403,7 @@ NOT_IN_RANKS: Mapping[str, Any] = {
     "failedfirst": False,
     "keyword": "",
     "lf": False,
+    "log_file_mode": "a",  # the program has begun it
     "markexpr": "",
     "maxfail": 0,
     "newfirst": False,
@@ -508,16 +540,18 @@ def base_folder(config: Any) -> str | None:
 
 
 @contextmanager
-def logs_caught(config: Any, node: Any) -> Iterator[Callable[[], str]]:
-    """Collect what is logged, for `caplog` and for the report; gives the text so far."""
+def logs_caught(config: Any, provide: Callable[[Any], None]) -> Iterator[Callable[[], str]]:
+    """Collect what is logged, for `caplog`, whose handler `provide` gets, and for the report;
+    gives the text so far."""
     made = new_log_handlers(config)
     if made is None:
         yield str
         return
     plugin = config.pluginmanager.get_plugin("logging-plugin")
-    provide_log_handler(node, made[0])
+    provide(made[0])
     with (
         catching_logs(made[0], level=plugin.log_level),
         catching_logs(made[1], level=plugin.log_level),
+        catching_logs(plugin.log_file_handler, level=plugin.log_file_level),
     ):
         yield lambda: str(made[1].stream.getvalue())

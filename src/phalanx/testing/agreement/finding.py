@@ -24,7 +24,7 @@ from phalanx.errors import UsageError
 from phalanx.report.layout import rank_list
 from phalanx.testing.agreement.differences import Difference, Side
 from phalanx.testing.agreement.elements import compare_elements
-from phalanx.testing.agreement.leaves import MISSING, Leaf, bytes_of, short_repr
+from phalanx.testing.agreement.leaves import MISSING, Leaf, bytes_of, short_reprs
 
 
 @dataclass(frozen=True)
@@ -202,9 +202,10 @@ def _compare_values(
     if all(same.values()):
         return None
     agreeing = tuple(rank for rank, is_same in same.items() if is_same)
-    odd = alike({rank: short_repr(values[rank]) for rank in values if not same[rank]})
-    sides = [Side(agreeing, short_repr(values[usual]))]
-    sides += [Side(ranks, text) for text, ranks in odd]
+    odd = alike({rank: repr(values[rank]) for rank in values if not same[rank]})
+    groups = [agreeing, *(ranks for _, ranks in odd)]
+    texts = short_reprs([values[usual], *(values[ranks[0]] for ranks in groups[1:])])
+    sides = [Side(ranks, text) for ranks, text in zip(groups, texts, strict=True)]
     return Difference(leaf.path, leaf.what, tuple(sides), note=leaf.note)
 
 

@@ -11,7 +11,7 @@ import dataclasses
 import hashlib
 import io
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,6 +110,24 @@ def object_leaf(value: Any, path: str) -> Leaf:
 def short_repr(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= _LONGEST_REPR else f"{text[: _LONGEST_REPR - 4]} ..."
+
+
+def short_reprs(values: Sequence[Any]) -> list[str]:
+    """Those of values that differ, where long ones are cut so that it can be seen where.
+
+    >>> short_reprs(["x" * 100 + "a", "x" * 100 + "b"])[1]
+    "... xxxxxxxxxxxxxxxxxxxxb'"
+    """
+    texts = [repr(value) for value in values]
+    longest = min(map(len, texts))
+    first = next((n for n in range(longest) if len({t[n] for t in texts}) > 1), longest)
+    if max(map(len, texts)) <= _LONGEST_REPR or first < _LONGEST_REPR - 24:
+        return [short_repr(value) for value in values]
+    rests = [f"... {text[first - 20 :]}" for text in texts]
+    return [
+        rest if len(rest) <= _LONGEST_REPR else f"{rest[: _LONGEST_REPR - 4]} ..."
+        for rest in rests
+    ]
 
 
 def digest_of(tensor: Tensor) -> str:

@@ -99,7 +99,7 @@ def _show_group(group: Group, ranks: int) -> list[Any]:
     if notes:
         parts.append(private.native_text(notes))
     if others:
-        parts.append(private.native_text("\n" + _same_place(others)))
+        parts.append(private.native_text("\n" + _same_place(group, others)))
     return parts
 
 
@@ -126,36 +126,43 @@ def _late_notes(failure: Failure) -> str:
     return "\n".join(f"E   {line}" for line in without_own_lines(late))
 
 
-def _same_place(others: Group) -> str:
-    lines: dict[str, list[int]] = {}
-    for each in others:
-        lines.setdefault(each.line, []).append(each.rank)
-    told = [
-        f"{rank_list(ranks)}, same line: {cut(text, LINE_WIDTH)}"
-        for text, ranks in lines.items()
-    ]
+def _same_place(group: Group, others: Group) -> str:
+    lines = _by_line(group, others)
+    told = [f"{rank_list(ranks)}, same line: {text}" for text, ranks in lines.items()]
     if len(told) > MOST_LINES:
         told = [*told[:MOST_LINES], f"... and {len(told) - MOST_LINES} more"]
     return "\n".join(told)
 
 
 def _concise(groups: Sequence[Group]) -> list[str]:
-    lines = []
+    lines: dict[str, list[int]] = {}
     for group in groups:
         if group[0].verdict:
-            lines.append(_headline(group[0]))
+            lines[_headline(group[0])] = []
             continue
-        for text, ranks in _by_line(group).items():
-            place = group[0].crash
-            where = f"{shown_path(place.path)}:{place.lineno}: " if place is not None else ""
-            lines.append(f"{rank_list(ranks)}: {where}{text}")
-    return lines
+        place = group[0].crash
+        where = f"{shown_path(place.path)}:{place.lineno}: " if place is not None else ""
+        there = [each for other in groups for each in other if str(each.crash) == str(place)]
+        for text, ranks in _by_line(there, group).items():
+            lines.setdefault(f"{where}{text}", []).extend(ranks)
+    return [
+        f"{rank_list(sorted(ranks))}: {text}" if ranks else text
+        for text, ranks in lines.items()
+    ]
 
 
-def _by_line(group: Group) -> dict[str, list[int]]:
+def _by_line(group: Group, shown: Group) -> dict[str, list[int]]:
+    """One line for each of those to be shown: the first one of its error, and the first one
+    that is not the same on all ranks of the group."""
+    most = max(len(each.lines) for each in group)
+    filled = [each.lines + [""] * (most - len(each.lines)) for each in group]
+    odd = next((n for n, same in enumerate(zip(*filled, strict=True)) if len(set(same)) > 1), 0)
     lines: dict[str, list[int]] = {}
-    for each in group:
-        lines.setdefault(cut(each.line, LINE_WIDTH), []).append(each.rank)
+    for each in shown:
+        text = each.line
+        if 0 < odd < len(each.lines):
+            text = f"{text}; {each.lines[odd].strip()}"
+        lines.setdefault(cut(text, LINE_WIDTH), []).append(each.rank)
     return lines
 
 

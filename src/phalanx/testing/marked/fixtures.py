@@ -281,6 +281,12 @@ class RankFixtures:
                 pytrace=False,
             )
 
+    def hand_in(self, record: Any) -> None:
+        """What the test has put on its node, for the item in pytest's thread or process."""
+        if self._node is not None:
+            properties, record.sections = private.added_to(self._node, self.item)
+            record.properties += properties
+
     def dissolve(self) -> None:
         """See `Part.dissolve`."""
         self._node = self._top = None

@@ -10,7 +10,7 @@ import atexit
 import os
 import sys
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -49,6 +49,13 @@ def run_errand(errand: Errand) -> Record:
     return _settle(errand).run(errand)
 
 
+def leave_wide(wanted: Collection[str]) -> None:
+    """`teardown_class` and `teardown_module`, except for what the next test needs as well."""
+    __tracebackhide__ = True
+    for present in _present:
+        present.leave_wide(wanted)
+
+
 def _settle(errand: Errand) -> RankProcess:
     for name, value in errand.environ.items():
         if value is None:
@@ -84,13 +91,13 @@ class RankProcess:
         self._key = (errand.args, errand.file)
         self._pytest = private.RankSession(errand.args, errand.worker)
         pytest.CaptureFixture.disabled = _disabled  # type: ignore[method-assign]
-        self._wide: dict[Any, Iterator[None]] = {}
+        self._wide: dict[str, Iterator[None]] = {}
 
     def is_for(self, errand: Errand) -> bool:
         return self._key == (errand.args, errand.file)
 
     def close(self) -> None:
-        self._leave_wide(())
+        self.leave_wide(())
         self._pytest.close()
 
     def find(self, errand: Errand) -> Any:
@@ -133,7 +140,7 @@ class RankProcess:
         try:
             with (
                 self._pytest.around(item) as warned,
-                private.logs_caught(item.config, part.node) as text,
+                private.logs_caught(item.config, part.take_logs) as text,
             ):
                 try:
                     self._enter_wide(item, part)
@@ -153,23 +160,19 @@ class RankProcess:
     def _enter_wide(self, item: Any, part: Part) -> None:
         """`setup_module` and `setup_class` work on this process's module and class as well:
         pytest has called them on its own, which a rank does not see."""
-        wanted = {
-            definitions[-1]: None
-            for name in item.fixturenames
-            if name.startswith("_xunit_setup_")
-            and (definitions := private.fixture_definitions(item, name))
-            and definitions[-1].scope != "function"
-        }
-        self._leave_wide(wanted)
-        for definition in wanted:
-            if definition not in self._wide:
+        wanted = private.wide_setups(item)
+        self.leave_wide(wanted)
+        for key, definition in wanted.items():
+            if key not in self._wide:
                 made = definition.func(part.request)
                 next(made)
-                self._wide[definition] = made
+                self._wide[key] = made
 
-    def _leave_wide(self, wanted: Collection[Any]) -> None:
-        for definition in [each for each in reversed(self._wide) if each not in wanted]:
-            next(self._wide.pop(definition), None)
+    def leave_wide(self, wanted: Collection[str]) -> None:
+        __tracebackhide__ = True
+        with ExitStack() as stack:  # the last one first, and all of them whatever one raises
+            for key in [each for each in self._wide if each not in wanted]:
+                stack.callback(next, self._wide.pop(key), None)
 
 
 _original_disabled = pytest.CaptureFixture.disabled

@@ -7,6 +7,7 @@ because it needs torch.
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
@@ -178,11 +179,19 @@ def replay(item: Any) -> str:
     config = item.config
     if _said not in config.stash:
         config.stash[_said] = _options_said(config)
-    node = _shown_id(item).replace('"', r"\"")
-    return " ".join([f'pytest "{node}"', *config.stash[_said]])
+    return " ".join([f"pytest {_for_shell(_shown_id(item))}", *config.stash[_said]])
 
 
 _said = pytest.StashKey[list[str]]()
+
+
+def _for_shell(text: str) -> str:
+    """As an argument of a command, in ASCII as the rest of a report."""
+    if not text.isascii():
+        plain = text.replace("\\", r"\\").replace("'", r"\'")
+        data = plain.encode("utf-8", "surrogateescape")
+        return "$'" + "".join(chr(n) if n < 128 else f"\\x{n:02x}" for n in data) + "'"
+    return shlex.quote(text) if set(text) & set('"$`\\!') else f'"{text}"'
 
 
 def _options_said(config: Any) -> list[str]:
@@ -219,6 +228,13 @@ def _add_sections(item: Any, run: RanksRun) -> None:
                 texts.setdefault(text, []).append(record.rank)
         for text, ranks in texts.items():
             item.add_report_section(f"call, {rank_list(ranks)}", key, text)
+    added: dict[tuple[str, str, str], list[int]] = {}
+    for record in run.records:
+        for section in record.sections:
+            added.setdefault(section, []).append(record.rank)
+    for (when, key, text), ranks in added.items():
+        alike = len(set(ranks)) == len(run.records)
+        item.add_report_section(when if alike else f"{when}, {rank_list(ranks)}", key, text)
     if run.skipped and len(run.skipped) < len(run.records):
         item.add_report_section("call", "skips", run.skip_reason())
     for kind, reason in item.callspec.params[PARAMETER].silenced:

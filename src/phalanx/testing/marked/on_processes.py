@@ -10,28 +10,33 @@ import itertools
 import os
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from phalanx.errors import RankFailedError, StallError, UsageError
+import pytest
+
+from phalanx.errors import PhalanxError, RankFailedError, StallError, UsageError
 from phalanx.running.processes.engine import ProcessesEngine, ProcessSettings
 from phalanx.running.processes.evidence import tidied
 from phalanx.running.processes.nursery import nursery
 from phalanx.running.processes.parcel import pack
 from phalanx.testing import pytest_private as private
 from phalanx.testing.marked.fixtures import is_per_rank
-from phalanx.testing.marked.in_rank import OWN_MAKERS, get_ready, run_errand
+from phalanx.testing.marked.in_rank import OWN_MAKERS, get_ready, leave_wide, run_errand
 from phalanx.testing.marked.marker import Ranks
-from phalanx.testing.marked.output import Collected, Sieve
+from phalanx.testing.marked.output import Collected, Sieve, show_live
 from phalanx.testing.marked.record import Record
 from phalanx.testing.marked.run import RanksRun
 from phalanx.testing.marked.travel import Errand, PartFailed, find_note, unpack_record
 
 MOST_KEPT = 2
 """How many sizes of worlds are kept warm: each rank is a process with torch in it."""
+
+WIDE_LIMIT = 60.0
+"""Seconds for `teardown_class` and `teardown_module` in ranks."""
 
 _engines: dict[tuple[Any, ...], _Kept] = {}
 _notes: list[TemporaryDirectory[str]] = []
@@ -45,6 +50,8 @@ class _Kept:
         self.engine = engine
         self.file: str | None = None
         """The one that its present processes have collected."""
+        self.wide: set[str] = set()
+        """What they have set up for classes and modules."""
 
     def changes(self) -> dict[str, str | None]:
         """In the environment, since the ranks were started. Those that are started now begin
@@ -90,18 +97,16 @@ def run_on_processes(
     engine = kept.engine
     out, err = Collected(way.size), Collected(way.size)
     output = _Output(item.config, {"out": out, "err": err})
-    on_tick = None
-    if item.config.getoption("capture", "no") == "no":
-        out.show_on(sys.stdout)
-        err.show_on(sys.stderr)
-        on_tick = partial(_tick, out, err)
+    on_tick = partial(_tick, out, err) if show_live(item.config, (out, err)) else None
     engine.settings = replace(engine.settings, on_tick=on_tick)
     known, silent = len(engine.findings), len(engine.silenced)
     values: list[Any] = []
     error: BaseException | None = None
     if engine.replace_dead():
         kept.file = None
+        kept.wide.clear()
     errand = _errand(item, way, shared, extra, kept.changes())
+    kept.wide.update(private.wide_setups(item))
     try:
         if errand.file != kept.file:
             ready = replace(errand, shared={}, extra={})
@@ -122,6 +127,7 @@ def run_on_processes(
         error = problem
         kept.file = None
     output.close()
+    private.go_to_end_of_log_file(item.config)
     records = _records(way, values, error)
     if isinstance(error, StallError):
         records = [find_note(errand.notes, each.rank) or each for each in records]
@@ -132,6 +138,26 @@ def run_on_processes(
         _warn_again(record)
         item.own_markers += [mark for mark in record.marks if mark not in item.own_markers]
     return RanksRun(records, error, engine.findings[known:], engine.silenced[silent:])
+
+
+def end_wide(item: Any, nextitem: Any, replay: Callable[[], str]) -> None:
+    """At the end of a test: `teardown_class` and `teardown_module` in ranks that have called
+    what belongs to it, unless the next test is of the same class or module. After a failure
+    the ranks are gone."""
+    __tracebackhide__ = True
+    wanted = set(private.wide_setups(nextitem))
+    failed: list[str] = []
+    for kept in list(_engines.values()):
+        leaving = kept.wide - wanted
+        kept.wide &= wanted
+        if leaving and kept.file is not None:
+            try:
+                kept.engine.call(leave_wide, (wanted,), limit=WIDE_LIMIT, replay=replay())
+            except PhalanxError as error:
+                kept.file = None
+                failed.append(str(error))
+    if failed:
+        pytest.fail("\n\n".join(failed), pytrace=False)
 
 
 class _Output:

@@ -91,7 +91,7 @@ class _Threads:
         self._way = way
         self._extra = extra
         self._records: dict[int, Record] = {}
-        self._streams = Streams(way.size, shown=item.config.getoption("capture", "no") == "no")
+        self._streams = Streams(way.size, item.config)
         self._logs = RankLogs.of(item.config, way.size)
         self._patches = SharedPatches()
         self._place = SharedPlace(self._streams, self._logs, self._patches)

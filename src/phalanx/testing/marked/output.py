@@ -9,8 +9,8 @@ from __future__ import annotations
 import io
 import logging
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple, TextIO
 
 import pytest
@@ -28,20 +28,29 @@ class Collected:
     def __init__(self, size: int) -> None:
         self.size = size
         self.texts: dict[int, io.StringIO] = {}
-        self.takers: dict[int, list[io.StringIO]] = {}
+        self.takers: dict[int, list[Taken]] = {}
         """Only of ranks that write, and that have `capsys`: in most tests there are none."""
         self.shown: FoldingPrinter | None = None
+        self._keeps = True
+
+    byte_errors = "surrogateescape"
+    """So that a taker can have the bytes back."""
 
     def write(self, rank: int, text: str) -> None:
         if takers := self.takers.get(rank):
             takers[-1].write(text)
-        elif self.shown is not None:
+            if not takers[-1].tee:
+                return
+        if not text.isascii():
+            text = text.encode("utf-8", self.byte_errors).decode("utf-8", "replace")
+        if self.shown is not None:
             self.shown.write(rank, text)
-        else:
+        if self._keeps:
             self.texts.setdefault(rank, io.StringIO()).write(text)
 
-    def show_on(self, sink: TextIO) -> None:
+    def show_on(self, sink: TextIO, *, keep: bool) -> None:
         self.shown = FoldingPrinter(self.size, sink=sink)
+        self._keeps = keep
 
     def tick(self) -> None:
         """Show what has waited long enough for other ranks to print the same."""
@@ -58,6 +67,28 @@ class Collected:
 
     def text(self, rank: int) -> str:
         return self.texts[rank].getvalue() if rank in self.texts else ""
+
+
+class Taken(io.StringIO):
+    """What one rank takes for itself, with `tee` not alone."""
+
+    def __init__(self, tee: bool) -> None:
+        super().__init__()
+        self.tee = tee
+
+
+def show_live(config: Any, streams: Sequence[Collected]) -> bool:
+    """Show what ranks print while they run, with their numbers: with `-s`, and, although it is
+    captured as well, with `--capture=tee-sys`. Whether there is something to show."""
+    capture = config.getoption("capture", "no")
+    if capture not in ("no", "tee-sys"):
+        return False
+    capman = config.pluginmanager.get_plugin("capturemanager")
+    with nullcontext() if capman is None else capman.global_and_fixture_disabled():
+        sinks = sys.stdout, sys.stderr
+    for collected, sink in zip(streams, sinks, strict=True):
+        collected.show_on(sink, keep=capture == "tee-sys")
+    return True
 
 
 SHOW, KEEP = "\x1b_phalanx show\x1b\\", "\x1b_phalanx keep\x1b\\"
@@ -101,21 +132,18 @@ def _beginning_of(mark: str, text: str) -> int:
 
 
 class Streams:
-    """`sys.stdout` and `sys.stderr` while ranks run as threads: collected, or, with `-s`,
-    printed with the ranks before each line."""
+    """`sys.stdout` and `sys.stderr` while ranks run as threads: collected, or shown as well."""
 
-    def __init__(self, size: int, *, shown: bool) -> None:
+    def __init__(self, size: int, config: Any) -> None:
         self.collected = (Collected(size), Collected(size))
-        self._shown = shown
+        self._config = config
         self._before: tuple[Any, Any] | None = None
         self._installed: tuple[RankStream, RankStream] | None = None
 
     def __enter__(self) -> None:
         before = self._before = (sys.stdout, sys.stderr)
         out, err = self.collected
-        if self._shown:
-            out.show_on(before[0])
-            err.show_on(before[1])
+        show_live(self._config, self.collected)
         self._installed = (RankStream(before[0], out), RankStream(before[1], err))
         self.install()
 
@@ -146,13 +174,19 @@ class RankCapture:
     """`capsys` of a rank that is a thread."""
 
     def __init__(
-        self, rank: int, streams: Streams, disabled: Callable[[], Any], *, binary: bool = False
+        self,
+        rank: int,
+        streams: Streams,
+        disabled: Callable[[], Any],
+        *,
+        binary: bool = False,
+        tee: bool = False,
     ) -> None:
         self._rank = rank
         self._streams = streams
         self._disabled = disabled
         self._binary = binary
-        self._own = (io.StringIO(), io.StringIO())
+        self._own = (Taken(tee), Taken(tee))
         self._take()
 
     def _take(self) -> None:
@@ -169,7 +203,8 @@ class RankCapture:
             text = own.getvalue()
             own.seek(0)
             own.truncate()
-            texts.append(text.encode() if self._binary else text)
+            data = text.encode("utf-8", Collected.byte_errors)
+            texts.append(data if self._binary else data.decode("utf-8", "replace"))
         return CaptureResult(*texts)
 
     @contextmanager
@@ -187,7 +222,8 @@ class RankCapture:
         """What nobody has read is shown if the test fails."""
         self._let_go()
         for collected, own in zip(self._streams.collected, self._own, strict=True):
-            collected.write(self._rank, own.getvalue())
+            if not own.tee:
+                collected.write(self._rank, own.getvalue())
 
 
 class RankLogs:

@@ -6,12 +6,14 @@ Runs in the rank, a thread or a process; used by `on_threads.py` and `on_process
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+import traceback
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
 
 from phalanx.backend.invalid import note_invalid_call
+from phalanx.callsite import is_library_file
 from phalanx.errors import RankStopped, VerdictError, text_of
 from phalanx.running.outcome import trim_traceback
 from phalanx.testing import pytest_private as private
@@ -42,8 +44,8 @@ class Part:
         self._extra = extra
         self._tell = tell
         self._phase: Phase = "setup"
-        place_here = Place(world, self.record, self._represent, place)
-        self._fixtures = RankFixtures(plan, place_here)
+        self._place = Place(world, self.record, self._represent, place)
+        self._fixtures = RankFixtures(plan, self._place)
 
     @property
     def request(self) -> Any:
@@ -57,26 +59,36 @@ class Part:
         """Fill the record. Raises the first error of the rank, or what stopped it."""
         __tracebackhide__ = True
         first = self._run_function()
-        self._phase = "teardown"
+        self._turn_to("teardown")
         for error in self._fixtures.tear_down():
             self.note(error)
             first = first or error
+        self._fixtures.hand_in(self.record)
         if first is not None:
             raise first
         if self.record.end == "unfinished":
             self.record.end = "passed"
 
+    def take_logs(self, handler: Any) -> None:
+        """In a process, whose handler is the rank's."""
+        self._place.take_logs(handler)
+        self._place.settle(self.node)
+
+    def _turn_to(self, phase: Phase) -> None:
+        self._phase = phase
+        self._place.turn_to(phase)
+
     def dissolve(self) -> None:
         """After it went well: let go of what refers back, so that all of it ends here. The
         garbage collector would find it, but that takes as long as a small test."""
         self._fixtures.dissolve()
-        del self._fixtures
+        del self._fixtures, self._place
 
     def _run_function(self) -> BaseException | None:
         __tracebackhide__ = True
         try:
             arguments = self._fixtures.make_all()
-            self._phase = "call"
+            self._turn_to("call")
             if self._extra:
                 arguments.update(self._extra)
             result = self._call(arguments)
@@ -130,6 +142,7 @@ class Part:
         verdict = isinstance(error, VerdictError)
         trim_traceback(error)
         shown = self._shown(error)
+        chain = list(_chain(error))
         return Failure(
             rank=self.record.rank,
             phase=self._phase,
@@ -138,6 +151,8 @@ class Part:
             message=private.message_of(error),
             shown=shown,
             crash=private.crash_of(shown),
+            trail=tuple((type(each).__name__, _lines_of(each)) for each, _ in chain),
+            causes=tuple(_in_short(each, how) for each, how in chain[1:]),
             verdict=verdict,
             error=error,
         )
@@ -153,6 +168,36 @@ class Part:
             return self.node.repr_failure(pytest.ExceptionInfo.from_exception(error))
         except Exception as problem:  # a broken __repr__, say
             return f"{type(error).__name__}: {text_of(error)}\n(no traceback: {problem!r})"
+
+
+def _chain(error: BaseException) -> Iterator[tuple[BaseException, str]]:
+    """The error, what is in it if it is a group, and what it was raised from, as Python would
+    show them; and what each has to do with it."""
+    seen: set[int] = set()
+    waiting: list[tuple[BaseException | None, str]] = [(error, "")]
+    while waiting:
+        each, how = waiting.pop(0)
+        if each is not None and id(each) not in seen:
+            seen.add(id(each))
+            yield each, how
+            waiting += [(inner, "with") for inner in getattr(each, "exceptions", ())]
+            context = None if each.__suppress_context__ else each.__context__
+            waiting.append((each.__cause__ or context, "from" if each.__cause__ else "after"))
+
+
+def _lines_of(error: BaseException) -> tuple[tuple[str, int], ...]:
+    """Where in the program it came by. A rank may be deeper in a recursion than another."""
+    places = [
+        (frame.f_code.co_filename, line)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if not is_library_file(frame.f_code.co_filename)
+    ]
+    return tuple(dict.fromkeys(places))
+
+
+def _in_short(error: BaseException, how: str) -> str:
+    text = private.message_of(error).partition("\n")[0]
+    return f"{how} {type(error).__name__}" + (f": {text}" if text else "")
 
 
 def is_unittest_skip(error: BaseException) -> bool:

@@ -28,6 +28,10 @@ class Failure:
     message: str
     shown: Any
     crash: Any = None
+    trail: tuple[Any, ...] = ()
+    """The lines of the program that led to it, and those of what it was raised from."""
+    causes: tuple[str, ...] = ()
+    """What it was raised from, a line each."""
     verdict: bool = False
     """Whether it is one of our own reports (a deadlock, ...), shown without a traceback."""
     error: BaseException | None = None
@@ -36,10 +40,10 @@ class Failure:
 
     @property
     def place(self) -> tuple[Any, ...]:
-        """Ranks that fail at the same place with the same kind of error fail alike, though
-        perhaps with other values."""
+        """Ranks that come to the same place by the same lines, with the same kind of error,
+        fail alike, though perhaps with other values."""
         where = (self.crash.path, self.crash.lineno) if self.crash is not None else None
-        return (self.phase, self.kind, where)
+        return (self.phase, self.kind, where, self.trail)
 
     @property
     def whole(self) -> str:
@@ -53,13 +57,16 @@ class Failure:
             text = self.crash.message
         else:
             text = f"{self.kind}: {self.message}"
-        return _ADDRESS.sub("0x...", text)
+        return _ADDRESS.sub("0x...", "\n".join([text, *self.causes]))
+
+    @property
+    def lines(self) -> list[str]:
+        return self.whole.strip().splitlines() or [self.kind]
 
     @property
     def line(self) -> str:
         """The error in one line."""
-        lines = self.whole.strip().splitlines()
-        return lines[0] if lines else self.kind
+        return self.lines[0]
 
 
 @dataclass
@@ -85,6 +92,8 @@ class Record:
     failures: list[Failure] = field(default_factory=list)
     subtests: list[Subtest] = field(default_factory=list)
     properties: list[tuple[str, Any]] = field(default_factory=list)
+    sections: list[tuple[str, str, str]] = field(default_factory=list)
+    """Phase, name and text of what the rank has added to the report."""
     for_junit: list[tuple[str, str, Any]] = field(default_factory=list)
     """Fixture, name and value of what the rank had recorded in pytest's XML file."""
     returned: str | None = None

@@ -19,26 +19,49 @@ from phalanx.errors import RankStopped
 from phalanx.testing import pytest_private as private
 from phalanx.testing.marked.fixtures import FOR_JUNIT, Maker, RankRequest
 from phalanx.testing.marked.output import RankCapture, RankLogs, Streams
-from phalanx.testing.marked.record import Record, Subtest
+from phalanx.testing.marked.record import Phase, Record, Subtest
 from phalanx.testing.marked.worlds import RankWorld
 
 Fail = Callable[[BaseException], Any]
 
 
-@dataclass
 class Place:
     """What stand-ins in a rank need: its world, its record, and how to turn an error into a
     `Failure` while its frames are there. `shared` is there if ranks share a process."""
 
-    world: RankWorld
-    record: Record
-    represent: Fail
-    shared: SharedPlace | None = None
+    def __init__(
+        self, world: RankWorld, record: Record, represent: Fail, shared: SharedPlace | None
+    ) -> None:
+        self.world = world
+        self.record = record
+        self.represent = represent
+        self.shared = shared
+        self._phase: Phase = "setup"
+        self._logged: dict[str, Any] = {}
+        self._handler: Any = None
+        if shared is not None and shared.logs.handlers:
+            self.take_logs(shared.logs.handlers[world.rank][0])
+
+    def take_logs(self, handler: Any) -> None:
+        """The handler that keeps the rank's records for `caplog`."""
+        self._handler = handler
+        self._logged[self._phase] = handler.records
+
+    def turn_to(self, phase: Phase) -> None:
+        """`caplog` keeps the records of each phase apart."""
+        handler = self._handler
+        if handler is not None:
+            if handler.records:
+                handler.reset()
+            else:
+                self._logged[self._phase] = []
+            self._logged[phase] = handler.records
+        self._phase = phase
 
     def settle(self, node: Any) -> None:
         """Prepare the rank's view of the item for `caplog`."""
-        if self.shared is not None and self.shared.logs.handlers:
-            private.provide_log_handler(node, self.shared.logs.handlers[self.world.rank][0])
+        if self._handler is not None:
+            private.provide_log_handler(node, self._handler, self._logged)
 
 
 @dataclass
@@ -61,11 +84,15 @@ def _shared(request: RankRequest) -> SharedPlace:
     return shared
 
 
-def _capture(request: RankRequest, *, binary: bool = False) -> RankCapture:
+def _capture(request: RankRequest, *, binary: bool = False, tee: bool = False) -> RankCapture:
     capman = request.config.pluginmanager.get_plugin("capturemanager")
     disabled = nullcontext if capman is None else capman.global_and_fixture_disabled
     made = RankCapture(
-        _place(request).world.rank, _shared(request).streams, disabled, binary=binary
+        _place(request).world.rank,
+        _shared(request).streams,
+        disabled,
+        binary=binary,
+        tee=tee,
     )
     request.addfinalizer(made.close)
     return made
@@ -141,7 +168,7 @@ COMMON_MAKERS: dict[str, Maker] = {
 THREAD_MAKERS: dict[str, Maker] = {
     **COMMON_MAKERS,
     "capsys": _capture,
-    "capteesys": _capture,
+    "capteesys": partial(_capture, tee=True),
     "capsysbinary": partial(_capture, binary=True),
     "capfd": _refuse_capfd,
     "capfdbinary": _refuse_capfd,
