@@ -243,6 +243,45 @@ def test_ctrl_c_says_where_each_rank_was(program) -> None:
     assert text.rstrip().endswith("KeyboardInterrupt")
 
 
+STUBBORN = """
+import signal, sys, time
+import phalanx
+
+def deaf():
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    print("ready", flush=True)
+    while True:
+        time.sleep(0.05)
+
+if __name__ == "__main__":
+    phalanx.run(deaf, ranks=2, engine="processes", backend="gloo")
+"""
+
+
+def test_a_second_ctrl_c_ends_ranks_that_will_not_hear_the_first(tmp_path) -> None:
+    script = tmp_path / "stubborn.py"
+    script.write_text(STUBBORN)
+    with subprocess.Popen(
+        [sys.executable, str(script)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert [process.stdout.readline() for _ in range(2)] == ["ready\n"] * 2
+            process.send_signal(signal.SIGINT)
+            time.sleep(1.5)
+            began = time.monotonic()
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=20)
+            assert time.monotonic() - began < 3  # the first one would have lasted five seconds
+        finally:
+            process.kill()
+    assert process.returncode == -signal.SIGINT
+
+
 def test_a_rank_that_cannot_be_started_leaves_nothing_open(monkeypatch) -> None:
     def fork(given: list[int]) -> int:
         raise OSError(errno.EAGAIN, "no more processes")

@@ -47,6 +47,43 @@ class Awkward(Exception):
 
     def __init__(self, one: int, two: int) -> None:
         super().__init__(f"{one} and {two}")
+        self.one = one
+        self.lock = threading.Lock()  # this even less
+
+
+class Hidden(Exception):
+    """Cannot be told by its class: nobody finds that."""
+
+    def __reduce__(self) -> Any:
+        raise TypeError("not for others")
+
+    @property
+    def __dict__(self) -> Any:  # type: ignore[override]
+        raise TypeError("not this either")
+
+
+class Mute:
+    """Cannot be sent, nor described."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        raise ValueError("broken")
+
+
+def raise_hidden() -> None:
+    raise Hidden("1 and 2")
+
+
+def raise_a_circle() -> None:
+    one, other = ValueError("one"), KeyError("other")
+    one.__cause__, other.__cause__ = other, one
+    raise one
+
+
+def give_mute() -> Mute:
+    return Mute()
 
 
 def raise_on(rank: int) -> None:
@@ -152,10 +189,30 @@ def test_ranks_that_fail_alike_are_told_together(world) -> None:
     assert list(error.failures) == [0, 1, 2]
 
 
-def test_an_exception_that_cannot_travel_keeps_its_name_and_text(world) -> None:
+def test_an_exception_that_cannot_be_made_from_its_text_keeps_what_it_has(world) -> None:
     error = failure(world, raise_awkward)
     assert str(error).splitlines()[0] == "ranks 0-2 raised Awkward: 1 and 2"
-    assert type(error.failures[0]).__name__ == "Awkward"
+    raised = error.failures[0]
+    assert isinstance(raised, Awkward) and raised.one == 1
+    assert not hasattr(raised, "lock")
+
+
+def test_an_exception_that_cannot_travel_keeps_its_name_and_text(world) -> None:
+    error = failure(world, raise_hidden)
+    assert str(error).splitlines()[0] == "ranks 0-2 raised Hidden: 1 and 2"
+    assert type(error.failures[0]).__name__ == "Hidden"
+
+
+def test_causes_in_a_circle(world) -> None:
+    error = failure(world, raise_a_circle)
+    assert str(error).splitlines()[0] == "ranks 0-2 raised ValueError: one"
+
+
+def test_what_can_neither_be_sent_nor_described(world) -> None:
+    with pytest.raises(phalanx.UsageError, match="rank 0 returned a Mute, which cannot be"):
+        world.run(give_mute)
+    with pytest.raises(phalanx.UsageError, match="a Mute cannot be sent to another process"):
+        world.run(sleep_for, Mute())
 
 
 def test_sys_exit_with_a_code_is_a_failure(world) -> None:

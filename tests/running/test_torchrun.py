@@ -61,6 +61,27 @@ SCRIPTS = {
         step()
         print("end of", how)
         """,
+    "leaves.py": """
+        import os, sys, time
+        import torch, torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        dist.all_reduce(torch.ones(1))
+        if sys.argv[1] == "exit":
+            print("leaves", flush=True)
+            os._exit(0)
+        # What a trainer does about Ctrl-C; rank 1 waits for rank 0 in native code.
+        try:
+            if dist.get_rank() == 0:
+                print("ready", flush=True)
+                time.sleep(60)
+            dist.recv(torch.ones(1), src=0)
+        except KeyboardInterrupt:
+            print("saved", flush=True)
+            raise
+        finally:
+            print("cleaned up", flush=True)
+        """,
     "groups.py": """
         import torch, torch.distributed as dist
         dist.init_process_group("gloo")
@@ -113,9 +134,9 @@ def phalanx(folder):
     return run
 
 
-def started(line: str, folder: Path) -> subprocess.Popen[str]:
+def started(line: str, folder: Path, engine: str = "torchrun") -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "phalanx", "run", "--engine", "torchrun", *line.split()],
+        [sys.executable, "-m", "phalanx", "run", "--engine", engine, *line.split()],
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -314,6 +335,32 @@ def test_an_interrupt_says_where_the_ranks_were_and_ends_them(folder) -> None:
         assert err.startswith("interrupted; each rank of this machine was at\n")
         assert "time.sleep(60)" in err and "SIGTERM" not in err
         assert all_end(pids)
+
+
+@pytest.mark.parametrize("engine", ["processes", "torchrun"])
+def test_an_interrupt_is_for_the_program_as_well(folder, engine: str) -> None:
+    launcher = started("-n 2 leaves.py save", folder, engine)
+    try:
+        assert launcher.stdout is not None
+        lines = iter(launcher.stdout.readline, "")
+        assert any("ready" in line for line in lines)
+        time.sleep(0.5)  # for rank 1 to wait
+        launcher.send_signal(signal.SIGINT)
+        out, err = launcher.communicate(timeout=30)
+    finally:
+        launcher.kill()
+    told = sorted(line.split("] ")[1] for line in out.splitlines())
+    assert "[0] saved" in out.replace("   ", " ") or "[0-1] saved" in out
+    assert told in (["cleaned up", "saved"], ["cleaned up"] * 2 + ["saved"] * 2), out + err
+    assert launcher.returncode == 130 and "each rank" in err
+
+
+@pytest.mark.parametrize("engine", ["processes", "torchrun"])
+def test_ranks_that_leave_by_os_exit_have_not_failed(folder, engine: str) -> None:
+    launcher = started("-n 2 leaves.py exit", folder, engine)
+    out, err = launcher.communicate(timeout=50)
+    assert (launcher.returncode, out) == (0, "[0-1] leaves\n"), err
+    assert "nothing found" in err
 
 
 @pytest.mark.slow

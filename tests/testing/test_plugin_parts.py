@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import itertools
 import os
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +20,7 @@ from phalanx.testing.marked.output import KEEP, SHOW, Sieve
 from phalanx.testing.marked.record import Failure, Record
 from phalanx.testing.marked.run import RanksRun
 from phalanx.testing.marked.standins import RankMonkeyPatch, SharedPatches
-from phalanx.testing.marked.travel import find_note, leave_note, pack_error, unpack_error
+from phalanx.testing.marked.travel import note_of, pack_error, read_note, unpack_error
 
 # -- monkeypatch ----------------------------------------------------------------------------
 
@@ -189,11 +188,10 @@ def test_a_verdict_that_no_rank_raised() -> None:
     assert run.cause.verdict
 
 
-def test_a_failure_comes_before_the_teardown_that_hangs(tmp_path: Path) -> None:
-    path = str(tmp_path / "run")
-    leave_note(records(failure(1, ValueError("first"), when=1.0))[1], path)
-    assert find_note(path, 0) is None
-    note = find_note(path, 1)
+def test_a_failure_comes_before_the_teardown_that_hangs() -> None:
+    data = note_of(records(failure(1, ValueError("first"), when=1.0))[1])
+    assert data is not None and read_note(b"") is None
+    note = read_note(data)
     assert note is not None
     run = RanksRun([Record(0), note, Record(2)], StallError("over the limit\n\n  replay    x"))
     assert str(run.raised) == "first"

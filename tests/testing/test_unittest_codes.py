@@ -18,7 +18,14 @@ EXPECTED = {
     "test_any_and_the_survivor_passes": ("passed", ""),
     "test_any_and_the_survivor_fails": ("error", "AssertionError: what the survivor saw"),
     "test_error_code_of_torchs_harness": ("error", "ranks 0, 1 raised SystemExit: 10"),
+    "test_leaves_with_zero": ("passed", ""),
     "test_skip_while_another_waits": ("skipped", "rank 1: not here"),
+}
+OTHERS = {
+    "OwnCheck.test_as_expected": ("passed", ""),
+    "OwnCheck.test_otherwise": ("failed", "AssertionError: [0, 0]"),
+    "Seen.test_processes": ("passed", ""),
+    "OwnStart.test_refused": ("error", "_start_processes(OwnStart.setUp.<locals>.start): the"),
 }
 
 
@@ -26,9 +33,10 @@ EXPECTED = {
 def test_exit_codes(tmp_path: Path) -> None:
     mark = {"TMPDIR": str(tmp_path), "PHALANX_TEST_MARK": str(tmp_path)}
     found = outcomes_of(CASES / "codes.py", seconds=90, **mark)
-    assert set(found) == {f"Codes.{name}" for name in EXPECTED}
-    for name, (outcome, text) in EXPECTED.items():
-        told_outcome, told = found[f"Codes.{name}"]
+    expected = {f"Codes.{name}": each for name, each in EXPECTED.items()} | OTHERS
+    assert set(found) == set(expected)
+    for name, (outcome, text) in expected.items():
+        told_outcome, told = found[name]
         assert (name, told_outcome) == (name, outcome), told
         assert text in told, name
     assert [each.name for each in tmp_path.iterdir()] == []

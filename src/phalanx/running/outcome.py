@@ -156,9 +156,11 @@ def _is_wrapper(filename: str) -> bool:
 def was_stopped(error: BaseException) -> bool:
     """Whether the error came up while `RankStopped` was unwinding the rank."""
     seen: BaseException | None = error
-    while seen is not None:
+    known: set[int] = set()
+    while seen is not None and id(seen) not in known:  # a program can make a circle of them
         if isinstance(seen, RankStopped):
             return True
+        known.add(id(seen))
         seen = seen.__context__ or seen.__cause__
     return False
 

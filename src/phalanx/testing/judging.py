@@ -57,6 +57,7 @@ class Ended:
 
     code: int = 0
     skip: str | None = None
+    pid: int | None = None
 
 
 # -- in a rank ------------------------------------------------------------------------------

@@ -12,16 +12,17 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from phalanx.backend import private
-from phalanx.errors import RankDied, RankFailedError
+from phalanx.errors import RankDied, RankFailedError, UsageError
 from phalanx.model import Verdict
 from phalanx.report.layout import rank_list
+from phalanx.running.processes.call import EXITED
 from phalanx.running.processes.engine import ProcessesEngine, ProcessSettings
 from phalanx.testing.cases import (
     DEFAULT_WORLD_SIZE,
@@ -45,13 +46,28 @@ ERROR_CODE = 10
 
 @dataclass(frozen=True)
 class EndedProcess:
-    """What is left of a rank: its exit code, negative for a signal."""
+    """What is left of a rank: its exit code, negative for a signal, and the number that its
+    process had, if it came to say it."""
 
     rank: int
     exitcode: int | None
+    pid: int | None = None
+
+    @property
+    def name(self) -> str:
+        return f"process {self.rank}"
 
     def terminate(self) -> None:
         """It has ended already; suites call this in tearDown."""
+
+    def kill(self) -> None:
+        """The same."""
+
+    def close(self) -> None:
+        """The same."""
+
+    def join(self, timeout: float | None = None) -> None:
+        """The same."""
 
     def is_alive(self) -> bool:
         return False
@@ -111,6 +127,15 @@ class MultiProcessTestCase(RanksTestCase):
         self._start_processes()
 
     def _start_processes(self, proc: Any = None) -> None:
+        """torch starts them here, as `proc`; ours are forked when the test is called."""
+        if proc is not None and not isinstance(proc, type):
+            name = getattr(proc, "__qualname__", type(proc).__qualname__)
+            raise UsageError(
+                f"_start_processes({name}): the ranks of phalanx.testing are forked from a "
+                "process that has torch loaded, not started by a function of the suite. Pass "
+                "what they need by the environment or a file, in setUp, or keep torch's "
+                "MultiProcessTestCase for this class"
+            )
         self._environ = dict(os.environ)
 
     def _join(self, fn: Callable[..., Any]) -> None:
@@ -124,7 +149,9 @@ class MultiProcessTestCase(RanksTestCase):
         began = time.monotonic()
         findings: list[Verdict] = []
         self._ends = settle(lambda: self._run_ranks(fn, findings), fn)
-        self.processes = [EndedProcess(rank, end.code) for rank, end in enumerate(self._ends)]
+        self.processes = [
+            EndedProcess(rank, end.code, end.pid) for rank, end in enumerate(self._ends)
+        ]
         self._check_return_codes(fn, time.monotonic() - began)
         warn_of(findings, fn)
 
@@ -142,12 +169,14 @@ class MultiProcessTestCase(RanksTestCase):
         engine = ProcessesEngine(settings)
         what = type(self), self._current_test_name(), self.file_name, self._environ
         try:
-            return engine.call(
+            ends = engine.call(
                 live_as_rank,
                 (*what, expects_code, getattr(self, "fake_pg", False)),
                 limit=get_timeout(self.id()),
                 patient=expects_code,
+                may_exit=True,
             )
+            return [Ended() if end == EXITED else end for end in ends]
         except RankFailedError as error:
             if not expects_code:
                 raise
@@ -156,6 +185,9 @@ class MultiProcessTestCase(RanksTestCase):
             engine.close()
 
     def _expects_code(self, fn: Callable[..., Any]) -> bool:
+        """Whether other codes than 0 are no failure by themselves."""
+        if type(self)._check_return_codes is not MultiProcessTestCase._check_return_codes:
+            return True
         return fn in self.special_return_code_checks or fn in self.skip_return_code_checks
 
     def _check_return_codes(self, fn: Callable[..., Any], elapsed_time: float) -> None:
@@ -289,7 +321,7 @@ def live_as_rank(
     )
     if end.code == ERROR_CODE and pipe.sent:
         raise RuntimeError(str(pipe.sent[-1]))
-    return end
+    return replace(end, pid=os.getpid())
 
 
 def leave_group() -> None:
@@ -302,7 +334,8 @@ def _expected_ends(error: RankFailedError, ranks: int) -> Sequence[Ended]:
     """How ranks ended of which the test expects that they die; other failures stay such."""
     if not all(isinstance(each, RankDied) for each in error.failures.values()):
         raise error
-    codes = {rank: end.code for rank, end in getattr(error, "returned", {}).items()}
+    returned = getattr(error, "returned", {})
+    codes = {rank: end.code for rank, end in returned.items() if end != EXITED}
     for rank, death in error.failures.items():
         assert isinstance(death, RankDied)
         codes[rank] = death.code

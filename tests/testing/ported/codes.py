@@ -57,9 +57,67 @@ class Codes(MultiProcessTestCase):
     def test_error_code_of_torchs_harness(self) -> None:
         sys.exit(self.TEST_ERROR_EXIT_CODE)
 
+    def test_leaves_with_zero(self) -> None:
+        os._exit(0)
+
     def test_skip_while_another_waits(self) -> None:
         store = dist.FileStore(self.file_name, 2)
         dist.init_process_group("gloo", rank=self.rank, world_size=2, store=store)
         if self.rank == 1:
             self.skipTest("not here")
         dist.barrier()
+
+
+class OwnCheck(MultiProcessTestCase):
+    """Suites of torch's judge the exit codes themselves."""
+
+    world_size = 2
+
+    def setUp(self) -> None:
+        super().setUp()
+        self._spawn_processes()
+
+    def _check_return_codes(self, fn, elapsed_time) -> None:
+        codes = [process.exitcode for process in self.processes]
+        assert codes == [-signal.SIGABRT, 1], codes
+
+    def test_as_expected(self) -> None:
+        if self.rank == 0:
+            os.abort()
+        sys.exit(1)
+
+    def test_otherwise(self) -> None:
+        pass
+
+
+class Seen(MultiProcessTestCase):
+    """What is left of the processes."""
+
+    world_size = 2
+
+    def setUp(self) -> None:
+        super().setUp()
+        self._spawn_processes()
+
+    def _join_processes(self, fn) -> None:
+        super()._join_processes(fn)
+        for process in self.processes:
+            process.join(1)
+        pids = {process.pid for process in self.processes}
+        assert len(pids) == 2 and os.getpid() not in pids
+
+    def test_processes(self) -> None:
+        pass
+
+
+class OwnStart(MultiProcessTestCase):
+    def setUp(self) -> None:
+        super().setUp()
+
+        def start(*args, **kwargs):
+            raise AssertionError
+
+        self._start_processes(start)
+
+    def test_refused(self) -> None:
+        pass

@@ -18,6 +18,7 @@ from typing import Any
 
 from phalanx.backend.names import names_in
 from phalanx.backend.raising import error_for
+from phalanx.core.launcher import CLEANING_UP
 from phalanx.errors import RankStopped, UsageError
 from phalanx.model import (
     Deadlock,
@@ -47,6 +48,10 @@ from phalanx.running.processes.evidence import (
 from phalanx.running.processes.messages import (
     DUMP_SIGNAL,
     Call,
+    End,
+    Heard,
+    Interrupt,
+    Note,
     Position,
     Raised,
     Returned,
@@ -64,7 +69,13 @@ GRACE = 0.5
 PATIENCE = 1.0
 """Seconds a rank has to say where it is."""
 
+HEARING = 0.5
+"""Seconds that ranks have, after Ctrl-C, to hear of it."""
+
 TICK = 0.05
+
+EXITED = "exited"
+"""Stands for the value of a rank that has left by `os._exit(0)`."""
 
 
 class CallInProgress:
@@ -79,6 +90,7 @@ class CallInProgress:
         replay: str | None,
         on_tick: Callable[[], Any] | None,
         patient: bool = False,
+        may_exit: bool = False,
     ) -> None:
         self._team = team
         self._counter = team.counter
@@ -87,12 +99,14 @@ class CallInProgress:
         self._replay = replay
         self._on_tick = on_tick
         self._patient = patient
+        self._may_exit = may_exit
         self._pending = {member.rank: member for member in team.members}
         self._values: dict[int, Any] = {}
         self._refused: dict[int, str] = {}
         self._failed: list[tuple[float, int, Failure]] = []
         self._stopped: dict[int, Raised] = {}
         self._positions: dict[int, Position] = {}
+        self._notes: dict[int, bytes] = {}
         self._late: dict[int, RankView | None] = {}
         self._number = 0
         self._looked = 0.0
@@ -122,6 +136,7 @@ class CallInProgress:
             self._gather()
         except KeyboardInterrupt:
             self._tell_positions()
+            self._let_clean_up()
             raise
         self._team.drain(whole=not whole_lines)
         if self._failed:
@@ -178,8 +193,10 @@ class CallInProgress:
             self._late.update((r, v) for r, v in waiting.items() if v.status == "waiting")
 
     def _with_values(self, error: BaseException) -> BaseException:
-        """What other ranks had returned says, in tests, whether they had skipped."""
+        """What other ranks had returned says, in tests, whether they had skipped; what they
+        had noted, how those failed that never came to their end."""
         error.returned = dict(self._values)  # type: ignore[attr-defined]
+        error.noted = dict(self._notes)  # type: ignore[attr-defined]
         return error
 
     def _listen(self, seconds: float, goes_on: Callable[[], bool]) -> None:
@@ -205,6 +222,13 @@ class CallInProgress:
             if message.number == self._number:
                 self._positions[rank] = message
             return
+        if isinstance(message, Note):
+            self._notes[rank] = message.data
+            return
+        if message is None and self._may_exit and not member.status and rank in self._pending:
+            message = self._values[rank] = EXITED
+            self.is_worn = True
+            self._last_view(member)  # what it had not told any more
         if message is None and rank in self._pending:
             died = death(member.status or 0, member.stderr, self._last_view(member))
             self._failed.append((time.monotonic(), rank, died))
@@ -275,6 +299,33 @@ class CallInProgress:
     def _silent(self) -> list[Member]:
         """Who has not said where it is: one that never lets its other thread run."""
         return [m for rank, m in self._pending.items() if rank not in self._positions]
+
+    def _let_clean_up(self) -> None:
+        """Ctrl-C is for the program in the ranks as well: it may save something. A rank that is
+        done with that ends, so that one which waits for it hears of it, too. Those that hear
+        nothing, and those that take too long, are killed by the engine."""
+        heard: set[int] = set()
+        for member in self._pending.values():
+            member.send(Interrupt())
+        began = time.monotonic()
+        while self._pending and time.monotonic() - began < CLEANING_UP:
+            for member, message in self._team.hear(TICK):
+                if isinstance(message, Heard):
+                    heard.add(member.rank)
+                elif message is None or isinstance(message, (Raised, Returned, Unsendable)):
+                    self._pending.pop(member.rank, None)
+                    if message is not None:
+                        member.send(End())
+            if self._on_tick is not None:
+                self._on_tick()
+            if time.monotonic() - began > HEARING and not heard & set(self._pending):
+                return
+        deadline = time.monotonic() + HEARING  # for what is still to be done at exit
+        while any(each.status is None for each in self._team.members):
+            if self._pending or time.monotonic() > deadline:
+                return
+            for _ in self._team.hear(TICK):
+                pass
 
     # -- judging ----------------------------------------------------------------------------
 

@@ -73,6 +73,7 @@ class ProcessesEngine:
         on_output: OnOutput | None = None,
         replay: str | None = None,
         patient: bool = False,
+        may_exit: bool = False,
     ) -> list[Any]:
         """Call `fn` once per rank and return the values in rank order.
 
@@ -81,7 +82,8 @@ class ProcessesEngine:
         begin as if they had just been started: no groups of before, a new default group,
         environment, folder, arguments and random numbers as at first, and what else is in
         `leftovers.py`; ranks that died meanwhile are replaced. With `patient` the
-        ranks that are left when one has failed have as much time as without that.
+        ranks that are left when one has failed have as much time as without that. With
+        `may_exit` a rank that leaves by `os._exit(0)` has not failed; its value is `EXITED`.
         """
         __tracebackhide__ = True
         if self._busy:
@@ -97,6 +99,7 @@ class ProcessesEngine:
                 on_output=on_output,
                 replay=replay or self.settings.replay,
                 patient=patient,
+                may_exit=may_exit,
             )
         finally:
             self._busy = False
@@ -111,6 +114,7 @@ class ProcessesEngine:
         on_output: OnOutput | None,
         replay: str | None,
         patient: bool,
+        may_exit: bool,
     ) -> list[Any]:
         __tracebackhide__ = True
         if fresh:
@@ -126,6 +130,7 @@ class ProcessesEngine:
             replay=replay,
             on_tick=self.settings.on_tick,
             patient=patient,
+            may_exit=may_exit,
         )
         try:
             values = call.carry_out(

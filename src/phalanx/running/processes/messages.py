@@ -69,6 +69,18 @@ class Where:
 
 
 @dataclass(frozen=True)
+class Interrupt:
+    """Ctrl-C: interrupt the program as the terminal would."""
+
+
+@dataclass(frozen=True)
+class Heard:
+    """The program has been interrupted, and does something about it."""
+
+    rank: int
+
+
+@dataclass(frozen=True)
 class End:
     """Leave the groups and end."""
 
@@ -111,6 +123,14 @@ class Raised:
     stopped: bool = False
     invalid: Finding | None = None
     facts: Facts | None = None
+
+
+@dataclass(frozen=True)
+class Note:
+    """What the caller is to know should this rank never come to its end."""
+
+    rank: int
+    data: bytes
 
 
 @dataclass(frozen=True)

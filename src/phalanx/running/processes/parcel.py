@@ -18,6 +18,7 @@ import pickle
 import sys
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -136,6 +137,38 @@ def pickled(thing: Any) -> bytes:
     return pack(thing, inline=True).data
 
 
+def pickled_error(error: BaseException) -> bytes | None:
+    """The same for an error, or None. Python calls the class with `args` to make it anew; one
+    that wants other arguments is made without calling it."""
+    for thing in (error, _Remade(error)):
+        with suppress(Exception):
+            data = pickled(thing)
+            found = pickle.loads(data)
+            if type(found) is type(error) and str(found) == str(error):
+                return data
+    return None
+
+
+class _Remade:
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def __reduce__(self) -> Any:
+        state = {}
+        for name, value in vars(self._error).items():
+            with suppress(Exception):  # without what cannot be sent
+                pickled(value)
+                state[name] = value
+        return _remake, (type(self._error), self._error.args, state)
+
+
+def _remake(kind: type[BaseException], args: tuple[Any, ...], state: Any) -> BaseException:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    vars(error).update(state)
+    return error
+
+
 def pack_call(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Parcel:
     """The parcel of a call. What cannot travel is named."""
     try:
@@ -221,7 +254,9 @@ def _find_culprit(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> st
 
 def _named(thing: Any) -> str:
     """The thing in a few words: objects with long texts by their class."""
-    text = repr(thing)
+    text = "\n"
+    with suppress(Exception):  # that of the user's class may raise
+        text = repr(thing)
     return text if len(text) <= 60 and "\n" not in text else f"a {type(thing).__qualname__}"
 
 

@@ -42,6 +42,9 @@ from phalanx.running.processes.messages import (
     DUMP_SIGNAL,
     Call,
     End,
+    Heard,
+    Interrupt,
+    Note,
     Position,
     Raised,
     Returned,
@@ -50,11 +53,14 @@ from phalanx.running.processes.messages import (
     Where,
 )
 from phalanx.running.processes.nursery import preloadable
-from phalanx.running.processes.parcel import pack_value, pickled, unpack_call
+from phalanx.running.processes.parcel import pack_value, pickled_error, unpack_call
 from phalanx.running.processes.wire import memories_of, receive, send
 from phalanx.running.processes_of_ranks import leave_if_forked
 
 DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux
+HEARING = 0.4
+"""Seconds for the main thread to come to it that it is interrupted."""
+
 _libc = ctypes.CDLL(None)
 
 
@@ -120,15 +126,19 @@ class _Rank:
         self._link: Link | None = None
         self._beginning: Beginning | None = None
         os.register_at_fork(after_in_child=control.close)
+        _here.append(self)
 
     def serve(self) -> None:
         threading.Thread(target=self._listen, daemon=True, name="phalanx-control").start()
         while True:
-            order = self._inbox.get()
-            if isinstance(order, End):
-                self._leave()
-                return
-            self._answer(self._carry_out(order))
+            try:
+                order = self._inbox.get()
+                if isinstance(order, End):
+                    self._leave()
+                    return
+                self._answer(self._carry_out(order))
+            except KeyboardInterrupt:  # when there was nothing to interrupt any more
+                continue
 
     # -- the second thread ------------------------------------------------------------------
 
@@ -138,6 +148,8 @@ class _Rank:
                 order = receive(self._control)
                 if isinstance(order, Where):
                     self._answer(self._position(order.number))
+                elif isinstance(order, Interrupt):
+                    self._interrupt()
                 else:
                     self._inbox.put(order)
         # The program is gone: nobody would ever stop us or what we started.
@@ -148,12 +160,33 @@ class _Rank:
         stack = callsite.user_stack(frame)
         return Position(self._start.rank, number, stack, _torch_call(frame))
 
+    def _interrupt(self) -> None:
+        """A main thread that takes a step after that has heard of it; one that waits in native
+        code takes none."""
+        before = self._step()
+        signal.pthread_kill(self._main_thread, signal.SIGINT)
+        deadline = time.monotonic() + HEARING
+        while self._step() == before:
+            if time.monotonic() > deadline:
+                return
+            time.sleep(0.005)
+        self._answer(Heard(self._start.rank))
+
+    def _step(self) -> tuple[int, int]:
+        frame = sys._current_frames().get(self._main_thread)
+        return (id(frame), -1 if frame is None else frame.f_lasti)
+
     # -- the main thread --------------------------------------------------------------------
 
-    def _answer(self, message: Returned | Unsendable | Raised | Position) -> None:
+    def _answer(
+        self, message: Returned | Unsendable | Raised | Position | Heard | Note
+    ) -> None:
         data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
         with self._answering:
             send(self._control, data, memories_of(message))
+
+    def leave_note(self, data: bytes) -> None:
+        self._answer(Note(self._start.rank, data))
 
     def _carry_out(self, call: Call) -> Returned | Unsendable | Raised:
         rank, loading = self._start.rank, True
@@ -234,7 +267,7 @@ class _Rank:
             message=text_of(error),
             trace="".join(traceback.format_exception(error)),
             when=when,
-            error=_pickled(error),
+            error=pickled_error(error),
             site=site,
             call=call,
             loading=loading,
@@ -254,6 +287,15 @@ class _Rank:
         run_at_exit: Callable[[], None] = atexit._run_exitfuncs
         with suppress(Exception):
             run_at_exit()
+
+
+_here: list[_Rank] = []
+
+
+def leave_note(data: bytes) -> None:
+    """In a rank: what the caller gets with the error if this call is not heard of any more."""
+    for rank in _here:
+        rank.leave_note(data)
 
 
 def _value_of(fn: Any, args: Any, kwargs: Any) -> Any:
@@ -283,12 +325,3 @@ def _raising_call(error: BaseException) -> str | None:
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     return None if trace is None else _torch_call(trace.tb_frame)
-
-
-def _pickled(error: BaseException) -> bytes | None:
-    try:
-        data = pickled(error)
-        pickle.loads(data)
-        return data
-    except Exception:
-        return None

@@ -39,10 +39,11 @@ class Script:
 
 def run_program_in_processes(program: Program, settings: ProcessSettings) -> bool:
     """Execute it on every rank; whether it went about it as a distributed program: a rank
-    initialised `torch.distributed`, or left by `sys.exit` before it came to that."""
+    initialised `torch.distributed`, or left by `sys.exit` before it came to that, or by
+    `os._exit`."""
     engine = ProcessesEngine(settings)
     try:
-        return any(engine.call(execute, [as_script(program)]))
+        return any(engine.call(execute, [as_script(program)], may_exit=True))
     finally:
         engine.close()
 

@@ -72,7 +72,7 @@ class Incarnation:
 
     @property
     def initialised(self) -> bool:
-        return any(self.done.values())
+        return any(self.done.values()) or bool(self.lost)
 
     @property
     def has_succeeded(self) -> bool:
@@ -80,14 +80,17 @@ class Incarnation:
 
 
 def find_error(
-    now: Incarnation, desk: DeskView | None, replay: str | None
+    now: Incarnation, desk: DeskView | None, replay: str | None, *, well: bool = False
 ) -> BaseException | None:
-    """The one error to raise on this machine, or None if there is nothing to tell."""
+    """The one error to raise on this machine, or None if there is nothing to tell. If torch's
+    launcher says that all is `well`, ranks that ended without a word left by `os._exit(0)`."""
     if now.has_succeeded or not (now.ended or now.lost or now.exits):
         return None
     verdict = _verdict_of(now, desk)
     if verdict is not None:
         return verdict
+    if well and not now.ended:
+        return None
     failed = _failed(now, desk) or _left(now)
     if not failed:
         return _stopped_elsewhere(now)

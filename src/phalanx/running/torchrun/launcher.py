@@ -73,6 +73,8 @@ class Launch:
         self._selector = selectors.DefaultSelector()
         self._number = 0
         self._ending = False
+        self._farewell = signal.SIGTERM
+        """With what the agent, and by it the ranks, are told to end."""
         self._unchecked = False
         self._silenced: list[Silenced] = []
         self._positions: dict[int, Position] = {}
@@ -101,8 +103,10 @@ class Launch:
             self._wait()
         except KeyboardInterrupt:
             self._tell_positions()
+            self._farewell = signal.SIGINT
             raise
-        error = find_error(self._now, self._desk, self._settings.replay)
+        well = self._agent.returncode == 0
+        error = find_error(self._now, self._desk, self._settings.replay, well=well)
         if self._agent.returncode < 0 and not (self._now.exits or self._now.ended):
             raise _launcher_died(self._agent.returncode)
         if error is not None:
@@ -315,7 +319,7 @@ class Launch:
         agent = self._agent
         self._ending = True
         if agent.poll() is None:
-            agent.send_signal(signal.SIGTERM)  # it ends the ranks, then itself
+            agent.send_signal(self._farewell)  # it ends the ranks, then itself
             deadline = time.monotonic() + PATIENCE
             while agent.poll() is None and time.monotonic() < deadline:
                 with suppress(KeyboardInterrupt):

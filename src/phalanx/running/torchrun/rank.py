@@ -212,8 +212,8 @@ def carry_out(program: Program, link: Link | None, home: Home) -> int:
         return _leave(3)
     except BaseException as error:
         message = _raised(rank, error, link)
-        if link is not None:
-            link.failed(error)
+        if link is not None and not isinstance(error, KeyboardInterrupt):
+            link.failed(error)  # or others would hear of that before they hear of Ctrl-C
         home.tell(message)
         return _leave(_status(error))
     if link is not None:

@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from phalanx.errors import RankStopped, VerdictError, text_of
 from phalanx.running.controller import link
+from phalanx.running.processes.rank import leave_note
 from phalanx.testing import pytest_private as private
 from phalanx.testing.marked.fixtures import FixturePlan, Maker, RankRequest
 from phalanx.testing.marked.isolated import new_packages
@@ -29,7 +30,7 @@ from phalanx.testing.marked.travel import (
     Errand,
     PartFailed,
     is_picklable,
-    leave_note,
+    note_of,
     pack_record,
 )
 from phalanx.testing.marked.worlds import RankWorld
@@ -127,7 +128,7 @@ class RankProcess:
             plan,
             world,
             extra=errand.extra,
-            tell=lambda error: _tell(error, part.record, errand.notes),
+            tell=lambda error: _tell(error, part.record),
         )
         with new_packages(way.isolate):
             self._run(part, item)
@@ -209,9 +210,10 @@ def _refuse_late(name: str) -> Any:
     )
 
 
-def _tell(error: BaseException, record: Record, notes: str) -> None:
+def _tell(error: BaseException, record: Record) -> None:
     """Let others know before the teardown, which may communicate, or hang."""
-    leave_note(record, notes)
+    if (note := note_of(record)) is not None:
+        leave_note(note)
     current: Callable[[], Any] | None = getattr(link, "current", None)
     here = None if current is None else current()
     if here is not None:

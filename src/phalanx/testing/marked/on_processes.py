@@ -6,14 +6,12 @@ each; after a failure the next test gets new ones.
 
 from __future__ import annotations
 
-import itertools
 import os
 import sys
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -30,7 +28,7 @@ from phalanx.testing.marked.marker import Ranks
 from phalanx.testing.marked.output import Collected, Sieve, show_live
 from phalanx.testing.marked.record import Record
 from phalanx.testing.marked.run import RanksRun
-from phalanx.testing.marked.travel import Errand, PartFailed, find_note, unpack_record
+from phalanx.testing.marked.travel import Errand, PartFailed, read_note, unpack_record
 
 MOST_KEPT = 2
 """How many sizes of worlds are kept warm: each rank is a process with torch in it."""
@@ -39,8 +37,6 @@ WIDE_LIMIT = 60.0
 """Seconds for `teardown_class` and `teardown_module` in ranks."""
 
 _engines: dict[tuple[Any, ...], _Kept] = {}
-_notes: list[TemporaryDirectory[str]] = []
-_runs = itertools.count()
 
 
 class _Kept:
@@ -74,14 +70,6 @@ def begin() -> None:
 def close_engines() -> None:
     while _engines:
         _engines.popitem()[1].engine.close()
-    while _notes:
-        _notes.pop().cleanup()
-
-
-def _notes_folder() -> str:
-    if not _notes:
-        _notes.append(TemporaryDirectory(prefix="phalanx-notes-"))
-    return _notes[0].name
 
 
 def run_on_processes(
@@ -130,7 +118,8 @@ def run_on_processes(
     private.go_to_end_of_log_file(item.config)
     records = _records(way, values, error)
     if isinstance(error, StallError):
-        records = [find_note(errand.notes, each.rank) or each for each in records]
+        for rank, note in getattr(error, "noted", {}).items():
+            records[rank] = read_note(note) or records[rank]
     for record in records:
         record.out, record.err = out.text(record.rank), err.text(record.rank)
         if error is not None:
@@ -240,7 +229,6 @@ def _errand(
         folder=private.base_folder(item.config),
         environ=environ,
         worker=getattr(item.config, "workerinput", None),
-        notes=os.path.join(_notes_folder(), str(next(_runs))),
         started_in=str(item.config.invocation_params.dir),
     )
 

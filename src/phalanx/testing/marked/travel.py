@@ -12,7 +12,6 @@ import pickle
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from phalanx.testing import pytest_private as private
@@ -34,9 +33,6 @@ class Errand:
     environ: Mapping[str, str | None] = field(default_factory=dict)
     """What has changed in the environment since the ranks began; None: it is gone."""
     worker: Any = None
-    notes: str = ""
-    """Where ranks leave what they know of their failures before they tear down: the beginning
-    of a file's path."""
     started_in: str = ""
     """Where pytest was started: its options and ids are relative to that."""
     working_in: str = field(default_factory=lambda: _current_folder())
@@ -79,21 +75,21 @@ def pack_record(record: Record) -> Record:
     return record
 
 
-def leave_note(record: Record, path: str) -> None:
+def note_of(record: Record) -> bytes | None:
     """The record so far, in case the rank never comes to its end."""
     failures = [replace(failure) for failure in record.failures]
     with suppress(Exception):
         packed = pack_record(
             replace(record, failures=failures, subtests=[], properties=[], for_junit=[])
         )
-        data = pickle.dumps(packed)
-        Path(f"{path}-{record.rank}").write_bytes(data)
+        return pickle.dumps(packed)
+    return None
 
 
-def find_note(path: str, rank: int) -> Record | None:
+def read_note(data: bytes) -> Record | None:
     found: Any = None
     with suppress(Exception):
-        found = pickle.loads(Path(f"{path}-{rank}").read_bytes())
+        found = pickle.loads(data)
     return unpack_record(found) if isinstance(found, Record) else None
 
 
