@@ -29,6 +29,7 @@ from phalanx.testing import (
     with_dist_debug_levels,
     with_nccl_blocking_wait,
 )
+from tests.testing.suites import run
 
 
 def test_stores_have_ports_of_their_own() -> None:
@@ -203,3 +204,14 @@ def test_models_that_save_their_inputs() -> None:
     assert half(x.double()).dtype is torch.float32
     with pytest.raises(RuntimeError):
         SaveForwardInputsModule({}, cast_forward_inputs=False)(x.double())
+
+
+def test_a_file_to_meet_in_goes_with_the_process_after_ctrl_c(tmp_path: Path) -> None:
+    text = (
+        "import os; from phalanx.testing.surroundings import new_file; name = new_file()\n"
+        "if os.fork() == 0: raise SystemExit\n"  # a child leaves it alone
+        "os.wait(); assert os.path.exists(name); raise KeyboardInterrupt"
+    )
+    done = run([sys.executable, "-c", text], TMPDIR=str(tmp_path))
+    assert done.stderr.rstrip().endswith("KeyboardInterrupt")
+    assert not list(tmp_path.glob("tmp*"))

@@ -6,10 +6,8 @@ and goes on. Names and hooks are torch's, whose class skips all that follows a f
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import os
-import tempfile
 import unittest
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -31,6 +29,7 @@ from phalanx.testing.cases import (
 )
 from phalanx.testing.equality import seed_everything
 from phalanx.testing.judging import Ended, end_of, run_all, settle, warn_of
+from phalanx.testing.surroundings import new_file, remove_file
 
 __unittest = True
 
@@ -114,14 +113,12 @@ class MultiProcContinuousTest(RanksTestCase):
     def _renew_file(cls) -> None:
         """New processes meet in a new file: the old one holds what the others wrote."""
         cls._remove_file()
-        with tempfile.NamedTemporaryFile(delete=False) as file:
-            cls.rdvz_file = file.name
+        cls.rdvz_file = new_file()
 
     @classmethod
     def _remove_file(cls) -> None:
         if cls.rdvz_file is not None:
-            with contextlib.suppress(OSError):
-                os.remove(cls.rdvz_file)
+            remove_file(cls.rdvz_file)
         cls.rdvz_file = None
 
     @classmethod

@@ -7,9 +7,7 @@ and hooks are torch's; the exit code of every rank counts.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -37,6 +35,7 @@ from phalanx.testing.cases import (
 )
 from phalanx.testing.equality import seed_everything
 from phalanx.testing.judging import Ended, end_of, run_all, settle, warn_of
+from phalanx.testing.surroundings import new_file, remove_file
 
 __unittest = True
 
@@ -111,9 +110,8 @@ class MultiProcessTestCase(RanksTestCase):
         self.pid_to_pipe: dict[int, Any] = {}
         self.rank = self.MAIN_PROCESS_RANK
         self._environ: dict[str, str] | None = None
-        with tempfile.NamedTemporaryFile(delete=False) as file:
-            self.file_name = file.name
-        self.addCleanup(_remove, self.file_name)
+        self.file_name = new_file()
+        self.addCleanup(remove_file, self.file_name)
 
     def tearDown(self) -> None:
         super().tearDown()
@@ -249,7 +247,7 @@ class DistributedTestBase(MultiProcessTestCase):
     def tearDown(self) -> None:
         super().tearDown()
         leave_group()
-        _remove(self.file_name)
+        remove_file(self.file_name)
 
     def backend(self, device: str) -> str:
         """The backend for a kind of device, e.g. "cuda" or "cuda:0"."""
@@ -346,8 +344,3 @@ def _put_back(name: str, value: str | None) -> None:
     os.environ.pop(name, None)
     if value is not None:
         os.environ[name] = value
-
-
-def _remove(file: str) -> None:
-    with contextlib.suppress(OSError):
-        os.remove(file)

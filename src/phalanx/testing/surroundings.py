@@ -5,11 +5,12 @@ Helpers under torch's names for tests in ranks and outside. Each puts back what 
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import wraps
 from io import StringIO
@@ -102,6 +103,30 @@ def cleanup_temp_dir() -> None:
     """Remove the folder that `initialize_temp_directories` made, if it did."""
     while _temp_dirs:
         _temp_dirs.pop().cleanup()
+
+
+_files: dict[str, int] = {}
+
+
+def new_file() -> str:
+    """An empty file where ranks can meet. If nobody removes it, because of Ctrl-C, it goes when
+    the process that made it ends."""
+    with tempfile.NamedTemporaryFile(delete=False) as file:
+        _files[file.name] = os.getpid()
+    return file.name
+
+
+def remove_file(name: str) -> None:
+    with suppress(OSError):
+        os.remove(name)
+    _files.pop(name, None)
+
+
+@atexit.register
+def _remove_files() -> None:
+    for name, owner in list(_files.items()):
+        if owner == os.getpid():
+            remove_file(name)
 
 
 def with_dist_debug_levels(levels: Sequence[str]) -> Callable[[F], F]:
