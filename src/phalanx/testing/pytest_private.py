@@ -442,6 +442,8 @@ class RankSession:
             for name, value in NOT_IN_RANKS.items():
                 if hasattr(self.config.option, name):
                     setattr(self.config.option, name, value)
+            if not hasattr(self.config.option, "log_file_mode"):  # before pytest 8.2
+                self.config.option.log_file = os.devnull
             if worker is not None:
                 self.config.workerinput = worker  # type: ignore[attr-defined]
             self.session = pytest.Session.from_config(self.config)
