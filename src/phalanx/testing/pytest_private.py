@@ -442,7 +442,7 @@ class RankSession:
             for name, value in NOT_IN_RANKS.items():
                 if hasattr(self.config.option, name):
                     setattr(self.config.option, name, value)
-            if not hasattr(self.config.option, "log_file_mode"):  # before pytest 8.2
+            if not hasattr(self.config.option, "log_file_mode"):  # pytest 8.0
                 self.config.option.log_file = os.devnull
             if worker is not None:
                 self.config.workerinput = worker  # type: ignore[attr-defined]

@@ -166,7 +166,7 @@ class RankProcess:
         for key, definition in wanted.items():
             if key not in self._wide:
                 given = [part.request] if "request" in definition.argnames else []
-                made = definition.func(*given)  # before pytest 8.2 it has the class already
+                made = definition.func(*given)  # in pytest 8.0 it has the class already
                 next(made)
                 self._wide[key] = made
 
