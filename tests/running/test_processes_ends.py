@@ -248,7 +248,7 @@ import signal, sys, time
 import phalanx
 
 def deaf():
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, lambda *_: print("heard", flush=True))
     print("ready", flush=True)
     while True:
         time.sleep(0.05)
@@ -272,11 +272,13 @@ def test_a_second_ctrl_c_ends_ranks_that_will_not_hear_the_first(tmp_path) -> No
             assert process.stdout is not None
             assert [process.stdout.readline() for _ in range(2)] == ["ready\n"] * 2
             process.send_signal(signal.SIGINT)
-            time.sleep(1.5)
+            assert [process.stdout.readline() for _ in range(2)] == ["heard\n"] * 2
+            time.sleep(1.0)  # twice as long as those have that hear nothing
+            assert process.poll() is None
             began = time.monotonic()
             process.send_signal(signal.SIGINT)
             process.communicate(timeout=20)
-            assert time.monotonic() - began < 3  # the first one would have lasted five seconds
+            assert time.monotonic() - began < 2.5  # the first one would last four seconds more
         finally:
             process.kill()
     assert process.returncode == -signal.SIGINT

@@ -39,6 +39,7 @@ def speaking(caplog):
 ALIKE = """
 import logging
 import sys
+import threading
 import pytest
 
 pytestmark = pytest.mark.ranks(2)
@@ -59,9 +60,31 @@ def test_silent_setup(caplog):
     logging.warning("in the call")
     assert caplog.get_records("setup") == []
 
+def test_half_a_character():
+    print("\\ud800", end="")
+
+def test_what_cannot_be_sent_or_compared(request):
+    request.node.user_properties.append(("lock", threading.Lock()))
+    request.node.add_report_section("call", "mine", ["no text"])
+
 def test_bytes(capsysbinary):
     sys.stdout.buffer.write(b"\\xff\\xc3\\xa9")
     assert capsysbinary.readouterr().out == b"\\xff\\xc3\\xa9"
+"""
+
+LATE = """
+import pytest
+from phalanx.testing import once_per_test
+
+@once_per_test
+@pytest.fixture
+def shared(record_property):
+    record_property("from", "shared")
+
+@pytest.mark.ranks(2)
+def test_late(request):
+    request.node.user_properties.append(("own", "kept"))
+    request.getfixturevalue("shared")
 """
 
 TOLD = """
@@ -81,6 +104,12 @@ def test_tee(capteesys, rank):
     print("teed on", rank)
     assert capteesys.readouterr().out == f"teed on {rank}\\n"
     assert False
+
+class Odd(Exception):
+    exceptions = ["no", "group"]
+
+def test_odd_error():
+    raise Odd("as raised")
 
 def test_bytes_that_are_no_text():
     sys.stdout.buffer.write(b"\\xff is shown\\n")
@@ -124,6 +153,7 @@ def runs(folder: Path) -> dict[str, Ran]:
     arguments = {
         "alike": ["-q", "test_alike.py", *BOTH],
         "told": ["-q", "test_told.py", *BOTH, "--junitxml=told.xml"],
+        "late": ["-q", "test_late.py", "--junitxml=late.xml", "-o", "junit_family=xunit1"],
         "tee": ["-q", "test_live.py", *BOTH, "--capture=tee-sys"],
     }
     files = {
@@ -131,13 +161,14 @@ def runs(folder: Path) -> dict[str, Ran]:
         "test_alike.py": ALIKE,
         "test_told.py": TOLD,
         "test_live.py": LIVE,
+        "test_late.py": LATE,
     }
     ran = run_many(folder, list(arguments.values()), files=files)
     return dict(zip(arguments, ran, strict=True))
 
 
 def test_ranks_have_what_a_test_has(runs: dict[str, Ran]) -> None:
-    assert "10 passed" in runs["alike"].text, runs["alike"].text
+    assert "14 passed" in runs["alike"].text, runs["alike"].text
 
 
 @pytest.mark.parametrize("engine", ["threads", "processes"])
@@ -153,6 +184,19 @@ def test_properties_are_in_the_xml_file_once(runs: dict[str, Ran], folder: Path)
     written = (folder / "told.xml").read_text("utf-8")
     for name, value in (("same", "on both"), ("own[rank 0]", "0"), ("own[rank 1]", "1")):
         assert written.count(f'<property name="{name}" value="{value}" />') == 2, name
+
+
+def test_properties_are_kept_whatever_comes_after(runs: dict[str, Ran], folder: Path) -> None:
+    assert "1 passed" in runs["late"].text, runs["late"].text
+    written = (folder / "late.xml").read_text("utf-8")
+    assert '<property name="own" value="kept" />' in written
+    assert '<property name="from" value="shared" />' in written
+
+
+@pytest.mark.parametrize("engine", ["threads", "processes"])
+def test_an_error_that_looks_like_a_group(runs: dict[str, Ran], engine: str) -> None:
+    shown = runs["told"].section(f"test_odd_error[ranks=2-{engine}]")
+    assert "test_told.Odd: as raised" in shown and "AttributeError" not in shown
 
 
 @pytest.mark.parametrize("engine", ["threads", "processes"])

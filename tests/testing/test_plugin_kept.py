@@ -167,3 +167,71 @@ def test_a_teardown_in_ranks_fails_where_it_belongs(tmp_path: Path) -> None:
     shown = ran.section("ERROR at teardown of TestA.test_a[ranks=2]")
     assert "ranks 0, 1 raised AssertionError: used" in shown
     assert ">  assert not cls.used" in shown
+
+
+HALF = {
+    "test_half.py": """
+import pytest
+import torch.distributed as dist
+
+@pytest.mark.ranks(2, engine="processes")
+class TestA:
+    @classmethod
+    def teardown_class(cls):
+        assert not cls.used, "in ranks"
+
+    used = False
+
+    def test_one_has_no_group(self, rank):
+        if rank == 0:
+            dist.destroy_process_group()
+
+    def test_forks(self):
+        import os, sys
+        child = os.fork()
+        assert child, "in the child"
+        os.waitpid(child, 0)
+
+    @pytest.fixture
+    def broken(self):
+        yield
+        raise ValueError("in the fixture")
+
+    @pytest.mark.ranks(2, engine="processes", shared=("broken",))
+    def test_both_fail(self, broken):
+        type(self).used = True
+""",
+    "test_last.py": """
+import pytest
+from phalanx.testing import once_per_test
+
+@once_per_test
+@pytest.fixture
+def leaving():
+    yield
+    pytest.exit("enough")
+
+@pytest.mark.ranks(2, engine="processes")
+class TestB:
+    used = False
+
+    @classmethod
+    def teardown_class(cls):
+        assert not cls.used
+
+    def test_leaves(self, leaving):
+        type(self).used = True
+
+def test_never_reached():
+    pass
+""",
+}
+
+
+def test_teardowns_in_ranks_beside_other_ends(tmp_path: Path) -> None:
+    ran = run_pytest(tmp_path, "-rA", "test_half.py", "test_last.py", files=HALF)
+    assert "Exit: enough" in ran.text and "test_never_reached" not in ran.text, ran.text
+    assert "PartFailed: in the child" in ran.text
+    shown = ran.section("ERROR at teardown of TestA.test_both_fail[ranks=2]")
+    assert "ValueError: in the fixture" in shown and "test_half.py:" in shown
+    assert "ranks 0, 1 raised AssertionError: in ranks" in shown

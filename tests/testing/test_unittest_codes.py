@@ -24,6 +24,9 @@ EXPECTED = {
 OTHERS = {
     "OwnCheck.test_as_expected": ("passed", ""),
     "OwnCheck.test_otherwise": ("failed", "AssertionError: [0, 0]"),
+    "OwnCheck.test_a_rank_raises_though": ("error", "rank 0 raised ValueError: not planned"),
+    "OwnCheck.test_a_rank_dies_otherwise": ("error", "last words"),
+    "OwnCheck.test_a_rank_hangs_though": ("error", "stopped   rank 1 "),
     "Seen.test_processes": ("passed", ""),
     "OwnStart.test_refused": ("error", "_start_processes(OwnStart.setUp.<locals>.start): the"),
 }

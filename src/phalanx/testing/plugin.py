@@ -384,13 +384,28 @@ def pytest_runtest_teardown(
 ) -> Generator[None, Any, Any]:
     """Threads and patches are kept for a next test that needs them too."""
     try:
-        return (yield)
+        result = yield
+    except (KeyboardInterrupt, pytest.exit.Exception):
+        raise
+    except Exception:
+        if failed := _end_wide(item, nextitem):
+            item.add_report_section("teardown", "error of ranks", failed)
+        raise
+    else:
+        if failed := _end_wide(item, nextitem):
+            pytest.fail(failed, pytrace=False)
+        return result
     finally:
         following = None if nextitem is None else _way(nextitem)
         if following is None or following.engine != "threads":
             _release()
-        if (processes := _loaded("on_processes")) is not None:
-            processes.end_wide(item, nextitem, lambda: _loaded("items").replay(item))
+
+
+def _end_wide(item: pytest.Item, nextitem: pytest.Item | None) -> str:
+    processes, items = _loaded("on_processes"), _loaded("items")
+    if processes is None or items is None:
+        return ""
+    return str(processes.end_wide(nextitem, lambda: items.replay(item)))
 
 
 def _release() -> None:

@@ -146,12 +146,22 @@ class MultiProcessTestCase(RanksTestCase):
         check_spawned(self._environ is not None, "_spawn_processes")
         began = time.monotonic()
         findings: list[Verdict] = []
+        self._deaths: RankFailedError | None = None
         self._ends = settle(lambda: self._run_ranks(fn, findings), fn)
         self.processes = [
             EndedProcess(rank, end.code, end.pid) for rank, end in enumerate(self._ends)
         ]
-        self._check_return_codes(fn, time.monotonic() - began)
+        try:
+            self._check_return_codes(fn, time.monotonic() - began)
+        except self.failureException:
+            if self._deaths is None or not self._judges_codes():
+                raise
+            settle(self._raise_deaths, fn)  # it says more
         warn_of(findings, fn)
+
+    def _raise_deaths(self) -> Sequence[Ended]:
+        assert self._deaths is not None
+        raise self._deaths
 
     def _run_ranks(self, fn: Callable[..., Any], findings: list[Verdict]) -> Sequence[Ended]:
         assert self._environ is not None
@@ -167,26 +177,31 @@ class MultiProcessTestCase(RanksTestCase):
         engine = ProcessesEngine(settings)
         what = type(self), self._current_test_name(), self.file_name, self._environ
         try:
-            ends = engine.call(
+            ended = engine.call(
                 live_as_rank,
                 (*what, expects_code, getattr(self, "fake_pg", False)),
                 limit=get_timeout(self.id()),
                 patient=expects_code,
                 may_exit=True,
             )
-            return [Ended() if end == EXITED else end for end in ends]
+            return [Ended() if end == EXITED else end for end in ended]
         except RankFailedError as error:
             if not expects_code:
                 raise
-            return _expected_ends(error, settings.ranks)
+            ends = _expected_ends(error, settings.ranks)
+            self._deaths = error
+            return ends
         finally:
             engine.close()
 
     def _expects_code(self, fn: Callable[..., Any]) -> bool:
         """Whether other codes than 0 are no failure by themselves."""
-        if type(self)._check_return_codes is not MultiProcessTestCase._check_return_codes:
-            return True
-        return fn in self.special_return_code_checks or fn in self.skip_return_code_checks
+        announced = (*self.special_return_code_checks, *self.skip_return_code_checks)
+        return self._judges_codes() or fn in announced
+
+    def _judges_codes(self) -> bool:
+        """Whether the suite has its own rule for exit codes."""
+        return type(self)._check_return_codes is not MultiProcessTestCase._check_return_codes
 
     def _check_return_codes(self, fn: Callable[..., Any], elapsed_time: float) -> None:
         """Every rank's exit code must be the one expected: 0, or what the test has announced.
@@ -333,11 +348,13 @@ def _expected_ends(error: RankFailedError, ranks: int) -> Sequence[Ended]:
     if not all(isinstance(each, RankDied) for each in error.failures.values()):
         raise error
     returned = getattr(error, "returned", {})
-    codes = {rank: end.code for rank, end in returned.items() if end != EXITED}
+    ends = {rank: Ended() if end == EXITED else end for rank, end in returned.items()}
     for rank, death in error.failures.items():
         assert isinstance(death, RankDied)
-        codes[rank] = death.code
-    return [Ended(codes.get(rank, 0)) for rank in range(ranks)]
+        ends[rank] = Ended(death.code)
+    if len(ends) < ranks:  # the others were over the limit
+        raise error
+    return [ends[rank] for rank in range(ranks)]
 
 
 def _put_back(name: str, value: str | None) -> None:

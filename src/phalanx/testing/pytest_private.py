@@ -192,6 +192,7 @@ def rank_node(
     node.stash._storage.update(item.stash._storage)
     node.user_properties = list(item.user_properties)
     node._report_sections = list(item._report_sections)
+    node._known = len(node.user_properties), len(node._report_sections)
     node.funcargs = arguments
     node.addfinalizer = add_finalizer
     node.__dict__.pop("repr_failure", None)  # ours, for the whole test
@@ -201,10 +202,11 @@ def rank_node(
     return node
 
 
-def added_to(node: Any, item: Any) -> tuple[list[Any], list[Any]]:
+def added_to(node: Any) -> tuple[list[Any], list[tuple[str, str, str]]]:
     """The properties and the sections of its report that a test has given a `rank_node`."""
-    properties = node.user_properties[len(item.user_properties) :]
-    return properties, node._report_sections[len(item._report_sections) :]
+    properties, sections = node._known
+    added = [(str(w), str(k), str(text)) for w, k, text in node._report_sections[sections:]]
+    return node.user_properties[properties:], added
 
 
 def wide_setups(item: Any) -> dict[str, Any]:

@@ -7,7 +7,9 @@ import time
 
 import torch.distributed as dist
 
-from phalanx.testing import MultiProcessTestCase
+from phalanx.testing import TIMEOUT_OVERRIDE, MultiProcessTestCase
+
+TIMEOUT_OVERRIDE["test_a_rank_hangs_though"] = 5
 
 
 class Codes(MultiProcessTestCase):
@@ -88,6 +90,21 @@ class OwnCheck(MultiProcessTestCase):
 
     def test_otherwise(self) -> None:
         pass
+
+    def test_a_rank_raises_though(self) -> None:
+        if self.rank == 0:
+            raise ValueError("not planned")
+        time.sleep(60)
+
+    def test_a_rank_dies_otherwise(self) -> None:
+        if self.rank == 0:
+            print("last words", file=sys.stderr, flush=True)
+            os._exit(3)
+
+    def test_a_rank_hangs_though(self) -> None:
+        if self.rank == 0:
+            os.abort()
+        time.sleep(60)
 
 
 class Seen(MultiProcessTestCase):

@@ -70,7 +70,7 @@ PATIENCE = 1.0
 """Seconds a rank has to say where it is."""
 
 HEARING = 0.5
-"""Seconds that ranks have, after Ctrl-C, to hear of it."""
+"""Seconds that ranks have to hear of Ctrl-C, after it or after the end of one they wait for."""
 
 TICK = 0.05
 
@@ -162,7 +162,7 @@ class CallInProgress:
         life = _SignsOfLife(self._pending, self._timeout)
         started = time.monotonic()
         while self._pending:
-            if self._failed and not self._patient:
+            if self._failed and not self._waits_for_all():
                 self._listen(GRACE / 2, lambda: bool(self._pending))
                 self._ask_positions()
                 self._listen(GRACE / 2, lambda: bool(self._pending))
@@ -183,6 +183,10 @@ class CallInProgress:
                     self._await_positions()
                     # The verdict stands: asking may have woken a rank that slept.
                     raise self._with_values(self._stall(seconds, over_limit=over_limit))
+
+    def _waits_for_all(self) -> bool:
+        """Whether ranks may die; one that raises has failed all the same."""
+        return self._patient and not any(isinstance(each, Raised) for *_, each in self._failed)
 
     def _note_late(self) -> None:
         """Who has not answered in time, and who of them waits, which the desk only knows."""
@@ -307,9 +311,10 @@ class CallInProgress:
         heard: set[int] = set()
         for member in self._pending.values():
             member.send(Interrupt())
-        began = time.monotonic()
+        began = last = time.monotonic()
         while self._pending and time.monotonic() - began < CLEANING_UP:
             for member, message in self._team.hear(TICK):
+                last = time.monotonic()
                 if isinstance(message, Heard):
                     heard.add(member.rank)
                 elif message is None or isinstance(message, (Raised, Returned, Unsendable)):
@@ -318,7 +323,7 @@ class CallInProgress:
                         member.send(End())
             if self._on_tick is not None:
                 self._on_tick()
-            if time.monotonic() - began > HEARING and not heard & set(self._pending):
+            if time.monotonic() - last > HEARING and not heard & set(self._pending):
                 return
         deadline = time.monotonic() + HEARING  # for what is still to be done at exit
         while any(each.status is None for each in self._team.members):

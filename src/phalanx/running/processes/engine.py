@@ -74,6 +74,7 @@ class ProcessesEngine:
         replay: str | None = None,
         patient: bool = False,
         may_exit: bool = False,
+        bare: bool = False,
     ) -> list[Any]:
         """Call `fn` once per rank and return the values in rank order.
 
@@ -82,8 +83,9 @@ class ProcessesEngine:
         begin as if they had just been started: no groups of before, a new default group,
         environment, folder, arguments and random numbers as at first, and what else is in
         `leftovers.py`; ranks that died meanwhile are replaced. With `patient` the
-        ranks that are left when one has failed have as much time as without that. With
+        ranks that are left when one has died have as much time as without that. With
         `may_exit` a rank that leaves by `os._exit(0)` has not failed; its value is `EXITED`.
+        With `bare` no group is made for ranks that have none any more.
         """
         __tracebackhide__ = True
         if self._busy:
@@ -100,6 +102,7 @@ class ProcessesEngine:
                 replay=replay or self.settings.replay,
                 patient=patient,
                 may_exit=may_exit,
+                bare=bare,
             )
         finally:
             self._busy = False
@@ -115,6 +118,7 @@ class ProcessesEngine:
         replay: str | None,
         patient: bool,
         may_exit: bool,
+        bare: bool,
     ) -> list[Any]:
         __tracebackhide__ = True
         if fresh:
@@ -134,7 +138,7 @@ class ProcessesEngine:
         )
         try:
             values = call.carry_out(
-                Call(self._calls, parcel, fresh), whole_lines=on_output is None
+                Call(self._calls, parcel, fresh, bare), whole_lines=on_output is None
             )
             findings, silenced = choose_findings(call.findings, self.settings)
             self.findings += findings

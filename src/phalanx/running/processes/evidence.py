@@ -18,6 +18,7 @@ from phalanx.errors import PhalanxError, RankDied, VerdictError
 from phalanx.model import RankView, Site
 from phalanx.report.calls import call_text
 from phalanx.running.processes.messages import Raised
+from phalanx.running.processes.parcel import is_same_text
 
 Failure = Raised | RankDied
 
@@ -143,7 +144,8 @@ def _unpickled(failure: Raised) -> BaseException | None:
         return None
     try:
         error = pickle.loads(failure.error)
-        same = type(error).__name__ == failure.kind and str(error) == failure.message
+        same = is_same_text(str(error), failure.message)
+        same = same and type(error).__name__ == failure.kind
     except Exception:
         return None
     return error if same and isinstance(error, BaseException) else None

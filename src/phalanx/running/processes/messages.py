@@ -54,11 +54,12 @@ class Parcel:
 @dataclass(frozen=True)
 class Call:
     """Call a function: the parcel holds (function, arguments, keyword arguments). `fresh`:
-    begin as a rank that has just been started."""
+    begin as a rank that has just been started. `bare`: whether there is a group or not."""
 
     number: int
     parcel: Parcel
     fresh: bool = False
+    bare: bool = False
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import io
 import linecache
 import os
 import pickle
+import re
 import sys
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
@@ -140,13 +141,24 @@ def pickled(thing: Any) -> bytes:
 def pickled_error(error: BaseException) -> bytes | None:
     """The same for an error, or None. Python calls the class with `args` to make it anew; one
     that wants other arguments is made without calling it."""
+    same_kind = None
     for thing in (error, _Remade(error)):
         with suppress(Exception):
             data = pickled(thing)
             found = pickle.loads(data)
-            if type(found) is type(error) and str(found) == str(error):
-                return data
-    return None
+            if type(found) is type(error):
+                same_kind = same_kind or data
+                if is_same_text(str(found), str(error)):
+                    return data
+    return same_kind
+
+
+def is_same_text(one: str, other: str) -> bool:
+    """Whether they are the same but for addresses of objects."""
+    return _ADDRESS.sub("", one) == _ADDRESS.sub("", other)
+
+
+_ADDRESS = re.compile(r"\b0x[0-9a-f]+\b")
 
 
 class _Remade:

@@ -58,9 +58,6 @@ from phalanx.running.processes.wire import memories_of, receive, send
 from phalanx.running.processes_of_ranks import leave_if_forked
 
 DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux
-HEARING = 0.4
-"""Seconds for the main thread to come to it that it is interrupted."""
-
 _libc = ctypes.CDLL(None)
 
 
@@ -161,16 +158,21 @@ class _Rank:
         return Position(self._start.rank, number, stack, _torch_call(frame))
 
     def _interrupt(self) -> None:
-        """A main thread that takes a step after that has heard of it; one that waits in native
-        code takes none."""
-        before = self._step()
+        """What blocks in Python, or computes, hears of it. A call of torch.distributed waits in
+        native code, which no signal ends: there the next step of the main thread tells, when
+        the rank that it waits for has ended."""
+        if not callable(signal.getsignal(signal.SIGINT)):
+            return  # the program does not want to hear of it
+        frame = sys._current_frames().get(self._main_thread)
+        before = self._step() if _torch_call(frame) is not None else None
         signal.pthread_kill(self._main_thread, signal.SIGINT)
-        deadline = time.monotonic() + HEARING
+        threading.Thread(target=self._tell_heard, args=(before,), daemon=True).start()
+
+    def _tell_heard(self, before: tuple[int, int] | None) -> None:
         while self._step() == before:
-            if time.monotonic() > deadline:
-                return
             time.sleep(0.005)
-        self._answer(Heard(self._start.rank))
+        with suppress(OSError):
+            self._answer(Heard(self._start.rank))
 
     def _step(self) -> tuple[int, int]:
         frame = sys._current_frames().get(self._main_thread)
@@ -186,7 +188,8 @@ class _Rank:
             send(self._control, data, memories_of(message))
 
     def leave_note(self, data: bytes) -> None:
-        self._answer(Note(self._start.rank, data))
+        if os.getpid() == self._pid:  # and not in a child that the rank has forked
+            self._answer(Note(self._start.rank, data))
 
     def _carry_out(self, call: Call) -> Returned | Unsendable | Raised:
         rank, loading = self._start.rank, True
@@ -194,7 +197,8 @@ class _Rank:
             self._prepare(fresh=call.fresh)
             fn, args, kwargs = unpack_call(call.parcel)
             loading = False
-            self._init()
+            if not call.bare:
+                self._init()
             value = _value_of(fn, args, kwargs)
             leave_if_forked(self._pid)
             if self._link is not None:

@@ -284,7 +284,7 @@ class RankFixtures:
     def hand_in(self, record: Any) -> None:
         """What the test has put on its node, for the item in pytest's thread or process."""
         if self._node is not None:
-            properties, record.sections = private.added_to(self._node, self.item)
+            properties, record.sections = private.added_to(self._node)
             record.properties += properties
 
     def dissolve(self) -> None:

@@ -14,9 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import pytest
-
-from phalanx.errors import PhalanxError, RankFailedError, StallError, UsageError
+from phalanx.errors import PhalanxError, PhalanxWarning, RankFailedError, StallError, UsageError
 from phalanx.running.processes.engine import ProcessesEngine, ProcessSettings
 from phalanx.running.processes.evidence import tidied
 from phalanx.running.processes.nursery import nursery
@@ -129,24 +127,27 @@ def run_on_processes(
     return RanksRun(records, error, engine.findings[known:], engine.silenced[silent:])
 
 
-def end_wide(item: Any, nextitem: Any, replay: Callable[[], str]) -> None:
+def end_wide(nextitem: Any, replay: Callable[[], str]) -> str:
     """At the end of a test: `teardown_class` and `teardown_module` in ranks that have called
-    what belongs to it, unless the next test is of the same class or module. After a failure
-    the ranks are gone."""
-    __tracebackhide__ = True
+    what belongs to it, unless the next test is of the same class or module. What failed."""
     wanted = set(private.wide_setups(nextitem))
-    failed: list[str] = []
-    for kept in list(_engines.values()):
-        leaving = kept.wide - wanted
-        kept.wide &= wanted
-        if leaving and kept.file is not None:
-            try:
-                kept.engine.call(leave_wide, (wanted,), limit=WIDE_LIMIT, replay=replay())
-            except PhalanxError as error:
-                kept.file = None
-                failed.append(str(error))
-    if failed:
-        pytest.fail("\n\n".join(failed), pytrace=False)
+    failed = [_leave_wide(kept, wanted, replay) for kept in list(_engines.values())]
+    return "\n\n".join(filter(None, failed))
+
+
+def _leave_wide(kept: _Kept, wanted: set[str], replay: Callable[[], str]) -> str:
+    """After a failure the ranks are gone, and nothing is to be done."""
+    leaving = kept.wide - wanted
+    kept.wide &= wanted
+    if leaving and kept.file is not None:
+        try:
+            kept.engine.call(
+                leave_wide, (wanted,), limit=WIDE_LIMIT, replay=replay(), bare=True
+            )
+        except PhalanxError as error:
+            kept.file = None
+            return str(error)
+    return ""
 
 
 class _Output:
@@ -190,7 +191,10 @@ def _kept_engine(way: Ranks) -> _Kept:
     key = (way.size, way.backend, way.device, way.gpus, *settings)
     kept = _engines.pop(key, None)
     while kept is None and len(_engines) >= MOST_KEPT:
-        _engines.pop(next(iter(_engines))).engine.close()
+        oldest = _engines.pop(next(iter(_engines)))
+        if failed := _leave_wide(oldest, set(), str):
+            warnings.warn(PhalanxWarning(failed), stacklevel=2)
+        oldest.engine.close()
     if kept is None:
         kept = _Kept(
             ProcessesEngine(

@@ -42,7 +42,7 @@ class Collected:
             if not takers[-1].tee:
                 return
         if not text.isascii():
-            text = text.encode("utf-8", self.byte_errors).decode("utf-8", "replace")
+            text = _bytes_of(text).decode("utf-8", "replace")
         if self.shown is not None:
             self.shown.write(rank, text)
         if self._keeps:
@@ -67,6 +67,14 @@ class Collected:
 
     def text(self, rank: int) -> str:
         return self.texts[rank].getvalue() if rank in self.texts else ""
+
+
+def _bytes_of(text: str) -> bytes:
+    """What a rank has written, also if it was no text to begin with."""
+    try:
+        return text.encode("utf-8", Collected.byte_errors)
+    except UnicodeEncodeError:  # half a character that `print` was given
+        return text.encode("utf-8", "replace")
 
 
 class Taken(io.StringIO):
@@ -203,7 +211,7 @@ class RankCapture:
             text = own.getvalue()
             own.seek(0)
             own.truncate()
-            data = text.encode("utf-8", Collected.byte_errors)
+            data = _bytes_of(text)
             texts.append(data if self._binary else data.decode("utf-8", "replace"))
         return CaptureResult(*texts)
 

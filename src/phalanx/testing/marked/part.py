@@ -180,7 +180,9 @@ def _chain(error: BaseException) -> Iterator[tuple[BaseException, str]]:
         if each is not None and id(each) not in seen:
             seen.add(id(each))
             yield each, how
-            waiting += [(inner, "with") for inner in getattr(each, "exceptions", ())]
+            inner = getattr(each, "exceptions", ())  # of a group, and a tuple then
+            for one in inner if isinstance(inner, tuple) else ():
+                waiting.append((one if isinstance(one, BaseException) else None, "with"))
             context = None if each.__suppress_context__ else each.__context__
             waiting.append((each.__cause__ or context, "from" if each.__cause__ else "after"))
 

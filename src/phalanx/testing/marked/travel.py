@@ -68,6 +68,10 @@ class Packed:
 
 
 def pack_record(record: Record) -> Record:
+    record.properties = [
+        (name, value if is_picklable(value) else repr(value))
+        for name, value in record.properties
+    ]
     for failure in _failures(record):
         failure.error = pack_error(failure.error)  # type: ignore[assignment]
         if not is_picklable(failure.shown):
@@ -80,7 +84,9 @@ def note_of(record: Record) -> bytes | None:
     failures = [replace(failure) for failure in record.failures]
     with suppress(Exception):
         packed = pack_record(
-            replace(record, failures=failures, subtests=[], properties=[], for_junit=[])
+            replace(
+                record, failures=failures, subtests=[], properties=[], for_junit=[], sections=[]
+            )
         )
         return pickle.dumps(packed)
     return None
