@@ -7,6 +7,7 @@ because it needs torch.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
@@ -185,13 +186,18 @@ def replay(item: Any) -> str:
 _said = pytest.StashKey[list[str]]()
 
 
+_odd = re.compile(r"[\"$`\\!]|[^\x00-\x7f]").search
+
+
 def _for_shell(text: str) -> str:
     """As an argument of a command, in ASCII as the rest of a report."""
+    if _odd(text) is None:
+        return f'"{text}"'
     if not text.isascii():
         plain = text.replace("\\", r"\\").replace("'", r"\'")
         data = plain.encode("utf-8", "surrogateescape")
         return "$'" + "".join(chr(n) if n < 128 else f"\\x{n:02x}" for n in data) + "'"
-    return shlex.quote(text) if set(text) & set('"$`\\!') else f'"{text}"'
+    return shlex.quote(text)
 
 
 def _options_said(config: Any) -> list[str]:

@@ -130,6 +130,8 @@ def run_on_processes(
 def end_wide(nextitem: Any, replay: Callable[[], str]) -> str:
     """At the end of a test: `teardown_class` and `teardown_module` in ranks that have called
     what belongs to it, unless the next test is of the same class or module. What failed."""
+    if not _engines:
+        return ""
     wanted = set(private.wide_setups(nextitem))
     failed = [_leave_wide(kept, wanted, replay) for kept in list(_engines.values())]
     return "\n\n".join(filter(None, failed))
