@@ -70,7 +70,7 @@ PATIENCE = 1.0
 """Seconds a rank has to say where it is."""
 
 HEARING = 0.5
-"""Seconds that ranks have to hear of Ctrl-C, after it or after the end of one they wait for."""
+"""Seconds that ranks which wait for others have to hear of Ctrl-C, after one has ended."""
 
 TICK = 0.05
 
@@ -309,6 +309,7 @@ class CallInProgress:
         done with that ends, so that one which waits for it hears of it, too. Those that hear
         nothing, and those that take too long, are killed by the engine."""
         heard: set[int] = set()
+        deaf: set[int] = set()
         for member in self._pending.values():
             member.send(Interrupt())
         began = last = time.monotonic()
@@ -316,14 +317,15 @@ class CallInProgress:
             for member, message in self._team.hear(TICK):
                 last = time.monotonic()
                 if isinstance(message, Heard):
-                    heard.add(member.rank)
+                    (heard if message.hears else deaf).add(member.rank)
                 elif message is None or isinstance(message, (Raised, Returned, Unsendable)):
                     self._pending.pop(member.rank, None)
                     if message is not None:
                         member.send(End())
             if self._on_tick is not None:
                 self._on_tick()
-            if time.monotonic() - last > HEARING and not heard & set(self._pending):
+            patience = HEARING if deaf >= set(self._pending) else PATIENCE
+            if time.monotonic() - last > patience and not heard & set(self._pending):
                 return
         deadline = time.monotonic() + HEARING  # for what is still to be done at exit
         while any(each.status is None for each in self._team.members):

@@ -76,9 +76,11 @@ class Interrupt:
 
 @dataclass(frozen=True)
 class Heard:
-    """The program has been interrupted, and does something about it."""
+    """Whether the program hears of the interrupt. One that waits in native code says later that
+    it does."""
 
     rank: int
+    hears: bool = True
 
 
 @dataclass(frozen=True)

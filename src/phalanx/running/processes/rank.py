@@ -161,14 +161,16 @@ class _Rank:
         """What blocks in Python, or computes, hears of it. A call of torch.distributed waits in
         native code, which no signal ends: there the next step of the main thread tells, when
         the rank that it waits for has ended."""
-        if not callable(signal.getsignal(signal.SIGINT)):
-            return  # the program does not want to hear of it
-        frame = sys._current_frames().get(self._main_thread)
-        before = self._step() if _torch_call(frame) is not None else None
-        signal.pthread_kill(self._main_thread, signal.SIGINT)
-        threading.Thread(target=self._tell_heard, args=(before,), daemon=True).start()
+        rank, wanted = self._start.rank, callable(signal.getsignal(signal.SIGINT))
+        waits = _torch_call(sys._current_frames().get(self._main_thread)) is not None
+        before = self._step()
+        self._answer(Heard(rank, wanted and not waits))
+        if wanted:
+            signal.pthread_kill(self._main_thread, signal.SIGINT)
+        if wanted and waits:
+            threading.Thread(target=self._tell_heard, args=(before,), daemon=True).start()
 
-    def _tell_heard(self, before: tuple[int, int] | None) -> None:
+    def _tell_heard(self, before: tuple[int, int]) -> None:
         while self._step() == before:
             time.sleep(0.005)
         with suppress(OSError):
