@@ -226,12 +226,12 @@ ERRORS = (
     in_flight_output_read,
     in_flight_changed_by_numpy,
     in_flight_twice,
-    another_group_of_the_same_ranks,  # before those after which ranks have made fewer groups
     groups_of_other_members,
     groups_in_another_order,
     group_not_made_by_a_member,
     group_not_made_by_an_outsider,
     partial_deadlock,
+    another_group_of_the_same_ranks,
     invalid_root,
     invalid_list,
     invalid_dtype,
