@@ -45,8 +45,9 @@ def processes() -> Iterator[phalanx.World]:
         yield world
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def threads() -> Iterator[phalanx.World]:
+    """A new one each time: on processes an error costs the ranks and their groups."""
     with phalanx.World(**GLOO) as world:
         yield world
 

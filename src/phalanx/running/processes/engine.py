@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from phalanx.backend.device_map import visible_to_processes
-from phalanx.errors import PhalanxWarning, UsageError
+from phalanx.errors import HazardError, PhalanxWarning, UsageError, VerdictError
 from phalanx.model import Silenced, Verdict
 from phalanx.report.layout import rank_list
 from phalanx.running.controller import board
@@ -145,9 +145,11 @@ class ProcessesEngine:
             self.silenced += silenced
             tell_findings(findings, replace(self.settings, replay=replay))
             return values
-        except BaseException:
+        except BaseException as error:
             if not call.is_whole:
                 self._tell_reasons(call)
+            # What was found may have left them out of step, with other numbers of groups.
+            call.is_worn |= isinstance(error, (VerdictError, HazardError))
             raise
         finally:
             if self.settings.on_tally is not None:
