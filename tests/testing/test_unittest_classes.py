@@ -13,6 +13,7 @@ from tests.testing.suites import CASES, outcomes_of, run
 
 ENDS = {"Continuous.test_3_fails": "failed"}
 SKIPS = {
+    "FreshGroups.test_5_skips": "after a call",
     "SkipsAtStart.test_1": "CUDA is not available",
     "SkipsAtStart.test_2": "CUDA is not available",
     "WithoutBackend.test": "the backend mpi is not available",
@@ -21,6 +22,9 @@ SKIPS = {
 
 PLAIN = [
     "OnThreads",
+    "FreshGroups",
+    "WithoutGroupAfter",
+    "ByDecorator",
     "Parametrized",
     "OnProcesses",
     "ByEnvironment",
@@ -33,7 +37,7 @@ COMPILED = ["Compiled", "CompiledOnProcesses"]
 
 @pytest.mark.timeout(100)
 @pytest.mark.parametrize(
-    ("kinds", "tests"), [(PLAIN, 20), pytest.param(COMPILED, 5, marks=pytest.mark.slow)]
+    ("kinds", "tests"), [(PLAIN, 31), pytest.param(COMPILED, 5, marks=pytest.mark.slow)]
 )
 def test_promises(kinds: list[str], tests: int) -> None:
     found = outcomes_of(CASES / "shapes.py", *kinds, seconds=90)

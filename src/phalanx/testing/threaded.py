@@ -18,7 +18,8 @@ import torch
 import torch.distributed as dist
 
 from phalanx.backend.device import default_backend
-from phalanx.backend.session import RankContext
+from phalanx.backend.install import leave_groups
+from phalanx.backend.session import RankContext, context_here
 from phalanx.core.crew import Crew
 from phalanx.errors import PhalanxError
 from phalanx.model import Verdict
@@ -94,6 +95,7 @@ class MultiThreadedTestCase(RanksTestCase):
             replay=replay_of(self),
             test=fn,
             crew=_crew_of(type(self)),
+            init=_lives_in_its_group(type(self)),
         )
 
     @classmethod
@@ -110,11 +112,12 @@ class MultiThreadedTestCase(RanksTestCase):
 
     def run_test_with_threaded_pg(self, test_name: str, rank: int, world_size: int) -> None:
         """Make the group, run the test, destroy the group, clean up."""
-        join_group(rank, world_size, self.global_store)
+        if not dist.is_initialized():  # else the engine has made it
+            join_group(rank, world_size, self.global_store)
         self.perThreadSetUp()
         run_all(
             getattr(self, test_name),
-            leave_group,
+            lambda: leave_group(for_good=bool(self._cleanups)),  # type: ignore[attr-defined]
             self.perThreadTearDown,
             lambda: run_cleanups(self),
         )
@@ -144,10 +147,8 @@ def spawn_threads_and_init_comms(
     @wraps(func)
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> None:
         __tracebackhide__ = True
-        store = dist.HashStore()  # type: ignore[attr-defined]
 
         def live(rank: int) -> None:
-            join_group(rank, world_size, store)
             run_all(lambda: func(self, *args, **kwargs), leave_group)
 
         is_case = isinstance(self, unittest.TestCase)
@@ -158,6 +159,7 @@ def spawn_threads_and_init_comms(
             replay=replay_of(self) if is_case else None,
             test=func,
             crew=_crew_of(type(self)) if is_case else None,
+            init=True,
         )
 
     return wrapper
@@ -168,10 +170,26 @@ def join_group(rank: int, world_size: int, store: Any) -> None:
     dist.init_process_group(default_backend(), rank=rank, world_size=world_size, store=store)
 
 
-def leave_group() -> None:
-    """Tests may have done so themselves."""
-    if dist.is_initialized():
+def leave_group(*, for_good: bool = False) -> None:
+    """Tests may have done so themselves. Unless it is `for_good`, because something is still to
+    come that must find no group, the next test may have it if it is as new."""
+    context = context_here()
+    if context is not None and context.session.makes_world and not for_good:
+        leave_groups(context)
+    elif dist.is_initialized():
         dist.destroy_process_group()
+
+
+def _lives_in_its_group(cls: type[MultiThreadedTestCase]) -> bool:
+    """Whether nothing that a class adds runs in a rank before its group is there, or when it is
+    gone. Then the engine makes the group, and hands it on from test to test."""
+    added = ("__init__", "_run", "perThreadTearDown", "run_test_with_threaded_pg")
+    return all(_function(cls, n) is _function(MultiThreadedTestCase, n) for n in added)
+
+
+def _function(cls: type, name: str) -> Any:
+    found = getattr(cls, name)
+    return getattr(found, "__func__", found)
 
 
 def run_on_threads(
@@ -182,8 +200,10 @@ def run_on_threads(
     replay: str | None,
     test: Callable[..., Any],
     crew: Crew | None = None,
+    init: bool = False,
 ) -> None:
-    """Call `live(rank)` on every rank and tell unittest how it went."""
+    """Call `live(rank)` on every rank and tell unittest how it went. `init`: they have a
+    default group by then."""
     __tracebackhide__ = True
     ends: dict[int, Ended] = {}
     findings: list[Verdict] = []
@@ -198,7 +218,7 @@ def run_on_threads(
         settings = Settings(
             ranks=ranks,
             limit=limit,
-            init=False,
+            init=init,
             replay=replay,
             as_torchrun=False,
             on_findings=findings.extend,

@@ -3,6 +3,7 @@
 import os
 import sys
 import unittest
+from typing import ClassVar
 
 import torch
 import torch.distributed as dist
@@ -16,6 +17,7 @@ from phalanx.testing import (
     MultiProcessTestCase,
     MultiThreadedTestCase,
     _dynamo_dist_per_rank_init,
+    spawn_threads_and_init_comms,
 )
 
 left_behind: list[str] = []
@@ -73,6 +75,81 @@ class OnThreads(BaseOnThreads):
         elif self.rank == 1:
             dist.recv(tensor, 0)
             self.assertEqual(tensor, [0])
+
+
+class FreshGroups(BaseOnThreads):
+    """A group is handed on to the next test where that cannot tell."""
+
+    groups: ClassVar[dict[int, object]] = {}
+
+    def perThreadSetUp(self):  # noqa: N802
+        self.assertEqual(dist.group.WORLD._get_sequence_number_for_group(), 0)
+        self.assertEqual(dist.get_world_size(), 3)
+        self.assertFalse(dist.distributed_c10d._get_default_store().check(["left"]))
+        self.assertEqual(dist.get_pg_count(), 1)
+
+    def test_1_collective(self):
+        dist.all_reduce(torch.ones(1))
+        self.groups[self.rank] = dist.group.WORLD
+
+    def test_2_is_handed_on(self):
+        self.assertIs(dist.group.WORLD, self.groups[self.rank])
+        dist.barrier()
+        dist.distributed_c10d._get_default_store().set("left", "here")
+
+    def test_3_another_after_a_key(self):
+        self.assertIsNot(dist.group.WORLD, self.groups[self.rank])
+        dist.new_group([0, 2])
+
+    def test_4_another_after_more_groups(self):
+        self.assertEqual(dist.new_group([0, 1, 2]).group_name, "1")
+
+    def test_5_skips(self):
+        dist.barrier()
+        self.groups[self.rank] = dist.group.WORLD
+        raise unittest.SkipTest("after a call")
+
+    def test_6_another_after_a_cleanup(self):
+        self.addCleanup(lambda: self.assertFalse(dist.is_initialized()))
+        self.groups[self.rank] = dist.group.WORLD
+
+    def test_7_has_another(self):
+        self.assertIsNot(dist.group.WORLD, self.groups[self.rank])
+        self.assertTrue(dist.is_initialized())
+
+
+class WithoutGroupAfter(BaseOnThreads):
+    """What runs in a rank before and after the test finds no group, as ever."""
+
+    def __init__(self, *args, **kwargs):
+        self.before = dist.is_initialized()
+        super().__init__(*args, **kwargs)
+
+    def perThreadTearDown(self):  # noqa: N802
+        assert not dist.is_initialized()
+        super().perThreadTearDown()
+
+    def test_1(self):
+        self.assertFalse(self.before)
+        dist.barrier()
+
+    def test_2(self):
+        self.assertFalse(self.before)
+        dist.barrier()
+
+
+class ByDecorator(unittest.TestCase):
+    groups: ClassVar[dict[int, object]] = {}
+
+    @spawn_threads_and_init_comms(world_size=2)
+    def test_1(self):
+        dist.barrier()
+        self.groups[dist.get_rank()] = dist.group.WORLD
+
+    @spawn_threads_and_init_comms(world_size=2)
+    def test_2(self):
+        self.assertIs(dist.group.WORLD, self.groups[dist.get_rank()])
+        self.assertEqual(dist.group.WORLD._get_sequence_number_for_group(), 0)
 
 
 class OnProcesses(MultiProcessTestCase):
