@@ -3,12 +3,13 @@
     python benchmarks/testing.py [--quick] [--json FILE] [--only NAME,...]
 
 Every figure is from a real `pytest` run in its own process, on a file with fifty written-out
-tests that call the bodies of `testing_bodies.py`. Two times are taken: of the whole run, and
-of the tests alone (from before the first test to after the last, so without the imports). The
-quick contenders run several times, in turn, and the median counts. `MultiProcessTestCase` takes
-seconds a test and runs once; with `--quick` it runs five tests, and the rest is reckoned.
-Fifty tests that do nothing, on no ranks, show what pytest itself takes, and one test that does
-on ranks what the fifty do shows what the tests take without a harness around each.
+tests that call the bodies of `testing_bodies.py`, with no plugin but ours, and that for our
+tests only. Two times are taken: of the whole run, and of the tests alone (from before the first
+test to after the last, so without the imports). The quick contenders run several times, in
+turn, and the median counts. `MultiProcessTestCase` takes seconds a test and runs once; with
+`--quick` it runs five tests, and the rest is reckoned. Fifty tests that do nothing, on no
+ranks, show what pytest itself takes, and one test that does on ranks what the fifty do shows
+what the tests take without a harness around each.
 """
 
 from __future__ import annotations
@@ -208,9 +209,11 @@ def measure(contender: Contender, names: Sequence[str]) -> Measured:
             "-q",
             "-p",
             "no:cacheprovider",
+            *(("-p", "phalanx.testing.plugin") if contender.ours else ()),
             "test_small.py",
         ]
         environ = dict(os.environ, BENCH_RESULT=str(place / "result.json"))
+        environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
         environ.pop("PYTHONDONTWRITEBYTECODE", None)
         path = [folder, str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
         environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))
