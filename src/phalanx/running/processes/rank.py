@@ -216,8 +216,9 @@ class _Rank:
                 self._link.flush()
         try:
             begun = self._beginning
-            worn = begun is not None and begun.is_worn(fresh=call.fresh)
-            worn = worn or self._meeting.is_worn
+            worn = self._meeting.is_worn or (
+                begun is not None and begun.is_worn(fresh=call.fresh)
+            )
             return Returned(rank, pack_value(value), preloadable(), worn)
         except UsageError as error:
             return Unsendable(rank, str(error))
