@@ -91,9 +91,9 @@ def seed_everything(seed: int = SEED) -> None:
 
 
 def seed_torch(seed: int) -> None:
-    """As `torch.manual_seed`, but only for accelerators that this build of torch knows: that one
-    writes down the stack for every kind that might come, a quarter of a millisecond. Whether
-    there is one here is not asked, which takes a fifth of a second the first time."""
+    """As `torch.manual_seed`, but only for an accelerator that this build of torch knows: that
+    one writes down the stack for every kind that might come, a quarter of a millisecond.
+    Whether it is here is not asked, which takes a fifth of a second the first time."""
     kind = torch.accelerator.current_accelerator()
     if kind is None or kind.type == "cuda":
         torch.default_generator.manual_seed(seed)
