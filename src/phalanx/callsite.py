@@ -14,6 +14,7 @@ import sys
 import threading
 from types import CodeType, FrameType, TracebackType
 
+from phalanx.core.system import folder_here
 from phalanx.model import Site
 
 Mark = tuple[CodeType, int]
@@ -109,18 +110,19 @@ def is_own_file(filename: str) -> bool:
 
 def shown_path(filename: str) -> str:
     """Relative to the current directory if below it, else the last two parts."""
-    relative = os.path.relpath(filename) if os.path.isabs(filename) else filename
+    here = folder_here() or os.sep
+    relative = os.path.relpath(filename, here) if os.path.isabs(filename) else filename
     if not relative.startswith(os.pardir):
         return relative
     return os.sep.join(filename.split(os.sep)[-2:])
 
 
 def _site(code: CodeType, line: int) -> Site:
-    return _named_site(code.co_filename, line, code.co_name, os.getcwd())
+    return _named_site(code.co_filename, line, code.co_name, folder_here())
 
 
 @functools.lru_cache(maxsize=1024)
-def _named_site(filename: str, line: int, function: str, _cwd: str) -> Site:
+def _named_site(filename: str, line: int, function: str, _folder: str | None) -> Site:
     """Cached, because a thousand ranks are usually at the same few places."""
     source = linecache.getline(filename, line).strip()
     return Site(shown_path(filename), line, function, source)

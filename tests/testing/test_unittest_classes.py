@@ -48,6 +48,43 @@ def test_promises(kinds: list[str], tests: int) -> None:
         assert text == SKIPS[name] if name in SKIPS else True
 
 
+def test_what_is_handed_on_is_as_new() -> None:
+    found = outcomes_of(CASES / "handed_on.py")
+    assert found.pop("Cleanups.test_1") == ("skipped", "nothing to test")
+    outcome, text = found.pop("Coroutine.test")
+    assert outcome == "error" and "Coroutine.test is async" in text
+    assert len(found) == 23
+    for name, (outcome, text) in found.items():
+        assert (name, outcome) == (name, "passed"), text
+
+
+def test_a_test_without_a_suite_leaves_nothing(tmp_path: Path) -> None:
+    case = tmp_path / "alone.py"
+    case.write_text(ALONE)
+    done = run([sys.executable, str(case)])
+    assert done.stdout == "1 0 True\n", done.stdout + done.stderr
+
+
+ALONE = """
+import unittest
+import torch.distributed as dist
+from phalanx.testing import MultiThreadedTestCase
+
+class Alone(MultiThreadedTestCase):
+    def setUp(self):
+        super().setUp()
+        self._spawn_threads()
+
+    def test(self):
+        dist.barrier()
+
+before = dist.distributed_c10d._world
+result = unittest.TestResult()
+Alone("test").run(result)
+print(result.testsRun, len(result.errors), dist.distributed_c10d._world is before)
+"""
+
+
 def test_what_checks_find_is_a_warning() -> None:
     script = str(CASES.parent / "outcomes.py")
     command = [sys.executable, script, str(CASES / "shapes.py"), "LeavesWorkAlone"]

@@ -162,14 +162,14 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         self._bound = device
 
     def what_can_change(self) -> tuple[Any, ...]:
-        """What a program may have set on this object, for `heirloom.py`; its options last."""
+        """What a program may have set on this object besides its options, for `heirloom.py`."""
         own = (self._limit, self._splits, self._closed, self._description, self._bound)
-        return (*own, self._met.eager, len(vars(self)), vars(self.options))
+        return (*own, self._met.eager, len(vars(self)))
 
     def move_to(self, context: RankContext, met: Assembly) -> None:
         """Become the group of another world, as if it were new."""
         self._context, self._session, self._assembly = context, context.session, met
-        self._coalescing = None
+        self._coalescing = self._batch = None
 
     def _meeting_key(self) -> tuple[str, int]:
         """Where the members of this group meet. They have the group's part of the store in
@@ -268,6 +268,8 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
             is_default = self._context.torch_state.default_pg is self
             shown_name(self._assembly)  # while there is somebody to ask
             lifecycle.note_destroyed(self._context, self._assembly, is_default=is_default)
+            if is_default:
+                self._context.stock = None
         if (
             not self._closed
             and self._assembly is not None

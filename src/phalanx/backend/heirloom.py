@@ -11,23 +11,26 @@ from __future__ import annotations
 from typing import Any
 
 from phalanx.backend.session import RankContext, Session
+from phalanx.backend.store import InProcessStore
 
 MEETING_KEYS = 1
 """What making the group leaves in its store: where its members meet."""
 
 
 def take_stock(context: RankContext) -> None:
-    """Right after the default group was made, in the rank."""
+    """Right after the default group was made, in the rank. The group forgets it again when it
+    is destroyed, or its number could be that of another one."""
     if context.torch_state.default_pg is None:  # somebody has replaced what makes it
         return
-    *others, options = _state(context)
+    *others, members, options = _state(context)
     ranks = list(options["global_ranks_in_group"])  # a list that can change in place
-    context.stock = (*others, {**options, "global_ranks_in_group": ranks})
+    context.stock = (*others, dict(members), {**options, "global_ranks_in_group": ranks})
 
 
 def leaves_untouched(context: RankContext) -> bool:
     """Whether the rank leaves torch's tables and its group as they were. Asked in the rank when
-    its body ends; a thread of its own could still make another group."""
+    its body ends, and again if more came after that; a thread of its own could still make
+    another group."""
     context.untouched = context.stock is not None and _state(context) == context.stock
     if context.helpers:
         context.untouched = False
@@ -36,11 +39,12 @@ def leaves_untouched(context: RankContext) -> bool:
 
 def can_be_inherited(session: Session) -> bool:
     """After a run that went well."""
-    store: Any = session.stores.get("init")
+    store = session.stores["init"]
     return (
         len(session.assemblies) == 1
         and len(session.stores) == 1
-        and store.num_keys() == MEETING_KEYS
+        and isinstance(store, InProcessStore)
+        and store.is_as_new(MEETING_KEYS)
         and all(context.untouched for context in session.ranks)
     )
 
@@ -74,12 +78,14 @@ def _state(context: RankContext) -> tuple[Any, ...]:
         id(group),
         state.group_count,
         len(state.pg_map),
-        len(state.pg_names),
+        *state.pg_names.values(),
+        *state.pg_backend_config.values(),
+        *state.pg_to_tag.values(),
         len(state.pg_group_ranks),
-        len(state.pg_backend_config),
-        len(state.tags_to_pg),
-        len(state.pg_to_tag),
+        *map(len, state.tags_to_pg.values()),
         len(state.pg_coalesce_state),
         len(state.comms),
         *group.what_can_change(),
+        state.pg_group_ranks.get(group, {}),
+        vars(group.options),
     )

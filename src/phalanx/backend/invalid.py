@@ -180,6 +180,7 @@ def _text(error: BaseException, name: str, given: Mapping[str, Any], group: Grou
         return f'group "{group.name}" has been destroyed'
     context = context_here()
     gone = context is not None and context.initialised and not context.torch_state.pg_names
+    gone = gone and name != "init_process_group"
     if of_group is None and gone and not isinstance(error, InvalidCallError):
         return "the default group has been destroyed"
     lines = str(error).strip().splitlines() or [type(error).__name__]

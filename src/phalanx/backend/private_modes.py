@@ -29,6 +29,11 @@ _push: Any = torch._C._push_on_torch_function_stack
 _pop: Any = torch._C._pop_torch_function_stack
 _at: Any = torch._C._get_function_stack_at
 
+# 2.11-2.13: what else a thread keeps: whether `__torch_function__` is asked at all, and the
+# innermost `saved_tensors_hooks`, None without one; True leaves those out that are for tracing.
+sees_torch_functions: Any = torch._C._is_torch_function_enabled
+hooks_of_saved_tensors: Any = torch._C._autograd._top_saved_tensors_default_hooks
+
 
 def push_function_mode(mode: Any) -> None:
     """Put a function mode below those of the program, so that theirs nest as they were

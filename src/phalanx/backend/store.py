@@ -105,6 +105,15 @@ def _holding_baton(strand: Strand) -> Iterator[None]:
 class InProcessStore(dist.HashStore):  # type: ignore[misc]
     """What the rendezvous hands out: torch's own store in memory, shared by the ranks."""
 
+    has_queues = False
+    """Whether something was ever put into a queue, which torch does not count as a key."""
+
+    def is_as_new(self, keys: int) -> bool:
+        """Whether it has so many keys, and is otherwise as it was made."""
+        return (
+            self.num_keys() == keys and self.timeout == DEFAULT_TIMEOUT and not self.has_queues
+        )
+
 
 def store_patches() -> list[tuple[Any, str, Any]]:
     """What to replace on torch's store classes during runs: (class, name, replacement).
@@ -129,6 +138,8 @@ def store_patches() -> list[tuple[Any, str, Any]]:
 def _waking(name: str, original: Any) -> Any:
     def change(self: Store, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)
+        if name == "queue_push" and isinstance(below := _underlying(self), InProcessStore):
+            below.has_queues = True
         strand = here.strand
         if strand is not None:
             _note(strand, self, name, args, kwargs)

@@ -10,7 +10,6 @@ goes to `watch_alone.py`. Must never decide anything.
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import weakref
@@ -54,6 +53,7 @@ from phalanx.backend.watch_lives import Lives
 from phalanx.callsite import Mark
 from phalanx.core.forms import Form, GroupForm
 from phalanx.core.meeting import Assembly
+from phalanx.core.system import getpid
 from phalanx.errors import VerdictError
 from phalanx.kinds import ALL
 from phalanx.model import Finding, Verdict
@@ -499,7 +499,7 @@ class Watcher:
     def _key(self, store: Any, at: str) -> str:
         """The members of a group have its part of the store in common: the first one leaves
         a name there. A group made again over the same store is another one each time."""
-        proposal = f"{self.rank}.{os.getpid()}.{next(self._proposals)}"
+        proposal = f"{self.rank}.{getpid()}.{next(self._proposals)}"
         place = bytes(store.compare_set(at, "", proposal)).decode()
         turn = self._incarnations[place] = self._incarnations.get(place, 0) + 1
         return f"{place}.{turn}"

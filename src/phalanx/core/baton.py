@@ -22,6 +22,7 @@ from phalanx.core.clock import Clock, RealClock
 from phalanx.core.huddle import Camp, Huddle
 from phalanx.core.schedule import FirstInFirstOut, Schedule
 from phalanx.core.strand import DONE, OUTSIDE, PARKED, READY, RUNNING, Strand, here
+from phalanx.core.system import monotonic
 from phalanx.errors import RankInterrupted, RankStopped
 
 _HASH_MASK = (1 << 61) - 1
@@ -237,9 +238,9 @@ class Baton:
         self, strand: Strand, attempt: Callable[[float], bool], timeout: float | None
     ) -> bool:
         """The same for a strand that is outside already."""
-        limit = None if timeout is None else time.monotonic() + timeout
+        limit = None if timeout is None else monotonic() + timeout
         while strand.error is None and (not self.stopping or self._spares(strand)):
-            left = SLICE if limit is None else limit - time.monotonic()
+            left = SLICE if limit is None else limit - monotonic()
             if attempt(max(0.0, min(SLICE, left))):
                 return True
             if left <= 0:

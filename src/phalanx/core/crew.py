@@ -92,6 +92,8 @@ class _Mate:
         self._thread = self._start()
 
     def begin(self, strand: Strand, job: Job) -> None:
+        if not self._thread.is_alive():  # a job ended in a way that no program should know
+            self._thread = self._start()
         self._job = job
         strand.gate = self._gate
         strand.ident, strand.native = self._numbers

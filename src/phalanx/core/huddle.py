@@ -19,6 +19,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
+from phalanx.core.system import getpid
+
 MANY = 3000.0
 """Hand-overs per second from which on the threads are better off together."""
 
@@ -163,7 +165,7 @@ def _allowed_cores() -> set[int]:
     """Those of the main thread, which is no rank; a nested run asks here too."""
     if not _SUPPORTED:
         return set()
-    main = os.getpid()
+    main = getpid()
     return _visiting.get(main) or _cores_of(main)
 
 

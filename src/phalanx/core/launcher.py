@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import threading
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from phalanx.core.baton import Baton
 from phalanx.core.crew import Crew, no_daemon
 from phalanx.core.monitor import TICK, Monitor
 from phalanx.core.strand import DONE, OUTSIDE, RUNNING, Strand
+from phalanx.core.system import monotonic
 from phalanx.errors import RankInterrupted, RankStopped
 
 Body = Callable[[Strand], None]
@@ -69,7 +69,7 @@ class Launcher:
         self._on_stall = on_stall
         self._limit = limit
         self._on_limit = on_limit
-        self._began = time.monotonic()
+        self._began = monotonic()
         self._on_tick = on_tick
         self._on_interrupt = on_interrupt
         self._monitor = Monitor(baton)
@@ -156,7 +156,7 @@ class Launcher:
     def _interrupt(self, error: BaseException) -> None:
         """Ctrl-C, or whatever else reached the launcher: no rank may outlive it."""
         self.interrupted = error
-        self._stopped_at = time.monotonic()
+        self._stopped_at = monotonic()
         by_key = isinstance(error, KeyboardInterrupt)
         if self._on_interrupt is not None and by_key and not isinstance(error, RankStopped):
             with suppress(Exception, KeyboardInterrupt):
@@ -180,7 +180,7 @@ class Launcher:
     def _look_at_limit(self) -> None:
         if self._limit is None or self._on_limit is None:
             return
-        now = time.monotonic()
+        now = monotonic()
         if now - self._began > self._limit and not self._on_limit(self._limit):
             self._began = now
 
@@ -189,13 +189,13 @@ class Launcher:
             return
         monitor = self._monitor
         since = monitor.moved_at if self._work_counts else monitor.handed_over_at
-        now = time.monotonic()
+        now = monotonic()
         if now - since > self._stall_after and not self._on_stall(self._stall_after):
             monitor.moved_at = monitor.handed_over_at = now
 
     def _press(self) -> bool:
         """Some rank has not ended since the stop: nudge it; True when it is to be given up."""
-        now = time.monotonic()
+        now = monotonic()
         if self._stopped_at is None:
             self._stopped_at = now
         patience = AFTER_INTERRUPT if self.interrupted else AFTER_FAILURE
@@ -247,8 +247,8 @@ def throw_into(ident: int, kind: type[BaseException] = RankStopped) -> None:
 
 def end_threads(threads: Sequence[threading.Thread], patience: float) -> list[threading.Thread]:
     """See threads off that ranks started and left behind; those that would not go."""
-    limit = time.monotonic() + patience
-    while (left := _alive_threads(threads)) and time.monotonic() < limit:
+    limit = monotonic() + patience
+    while (left := _alive_threads(threads)) and monotonic() < limit:
         left[0].join(0.02)  # they may be about to end by themselves
         for thread in _alive_threads(left):
             assert thread.ident is not None

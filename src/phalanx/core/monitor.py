@@ -15,6 +15,7 @@ import time
 from phalanx.core.baton import Baton
 from phalanx.core.huddle import MANY
 from phalanx.core.strand import Strand
+from phalanx.core.system import monotonic
 
 TICK = 0.005
 QUIET = 0.012
@@ -39,7 +40,7 @@ class Monitor:
         self._spent = 0.0
         self._since = 0.0
         self._process = 0.0
-        self.handed_over_at = self.moved_at = time.monotonic()
+        self.handed_over_at = self.moved_at = monotonic()
         """When the baton last changed hands, and when there was last any sign of life."""
         self._tick = self.moved_at, time.process_time(), 0
         self._apart_until = 0.0
@@ -50,11 +51,11 @@ class Monitor:
         """Push the holder outside if it blocks, and fire timers that are due."""
         baton = self._baton
         if baton.frozen:
-            self.handed_over_at = self.moved_at = time.monotonic()
+            self.handed_over_at = self.moved_at = monotonic()
             return
         baton.fire_due()
         holder, hand_overs = baton.holder, baton.hand_overs
-        now, process = time.monotonic(), time.process_time()
+        now, process = monotonic(), time.process_time()
         if now - self._looked_at >= LOOK and baton.on_look is not None and not baton.stopping:
             self._looked_at = now
             baton.on_look()

@@ -24,6 +24,7 @@ from typing import Any
 from phalanx.core.launcher import throw_into
 from phalanx.core.monitor import is_asleep
 from phalanx.core.strand import Strand
+from phalanx.core.system import monotonic
 from phalanx.errors import RankStopped
 from phalanx.running.children_rules import (
     LAUNCHER,
@@ -195,9 +196,9 @@ def _with_attributes(process: Any, **attributes: Any) -> Any:
 def _stop_one(strand: Strand | None) -> None:
     """Unwind this rank alone, but not while it is about to end by itself. One that has not
     begun looks at `sent` when it does."""
-    limit = time.monotonic() + HELD
+    limit = monotonic() + HELD
     while strand is not None and not throw(strand, RankStopped()):
-        if time.monotonic() > limit:
+        if monotonic() > limit:
             throw_into(strand.ident)
             return
         time.sleep(AGAIN)
@@ -286,9 +287,9 @@ class Family:
         seat = self.seat
         if seat is None or not seat.is_free() or not could_be_rank(process, dict(os.environ)):
             return False
-        limit = time.monotonic() + HELD
+        limit = monotonic() + HELD
         for child in seat.children:
-            child.wait(max(0.0, limit - time.monotonic()))
+            child.wait(max(0.0, limit - monotonic()))
         if not seat.is_alone():
             seat.is_overdue = True
             return False
@@ -306,7 +307,7 @@ class Family:
             self._spaced = bool(self._pending) and (self._spaced or self._slept)
             self._slept = False
             self._pending.append(child)
-            self._last_start = time.monotonic()
+            self._last_start = monotonic()
             if self._watcher is None:
                 self._watcher = threading.Thread(target=self._watch, daemon=True)
                 self._watcher.start()
@@ -390,10 +391,10 @@ class Family:
 
     def _watch(self) -> None:
         """Begin when the program waits where we do not see it, or computes for long."""
-        asleep_since = time.monotonic()
+        asleep_since = monotonic()
         while not self._is_idle():
             time.sleep(LOOK)
-            now = time.monotonic()
+            now = monotonic()
             sleeps = self._is_sleeping()
             self._slept = self._slept or sleeps
             is_awaited, patience = self._is_awaited(), self._patience()

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from phalanx.backend.session import RankContext
+from phalanx.core.system import monotonic
 from phalanx.running.isolation import exits, logs, settings
 from phalanx.running.isolation.interpreter import PLACES, without_torch
 from phalanx.running.isolation.randomness import NUMPY
@@ -122,8 +123,8 @@ def is_feeder(thread: threading.Thread) -> bool:
 def _renew(queue: Any) -> None:
     """The thread that sends what is put into it ends with the rank. So wait until there is
     nothing to send; the next `put` makes a new thread."""
-    limit = time.monotonic() + SENDING
-    while time.monotonic() < limit and not _has_sent(queue):
+    limit = monotonic() + SENDING
+    while monotonic() < limit and not _has_sent(queue):
         time.sleep(0.001)
     if queue._closed or queue._thread is None or not _has_sent(queue):
         return

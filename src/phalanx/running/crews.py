@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Hashable
 from functools import partial
 from typing import Any
 
 import torch
 
-from phalanx.backend import private
+from phalanx.backend import private, private_modes
 from phalanx.core.crew import Crew
 
 
@@ -41,8 +42,12 @@ def _state_of_thread() -> Hashable:
         torch.get_num_threads(),
         private.function_modes(),
         private.dispatch_modes(),
+        private_modes.sees_torch_functions(),
+        private_modes.hooks_of_saved_tensors(False),
         sys.gettrace(),
         sys.getprofile(),
+        (thread := threading.current_thread()).name,
+        len(vars(thread)),
         _place() if _cuda.is_initialized() else (0, 0),
     )
 

@@ -19,6 +19,7 @@ from types import FrameType
 from typing import Any
 
 from phalanx.core.strand import DONE, OUTSIDE, RUNNING, Strand, here
+from phalanx.core.system import monotonic
 from phalanx.errors import RankStopped
 
 LATE = 0.03
@@ -46,7 +47,7 @@ class Ring:
     def __init__(self, strand: Strand, handle: Callable[..., None]) -> None:
         self.strand = strand
         self.cancelled = False
-        self.posted_at = time.monotonic()
+        self.posted_at = monotonic()
         self._open: list[Callable[..., None]] = [handle]
 
     def take(self) -> Callable[..., None] | None:
@@ -85,7 +86,7 @@ def run_beside(ring: Ring) -> bool:
         return True
     if strand.state is not RUNNING or strand.baton.stopping or strand.on_errand:
         return False
-    if time.monotonic() - ring.posted_at < LATE:
+    if monotonic() - ring.posted_at < LATE:
         return False
     handle = ring.take()
     if handle is None:

@@ -31,6 +31,7 @@ import torch.multiprocessing
 from phalanx.backend import private
 from phalanx.backend.session import RankContext
 from phalanx.core.strand import here
+from phalanx.core.system import getpid, monotonic
 from phalanx.errors import RankExited, RankStopped, UsageError
 from phalanx.model import Tally
 from phalanx.running.children import HELD, LONG, PREPARING, Child, Family
@@ -289,8 +290,8 @@ class _Launching:
             self._watcher.end(world)
 
     def _show_ends(self, children: list[Child]) -> None:
-        limit = time.monotonic() + HELD
-        while not self._family.observed and time.monotonic() < limit:
+        limit = monotonic() + HELD
+        while not self._family.observed and monotonic() < limit:
             if not any(child.is_held() for child in children):
                 break
             time.sleep(0.02)
@@ -437,7 +438,7 @@ class _Parent:
         self._ends = os.pipe()
         own = multiprocessing.process.current_process()
         kind: Any = multiprocessing.process._ParentProcess  # type: ignore[attr-defined]
-        self.process = kind(own.name, os.getpid(), self._ends[0])
+        self.process = kind(own.name, getpid(), self._ends[0])
 
     def close(self) -> None:
         for end in self._ends:
@@ -474,7 +475,7 @@ def _saved(key: str) -> Any:
 
 
 def _initialising(original: Any, join: Callable[[], None], check: Callable[[], None]) -> Any:
-    pid = os.getpid()
+    pid = getpid()
 
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
         strand = here.strand
@@ -484,7 +485,7 @@ def _initialising(original: Any, join: Callable[[], None], check: Callable[[], N
             child = strand.local.saved.get("child")
             lacks_program = child is not None and child.lacks_rank_0
             _check_size(strand.local.session.size, size, lacks_program=lacks_program)
-        elif os.getpid() == pid:  # else a process that the program forked
+        elif getpid() == pid:  # else a process that the program forked
             join()
         return original(*args, **kwargs)
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 
@@ -24,6 +23,7 @@ from phalanx.backend.store import StoreWait
 from phalanx.core.baton import Baton
 from phalanx.core.meeting import Call
 from phalanx.core.strand import DONE, OUTSIDE, PARKED, Strand
+from phalanx.core.system import monotonic
 from phalanx.running.blocking import Blocked, is_frame_of_tool, is_idle_worker, is_tool
 
 SETTLED = 0.5
@@ -58,7 +58,7 @@ class PartialWatch:
         ended = sum(strand.state is DONE for strand in list(strands))
         key = ended, len(strands), [(id(s), seen[0], id(seen[1])) for s, seen in steady.items()]
         if key != self._judged:
-            self._judged, self._since = key, time.monotonic()
+            self._judged, self._since = key, monotonic()
         elif not self._since:
             return
         if self._judge(steady):
@@ -76,7 +76,7 @@ class PartialWatch:
         stuck = [strands[at] for at in find_stuck(nodes) if at < len(strands)]
         if not any(strand.state is PARKED for strand in stuck):
             return True
-        if unseen and time.monotonic() - self._since < SETTLED:
+        if unseen and monotonic() - self._since < SETTLED:
             return False
         self._on_found([(strand, steady[strand][0]) for strand in stuck])
         return True

@@ -32,6 +32,7 @@ import torch.multiprocessing
 from phalanx.backend.private_loaders import LoaderIterator, shut_down
 from phalanx.backend.session import RankContext, context_here
 from phalanx.core.strand import here
+from phalanx.core.system import getpid, monotonic
 from phalanx.errors import RankStopped, WrongCommand
 from phalanx.running.blocking import wait_sliced
 from phalanx.running.children_rules import is_torch_spawn
@@ -413,8 +414,8 @@ def end_programs(programs: Any) -> None:
     for program in alive:
         with suppress(OSError):
             program.terminate()
-    limit = time.monotonic() + GRACE
-    while alive and time.monotonic() < limit:
+    limit = monotonic() + GRACE
+    while alive and monotonic() < limit:
         alive = [program for program in alive if program.poll() is None]
         _sleep(0.01)
     for program in alive:
@@ -438,13 +439,13 @@ def _is_own_child(pid: int) -> bool:
             state, parent = stat.read().rpartition(b") ")[2].split()[:2]
     except OSError:
         return False
-    return int(parent) == os.getpid() and state != b"Z"
+    return int(parent) == getpid() and state != b"Z"
 
 
 def leave_if_forked(pid: int, error: BaseException | None = None) -> None:
     """At the end of a rank's program: if this is a process that the rank forked, it ends here,
     as a process does, and not in the launcher of its parent."""
-    if os.getpid() == pid:
+    if getpid() == pid:
         return
     code: Any = 0
     if isinstance(error, SystemExit):

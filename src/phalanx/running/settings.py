@@ -40,6 +40,8 @@ class Settings:
     timeout: float | None = None
     limit: float | None = None
     init: bool = True
+    store: Any = None
+    """Where the default group is to meet; None: in a store of its own."""
     per_node: int | None = None
     device: str | None = None
     """What ranks see: "cuda": a GPU each, shared where there are too few; "auto": the same if

@@ -25,6 +25,7 @@ from typing import Any
 from phalanx.backend.session import RankContext, context_here
 from phalanx.core.baton import Baton
 from phalanx.core.strand import DONE, Strand, here
+from phalanx.core.system import getpid, monotonic
 from phalanx.errors import RankExited, UsageError
 from phalanx.running.interrupts import Ring, run_beside
 
@@ -117,8 +118,8 @@ def _want(number: int) -> None:
         return
     done = threading.Event()
     _wanted.append((number, done))
-    limit = time.monotonic() + INSTALLING
-    while not done.is_set() and time.monotonic() < limit:
+    limit = monotonic() + INSTALLING
+    while not done.is_set() and monotonic() < limit:
         _sleep(0.001)
 
 
@@ -143,7 +144,7 @@ def _killing(original: Any) -> Any:
         context = context_here()
         if number and pid in children:
             children[pid](number)
-        elif context is None or pid != os.getpid() or not number:
+        elif context is None or pid != getpid() or not number:
             original(pid, number)
         elif number == signal.SIGINT and number not in context.saved.get(_TABLE, ()):
             original(pid, number)  # as Ctrl-C: it ends the run
@@ -226,7 +227,7 @@ def _set_alarm(context: RankContext, seconds: float, interval: float) -> tuple[f
 
 
 def _now() -> float:
-    return _desks[-1].baton.clock.now() if _desks else time.monotonic()
+    return _desks[-1].baton.clock.now() if _desks else monotonic()
 
 
 def _registering(original: Any) -> Any:
@@ -305,7 +306,7 @@ class SignalDesk:
 
     def is_pressed(self) -> bool:
         """Whether Ctrl-C came a second time."""
-        now, before = time.monotonic(), self._interrupted_at
+        now, before = monotonic(), self._interrupted_at
         self._interrupted_at = now
         return now - before < AGAIN
 

@@ -35,7 +35,13 @@ from phalanx.backend.describe import describe_pending
 from phalanx.backend.device import default_backend
 from phalanx.backend.device_calls import mapped
 from phalanx.backend.device_map import hint_for, plan_devices
-from phalanx.backend.heirloom import can_be_inherited, inherit, made_more, take_stock
+from phalanx.backend.heirloom import (
+    can_be_inherited,
+    inherit,
+    leaves_untouched,
+    made_more,
+    take_stock,
+)
 from phalanx.backend.install import leave_groups
 from phalanx.backend.invalid import note_invalid_call
 from phalanx.backend.names import THREAD, names_for_failure, with_names
@@ -49,6 +55,7 @@ from phalanx.core.crew import FORGETS_LOCALS, Crew
 from phalanx.core.launcher import Launcher, end_threads
 from phalanx.core.schedule import schedule_from_seed
 from phalanx.core.strand import RUNNING, Strand, here
+from phalanx.core.system import getpid
 from phalanx.errors import RankStopped, UsageError, VerdictError
 from phalanx.model import Silenced, Verdict
 from phalanx.report.positions import render_positions
@@ -193,6 +200,9 @@ class ThreadsEngine:
         if self._crew is None or not self.settings.init or self.settings.seed:
             return None
         former: Session | None = self._crew.heirlooms.pop(self._kind(), None)
+        store = self.settings.store
+        if former is not None and store is not None and former.stores["init"] is not store:
+            return None
         return former
 
     def _kind(self) -> tuple[Any, ...]:
@@ -229,7 +239,7 @@ class ThreadsEngine:
         if former is not None:
             inherit(session, former)
         else:
-            session.stores["init"] = InProcessStore()
+            session.stores["init"] = settings.store or InProcessStore()
         return session
 
     def _environs(self) -> Iterable[Environ]:
@@ -254,7 +264,7 @@ class _Run:
         crew: Crew | None = None,
     ) -> None:
         self.settings = settings
-        self.pid = os.getpid()
+        self.pid = getpid()
         self.crew = crew
         self.session = session
         for context in session.ranks:
@@ -399,8 +409,9 @@ class _Run:
         """What a process would take with it when it ends."""
         outcome = self.outcomes.ranks[context.rank]
         end_processes(context, failed=outcome.error is not None or self.baton.stopping)
-        try:  # noqa: SIM105, `suppress` is three calls for every rank of every test
-            self.switcher.end(context)
+        try:
+            if self.switcher.end(context) or context.uses_pools:
+                leaves_untouched(context)  # what ran last may have changed that
         except RankStopped:
             pass
         try:

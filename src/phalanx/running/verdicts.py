@@ -7,7 +7,6 @@ Used by `threads.py`. The baton calls `judge_stuck` when nobody can move, the mo
 from __future__ import annotations
 
 import gc
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -21,6 +20,7 @@ from phalanx.backend.trails import with_parting
 from phalanx.core.baton import Baton
 from phalanx.core.meeting import Assembly, Call, Slot
 from phalanx.core.strand import DONE, OUTSIDE, PARKED, Strand
+from phalanx.core.system import monotonic
 from phalanx.errors import VerdictError
 from phalanx.model import Deadlock, Op, Snapshot, Stall, Verdict
 from phalanx.running.outcome import Outcomes
@@ -68,7 +68,7 @@ class Judge:
         since, hand_overs, error = self._told
         if self._baton.hand_overs != hand_overs:
             self._told = None
-        elif time.monotonic() - since > GRACE:
+        elif monotonic() - since > GRACE:
             self._told = None
             verdict = error.verdict
             rank = min(verdict.ranks, default=0) if verdict is not None else 0
@@ -119,7 +119,7 @@ class Judge:
             return  # meanwhile the last rank has parked, and all were told
         errors = error.for_each(len(doomed))
         self._dead.update(s.why for s, _ in doomed if isinstance(s.why, Call))
-        self._told = time.monotonic(), self._baton.hand_overs, error
+        self._told = monotonic(), self._baton.hand_overs, error
         self._baton.condemn([(*each, own) for each, own in zip(doomed, errors, strict=True)])
 
     def _find_verdict(self, stuck: Sequence[Strand] | None = None) -> Verdict | None:

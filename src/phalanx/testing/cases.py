@@ -6,6 +6,7 @@ starts the ranks or is the test itself, the replay line, subtests.
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import os
 import sys
@@ -96,6 +97,7 @@ class RanksTestCase(TestCase):
         def wrapper(self: RanksTestCase) -> None:
             __tracebackhide__ = True
             if self.rank == MAIN_RANK:
+                _refuse_async(fn)
                 self._join(fn)
             else:
                 fn()
@@ -118,6 +120,15 @@ class RanksTestCase(TestCase):
 
     def _join(self, fn: Callable[..., Any]) -> None:
         raise NotImplementedError
+
+
+def _refuse_async(fn: Callable[..., Any]) -> None:
+    """A coroutine that nobody awaits has tested nothing."""
+    if inspect.iscoroutinefunction(fn) or inspect.isasyncgenfunction(fn):
+        raise UsageError(
+            f"{fn.__qualname__} is async, and torch.distributed would block its event loop; "
+            "write an ordinary method, with asyncio.run(...) inside if need be"
+        )
 
 
 def check_spawned(spawned: bool, call: str) -> None:

@@ -8,7 +8,6 @@ and hooks are torch's; the exit code of every rank counts.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from phalanx.backend import private
+from phalanx.core.system import monotonic
 from phalanx.errors import RankDied, RankFailedError, UsageError
 from phalanx.model import Verdict
 from phalanx.report.layout import rank_list
@@ -144,7 +144,7 @@ class MultiProcessTestCase(RanksTestCase):
         """Run the test on all ranks and judge how they ended."""
         __tracebackhide__ = True
         check_spawned(self._environ is not None, "_spawn_processes")
-        began = time.monotonic()
+        began = monotonic()
         findings: list[Verdict] = []
         self._deaths: RankFailedError | None = None
         self._ends = settle(lambda: self._run_ranks(fn, findings), fn)
@@ -152,7 +152,7 @@ class MultiProcessTestCase(RanksTestCase):
             EndedProcess(rank, end.code, end.pid) for rank, end in enumerate(self._ends)
         ]
         try:
-            self._check_return_codes(fn, time.monotonic() - began)
+            self._check_return_codes(fn, monotonic() - began)
         except self.failureException:
             if self._deaths is None or not self._judges_codes():
                 raise

@@ -192,7 +192,8 @@ def rank_node(
     node.stash._storage.update(item.stash._storage)
     node.user_properties = list(item.user_properties)
     node._report_sections = list(item._report_sections)
-    node._known = len(node.user_properties), len(node._report_sections)
+    node.own_markers = list(item.own_markers)
+    node._known = len(node.user_properties), len(node._report_sections), list(item.own_markers)
     node.funcargs = arguments
     node.addfinalizer = add_finalizer
     node.__dict__.pop("repr_failure", None)  # ours, for the whole test
@@ -202,11 +203,13 @@ def rank_node(
     return node
 
 
-def added_to(node: Any) -> tuple[list[Any], list[tuple[str, str, str]]]:
-    """The properties and the sections of its report that a test has given a `rank_node`."""
-    properties, sections = node._known
+def added_to(node: Any) -> tuple[list[Any], list[tuple[str, str, str]], list[Any]]:
+    """The properties, the sections of its report and the marks that a test has given a
+    `rank_node`."""
+    properties, sections, marks = node._known
     added = [(str(w), str(k), str(text)) for w, k, text in node._report_sections[sections:]]
-    return node.user_properties[properties:], added
+    new = [each for each in node.own_markers if each not in marks]
+    return node.user_properties[properties:], added, new
 
 
 def wide_setups(item: Any) -> dict[str, Any]:

@@ -7,11 +7,13 @@ threads engine has it.
 
 from __future__ import annotations
 
+import sys
 import threading
 import unittest
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial, wraps
+from types import FrameType
 from typing import Any, ClassVar
 
 import torch
@@ -20,6 +22,7 @@ import torch.distributed as dist
 from phalanx.backend.device import default_backend
 from phalanx.backend.install import leave_groups
 from phalanx.backend.session import RankContext, context_here
+from phalanx.backend.store import InProcessStore
 from phalanx.core.crew import Crew
 from phalanx.errors import PhalanxError
 from phalanx.model import Verdict
@@ -41,6 +44,7 @@ from phalanx.testing.cases import (
 )
 from phalanx.testing.equality import seed_torch
 from phalanx.testing.judging import Ended, end_of, run_all, settle, warn_of
+from phalanx.testing.places import pytest_id
 
 __unittest = True
 
@@ -81,7 +85,7 @@ class MultiThreadedTestCase(RanksTestCase):
 
     def _spawn_threads(self) -> None:
         """Have this test run on ranks. They start when the test method is called."""
-        type(self).global_store = dist.HashStore()  # type: ignore[attr-defined]
+        type(self).global_store = _store_for(type(self), int(self.world_size))
         self._spawned = True
 
     def _join(self, fn: Callable[..., Any]) -> None:
@@ -96,6 +100,7 @@ class MultiThreadedTestCase(RanksTestCase):
             test=fn,
             crew=_crew_of(type(self)),
             init=_lives_in_its_group(type(self)),
+            store=self.global_store,
         )
 
     @classmethod
@@ -114,11 +119,20 @@ class MultiThreadedTestCase(RanksTestCase):
         """Make the group, run the test, destroy the group, clean up."""
         if not dist.is_initialized():  # else the engine has made it
             join_group(rank, world_size, self.global_store)
-        self.perThreadSetUp()
+        steps = [self.perThreadTearDown]
+
+        def live() -> None:
+            try:
+                self.perThreadSetUp()
+            except BaseException:
+                steps.clear()
+                raise
+            getattr(self, test_name)()
+
         run_all(
-            getattr(self, test_name),
+            live,
             lambda: leave_group(for_good=bool(self._cleanups)),  # type: ignore[attr-defined]
-            self.perThreadTearDown,
+            lambda: run_all(*steps),
             lambda: run_cleanups(self),
         )
 
@@ -180,6 +194,13 @@ def leave_group(*, for_good: bool = False) -> None:
         dist.destroy_process_group()
 
 
+def _store_for(cls: type, ranks: int) -> Any:
+    """That of the group which the next test is going to have, or a new one."""
+    crew = _crews.get(cls)
+    kept = [] if crew is None else [s for s in crew.heirlooms.values() if s.size == ranks]
+    return kept[0].stores["init"] if kept else InProcessStore()
+
+
 def _lives_in_its_group(cls: type[MultiThreadedTestCase]) -> bool:
     """Whether nothing that a class adds runs in a rank before its group is there, or when it is
     gone. Then the engine makes the group, and hands it on from test to test."""
@@ -201,9 +222,10 @@ def run_on_threads(
     test: Callable[..., Any],
     crew: Crew | None = None,
     init: bool = False,
+    store: Any = None,
 ) -> None:
     """Call `live(rank)` on every rank and tell unittest how it went. `init`: they have a
-    default group by then."""
+    default group by then, which meets in `store`."""
     __tracebackhide__ = True
     ends: dict[int, Ended] = {}
     findings: list[Verdict] = []
@@ -219,6 +241,7 @@ def run_on_threads(
             ranks=ranks,
             limit=limit,
             init=init,
+            store=store,
             replay=replay,
             as_torchrun=False,
             on_findings=findings.extend,
@@ -239,11 +262,14 @@ def run_on_threads(
 _crews: dict[type, Crew] = {}
 
 
-def _crew_of(cls: type[unittest.TestCase]) -> Crew:
+def _crew_of(cls: type[unittest.TestCase]) -> Crew | None:
     """While the class runs: the threads of its ranks, and the patches of torch. Both take
-    longer to set up than a small test takes."""
+    longer to set up than a small test takes. None for a test that runs by itself, without a
+    suite or pytest, which tell a class when it is done."""
     if cls in _crews:
         return _crews[cls]
+    if pytest_id() is None and not _in_suite():
+        return None
     kept = ExitStack()
     kept.enter_context(patched())
     _crews[cls] = crew = make_crew()
@@ -255,3 +281,10 @@ def _crew_of(cls: type[unittest.TestCase]) -> Crew:
 
     cls.addClassCleanup(release)
     return crew
+
+
+def _in_suite() -> bool:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__") != "unittest.suite":
+        frame = frame.f_back
+    return frame is not None

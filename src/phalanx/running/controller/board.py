@@ -20,8 +20,9 @@ import platform
 import struct
 import sys
 import threading
-import time
 from collections.abc import Hashable
+
+from phalanx.core.system import monotonic
 
 ROWS = 512
 """Groups, and pairs of ranks that exchange messages, that have a place on the board; the
@@ -223,13 +224,13 @@ class Row:
                 self._take_away(self.number, NEVER_HERE)
 
     def _wait(self, number: int, digest: int, events: int) -> bool:
-        start = time.monotonic()
+        start = monotonic()
         if self._board.is_roomy:
-            while time.monotonic() - start < GLANCES:
+            while monotonic() - start < GLANCES:
                 if self._head()[1] > number:
                     return True
         while True:
-            left = start + PATIENCE - time.monotonic()
+            left = start + PATIENCE - monotonic()
             if left > 0:
                 self._sleep(events, left)
             if self._head()[1] > number:

@@ -15,13 +15,13 @@ import select
 import socket
 import sys
 import threading
-import time
 from itertools import count
 
 from phalanx.backend.names import Facts, facts_of
 from phalanx.backend.raising import OpTimeoutError, error_for, error_of
 from phalanx.backend.watch import Limit, Watcher
 from phalanx.core.forms import Form, GroupForm, message_signature_of, signature_of
+from phalanx.core.system import monotonic
 from phalanx.errors import PhalanxError, RankStopped, VerdictError, text_of
 from phalanx.kinds import ALL
 from phalanx.model import Finding, Verdict
@@ -292,7 +292,7 @@ class Link:
 
     def _await(self, ticket: int, seconds: float | None) -> Frame | None:
         """The answer about a call, or None if the time ran out or the desk is gone."""
-        deadline = None if seconds is None else time.monotonic() + seconds
+        deadline = None if seconds is None else monotonic() + seconds
         with self._changed:
             while self._reading and ticket not in self._replies and not self._off:
                 if not self._changed.wait(_left(deadline)):
@@ -384,7 +384,7 @@ def attach_tcp(
 
 
 def _left(deadline: float | None) -> float | None:
-    return None if deadline is None else max(0.0, deadline - time.monotonic())
+    return None if deadline is None else max(0.0, deadline - monotonic())
 
 
 def _thread_count() -> int:

@@ -15,9 +15,9 @@ import secrets
 import selectors
 import socket
 import threading
-import time
 from functools import partial
 
+from phalanx.core.system import monotonic
 from phalanx.errors import VerdictError
 from phalanx.kinds import ALL
 from phalanx.model import RankView, Snapshot, Tally, Verdict, ViewBlock
@@ -48,7 +48,7 @@ class _Caller:
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self.hello = b""
-        self.until = time.monotonic() + GREETING
+        self.until = monotonic() + GREETING
         self.rank: int | None = None
         self.said_goodbye = False
 
@@ -159,10 +159,10 @@ class DeskServer:
                 self._accept()
             else:
                 self._attend(key.data)
-        for caller in [each for each in self._strangers if time.monotonic() > each.until]:
+        for caller in [each for each in self._strangers if monotonic() > each.until]:
             self._hang_up(caller)
-        if self._callers and time.monotonic() - self._looked > LOOK:
-            self._looked = time.monotonic()
+        if self._callers and monotonic() - self._looked > LOOK:
+            self._looked = monotonic()
             with self._lock:
                 self._send(self._counter.look())
         return True

@@ -19,6 +19,7 @@ from typing import Any
 
 from phalanx.backend.session import RankContext
 from phalanx.core.strand import here
+from phalanx.core.system import folder_here
 
 CLONE_FS = 0x200
 MASK = "file mode mask"
@@ -49,17 +50,9 @@ def _libc() -> Any:
     return ctypes.CDLL(None, use_errno=True)
 
 
-def current() -> str | None:
-    """None if somebody has removed it."""
-    try:
-        return os.getcwd()
-    except OSError:
-        return None
-
-
 def begin(folder: str | None) -> None:
     """In a rank's main thread, before anything of the program: start where the caller is."""
-    if can_be_own() and _unshare() and folder is not None and current() != folder:
+    if can_be_own() and _unshare() and folder is not None and folder_here() != folder:
         with suppress(OSError):  # a thread of a crew, which was a rank before
             os.chdir(folder)
 
@@ -90,8 +83,8 @@ def as_setting() -> tuple[Any, ...]:
     chdir = os.chdir
 
     def write(folder: str | None) -> None:
-        if folder is not None and folder != current():
+        if folder is not None and folder != folder_here():
             with suppress(OSError):
                 chdir(folder)
 
-    return current, write, ((os, "chdir"), (os, "fchdir"))
+    return folder_here, write, ((os, "chdir"), (os, "fchdir"))

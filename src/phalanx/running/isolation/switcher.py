@@ -20,6 +20,7 @@ from phalanx.backend.names import THREAD
 from phalanx.backend.session import RankContext
 from phalanx.core.baton import Switcher
 from phalanx.core.strand import Strand
+from phalanx.core.system import folder_here
 from phalanx.running import attributes
 from phalanx.running.attributes import places
 from phalanx.running.isolation import (
@@ -56,7 +57,7 @@ switchers: list[RankSwitcher] = []
 
 class RankSwitcher(Visits, Switcher):
     """Swaps, when a rank gets the baton after another one: torch's CPU generator always,
-    `sys.argv` for ranks that have their own (scripts do), and what is in use of the rest."""
+    `sys.argv` for ranks that have their own, and what is in use of the rest."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,6 +66,7 @@ class RankSwitcher(Visits, Switcher):
         self._apart = False
         self._cuda = CudaGenerators() if torch.cuda.default_generators else None
         self._outer_argv = sys.argv
+        self._arguments = list(sys.argv)
         self._names = Names()
         self._outer_attributes = attributes.current()
         self._outer_warnings = get_warnings()
@@ -72,7 +74,7 @@ class RankSwitcher(Visits, Switcher):
         self._warned = False
         """Whether any rank has filters of its own."""
         self._outer_settings = settings.current()
-        self._folder = folder.current()
+        self._folder = folder_here()
         self.limit = recursion.Limit()
         switchers.append(self)
 
@@ -133,6 +135,8 @@ class RankSwitcher(Visits, Switcher):
                 self._apart = True
         if self._cuda is None and torch.cuda.default_generators:
             self.note_cuda(context)
+        if sys.argv is not self._outer_argv or sys.argv != self._arguments:
+            self._save_argv(saved)
         if NAMES in saved or self._names.changed():
             self._names.save(context)
         if "warnings" in saved or self._warnings_changed():
@@ -185,6 +189,13 @@ class RankSwitcher(Visits, Switcher):
             or (were and (now[0] is not were[0] or now[-1] is not were[-1]))
         )
 
+    def _save_argv(self, saved: dict[str, Any]) -> None:
+        """Keep the rank's, which it may have changed in place, and put the caller's back."""
+        outer = self._outer_argv
+        saved["argv"] = list(outer) if sys.argv is outer else sys.argv
+        outer[:] = self._arguments
+        sys.argv = outer
+
     def _save_warnings(self, saved: dict[str, Any]) -> None:
         """Keep the rank's and put the caller's back."""
         self._warned = True
@@ -206,15 +217,17 @@ class RankSwitcher(Visits, Switcher):
             if source.in_script:
                 self._begin_source(source, context)
 
-    def end(self, context: RankContext) -> None:
-        """After everything of the program, also if it failed."""
+    def end(self, context: RankContext) -> bool:
+        """After everything of the program, also if it failed, but for what it has left to be
+        done at its exit. Whether there was anything to end."""
         if context.saved.keys() <= ORDINARY and not descriptors.originals:
-            return
+            return False
         exits.end(context)
         logs.end(context)
         folder.end(context)
         if descriptors.originals:
             descriptors.end(context)
+        return True
 
     def restore(self) -> None:
         """After the run: as the launcher had it. Whatever fails, the rest is put back."""

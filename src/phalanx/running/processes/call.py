@@ -11,7 +11,6 @@ import contextlib
 import os
 import pickle
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -19,6 +18,7 @@ from typing import Any
 from phalanx.backend.names import names_in
 from phalanx.backend.raising import error_for
 from phalanx.core.launcher import CLEANING_UP
+from phalanx.core.system import monotonic
 from phalanx.errors import RankStopped, UsageError
 from phalanx.model import (
     Deadlock,
@@ -160,7 +160,7 @@ class CallInProgress:
         """Until every rank has answered, one has failed and the rest had their grace, or
         nothing has moved for too long."""
         life = _SignsOfLife(self._pending, self._timeout)
-        started = time.monotonic()
+        started = monotonic()
         while self._pending:
             if self._failed and not self._waits_for_all():
                 self._listen(GRACE / 2, lambda: bool(self._pending))
@@ -169,10 +169,10 @@ class CallInProgress:
                 return
             left = life.left()
             if self._limit is not None:
-                left = min(left, self._limit - (time.monotonic() - started))
+                left = min(left, self._limit - (monotonic() - started))
             if self._hear(min(left, TICK)):
                 life.renew()
-            over_limit = self._limit is not None and time.monotonic() - started > self._limit
+            over_limit = self._limit is not None and monotonic() - started > self._limit
             if over_limit or life.left() <= 0:
                 if self._failed and self._patient:
                     self._await_positions()
@@ -204,9 +204,9 @@ class CallInProgress:
         return error
 
     def _listen(self, seconds: float, goes_on: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + seconds
-        while goes_on() and time.monotonic() < deadline:
-            self._hear(min(deadline - time.monotonic(), TICK))
+        deadline = monotonic() + seconds
+        while goes_on() and monotonic() < deadline:
+            self._hear(min(deadline - monotonic(), TICK))
 
     def _hear(self, timeout: float) -> bool:
         """Take in what ranks say; whether one of them has finished its call."""
@@ -215,9 +215,9 @@ class CallInProgress:
             self._take_in(member, message)
         if self._on_tick is not None:
             self._on_tick()
-        if self._counter is not None and time.monotonic() - self._looked > TICK:
+        if self._counter is not None and monotonic() - self._looked > TICK:
             self._team.answer(self._counter.look())
-            self._looked = time.monotonic()
+            self._looked = monotonic()
         return len(self._pending) < before
 
     def _take_in(self, member: Member, message: Any) -> None:
@@ -235,7 +235,7 @@ class CallInProgress:
             self._last_view(member)  # what it had not told any more
         if message is None and rank in self._pending:
             died = death(member.status or 0, member.stderr, self._last_view(member))
-            self._failed.append((time.monotonic(), rank, died))
+            self._failed.append((monotonic(), rank, died))
         if rank in self._pending:
             self._tell_desk(member, message)
         if isinstance(message, Raised):
@@ -312,10 +312,10 @@ class CallInProgress:
         deaf: set[int] = set()
         for member in self._pending.values():
             member.send(Interrupt())
-        began = last = time.monotonic()
-        while self._pending and time.monotonic() - began < CLEANING_UP:
+        began = last = monotonic()
+        while self._pending and monotonic() - began < CLEANING_UP:
             for member, message in self._team.hear(TICK):
-                last = time.monotonic()
+                last = monotonic()
                 if isinstance(message, Heard):
                     (heard if message.hears else deaf).add(member.rank)
                 elif message is None or isinstance(message, (Raised, Returned, Unsendable)):
@@ -325,11 +325,11 @@ class CallInProgress:
             if self._on_tick is not None:
                 self._on_tick()
             patience = HEARING if deaf >= set(self._pending) else PATIENCE
-            if time.monotonic() - last > patience and not heard & set(self._pending):
+            if monotonic() - last > patience and not heard & set(self._pending):
                 return
-        deadline = time.monotonic() + HEARING  # for what is still to be done at exit
+        deadline = monotonic() + HEARING  # for what is still to be done at exit
         while any(each.status is None for each in self._team.members):
-            if self._pending or time.monotonic() > deadline:
+            if self._pending or monotonic() > deadline:
                 return
             for _ in self._team.hear(TICK):
                 pass
@@ -446,22 +446,22 @@ class _SignsOfLife:
         self._limit = IDLE_STALL if timeout is None else timeout
         self._work_counts = timeout is None
         self._work = 0
-        self._since = time.monotonic()
+        self._since = monotonic()
         self._looked = self._since
 
     def renew(self) -> None:
-        self._since = time.monotonic()
+        self._since = monotonic()
 
     def idle(self) -> float:
-        return time.monotonic() - self._since
+        return monotonic() - self._since
 
     def left(self) -> float:
-        if self._work_counts and time.monotonic() - self._looked > 1.0:
+        if self._work_counts and monotonic() - self._looked > 1.0:
             self._look()
         return self._limit - self.idle()
 
     def _look(self) -> None:
-        now = time.monotonic()
+        now = monotonic()
         work = sum(_cpu_ticks(member.pid) for member in self._members.values())
         # A rank that only waits uses a little, too: its threads look about.
         if abs(work - self._work) > 0.05 * (now - self._looked) * os.sysconf("SC_CLK_TCK"):
@@ -476,5 +476,5 @@ def _cpu_ticks(pid: int) -> int:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             fields = file.read().rpartition(")")[2].split()
     except OSError:
-        return int(time.monotonic() * os.sysconf("SC_CLK_TCK"))
+        return int(monotonic() * os.sysconf("SC_CLK_TCK"))
     return int(fields[11]) + int(fields[12])

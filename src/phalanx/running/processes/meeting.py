@@ -22,6 +22,7 @@ from torch.distributed import distributed_c10d as c10d
 from torch.distributed.constants import default_pg_timeout
 
 from phalanx.backend import private_registries as private
+from phalanx.core.system import getpid
 from phalanx.report.layout import rank_list
 from phalanx.running.processes.messages import Start
 
@@ -132,10 +133,10 @@ class Meeting:
 
     def _ours(self) -> c10d.Store:
         with self._lock:
-            if self._kept is None or self._kept[0] != os.getpid():
+            if self._kept is None or self._kept[0] != getpid():
                 is_child = self._kept is not None  # which serves nobody
                 listener = None if is_child else self._listener
-                self._kept = (os.getpid(), self._connect(PATIENCE, listener))
+                self._kept = (getpid(), self._connect(PATIENCE, listener))
             return self._kept[1]
 
     def _connect(self, timeout: timedelta, listener: int | None = None) -> c10d.Store:

@@ -32,6 +32,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from phalanx import callsite
 from phalanx.backend.device import default_backend
+from phalanx.core.system import getpid, monotonic
 from phalanx.errors import UsageError, text_of
 from phalanx.running.controller.board import Board
 from phalanx.running.controller.link import Link, attach
@@ -112,7 +113,7 @@ class _Rank:
 
     def __init__(self, control: Connection, more: Sequence[int]) -> None:
         self._control = control
-        self._pid = os.getpid()
+        self._pid = getpid()
         self._answering = threading.Lock()
         self._inbox: SimpleQueue[Call | End] = SimpleQueue()
         self._main_thread = threading.get_ident()
@@ -190,7 +191,7 @@ class _Rank:
             send(self._control, data, memories_of(message))
 
     def leave_note(self, data: bytes) -> None:
-        if os.getpid() == self._pid:  # and not in a child that the rank has forked
+        if getpid() == self._pid:  # and not in a child that the rank has forked
             self._answer(Note(self._start.rank, data))
 
     def _carry_out(self, call: Call) -> Returned | Unsendable | Raised:
@@ -263,7 +264,7 @@ class _Rank:
         )
 
     def _raised(self, error: BaseException, *, loading: bool) -> Raised:
-        when = time.monotonic()
+        when = monotonic()
         site, call = callsite.raised_at(error.__traceback__), _raising_call(error)
         invalid = None if self._link is None else self._link.judge_error(error)
         facts = None if self._link is None else self._link.facts_of(error)

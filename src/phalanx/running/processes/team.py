@@ -12,13 +12,13 @@ import pickle
 import selectors
 import socket
 import sys
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, Literal
 
+from phalanx.core.system import monotonic
 from phalanx.errors import PhalanxError
 from phalanx.running.controller import board
 from phalanx.running.controller.counter import Counter, Outgoing
@@ -300,9 +300,9 @@ class Team:
         """Let the ranks leave; kill those that do not."""
         for member in self.members:
             member.send(End())
-        deadline = time.monotonic() + GOODBYE
-        while any(m.status is None for m in self.members) and time.monotonic() < deadline:
-            for _ in self.hear(deadline - time.monotonic()):
+        deadline = monotonic() + GOODBYE
+        while any(m.status is None for m in self.members) and monotonic() < deadline:
+            for _ in self.hear(deadline - monotonic()):
                 pass
         self.kill()
 

@@ -11,12 +11,12 @@ import json
 import os
 import pickle
 import socket
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
+from phalanx.core.system import monotonic
 from phalanx.running.processes import wire
 from phalanx.running.torchrun.judging import Incarnation
 from phalanx.running.torchrun.messages import Hello
@@ -100,11 +100,11 @@ class Greeting:
         self._token = token
         self._welcome = welcome
         self._line = b""
-        self._until = time.monotonic() + GREETING
+        self._until = monotonic() + GREETING
 
     @property
     def is_late(self) -> bool:
-        return time.monotonic() > self._until
+        return monotonic() > self._until
 
     def __call__(self) -> bool:
         """False when the line is there, or is none of ours."""

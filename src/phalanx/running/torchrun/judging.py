@@ -7,13 +7,13 @@ found and who failed elsewhere. Pure decisions: must never talk to a rank.
 from __future__ import annotations
 
 import os
-import time
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from phalanx import errors
+from phalanx.core.system import monotonic
 from phalanx.errors import RankDied, RankFailedError, VerdictError
 from phalanx.model import ViewBlock
 from phalanx.report.layout import rank_list
@@ -60,7 +60,7 @@ class Incarnation:
         """The rank's connection was closed."""
         self.gone.add(rank)
         if rank in self.members and rank not in self.done and rank not in self.ended:
-            self.lost[rank] = time.monotonic()
+            self.lost[rank] = monotonic()
 
     def living(self) -> list[Any]:
         """The members that have not left."""

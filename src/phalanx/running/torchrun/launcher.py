@@ -12,7 +12,6 @@ import selectors
 import signal
 import socket
 import sys
-import time
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
@@ -22,6 +21,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from phalanx.backend.raising import error_for
+from phalanx.core.system import monotonic
 from phalanx.errors import RankFailedError
 from phalanx.model import RankView, Silenced, Stall, ViewBlock
 from phalanx.report.positions import render_positions
@@ -135,10 +135,10 @@ class Launch:
 
     def _wait(self) -> None:
         meeting = self._settings.meeting
-        patience = time.monotonic() + MEETING if meeting is not None else inf
+        patience = monotonic() + MEETING if meeting is not None else inf
         while self._agent.poll() is None:
             self._hear(TICK)
-            if meeting and time.monotonic() > patience and not self._now.members:
+            if meeting and monotonic() > patience and not self._now.members:
                 self._settings.on_notice(f"phalanx: {meeting()}")
                 patience = inf
             if self._standstill.is_time_to_ask():
@@ -149,8 +149,8 @@ class Launch:
                 waiting = self._waiting()
                 self._ask_positions()
                 raise self._stall(seconds, waiting)
-        deadline = time.monotonic() + LAST_OUTPUT
-        while len(self._selector.get_map()) > 1 and time.monotonic() < deadline:
+        deadline = monotonic() + LAST_OUTPUT
+        while len(self._selector.get_map()) > 1 and monotonic() < deadline:
             self._hear(TICK)
 
     def _hear(self, timeout: float) -> None:
@@ -273,9 +273,9 @@ class Launch:
         self._number += 1
         for member in self._now.members.values():
             member.send(Where(self._number))
-        deadline = time.monotonic() + 1.0
+        deadline = monotonic() + 1.0
         waited = set(self._now.members) - self._now.gone
-        while not waited <= set(self._positions) and time.monotonic() < deadline:
+        while not waited <= set(self._positions) and monotonic() < deadline:
             self._hear(TICK)
 
     def _tell_positions(self) -> None:
@@ -320,8 +320,8 @@ class Launch:
         self._ending = True
         if agent.poll() is None:
             agent.send_signal(self._farewell)  # it ends the ranks, then itself
-            deadline = time.monotonic() + PATIENCE
-            while agent.poll() is None and time.monotonic() < deadline:
+            deadline = monotonic() + PATIENCE
+            while agent.poll() is None and monotonic() < deadline:
                 with suppress(KeyboardInterrupt):
                     self._hear(TICK)
             agent.kill()

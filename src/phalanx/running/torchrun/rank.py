@@ -26,6 +26,7 @@ import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from phalanx import callsite
+from phalanx.core.system import monotonic
 from phalanx.errors import RankStopped, UsageError, VerdictError, text_of
 from phalanx.running.controller.link import Link, attach_tcp
 from phalanx.running.outcome import trim_traceback
@@ -172,7 +173,7 @@ def find_desk(
         desk = home.ask(OpenDesk(_address_to_serve(place), place.ranks))
         assert isinstance(desk, DeskIsOpen)
         store.set(key, f"{desk.port} {desk.token}")
-    deadline = time.monotonic() + PATIENCE
+    deadline = monotonic() + PATIENCE
     while True:
         port, token = store.get(key).decode().split()
         try:
@@ -180,7 +181,7 @@ def find_desk(
                 place.master, int(port), token=token, rank=place.rank, kinds=kinds
             )
         except OSError as error:  # perhaps that of a world that is gone
-            if time.monotonic() > deadline:
+            if monotonic() > deadline:
                 raise UsageError(
                     f"rank {place.rank} found no way to the checks, which rank 0's machine "
                     f"serves on {place.master}:{port}: {error}; let this port through, or run "
@@ -224,7 +225,7 @@ def carry_out(program: Program, link: Link | None, home: Home) -> int:
 
 
 def _raised(rank: int, error: BaseException, link: Link | None = None) -> Raised:
-    when = time.monotonic()
+    when = monotonic()
     site = callsite.raised_at(error.__traceback__)
     invalid = None if link is None else link.judge_error(error)
     trim_traceback(error)

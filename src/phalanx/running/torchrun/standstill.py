@@ -6,7 +6,7 @@ no progress by this measure, as on the other engines. Must never judge why.
 
 from __future__ import annotations
 
-import time
+from phalanx.core.system import monotonic
 
 LOOKS = 5
 """How often the ranks are asked within the time that they have."""
@@ -17,14 +17,14 @@ class Standstill:
 
     def __init__(self, limit: float | None) -> None:
         self._limit = limit
-        self._since = self._asked = time.monotonic()
+        self._since = self._asked = monotonic()
 
     def renew(self) -> None:
-        self._since = time.monotonic()
+        self._since = monotonic()
 
     def is_time_to_ask(self) -> bool:
         """Whether the ranks are to say how far they are; what they say comes a bit later."""
-        now = time.monotonic()
+        now = monotonic()
         if self._limit is None or now - self._asked < self._limit / LOOKS:
             return False
         self._asked = now
@@ -32,5 +32,5 @@ class Standstill:
 
     def seconds(self) -> float | None:
         """How long it has lasted, if that is longer than it may."""
-        idle = time.monotonic() - self._since
+        idle = monotonic() - self._since
         return None if self._limit is None or idle <= self._limit else idle

@@ -284,8 +284,9 @@ class RankFixtures:
     def hand_in(self, record: Any) -> None:
         """What the test has put on its node, for the item in pytest's thread or process."""
         if self._node is not None:
-            properties, record.sections = private.added_to(self._node)
+            properties, sections, record.marks = private.added_to(self._node)
             record.properties += properties
+            record.sections += sections
 
     def dissolve(self) -> None:
         """See `Part.dissolve`."""

@@ -137,7 +137,6 @@ class RankProcess:
     def _run(self, part: Part, item: Any) -> None:
         __tracebackhide__ = True
         record = part.record
-        known = list(part.node.own_markers)
         try:
             with (
                 self._pytest.around(item) as warned,
@@ -148,7 +147,7 @@ class RankProcess:
                     part.run()
                 finally:
                     record.log = text()
-                    record.marks = _added(part.node.own_markers, known)
+                    record.marks = list(filter(is_picklable, record.marks))
         except (RankStopped, VerdictError):
             raise
         except BaseException as error:
@@ -219,14 +218,6 @@ def _tell(error: BaseException, record: Record) -> None:
     here = None if current is None else current()
     if here is not None:
         here.failed(error)
-
-
-def _added(marks: list[Any], known: list[Any]) -> list[Any]:
-    """What the test has put on its item, for the one in pytest's process; those of its own
-    item are taken off again."""
-    added = [mark for mark in marks if not any(mark is each for each in known)]
-    marks[:] = known
-    return [mark for mark in added if is_picklable(mark)]
 
 
 def _sendable(warning: Any) -> tuple[str, Any, str, int]:

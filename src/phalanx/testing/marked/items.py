@@ -52,8 +52,9 @@ def prepare(item: Any, way: Ranks) -> None:
 
 
 def _check_names(item: Any, way: Ranks) -> None:
+    """Those of the ini file are for all tests, also for some that know no such fixture."""
     for keyword, names in (("per_rank", way.per_rank), ("shared", way.shared)):
-        for name in sorted(names):
+        for name in sorted(set(names).difference(item.config.getini(f"ranks_{keyword}"))):
             if not private.fixture_definitions(item, name):
                 pytest.fail(f"{keyword}={name!r}: there is no such fixture here", pytrace=False)
 
@@ -92,6 +93,8 @@ def _call_once(item: Any, way: Ranks, extra: Mapping[str, Any]) -> None:
     run = on_ranks(item, way, shared=shared, extra=extra, replay=replay(item))
     item.stash[_last_run] = run
     item.repr_failure = partial(_represent, item, run)
+    for record in run.records:
+        item.own_markers += [mark for mark in record.marks if mark not in item.own_markers]
     _add_properties(item, run)
     _record_for_junit(item, run)
     _tell_subtests(item, run)
@@ -333,7 +336,12 @@ def judge_xfail(item: Any) -> None:
     an `xfail` mark covers."""
     run = item.stash.get(_last_run, None)
     allows = private.xfail_allows(item)
-    if run is not None and allows is not None and run.is_beyond(allows):
+    if run is None or allows is None:
+        return
+    added = [mark for record in run.records for mark in record.marks]
+    whole = any(mark not in added for mark in item.iter_markers("xfail"))
+    marked = [r.rank for r in run.records if any(mark.name == "xfail" for mark in r.marks)]
+    if run.is_beyond(allows, None if whole else marked):
         private.drop_xfail(item)
 
 

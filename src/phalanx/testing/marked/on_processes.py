@@ -123,7 +123,6 @@ def run_on_processes(
         if error is not None:
             record.err = tidied(record.err)
         _warn_again(record)
-        item.own_markers += [mark for mark in record.marks if mark not in item.own_markers]
     return RanksRun(records, error, engine.findings[known:], engine.silenced[silent:])
 
 

@@ -5,7 +5,6 @@ Runs in the rank, a thread or a process; used by `on_threads.py` and `on_process
 
 from __future__ import annotations
 
-import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 
 from phalanx.backend.invalid import note_invalid_call
 from phalanx.callsite import is_library_file
+from phalanx.core.system import monotonic
 from phalanx.errors import RankStopped, VerdictError, text_of
 from phalanx.running.outcome import trim_traceback
 from phalanx.testing import pytest_private as private
@@ -61,8 +61,13 @@ class Part:
         first = self._run_function()
         self._turn_to("teardown")
         for error in self._fixtures.tear_down():
-            self.note(error)
-            first = first or error
+            if _is_skip(
+                error
+            ):  # that there is nothing to tear down says nothing about the test
+                self.record.sections.append(("teardown", "skip", _reason_of(error)))
+            else:
+                self.note(error)
+                first = first or error
         self._fixtures.hand_in(self.record)
         if first is not None:
             raise first
@@ -92,10 +97,8 @@ class Part:
             if self._extra:
                 arguments.update(self._extra)
             result = self._call(arguments)
-        except pytest.skip.Exception as skipped:
-            self._skip(skipped)
         except BaseException as error:
-            if is_unittest_skip(error):
+            if _is_skip(error):
                 self._skip(error)
                 return None
             self.note(error)
@@ -120,7 +123,7 @@ class Part:
 
     def _skip(self, error: BaseException) -> None:
         self.record.end = "skipped"
-        self.record.reason = str(getattr(error, "msg", None) or error)
+        self.record.reason = _reason_of(error)
         crash = pytest.ExceptionInfo.from_exception(error)
         place = private.crash_of(crash.getrepr(style="short"))
         self.record.skipped_at = None if place is None else (place.path, place.lineno)
@@ -138,7 +141,7 @@ class Part:
             self._tell(error)
 
     def _represent(self, error: BaseException) -> Failure:
-        when = time.monotonic()
+        when = monotonic()
         verdict = isinstance(error, VerdictError)
         trim_traceback(error)
         shown = self._shown(error)
@@ -200,6 +203,14 @@ def _lines_of(error: BaseException) -> tuple[tuple[str, int], ...]:
 def _in_short(error: BaseException, how: str) -> str:
     text = private.message_of(error).partition("\n")[0]
     return f"{how} {type(error).__name__}" + (f": {text}" if text else "")
+
+
+def _is_skip(error: BaseException) -> bool:
+    return isinstance(error, pytest.skip.Exception) or is_unittest_skip(error)
+
+
+def _reason_of(skip: BaseException) -> str:
+    return str(getattr(skip, "msg", None) or skip)
 
 
 def is_unittest_skip(error: BaseException) -> bool:

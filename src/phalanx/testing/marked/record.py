@@ -103,4 +103,4 @@ class Record:
     log: str = ""
     warnings: list[Any] = field(default_factory=list)
     marks: list[Any] = field(default_factory=list)
-    """Those that a rank that is a process has put on the item while it ran."""
+    """Those that the rank has put on its node while it ran."""

@@ -5,11 +5,11 @@ Used by `items.py`. Pure decisions over the ranks' records and the error of the 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from phalanx.core.system import monotonic
 from phalanx.errors import (
     HazardError,
     RankDied,
@@ -91,14 +91,18 @@ class RanksRun:
             return None
         return self.error
 
-    def is_beyond(self, allows: Callable[[BaseException], bool]) -> bool:
-        """Whether some failure is none that an `xfail` mark may cover: on another rank, in a
-        teardown, or because the test could not be run at all."""
+    def is_beyond(
+        self, allows: Callable[[BaseException], bool], marked: Sequence[int] | None
+    ) -> bool:
+        """Whether some failure is none that an `xfail` mark may cover: on another rank than
+        those that have put it there (None: it is on the test), in a teardown, or because the
+        test could not be run at all."""
         if isinstance(self.interrupt, UsageError):
             return True
         return any(
             failure.phase == "teardown"
             or failure.refused
+            or (marked is not None and failure.rank not in marked)
             or (failure.error is not None and not allows(failure.error))
             for failure in [self.cause, *self.others]
             if failure is not None and not isinstance(failure.error, private.XFailed)
@@ -138,7 +142,7 @@ def _bare(error: BaseException, rank: int, site: Any = None) -> Failure:
     return Failure(
         rank=rank,
         phase="call",
-        when=time.monotonic(),
+        when=monotonic(),
         kind=type(error).__name__,
         message=text,
         shown=text if died else f"{type(error).__name__}: {text}",
