@@ -422,3 +422,16 @@ def test_a_message_that_was_given_up_stays_given_up() -> None:
 
     first, _ = phalanx.run(program, ranks=2)
     assert len(first) == 2 and first[0] == first[1]
+
+
+@pytest.mark.parametrize("asked", ["then", "add_done_callback"])
+def test_callbacks_of_ranks_that_have_returned(asked: str) -> None:
+    called: list[tuple[int, float]] = []
+
+    def program() -> None:
+        tensor = torch.ones(1)
+        future = dist.all_reduce(tensor, async_op=True).get_future()
+        getattr(future, asked)(lambda done: called.append((dist.get_rank(), tensor.item())))
+
+    phalanx.run(program, ranks=3, strict=True)
+    assert sorted(called) == [(0, 3.0), (1, 3.0), (2, 3.0)]

@@ -260,10 +260,11 @@ class Baton:
 
     def post(self, strand: Strand, errand: Callable[[], None]) -> None:
         """Have `errand` run in that strand's thread as soon as it runs next; if it is
-        outside (it may be waiting natively for this very errand), by the courier."""
+        outside (it may be waiting natively for this very errand), or has ended, by the
+        courier."""
         strand.errands.append(errand)
         self.wake(strand)
-        if strand.state is OUTSIDE and self.courier is not None:
+        if strand.state in (OUTSIDE, DONE) and self.courier is not None:
             self.courier(strand)
 
     def run_errands(self, strand: Strand) -> None:

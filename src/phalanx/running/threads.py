@@ -82,6 +82,9 @@ from phalanx.running.verdicts import Judge
 IDLE_STALL = 300.0
 """Seconds without any sign of life after which a run without a timeout is given up."""
 
+COURIER = 1.0
+"""Seconds that callbacks may still take when all ranks have returned."""
+
 _one_run = threading.Lock()
 if hasattr(os, "register_at_fork"):  # a child of a rank is in no run
     os.register_at_fork(after_in_child=_one_run._at_fork_reinit)  # type: ignore[attr-defined]
@@ -478,9 +481,10 @@ class _Run:
         print(text, file=sys.stderr, flush=True)
 
     def _send_courier(self, strand: Strand) -> None:
-        """Run a rank's errands although its own thread is blocked in native code."""
+        """Run a rank's errands although its own thread is blocked in native code, or done."""
         child = self.baton.add(strand.rank, strand.local, helper=True)
         strand.local.couriers.add(child)
+        strand.local.untouched = False
 
         def deliver() -> None:
             self.baton.adopt(child)
@@ -493,7 +497,7 @@ class _Run:
             self.baton.finish(child)
             strand.local.couriers.discard(child)
 
-        thread = threading.Thread(target=deliver, daemon=True)
+        child.thread = thread = threading.Thread(target=deliver, daemon=True)
         strand.local.helpers.append(thread)
         outer, here.strand = here.strand, None
         try:
@@ -507,6 +511,10 @@ class _Run:
         if not any(context.helpers for context in self.session.ranks):
             return
         self._left_threads = True
+        for context in self.session.ranks:
+            for courier in list(context.couriers):
+                if courier.thread is not None:
+                    courier.thread.join(COURIER)
         threads = [
             thread
             for context in self.session.ranks

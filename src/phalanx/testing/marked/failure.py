@@ -34,7 +34,7 @@ def show_failure(run: RanksRun, *, report: str, replay: str) -> Any:
     groups = group_alike([run.cause, *run.others])
     whole = len(run.records)
     if report == "line":  # pytest itself shows the first
-        body = [private.native_text(line) for line in _concise(groups[:1])[1:]]
+        body = [private.native_text(line) for line in _concise(groups)[1:]]
     elif report == "concise":
         body = [private.native_text("\n".join(_concise(groups)))]
     else:

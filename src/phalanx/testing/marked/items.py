@@ -294,6 +294,9 @@ def _tell_subtest(item: Any, run: RanksRun, alike: list[Subtest]) -> None:
     error = failed[0].error if failed else None
     if error is None and all(each.end == "skipped" for each in alike):
         error = pytest.skip.Exception(alike[0].reason, _use_item_location=True)
+    expected = next((each for each in alike if each.end == "stopped"), None)
+    if error is None and expected is not None:
+        error = private.XFailed(expected.reason)
     with _as_raised(error):
         report = item.ihook.pytest_runtest_makereport(
             item=item, call=private.call_info("call", error)
