@@ -38,6 +38,7 @@ LAYER_OF = {
     "kinds": "words",
     "errors": "words",
     "callsite": "words",
+    "system": "words",
 }
 WITHOUT_TORCH = {"core", "analysis", "report", "words"}
 MAY_TOUCH_PRIVATE_TORCH = {
@@ -45,6 +46,7 @@ MAY_TOUCH_PRIVATE_TORCH = {
     "phalanx.backend.private_devices",
     "phalanx.backend.private_generators",
     "phalanx.backend.private_loaders",
+    "phalanx.backend.private_memory",
     "phalanx.backend.private_modes",
     "phalanx.backend.private_names",
     "phalanx.backend.private_registries",

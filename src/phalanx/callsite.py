@@ -14,8 +14,8 @@ import sys
 import threading
 from types import CodeType, FrameType, TracebackType
 
-from phalanx.core.system import folder_here
 from phalanx.model import Site
+from phalanx.system import folder_here
 
 Mark = tuple[CodeType, int]
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import threading
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
 import phalanx
+from phalanx.running.calls import call_patches
 
 RUNS = 1000
 WARM_UP = 200
@@ -100,3 +103,24 @@ def test_an_open_world_does_not_grow_either() -> None:
             world.run(step)
         grown = own_objects() - objects
     assert sum(grown.values()) < 20, grown
+
+
+def test_what_was_replaced_stands_there_as_before() -> None:
+    """A `staticmethod` too, and nothing that a class had inherited."""
+
+    def standing() -> dict[tuple[str, str], Any]:
+        return {(str(owner), name): vars(owner).get(name) for owner, name, _ in call_patches()}
+
+    before = standing()
+    phalanx.run(dist.barrier, ranks=2)
+    changed = [place for place, value in standing().items() if value is not before[place]]
+    assert before and not changed
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_the_program_starts_processes_after_a_run(method: str) -> None:
+    phalanx.run(dist.barrier, ranks=2)
+    child = multiprocessing.get_context(method).Process(target=abs, args=(1,))
+    child.start()
+    child.join(50)
+    assert child.exitcode == 0

@@ -117,10 +117,17 @@ def test_a_result_belongs_to_the_caller(world, size) -> None:
     assert second.sum() == 0.0
 
 
-def test_what_the_program_put_into_shared_memory_stays_shared(world) -> None:
-    sent = torch.zeros(LARGE).share_memory_()
-    assert world.run(add_to_own_part, sent) == [2.0, 2.0]
-    assert sent[:2].tolist() == [1.0, 1.0]
+@pytest.mark.parametrize("strategy", ["file_descriptor", "file_system"])
+@pytest.mark.parametrize("size", [10, LARGE])
+def test_what_the_program_put_into_shared_memory_stays_shared(world, size, strategy) -> None:
+    usual = torch.multiprocessing.get_sharing_strategy()
+    torch.multiprocessing.set_sharing_strategy(strategy)
+    try:
+        sent = torch.zeros(size).share_memory_()
+        assert world.run(add_to_own_part, sent) == [2.0, 2.0]
+        assert sent[:2].tolist() == [1.0, 1.0]
+    finally:
+        torch.multiprocessing.set_sharing_strategy(usual)
 
 
 @pytest.mark.parametrize("size", [10, LARGE])

@@ -97,8 +97,14 @@ def test_a_breakpoint_in_one_rank(command) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["ask", "stop"])
-def test_without_a_terminal_asking_is_an_error_that_says_so(command, how) -> None:
+@pytest.mark.parametrize(
+    ("how", "error"),
+    [
+        ("ask", "EOFError: EOF when reading a line"),
+        ("stop", "UsageError: rank 1 asks for input, but standard input is no"),
+    ],
+)
+def test_without_a_terminal_there_is_nobody_to_ask(command, how, error) -> None:
     done = subprocess.run(
         command("processes", how),
         stdin=subprocess.DEVNULL,
@@ -106,6 +112,34 @@ def test_without_a_terminal_asking_is_an_error_that_says_so(command, how) -> Non
         text=True,
         timeout=50,
     )
-    rank = 0 if how == "ask" else 1
     assert done.returncode == 1
-    assert f"UsageError: rank {rank} asks for input, but standard input is no" in done.stderr
+    assert error in done.stderr
+
+
+READS = """
+import sys
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+first = sys.stdin.readline()
+print(repr(first), sys.stdin.read().split(), sys.stdin.buffer.read(), sys.stdin.isatty())
+"""
+
+
+@pytest.mark.parametrize(
+    "engine", ["processes", pytest.param("torchrun", marks=pytest.mark.slow)]
+)
+def test_ranks_read_what_is_no_terminal(tmp_path, engine) -> None:
+    script, data = tmp_path / "reads.py", tmp_path / "data.txt"
+    script.write_text(READS)
+    data.write_text("one\ntwo three\n")
+    command = [sys.executable, "-m", "phalanx", "run", "-n", "2", "--engine", engine, script]
+    with data.open() as file:
+        done = subprocess.run(command, stdin=file, capture_output=True, text=True, timeout=50)
+    assert done.stdout.count(r"'one\n' ['two', 'three'] b'' False") == (
+        1 if "[0-1]" in done.stdout else 2
+    ), done.stdout + done.stderr
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=50
+    )
+    assert done.returncode == 0 and "'' [] b'' False" in done.stdout, done.stderr

@@ -47,8 +47,9 @@ def test_one_machine_gets_what_was_given() -> None:
 
 @pytest.fixture
 def two_hosts(monkeypatch):
-    monkeypatch.setattr(options, "own_address", lambda host: "10.0.0.2")
-    monkeypatch.setattr(options, "is_here", lambda host: host == "10.0.0.2")
+    here = ("10.0.0.2", "127.0.0.1")
+    monkeypatch.setattr(options, "own_address", lambda host: host if host in here else here[0])
+    monkeypatch.setattr(options, "is_here", lambda host, port: host in here)
 
     def line(**given: str) -> list[str]:
         names = {name.replace("_", "-"): value for name, value in given.items()}
@@ -66,6 +67,9 @@ def test_several_machines_meet_at_an_endpoint(two_hosts) -> None:
     assert "--rdzv-conf=is_host=1" in two_hosts(rdzv_endpoint="10.0.0.2:29400")
     kept = two_hosts(rdzv_endpoint="10.0.0.2:29400", rdzv_conf="timeout=5")
     assert "--rdzv-conf=timeout=5,is_host=1" in kept
+    # torch knows of loopback, and lets a second launcher there join the first.
+    local = two_hosts(rdzv_endpoint="127.0.0.1:29400")
+    assert not [each for each in local if each.startswith("--rdzv-conf")]
 
 
 def test_what_the_user_says_about_meeting_stays(two_hosts) -> None:
@@ -98,7 +102,9 @@ def test_the_way_to_this_machine_is_the_loopback_interface() -> None:
     assert interface_of("127.0.0.1") == "lo"
     assert interface_of("192.0.2.1") is None
     assert is_here("localhost") and is_here("127.0.0.1")
-    assert not is_here("192.0.2.1") and not is_here("no.such.host.invalid")
+    assert not is_here("198.51.100.1") and not is_here("no.such.host.invalid")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert not is_here("127.0.0.1", str(taken.getsockname()[1]))
     assert own_address("no.such.host.invalid") is None
 
 
@@ -195,7 +201,7 @@ def test_without_a_desk_the_others_are_referred_to() -> None:
 
 def test_a_standstill_is_over_its_time_whoever_computes(monkeypatch) -> None:
     now = [100.0]
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    monkeypatch.setattr("phalanx.running.torchrun.standstill.monotonic", lambda: now[0])
     still, unlimited = Standstill(5.0), Standstill(None)
     assert not still.is_time_to_ask()
     now[0] = 101.5
@@ -262,7 +268,7 @@ def test_a_caller_that_says_nothing_is_late(greeting, monkeypatch) -> None:
     made, _, welcomed = greeting
     assert not made.is_late
     now = time.monotonic()
-    monkeypatch.setattr(time, "monotonic", lambda: now + 60)
+    monkeypatch.setattr("phalanx.running.torchrun.connections.monotonic", lambda: now + 60)
     assert made.is_late
     made.end()
     assert welcomed == []

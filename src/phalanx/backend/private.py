@@ -448,31 +448,6 @@ def is_below_autograd() -> bool:
     return bool(excluded(torch._C.DispatchKey.AutogradCPU))
 
 
-def untyped(storage: Any) -> torch.UntypedStorage:
-    """2.11-2.13: the storage inside a typed one, which is what tensors hand to pickle. The
-    public ways to it warn that typed storages are going away."""
-    found: torch.UntypedStorage = storage._untyped_storage
-    return found
-
-
-def typed(storage: torch.UntypedStorage, dtype: torch.dtype) -> Any:
-    """2.11-2.13: the way back."""
-    made: Any = torch.storage.TypedStorage
-    return made(wrap_storage=storage, dtype=dtype, _internal=True)
-
-
-def shared_fd(storage: Any) -> int:
-    """2.11-2.13: the file behind a storage in shared memory; it stays the storage's."""
-    return int(storage._share_fd_cpu_()[0])
-
-
-def storage_from_fd(fd: int, size: int) -> torch.UntypedStorage:
-    """2.11-2.13: a storage that maps this file, shared with all who do."""
-    made: Any = torch.UntypedStorage
-    found: torch.UntypedStorage = made._new_shared_fd_cpu(fd, size)
-    return found
-
-
 # -- for phalanx.testing: what torch's own test harness is made of -------------------------
 
 

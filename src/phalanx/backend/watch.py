@@ -53,10 +53,10 @@ from phalanx.backend.watch_lives import Lives
 from phalanx.callsite import Mark
 from phalanx.core.forms import Form, GroupForm
 from phalanx.core.meeting import Assembly
-from phalanx.core.system import getpid
 from phalanx.errors import VerdictError
 from phalanx.kinds import ALL
 from phalanx.model import Finding, Verdict
+from phalanx.system import getpid
 
 NO_TIMEOUT = timedelta(0)
 

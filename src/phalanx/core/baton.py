@@ -22,8 +22,8 @@ from phalanx.core.clock import Clock, RealClock
 from phalanx.core.huddle import Camp, Huddle
 from phalanx.core.schedule import FirstInFirstOut, Schedule
 from phalanx.core.strand import DONE, OUTSIDE, PARKED, READY, RUNNING, Strand, here
-from phalanx.core.system import monotonic
 from phalanx.errors import RankInterrupted, RankStopped
+from phalanx.system import monotonic
 
 _HASH_MASK = (1 << 61) - 1
 

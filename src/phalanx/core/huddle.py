@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
-from phalanx.core.system import getpid
+from phalanx.system import getpid
 
 MANY = 3000.0
 """Hand-overs per second from which on the threads are better off together."""

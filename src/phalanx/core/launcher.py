@@ -18,8 +18,8 @@ from phalanx.core.baton import Baton
 from phalanx.core.crew import Crew, no_daemon
 from phalanx.core.monitor import TICK, Monitor
 from phalanx.core.strand import DONE, OUTSIDE, RUNNING, Strand
-from phalanx.core.system import monotonic
 from phalanx.errors import RankInterrupted, RankStopped
+from phalanx.system import monotonic
 
 Body = Callable[[Strand], None]
 

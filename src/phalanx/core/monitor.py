@@ -15,7 +15,7 @@ import time
 from phalanx.core.baton import Baton
 from phalanx.core.huddle import MANY
 from phalanx.core.strand import Strand
-from phalanx.core.system import monotonic
+from phalanx.system import monotonic
 
 TICK = 0.005
 QUIET = 0.012

@@ -24,7 +24,6 @@ from typing import Any
 from phalanx.core.launcher import throw_into
 from phalanx.core.monitor import is_asleep
 from phalanx.core.strand import Strand
-from phalanx.core.system import monotonic
 from phalanx.errors import RankStopped
 from phalanx.running.children_rules import (
     LAUNCHER,
@@ -41,6 +40,7 @@ from phalanx.running.children_rules import (
 from phalanx.running.interrupts import AGAIN, throw
 from phalanx.running.signals import HARMLESS, send
 from phalanx.running.signals import children as children_by_pid
+from phalanx.system import monotonic
 
 LOOK = 0.02
 PATIENCE = 0.3

@@ -23,13 +23,13 @@ from typing import Any
 import torch
 
 from phalanx.backend.session import RankContext
-from phalanx.core.system import monotonic
 from phalanx.running.isolation import exits, logs, settings
 from phalanx.running.isolation.interpreter import PLACES, without_torch
 from phalanx.running.isolation.randomness import NUMPY
 from phalanx.running.isolation.warning_filters import settle
 from phalanx.running.modules.owners import KEY
 from phalanx.running.processes_of_ranks import PROCESSES, QUEUES, end_processes
+from phalanx.system import monotonic
 
 SENDING = 5.0
 """Seconds for what was put into a queue to be sent."""

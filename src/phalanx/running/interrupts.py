@@ -19,8 +19,8 @@ from types import FrameType
 from typing import Any
 
 from phalanx.core.strand import DONE, OUTSIDE, RUNNING, Strand, here
-from phalanx.core.system import monotonic
 from phalanx.errors import RankStopped
+from phalanx.system import monotonic
 
 LATE = 0.03
 """Seconds that a rank has to come by for a signal itself."""

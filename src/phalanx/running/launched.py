@@ -31,7 +31,6 @@ import torch.multiprocessing
 from phalanx.backend import private
 from phalanx.backend.session import RankContext
 from phalanx.core.strand import here
-from phalanx.core.system import getpid, monotonic
 from phalanx.errors import RankExited, RankStopped, UsageError
 from phalanx.model import Tally
 from phalanx.running.children import HELD, LONG, PREPARING, Child, Family
@@ -48,6 +47,7 @@ from phalanx.running.processes_of_ranks import close_queues, end_programs, set_f
 from phalanx.running.program import Program
 from phalanx.running.settings import Settings
 from phalanx.running.threads import ThreadsEngine
+from phalanx.system import getpid, monotonic
 
 
 @dataclass

@@ -23,8 +23,8 @@ from phalanx.backend.store import StoreWait
 from phalanx.core.baton import Baton
 from phalanx.core.meeting import Call
 from phalanx.core.strand import DONE, OUTSIDE, PARKED, Strand
-from phalanx.core.system import monotonic
 from phalanx.running.blocking import Blocked, is_frame_of_tool, is_idle_worker, is_tool
+from phalanx.system import monotonic
 
 SETTLED = 0.5
 """Seconds that a set must stay the same if it rests on threads that wait out of our sight: a

@@ -66,8 +66,15 @@ def _install() -> None:
     _undo.append(finder.uninstall)
     _undo.append(install_isolation())
     for owner, name, replacement in call_patches():
-        _undo.append(partial(setattr, owner, name, getattr(owner, name)))
+        _undo.append(_putting_back(owner, name))
         setattr(owner, name, replacement)
+
+
+def _putting_back(owner: Any, name: str) -> Callable[[], None]:
+    """As it stands there: a `staticmethod` is one, and what a class inherits it has not."""
+    if name in vars(owner):
+        return partial(setattr, owner, name, vars(owner)[name])
+    return partial(delattr, owner, name)
 
 
 def _uninstall() -> None:

@@ -32,11 +32,11 @@ import torch.multiprocessing
 from phalanx.backend.private_loaders import LoaderIterator, shut_down
 from phalanx.backend.session import RankContext, context_here
 from phalanx.core.strand import here
-from phalanx.core.system import getpid, monotonic
 from phalanx.errors import RankStopped, WrongCommand
 from phalanx.running.blocking import wait_sliced
 from phalanx.running.children_rules import is_torch_spawn
 from phalanx.running.isolation.environ import environ_for_c, seen_by_c, show_to_c
+from phalanx.system import getpid, monotonic
 
 GRACE = 0.5
 """Seconds between asking a rank's processes to end and ending them."""

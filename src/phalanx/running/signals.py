@@ -25,9 +25,9 @@ from typing import Any
 from phalanx.backend.session import RankContext, context_here
 from phalanx.core.baton import Baton
 from phalanx.core.strand import DONE, Strand, here
-from phalanx.core.system import getpid, monotonic
 from phalanx.errors import RankExited, UsageError
 from phalanx.running.interrupts import Ring, run_beside
+from phalanx.system import getpid, monotonic
 
 AGAIN = 2.0
 """Ctrl-C within so many seconds of the last one stops the run, whatever ranks do with it."""

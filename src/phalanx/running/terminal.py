@@ -1,8 +1,9 @@
-"""`input()` and `breakpoint()` in ranks that are processes, where one would ask a terminal.
+"""Standard input, `input()` and `breakpoint()` of ranks that are processes.
 
-Used by the ranks of scripts. Standard input belongs to the program that started them; if that
-is a terminal, its name comes in the environment, and a rank that asks opens it, one rank at a
-time. If not, asking is an error that says so. Must never touch a rank that does not ask.
+Used by the ranks of scripts. Standard input belongs to the program that started them; where it
+is comes in the environment. A rank that asks a terminal opens it, one rank at a time. A file or
+a pipe it reads itself: a file from its beginning, of a pipe what no other rank has read, as
+under torchrun. Must never touch a rank that does not ask.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any, TextIO
 
 from phalanx.errors import UsageError
 
 VARIABLE = "PHALANX_TERMINAL"
+PIPED = "PHALANX_STDIN"
 
 SETTLE = 0.3
 """Seconds for what the rank printed before it asks to be shown."""
@@ -30,14 +33,17 @@ def terminal_name() -> dict[str, str]:
     try:
         return {VARIABLE: os.ttyname(sys.stdin.fileno())}
     except (AttributeError, OSError, ValueError):  # standard input is no terminal, or closed
-        return {}
+        place = f"/proc/{os.getpid()}/fd/0"
+        return {PIPED: place} if os.path.exists(place) else {}
 
 
 def attach_terminal(rank: int) -> None:
     """In a rank: let it ask the terminal, if there is one."""
     terminal = _Terminal(rank, os.environ.pop(VARIABLE, None))
-    sys.stdin = _Input(terminal)
-    builtins.input = terminal.ask
+    piped = os.environ.pop(PIPED, None)
+    sys.stdin = _Input(terminal) if piped is None else _Piped(piped)
+    if piped is None:
+        builtins.input = terminal.ask
     usual = sys.breakpointhook
 
     def stop_here(*args: Any, **kwargs: Any) -> Any:
@@ -107,6 +113,33 @@ class _Input(io.TextIOBase):
 
     def fileno(self) -> int:
         return 0
+
+
+class _Piped(io.TextIOBase):
+    """`sys.stdin` of a rank where it is a file or a pipe, opened when somebody reads."""
+
+    def __init__(self, place: str) -> None:
+        self._place = place
+
+    @cached_property
+    def _opened(self) -> TextIO:
+        return open(self._place, encoding="utf-8", errors="surrogateescape")
+
+    @property
+    def buffer(self) -> Any:
+        return self._opened.buffer
+
+    def read(self, size: int | None = -1, /) -> str:
+        return self._opened.read(-1 if size is None else size)
+
+    def readline(self, size: int = -1, /) -> str:  # type: ignore[override]
+        return self._opened.readline(size)
+
+    def readable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._opened.fileno()
 
 
 class _Debugger(pdb.Pdb):

@@ -55,7 +55,6 @@ from phalanx.core.crew import FORGETS_LOCALS, Crew
 from phalanx.core.launcher import Launcher, end_threads
 from phalanx.core.schedule import schedule_from_seed
 from phalanx.core.strand import RUNNING, Strand, here
-from phalanx.core.system import getpid
 from phalanx.errors import RankStopped, UsageError, VerdictError
 from phalanx.model import Silenced, Verdict
 from phalanx.report.positions import render_positions
@@ -78,6 +77,7 @@ from phalanx.running.settings import Settings, choose_findings, rank_environ, te
 from phalanx.running.signals import SignalDesk
 from phalanx.running.snapshots import group_views, is_debugging, take_snapshot, user_stacks
 from phalanx.running.verdicts import Judge
+from phalanx.system import getpid
 
 IDLE_STALL = 300.0
 """Seconds without any sign of life after which a run without a timeout is given up."""

@@ -20,12 +20,12 @@ from phalanx.backend.trails import with_parting
 from phalanx.core.baton import Baton
 from phalanx.core.meeting import Assembly, Call, Slot
 from phalanx.core.strand import DONE, OUTSIDE, PARKED, Strand
-from phalanx.core.system import monotonic
 from phalanx.errors import VerdictError
 from phalanx.model import Deadlock, Op, Snapshot, Stall, Verdict
 from phalanx.running.outcome import Outcomes
 from phalanx.running.partial import PartialWatch
 from phalanx.running.snapshots import group_views, take_snapshot, thread_places, user_stacks
+from phalanx.system import monotonic
 
 AT_FAULT = ("outside", "computing", "lingering")
 """What ranks do that keep a run from ending."""

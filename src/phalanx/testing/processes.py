@@ -16,12 +16,12 @@ import torch
 import torch.distributed as dist
 
 from phalanx.backend import private
-from phalanx.core.system import monotonic
 from phalanx.errors import RankDied, RankFailedError, UsageError
 from phalanx.model import Verdict
 from phalanx.report.layout import rank_list
 from phalanx.running.processes.call import EXITED
 from phalanx.running.processes.engine import ProcessesEngine, ProcessSettings
+from phalanx.system import monotonic
 from phalanx.testing.cases import (
     DEFAULT_WORLD_SIZE,
     MAIN_RANK,

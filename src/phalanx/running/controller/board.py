@@ -22,7 +22,7 @@ import sys
 import threading
 from collections.abc import Hashable
 
-from phalanx.core.system import monotonic
+from phalanx.system import monotonic
 
 ROWS = 512
 """Groups, and pairs of ranks that exchange messages, that have a place on the board; the

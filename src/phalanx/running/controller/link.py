@@ -21,7 +21,6 @@ from phalanx.backend.names import Facts, facts_of
 from phalanx.backend.raising import OpTimeoutError, error_for, error_of
 from phalanx.backend.watch import Limit, Watcher
 from phalanx.core.forms import Form, GroupForm, message_signature_of, signature_of
-from phalanx.core.system import monotonic
 from phalanx.errors import PhalanxError, RankStopped, VerdictError, text_of
 from phalanx.kinds import ALL
 from phalanx.model import Finding, Verdict
@@ -29,6 +28,7 @@ from phalanx.running.blocking import SERVICES
 from phalanx.running.controller import wire
 from phalanx.running.controller.board import MOST_PAST, PATIENCE, Board, Row, digest_of
 from phalanx.running.controller.wire import Decoder, Frame, encode
+from phalanx.system import monotonic
 
 READ_SIZE = 1 << 16
 

@@ -17,7 +17,6 @@ import socket
 import threading
 from functools import partial
 
-from phalanx.core.system import monotonic
 from phalanx.errors import VerdictError
 from phalanx.kinds import ALL
 from phalanx.model import RankView, Snapshot, Tally, Verdict, ViewBlock
@@ -25,6 +24,7 @@ from phalanx.running.controller import wire
 from phalanx.running.controller.counter import Counter, Outgoing
 from phalanx.running.controller.wire import Decoder
 from phalanx.running.snapshots import group_views
+from phalanx.system import monotonic
 
 READ_SIZE = 1 << 16
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from phalanx.backend.session import RankContext
 from phalanx.core.strand import here
-from phalanx.core.system import folder_here
+from phalanx.system import folder_here
 
 CLONE_FS = 0x200
 MASK = "file mode mask"

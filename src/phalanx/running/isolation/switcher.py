@@ -20,7 +20,6 @@ from phalanx.backend.names import THREAD
 from phalanx.backend.session import RankContext
 from phalanx.core.baton import Switcher
 from phalanx.core.strand import Strand
-from phalanx.core.system import folder_here
 from phalanx.running import attributes
 from phalanx.running.attributes import places
 from phalanx.running.isolation import (
@@ -46,6 +45,7 @@ from phalanx.running.isolation.warning_filters import (
     settle,
 )
 from phalanx.running.modules.patched import due, look, look_at_watched, watched
+from phalanx.system import folder_here
 
 ORDINARY = frozenset({THREAD, attributes.KEPT})
 """What ranks keep that do nothing special. They have nothing to end, but for descriptors, which

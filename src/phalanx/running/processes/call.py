@@ -18,7 +18,6 @@ from typing import Any
 from phalanx.backend.names import names_in
 from phalanx.backend.raising import error_for
 from phalanx.core.launcher import CLEANING_UP
-from phalanx.core.system import monotonic
 from phalanx.errors import RankStopped, UsageError
 from phalanx.model import (
     Deadlock,
@@ -62,6 +61,7 @@ from phalanx.running.processes.parcel import unpack_value
 from phalanx.running.processes.team import Member, Team
 from phalanx.running.snapshots import group_views
 from phalanx.running.threads import IDLE_STALL
+from phalanx.system import monotonic
 
 GRACE = 0.5
 """Seconds the other ranks have, when one has failed, to fail or return by themselves."""

@@ -22,9 +22,9 @@ from torch.distributed import distributed_c10d as c10d
 from torch.distributed.constants import default_pg_timeout
 
 from phalanx.backend import private_registries as private
-from phalanx.core.system import getpid
 from phalanx.report.layout import rank_list
 from phalanx.running.processes.messages import Start
+from phalanx.system import getpid
 
 LOOPBACK = "127.0.0.1"
 PATIENCE = timedelta(seconds=300)

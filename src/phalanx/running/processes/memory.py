@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import multiprocessing as _multiprocessing
 
-from phalanx.backend import private
+from phalanx.backend import private_memory
 from phalanx.errors import UsageError
 
 SMALL = 1 << 17
@@ -78,10 +78,12 @@ class Block:
 
 
 class Hold:
-    """Where a parcel's storages are put. `inline`: all of them into the pickle itself."""
+    """Where a parcel's storages are put. `inline`: all of them into the pickle itself.
+    `sharing`: what is in shared memory stays there, however small."""
 
-    def __init__(self, *, inline: bool = False) -> None:
+    def __init__(self, *, inline: bool = False, sharing: bool = False) -> None:
         self.memories: list[Memory] = []
+        self._sharing = sharing
         self._inline = inline or not hasattr(os, "memfd_create")
         self._blocks: dict[tuple[str, int, int], Block] = {}
         self._kept: list[Any] = []  # an address must not be given away meanwhile
@@ -90,13 +92,13 @@ class Hold:
     def reduce(self, thing: Any) -> Any:
         """How pickle is to save a storage; NotImplemented for what is none of ours."""
         if isinstance(thing, torch.storage.TypedStorage):
-            storage, dtype = private.untyped(thing), thing.dtype
+            storage, dtype = private_memory.untyped(thing), thing.dtype
         elif isinstance(thing, torch.UntypedStorage):  # that of a uint16 tensor, for example
             storage, dtype = thing, torch.uint8
         else:
             return NotImplemented
         block = self._block(storage)
-        return NotImplemented if block is None else (private.typed, (block, dtype))
+        return NotImplemented if block is None else (private_memory.typed, (block, dtype))
 
     def _block(self, storage: torch.UntypedStorage) -> Block | None:
         if storage.device.type not in ("cpu", "cuda"):
@@ -113,12 +115,19 @@ class Hold:
         if storage.device.type == "cuda":
             # Not by CUDA's own way to share: that would let ranks write into each other's.
             return _on_device, (Block(self._put(storage.cpu())), str(storage.device))
-        if size < SMALL or self._inline:
-            return _from_bytes, (ctypes.string_at(storage.data_ptr(), size),)
-        if storage.is_shared() and multiprocessing.get_sharing_strategy() == "file_descriptor":
-            fd = os.dup(private.shared_fd(storage))
+        if (
+            size
+            and storage.is_shared()
+            and not self._inline
+            and (size >= SMALL or self._sharing)
+        ):
+            if multiprocessing.get_sharing_strategy() != "file_descriptor":
+                return private_memory.storage_of_name, private_memory.shared_name(storage)
+            fd = os.dup(private_memory.shared_fd(storage))
             self.memories.append(Memory(fd, size, shared=True))
             return _shared, (len(self.memories) - 1, size)
+        if size < SMALL or self._inline:
+            return _from_bytes, (ctypes.string_at(storage.data_ptr(), size),)
         place = self._write(storage.data_ptr(), size)
         if place is None:
             return _from_bytes, (ctypes.string_at(storage.data_ptr(), size),)
@@ -219,7 +228,7 @@ def _on_device(storage: torch.UntypedStorage, device: str) -> torch.UntypedStora
 
 
 def _shared(index: int, size: int) -> torch.UntypedStorage:
-    return private.storage_from_fd(_arriving.memories[-1][index].fd, size)
+    return private_memory.storage_from_fd(_arriving.memories[-1][index].fd, size)
 
 
 def _mapped(index: int, offset: int, size: int) -> torch.UntypedStorage:

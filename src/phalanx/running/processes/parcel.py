@@ -114,15 +114,15 @@ def _by_value() -> type[_Packer] | None:
     return ByValue
 
 
-def pack(thing: Any, *, inline: bool = False) -> Parcel:
+def pack(thing: Any, *, inline: bool = False, sharing: bool = False) -> Parcel:
     """Pickle it; the error of pickle, or a `UsageError`, if that cannot be done."""
     try:
-        return _packed(thing, _Packer, Hold(inline=inline))
+        return _packed(thing, _Packer, Hold(inline=inline, sharing=sharing))
     except Exception:
         packer = _by_value()
         if packer is None:
             raise
-        return _packed(thing, packer, Hold(inline=inline))
+        return _packed(thing, packer, Hold(inline=inline, sharing=sharing))
 
 
 def _packed(thing: Any, kind: type[_Packer], hold: Hold) -> Parcel:
@@ -184,7 +184,7 @@ def _remake(kind: type[BaseException], args: tuple[Any, ...], state: Any) -> Bas
 def pack_call(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Parcel:
     """The parcel of a call. What cannot travel is named."""
     try:
-        return pack((fn, tuple(args), dict(kwargs)))
+        return pack((fn, tuple(args), dict(kwargs)), sharing=True)
     except Exception as error:
         raise UsageError(_find_culprit(fn, args, kwargs) or _reason(error)) from None
 

@@ -32,7 +32,6 @@ from torch.distributed import distributed_c10d as c10d
 
 from phalanx import callsite
 from phalanx.backend.device import default_backend
-from phalanx.core.system import getpid, monotonic
 from phalanx.errors import UsageError, text_of
 from phalanx.running.controller.board import Board
 from phalanx.running.controller.link import Link, attach
@@ -57,6 +56,7 @@ from phalanx.running.processes.nursery import preloadable
 from phalanx.running.processes.parcel import pack_value, pickled_error, unpack_call
 from phalanx.running.processes.wire import memories_of, receive, send
 from phalanx.running.processes_of_ranks import leave_if_forked
+from phalanx.system import getpid, monotonic
 
 DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux
 _libc = ctypes.CDLL(None)

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, Literal
 
-from phalanx.core.system import monotonic
 from phalanx.errors import PhalanxError
 from phalanx.running.controller import board
 from phalanx.running.controller.counter import Counter, Outgoing
@@ -26,6 +25,7 @@ from phalanx.running.processes.memory import Memory
 from phalanx.running.processes.messages import End, Start
 from phalanx.running.processes.nursery import Nursery, nursery
 from phalanx.running.processes.wire import receive, send
+from phalanx.system import monotonic
 
 GOODBYE = 5.0
 """Seconds the ranks of a world that is closed have to leave by themselves."""

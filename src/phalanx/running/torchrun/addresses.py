@@ -26,12 +26,15 @@ def own_address(host: str, port: int = 9) -> str | None:
     return None
 
 
-def is_here(host: str) -> bool:
-    """Whether the host is this machine: only then can its address be bound."""
+def is_here(host: str, port: str = "") -> bool:
+    """Whether the host is this machine: only then can its address be bound. And whether the
+    port is free, if one is named."""
+    number = int(port) if port.isdigit() else 0
     with suppress(OSError):
         for family, _, _, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
             with suppress(OSError), socket.socket(family) as probe:
-                probe.bind((address[0], 0, *address[2:]))
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind((address[0], number, *address[2:]))
                 return True
     return False
 

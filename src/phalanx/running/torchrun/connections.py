@@ -16,10 +16,10 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
-from phalanx.core.system import monotonic
 from phalanx.running.processes import wire
 from phalanx.running.torchrun.judging import Incarnation
 from phalanx.running.torchrun.messages import Hello
+from phalanx.system import monotonic
 
 READ_SIZE = 1 << 16
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from phalanx import errors
-from phalanx.core.system import monotonic
 from phalanx.errors import RankDied, RankFailedError, VerdictError
 from phalanx.model import ViewBlock
 from phalanx.report.layout import rank_list
@@ -28,6 +27,7 @@ from phalanx.running.processes.evidence import (
 )
 from phalanx.running.processes.messages import Raised
 from phalanx.running.torchrun.messages import Found, Stopped
+from phalanx.system import monotonic
 
 
 class DeskView(Protocol):

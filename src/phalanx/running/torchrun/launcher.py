@@ -21,7 +21,6 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from phalanx.backend.raising import error_for
-from phalanx.core.system import monotonic
 from phalanx.errors import RankFailedError
 from phalanx.model import RankView, Silenced, Stall, ViewBlock
 from phalanx.report.positions import render_positions
@@ -45,6 +44,7 @@ from phalanx.running.torchrun.messages import (
 )
 from phalanx.running.torchrun.standstill import Standstill
 from phalanx.running.torchrun.start import Started, TorchrunSettings
+from phalanx.system import monotonic
 
 TICK = 0.05
 

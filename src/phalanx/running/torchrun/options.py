@@ -79,9 +79,13 @@ def _meet(options: dict[str, str]) -> None:
 
 
 def _say_who_hosts(options: dict[str, str], host: str) -> None:
-    """torch asks whether the machine's name leads to the host, and often it does not."""
+    """torch asks whether the machine's name leads to the host, and often it does not. It knows
+    of loopback; and there may be another launcher on this machine, which came first and which
+    torch joins only if nobody has said that this one is to host."""
     conf = options.get("rdzv-conf", "")
-    if "is_host" not in conf and is_here(host):
+    port = options.get("rdzv-endpoint", "").rpartition(":")[2]
+    known = is_loopback(own_address(host) or host)
+    if "is_host" not in conf and not known and is_here(host, port):
         options["rdzv-conf"] = ",".join(filter(None, [conf, "is_host=1"]))
 
 

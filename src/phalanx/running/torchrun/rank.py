@@ -26,7 +26,6 @@ import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from phalanx import callsite
-from phalanx.core.system import monotonic
 from phalanx.errors import RankStopped, UsageError, VerdictError, text_of
 from phalanx.running.controller.link import Link, attach_tcp
 from phalanx.running.outcome import trim_traceback
@@ -57,6 +56,7 @@ from phalanx.running.torchrun.place import (
     open_store,
     read_place,
 )
+from phalanx.system import monotonic
 
 DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux
 

@@ -6,7 +6,7 @@ no progress by this measure, as on the other engines. Must never judge why.
 
 from __future__ import annotations
 
-from phalanx.core.system import monotonic
+from phalanx.system import monotonic
 
 LOOKS = 5
 """How often the ranks are asked within the time that they have."""

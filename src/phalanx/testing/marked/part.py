@@ -13,9 +13,9 @@ import pytest
 
 from phalanx.backend.invalid import note_invalid_call
 from phalanx.callsite import is_library_file
-from phalanx.core.system import monotonic
 from phalanx.errors import RankStopped, VerdictError, text_of
 from phalanx.running.outcome import trim_traceback
+from phalanx.system import monotonic
 from phalanx.testing import pytest_private as private
 from phalanx.testing.marked.examples import as_in_an_example, drawn_of, inner_of
 from phalanx.testing.marked.fixtures import FixturePlan, RankFixtures

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from phalanx.core.system import monotonic
 from phalanx.errors import (
     HazardError,
     RankDied,
@@ -20,6 +19,7 @@ from phalanx.errors import (
     VerdictError,
 )
 from phalanx.report.layout import rank_list
+from phalanx.system import monotonic
 from phalanx.testing import pytest_private as private
 from phalanx.testing.marked.record import Failure, Record
 
@@ -92,7 +92,7 @@ class RanksRun:
         return self.error
 
     def is_beyond(
-        self, allows: Callable[[BaseException], bool], marked: Sequence[int] | None
+        self, allows: Callable[[BaseException], bool], marked: Sequence[int] | None = None
     ) -> bool:
         """Whether some failure is none that an `xfail` mark may cover: on another rank than
         those that have put it there (None: it is on the test), in a teardown, or because the

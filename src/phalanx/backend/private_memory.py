@@ -1,0 +1,49 @@
+"""Private torch names that concern storages.
+
+Another part of `private.py`, under the same rule: the name, the reason, the versions. Used for
+what travels to ranks that are processes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def untyped(storage: Any) -> torch.UntypedStorage:
+    """2.11-2.13: the storage inside a typed one, which is what tensors hand to pickle. The
+    public ways to it warn that typed storages are going away."""
+    found: torch.UntypedStorage = storage._untyped_storage
+    return found
+
+
+def typed(storage: torch.UntypedStorage, dtype: torch.dtype) -> Any:
+    """2.11-2.13: the way back."""
+    made: Any = torch.storage.TypedStorage
+    return made(wrap_storage=storage, dtype=dtype, _internal=True)
+
+
+def shared_fd(storage: Any) -> int:
+    """2.11-2.13: the file behind a storage in shared memory; it stays the storage's."""
+    return int(storage._share_fd_cpu_()[0])
+
+
+def storage_from_fd(fd: int, size: int) -> torch.UntypedStorage:
+    """2.11-2.13: a storage that maps this file, shared with all who do."""
+    made: Any = torch.UntypedStorage
+    found: torch.UntypedStorage = made._new_shared_fd_cpu(fd, size)
+    return found
+
+
+def shared_name(storage: Any) -> tuple[Any, ...]:
+    """2.11-2.13: where a storage in shared memory is found under the sharing strategy
+    `file_system`: its manager, its handle, and its size."""
+    return tuple(storage._share_filename_cpu_())
+
+
+def storage_of_name(*name: Any) -> torch.UntypedStorage:
+    """2.11-2.13: the way back."""
+    made: Any = torch.UntypedStorage
+    found: torch.UntypedStorage = made._new_shared_filename_cpu(*name)
+    return found
