@@ -420,3 +420,40 @@ def test_what_cannot_work_is_refused(line, text, folder, monkeypatch, capsys) ->
     monkeypatch.chdir(folder)
     assert main(["run", "--engine", "torchrun", *line.split()]) == 2
     assert re.match(f"phalanx: {re.escape(text)}", capsys.readouterr().err)
+
+
+PAIR = """
+import sys
+import time
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+if sys.argv[1] == "hangs" and dist.get_rank() == 1:
+    time.sleep(50)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "code"), [("passes", 0), ("hangs", 3)])
+def test_two_launchers_on_one_machine(tmp_path: Path, how: str, code: int) -> None:
+    """They meet, and agree about how it ended, also where only one of them found it."""
+    script = tmp_path / "pair.py"
+    script.write_text(PAIR)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    line = "-m phalanx run --engine torchrun --nnodes 2 -n 1 --timeout 5 --rdzv-endpoint"
+    both = [
+        subprocess.Popen(
+            [sys.executable, *line.split(), f"127.0.0.1:{port}", str(script), how],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    told = [each.communicate(timeout=80)[0] for each in both]
+    assert [each.returncode for each in both] == [code, code], "\n".join(told)
+    assert all(("StallError" in text) == (how == "hangs") for text in told), told

@@ -24,7 +24,12 @@ from phalanx.running.processes.messages import Position, Raised
 from phalanx.running.torchrun import options, start
 from phalanx.running.torchrun.addresses import interface_of, is_here, is_loopback, own_address
 from phalanx.running.torchrun.connections import LONGEST_HELLO, Greeting, Member
-from phalanx.running.torchrun.judging import Incarnation, find_error
+from phalanx.running.torchrun.judging import (
+    ELSEWHERE,
+    Incarnation,
+    find_error,
+    is_ended_from_outside,
+)
 from phalanx.running.torchrun.launcher import Launch
 from phalanx.running.torchrun.messages import Done, Found, Hello, Progress, Stopped
 from phalanx.running.torchrun.options import arguments_for
@@ -206,13 +211,26 @@ def test_a_standstill_is_over_its_time_whoever_computes(monkeypatch) -> None:
     assert not still.is_time_to_ask()
     now[0] = 101.5
     assert still.is_time_to_ask() and not still.is_time_to_ask()
-    assert still.seconds() is None
+    assert still.seconds() is None and still.seconds_nearly() is None
+    now[0] = 104.5
+    assert still.seconds() is None and still.seconds_nearly() == 4.5
     now[0] = 106.0
     assert still.seconds() == 6.0
     still.renew()
     assert still.seconds() is None
     now[0] = 1000.0
     assert unlimited.seconds() is None and not unlimited.is_time_to_ask()
+    assert unlimited.seconds_nearly() is None
+
+
+def test_what_tells_nothing_but_that_ranks_were_ended() -> None:
+    elsewhere, ended, failed = (RankDied(code=1, signal=None) for _ in range(3))
+    elsewhere.args = (ELSEWHERE,)
+    ended.signal = "SIGTERM"
+    assert is_ended_from_outside(RankFailedError("", {0: elsewhere, 1: ended}))
+    assert is_ended_from_outside(RankFailedError("", {}))
+    assert not is_ended_from_outside(RankFailedError("", {0: ended, 1: failed}))
+    assert not is_ended_from_outside(ValueError()) and not is_ended_from_outside(None)
 
 
 # -- who calls the launcher ---------------------------------------------------------------

@@ -29,6 +29,8 @@ from phalanx.running.processes.messages import Raised
 from phalanx.running.torchrun.messages import Found, Stopped
 from phalanx.system import monotonic
 
+ELSEWHERE = "died on another machine"
+
 
 class DeskView(Protocol):
     """What of a desk is looked at here."""
@@ -148,9 +150,19 @@ def _left(now: Incarnation) -> list[tuple[float, int, Failure]]:
     return sorted((when, rank, _death(0, now.stderr.get(rank, ()))) for when, rank in lost)
 
 
-def _is_ended_by_launcher(failure: Failure) -> bool:
+def _is_ended_by_launcher(failure: object) -> bool:
     """torch's launcher ends the others when one has failed, and sometimes counts them."""
     return isinstance(failure, RankDied) and failure.signal == "SIGTERM"
+
+
+def is_ended_from_outside(error: BaseException | None) -> bool:
+    """Whether no rank failed by itself, as far as this machine knows."""
+    if not isinstance(error, RankFailedError):
+        return False
+    return all(
+        _is_ended_by_launcher(each) or getattr(each, "args", ()) == (ELSEWHERE,)
+        for each in error.failures.values()
+    )
 
 
 def _death(code: int, stderr: Iterable[str]) -> RankDied:
@@ -163,7 +175,7 @@ def _elsewhere(rank: int, text: str) -> Failure:
     """What the desk knows of a failure on another machine."""
     if text == "died":
         died = RankDied(code=1, signal=None)
-        died.args = ("died on another machine",)
+        died.args = (ELSEWHERE,)
         return died
     kind, _, message = text.partition(": ")
     return Raised(rank, kind, message, trace="", when=0.0)

@@ -29,7 +29,7 @@ from phalanx.running.processes.messages import Position, Raised, Where
 from phalanx.running.settings import Settings, choose_findings, tell_findings
 from phalanx.running.snapshots import group_views
 from phalanx.running.torchrun.connections import Greeting, Lines, Member
-from phalanx.running.torchrun.judging import Incarnation, find_error
+from phalanx.running.torchrun.judging import Incarnation, find_error, is_ended_from_outside
 from phalanx.running.torchrun.messages import (
     DeskIsOpen,
     Done,
@@ -68,6 +68,8 @@ class Launch:
         self._settings = settings
         self._now = Incarnation(-1, 0)
         self._standstill = Standstill(settings.timeout)
+        self._loss: tuple[float, dict[int, RankView]] | None = None
+        """How long ranks had stood still when one ended, and who waited for whom."""
         self._desk: DeskServer | None = None
         self._notices: deque[str] = deque(maxlen=400)
         self._selector = selectors.DefaultSelector()
@@ -109,6 +111,8 @@ class Launch:
         error = find_error(self._now, self._desk, self._settings.replay, well=well)
         if self._agent.returncode < 0 and not (self._now.exits or self._now.ended):
             raise _launcher_died(self._agent.returncode)
+        if self._loss is not None and is_ended_from_outside(error):
+            raise self._stall(*self._loss)
         if error is not None:
             raise error
         for line in self._notices:
@@ -232,6 +236,8 @@ class Launch:
 
     def take_in(self, member: Member, message: Any) -> None:
         if member.now is self._now and _is_progress(member, message):
+            if not isinstance(message, Progress):
+                self._note_loss()
             self._standstill.renew()
         if isinstance(message, OpenDesk):
             self._open_desk(member, message)
@@ -248,6 +254,13 @@ class Launch:
             member.now.ended[message.rank] = message
         elif message is None:
             member.now.take_leave(member.rank)
+
+    def _note_loss(self) -> None:
+        """Ranks end. If they stood still for nearly as long as they may, another machine may
+        have found that it is too long, and its launcher ends them all."""
+        seconds = self._standstill.seconds_nearly()
+        if seconds is not None and self._loss is None:
+            self._loss = (seconds, self._waiting())
 
     def _tell_unchecked(self, reason: str) -> None:
         if not self._unchecked:
@@ -306,7 +319,7 @@ class Launch:
         return group_views([self._view(rank) for rank in sorted(self._now.members)])
 
     def _view(self, rank: int) -> RankView:
-        if rank in self._now.gone:
+        if rank in self._now.gone and self._loss is None:
             return RankView(rank, "finished", traced=False)
         position = self._positions.get(rank)
         stack = () if position is None else position.stack

@@ -10,6 +10,7 @@ from phalanx.system import monotonic
 
 LOOKS = 5
 """How often the ranks are asked within the time that they have."""
+SLACK = 0.5
 
 
 class Standstill:
@@ -34,3 +35,11 @@ class Standstill:
         """How long it has lasted, if that is longer than it may."""
         idle = monotonic() - self._since
         return None if self._limit is None or idle <= self._limit else idle
+
+    def seconds_nearly(self) -> float | None:
+        """How long it has lasted, if another machine may call it too long by now: ranks tell
+        how far they are only now and then."""
+        if self._limit is None:
+            return None
+        idle = monotonic() - self._since
+        return idle if idle >= self._limit * (1 - 1 / LOOKS) - SLACK else None
