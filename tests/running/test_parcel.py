@@ -3,8 +3,10 @@ module holds, and a clear no for the rest."""
 
 from __future__ import annotations
 
+import builtins
 import os
 import pty
+import re
 import select
 import subprocess
 import sys
@@ -198,7 +200,13 @@ def test_a_rank_that_dies_leaves_nothing_of_its_arguments() -> None:
     before = set(os.listdir("/dev/shm"))
     with pytest.raises(phalanx.RankFailedError, match="died with exit code 3"):
         phalanx.run(die_with, torch.zeros(LARGE), ranks=2, **GLOO)
-    assert set(os.listdir("/dev/shm")) <= before
+    left = set(os.listdir("/dev/shm")) - before
+    owners = {name: re.match(r"torch_(\d+)_", name) for name in left}  # of other tests
+    assert [n for n, pid in owners.items() if not pid or not _is_alive(int(pid[1]))] == []
+
+
+def _is_alive(pid: int) -> bool:
+    return os.path.exists(f"/proc/{pid}")
 
 
 class Interruption:
@@ -533,3 +541,31 @@ def test_torchs_launcher_is_for_scripts() -> None:
         phalanx.UsageError, match=r"phalanx run --engine torchrun -n 4 train\.py"
     ):
         phalanx.run(give_back, 1, ranks=2, engine="torchrun")
+
+
+@pytest.mark.parametrize("names", [{}, {"__name__": "no_such_module"}])
+def test_a_function_that_exec_has_made(world, names: dict[str, Any]) -> None:
+    exec("def next_of(x): return x + 1", names)
+    assert world.run(names["next_of"], 1) == [2, 2]
+
+
+class Odd(Exception):
+    def __init__(self, first: int, second: int) -> None:
+        super().__init__(f"{first}-{second}")
+        self.first = first
+
+
+def raise_group() -> None:
+    kind: Any = builtins.ExceptionGroup  # type: ignore[attr-defined, unused-ignore]
+    raise kind("outer", [Odd(1, 2), kind("inner", [Odd(3, 4)])])
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no groups")
+def test_errors_in_a_group_keep_their_class(world) -> None:
+    with pytest.raises(phalanx.RankFailedError) as caught:
+        world.run(raise_group)
+    group: Any = caught.value.__cause__
+    first, inner = group.exceptions
+    assert type(group).__name__ == "ExceptionGroup" and group.message == "outer"
+    assert (type(first), first.first) == (Odd, 1)
+    assert [str(each) for each in inner.exceptions] == ["3-4"]

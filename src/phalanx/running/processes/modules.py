@@ -29,7 +29,7 @@ def is_found_by_name(thing: Any) -> bool:
         return True  # some are not there by name; pickle knows them
     owner: Any = sys.modules.get(thing.__module__)
     if owner is None:
-        return not _is_local(thing)  # pickle imports it, or says why not
+        return not _is_local(thing) and _can_be_imported(thing.__module__)
     if thing.__module__ == "__main__":
         if not _is_in_file(thing, main().get("init_main_from_path")):
             return False
@@ -38,6 +38,14 @@ def is_found_by_name(thing: Any) -> bool:
     for part in thing.__qualname__.split("."):
         owner = getattr(owner, part, None)
     return owner is thing
+
+
+def _can_be_imported(name: str | None) -> bool:
+    """`exec` makes functions in modules that are none."""
+    try:
+        return name is not None and importlib.util.find_spec(name) is not None
+    except (ImportError, AttributeError, ValueError):
+        return False
 
 
 def _is_local(thing: Any) -> bool:

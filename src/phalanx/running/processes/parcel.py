@@ -171,7 +171,11 @@ class _Remade:
             with suppress(Exception):  # without what cannot be sent
                 pickled(value)
                 state[name] = value
-        return _remake, (type(self._error), self._error.args, state)
+        args = self._error.args
+        inner = getattr(self._error, "exceptions", None)  # of a group, and a tuple then
+        if isinstance(inner, tuple) and len(args) == 2:
+            args = (args[0], [_Remade(each) for each in inner])
+        return _remake, (type(self._error), args, state)
 
 
 def _remake(kind: type[BaseException], args: tuple[Any, ...], state: Any) -> BaseException:
