@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
-import multiprocessing
 import os
+import subprocess
+import sys
 import threading
 from collections import Counter
 from pathlib import Path
@@ -117,10 +118,27 @@ def test_what_was_replaced_stands_there_as_before() -> None:
     assert before and not changed
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_the_program_starts_processes_after_a_run(method: str) -> None:
+STARTS = """
+import multiprocessing
+import torch.distributed as dist
+import phalanx
+
+if __name__ == "__main__":
     phalanx.run(dist.barrier, ranks=2)
-    child = multiprocessing.get_context(method).Process(target=abs, args=(1,))
-    child.start()
-    child.join(50)
-    assert child.exitcode == 0
+    for method in ("fork", "spawn", "forkserver"):
+        child = multiprocessing.get_context(method).Process(target=abs, args=(1,))
+        child.start()
+        child.join(50)
+        print(method, child.exitcode)
+    with multiprocessing.Pool(1) as pool:
+        print(pool.map(abs, [-1]))
+"""
+
+
+def test_the_program_starts_processes_after_a_run(tmp_path: Path) -> None:
+    script = tmp_path / "starts.py"
+    script.write_text(STARTS)
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=90
+    )
+    assert done.stdout.split("\n") == ["fork 0", "spawn 0", "forkserver 0", "[1]", ""], done
