@@ -569,3 +569,22 @@ def test_errors_in_a_group_keep_their_class(world) -> None:
     assert type(group).__name__ == "ExceptionGroup" and group.message == "outer"
     assert (type(first), first.first) == (Odd, 1)
     assert [str(each) for each in inner.exceptions] == ["3-4"]
+
+
+@pytest.mark.parametrize("size", [10, LARGE])
+def test_a_file_that_the_program_has_mapped(world, size: int, tmp_path: Path) -> None:
+    file = tmp_path / "values"
+    file.write_bytes(bytes(4 * size))
+    for shared in (True, False):
+        sent = torch.from_file(str(file), shared=shared, size=size)
+        assert [back.sum() for back in world.run(give_back, sent)] == [0.0, 0.0]
+
+
+def share_by_name() -> torch.Tensor:
+    torch.multiprocessing.set_sharing_strategy("file_system")
+    return torch.ones(LARGE).share_memory_()
+
+
+def test_a_result_in_shared_memory_with_a_name() -> None:
+    for back in phalanx.run(share_by_name, ranks=2, **GLOO):
+        assert back.sum() == LARGE

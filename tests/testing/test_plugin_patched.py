@@ -59,6 +59,15 @@ def test_arguments_in_place():
     dist.barrier()
     assert sys.argv.count("left") == 1
 
+def test_arguments_put_back(monkeypatch, rank):
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 0:
+            patch.setattr(sys, "argv", ["patched"])
+        dist.barrier()
+        assert (sys.argv == ["patched"]) == (rank == 0)
+    dist.barrier()
+    assert sys.argv != ["patched"]
+
 def test_next():
     assert "left" not in sys.argv
 
@@ -78,7 +87,7 @@ def test_what_a_test_replaces_is_for_itself(engine: str, tmp_path: Path) -> None
         "test_frozen_time_and_a_deadlock[ranks=2]",
         "test_time_that_is_none[ranks=2]",
     ], ran.text
-    assert len(ran.outcomes) == 9
+    assert len(ran.outcomes) == 10
     assert "StallError: over the limit of 2 s" in ran.text
     assert "DeadlockError" in ran.text and "rank 1: assert 1 == 0" in ran.text
     assert "UnhandledThreadException" not in ran.text
@@ -87,6 +96,8 @@ def test_what_a_test_replaces_is_for_itself(engine: str, tmp_path: Path) -> None
 ENDS = """
 import unittest
 import pytest
+import torch
+import torch.distributed as dist
 
 pytestmark = pytest.mark.ranks(2)
 
@@ -117,6 +128,16 @@ def test_marked_by_itself(request, rank):
 @pytest.mark.xfail
 def test_marked(rank):
     assert rank == 0
+
+def test_marked_by_all(request, rank):
+    request.node.add_marker(pytest.mark.xfail(reason="known"))
+    if rank == 0:
+        dist.barrier()
+
+@pytest.mark.holds(torch.ones(2))
+@pytest.mark.holds(torch.zeros(2))
+def test_marks_that_cannot_be_compared(request, rank):
+    assert request.node.get_closest_marker("holds") is not None
 """
 
 
@@ -130,6 +151,8 @@ def test_failures_that_others_do_not_cover(engine: str, tmp_path: Path) -> None:
         "test_marked_by_another": "FAILED",
         "test_marked_by_itself": "XFAIL",
         "test_marked": "XFAIL",
+        "test_marked_by_all": "XFAIL",
+        "test_marks_that_cannot_be_compared": "PASSED",
     }, ran.text
     assert "rank 1: AssertionError: the failure of rank 1" in ran.text
     assert "both ranks: ZeroDivisionError" in ran.text

@@ -24,6 +24,7 @@ PLAIN = [
     "OnThreads",
     "FreshGroups",
     "WithoutGroupAfter",
+    "Late",
     "ByDecorator",
     "Parametrized",
     "OnProcesses",
@@ -37,7 +38,7 @@ COMPILED = ["Compiled", "CompiledOnProcesses"]
 
 @pytest.mark.timeout(100)
 @pytest.mark.parametrize(
-    ("kinds", "tests"), [(PLAIN, 31), pytest.param(COMPILED, 5, marks=pytest.mark.slow)]
+    ("kinds", "tests"), [(PLAIN, 33), pytest.param(COMPILED, 5, marks=pytest.mark.slow)]
 )
 def test_promises(kinds: list[str], tests: int) -> None:
     found = outcomes_of(CASES / "shapes.py", *kinds, seconds=90)

@@ -264,7 +264,8 @@ class Baton:
         courier."""
         strand.errands.append(errand)
         self.wake(strand)
-        if strand.state in (OUTSIDE, DONE) and self.courier is not None:
+        first = len(strand.errands) == 1  # else one is on its way
+        if first and strand.state in (OUTSIDE, DONE) and self.courier is not None:
             self.courier(strand)
 
     def run_errands(self, strand: Strand) -> None:

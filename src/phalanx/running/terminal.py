@@ -12,6 +12,7 @@ import builtins
 import io
 import os
 import pdb
+import stat
 import sys
 import time
 from collections.abc import Iterator
@@ -34,7 +35,17 @@ def terminal_name() -> dict[str, str]:
         return {VARIABLE: os.ttyname(sys.stdin.fileno())}
     except (AttributeError, OSError, ValueError):  # standard input is no terminal, or closed
         place = f"/proc/{os.getpid()}/fd/0"
-        return {PIPED: place} if os.path.exists(place) else {}
+        return {PIPED: place} if _can_be_opened() and os.path.exists(place) else {}
+
+
+def _can_be_opened() -> bool:
+    """Not a socket; nor a terminal behind a `sys.stdin` that the program has replaced."""
+    try:
+        mode = os.fstat(0).st_mode
+    except OSError:
+        return False
+    known = stat.S_ISREG(mode) or stat.S_ISFIFO(mode) or stat.S_ISCHR(mode)
+    return known and not os.isatty(0)
 
 
 def attach_terminal(rank: int) -> None:
@@ -140,6 +151,10 @@ class _Piped(io.TextIOBase):
 
     def fileno(self) -> int:
         return self._opened.fileno()
+
+    def __getattr__(self, name: str) -> Any:
+        """`reconfigure`, `encoding` and the like."""
+        return getattr(self._opened, name)
 
 
 class _Debugger(pdb.Pdb):

@@ -77,7 +77,7 @@ from phalanx.running.settings import Settings, choose_findings, rank_environ, te
 from phalanx.running.signals import SignalDesk
 from phalanx.running.snapshots import group_views, is_debugging, take_snapshot, user_stacks
 from phalanx.running.verdicts import Judge
-from phalanx.system import getpid
+from phalanx.system import getpid, monotonic
 
 IDLE_STALL = 300.0
 """Seconds without any sign of life after which a run without a timeout is given up."""
@@ -511,10 +511,11 @@ class _Run:
         if not any(context.helpers for context in self.session.ranks):
             return
         self._left_threads = True
+        until = monotonic() + (0.0 if self.baton.stopping else COURIER)
         for context in self.session.ranks:
             for courier in list(context.couriers):
                 if courier.thread is not None:
-                    courier.thread.join(COURIER)
+                    courier.thread.join(max(0.0, until - monotonic()))
         threads = [
             thread
             for context in self.session.ranks

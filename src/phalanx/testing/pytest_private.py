@@ -208,7 +208,7 @@ def added_to(node: Any) -> tuple[list[Any], list[tuple[str, str, str]], list[Any
     `rank_node`."""
     properties, sections, marks = node._known
     added = [(str(w), str(k), str(text)) for w, k, text in node._report_sections[sections:]]
-    new = [each for each in node.own_markers if each not in marks]
+    new = [each for each in node.own_markers if not any(each is mark for mark in marks)]
     return node.user_properties[properties:], added, new
 
 

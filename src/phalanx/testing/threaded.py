@@ -11,7 +11,7 @@ import sys
 import threading
 import unittest
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial, wraps
 from types import FrameType
 from typing import Any, ClassVar
@@ -85,7 +85,7 @@ class MultiThreadedTestCase(RanksTestCase):
 
     def _spawn_threads(self) -> None:
         """Have this test run on ranks. They start when the test method is called."""
-        type(self).global_store = _store_for(type(self), int(self.world_size))
+        type(self).global_store = _store_for(self)
         self._spawned = True
 
     def _join(self, fn: Callable[..., Any]) -> None:
@@ -119,7 +119,7 @@ class MultiThreadedTestCase(RanksTestCase):
         """Make the group, run the test, destroy the group, clean up."""
         if not dist.is_initialized():  # else the engine has made it
             join_group(rank, world_size, self.global_store)
-        steps = [self.perThreadTearDown]
+        steps = [lambda: self.perThreadTearDown()]  # which the test may replace
 
         def live() -> None:
             try:
@@ -131,10 +131,14 @@ class MultiThreadedTestCase(RanksTestCase):
 
         run_all(
             live,
-            lambda: leave_group(for_good=bool(self._cleanups)),  # type: ignore[attr-defined]
+            lambda: leave_group(for_good=self._goes_on()),
             lambda: run_all(*steps),
             lambda: run_cleanups(self),
         )
+
+    def _goes_on(self) -> bool:
+        """Whether something is to run in this rank when its group is gone."""
+        return bool(self._cleanups) or "perThreadTearDown" in vars(self)  # type: ignore[attr-defined]
 
     def assertEqualOnRank(self, x: Any, y: Any, msg: Any = None, *, rank: int = 0) -> None:  # noqa: N802
         """Compare on one rank only."""
@@ -194,11 +198,14 @@ def leave_group(*, for_good: bool = False) -> None:
         dist.destroy_process_group()
 
 
-def _store_for(cls: type, ranks: int) -> Any:
+def _store_for(case: MultiThreadedTestCase) -> Any:
     """That of the group which the next test is going to have, or a new one."""
-    crew = _crews.get(cls)
-    kept = [] if crew is None else [s for s in crew.heirlooms.values() if s.size == ranks]
-    return kept[0].stores["init"] if kept else InProcessStore()
+    crew = _crews.get(type(case))
+    with suppress(Exception):  # how many ranks there are may be known only later
+        for session in crew.heirlooms.values() if crew is not None else ():
+            if session.size == int(case.world_size):
+                return session.stores["init"]
+    return InProcessStore()
 
 
 def _lives_in_its_group(cls: type[MultiThreadedTestCase]) -> bool:

@@ -138,6 +138,28 @@ class WithoutGroupAfter(BaseOnThreads):
         dist.barrier()
 
 
+class Late(MultiThreadedTestCase):
+    """What a rank or `setUp` decides late counts as well."""
+
+    def setUp(self):
+        super().setUp()
+        self._spawn_threads()
+        self.number = 2
+
+    @property
+    def world_size(self):
+        return self.number if self.rank == self.MAIN_THREAD_RANK else dist.get_world_size()
+
+    def test_1(self):
+        def check():
+            assert not dist.is_initialized()
+
+        self.perThreadTearDown = check
+
+    def test_2(self):
+        self.assertEqual(dist.get_world_size(), 2)
+
+
 class ByDecorator(unittest.TestCase):
     groups: ClassVar[dict[int, object]] = {}
 

@@ -51,6 +51,9 @@ ORDINARY = frozenset({THREAD, attributes.KEPT})
 """What ranks keep that do nothing special. They have nothing to end, but for descriptors, which
 are looked at when the baton is handed over."""
 
+IN_PLACE = "arguments in place"
+"""What a rank has put into the caller's own `sys.argv`."""
+
 switchers: list[RankSwitcher] = []
 """Of the runs that are going on, the innermost last."""
 
@@ -110,7 +113,7 @@ class RankSwitcher(Visits, Switcher):
         if self._cuda is not None:
             self._cuda.load(context)
         if "argv" in saved:
-            sys.argv = saved["argv"]
+            self._load_argv(saved)
         if NAMES in saved:
             self._names.load(context)
         if "warnings" in saved:
@@ -135,7 +138,7 @@ class RankSwitcher(Visits, Switcher):
                 self._apart = True
         if self._cuda is None and torch.cuda.default_generators:
             self.note_cuda(context)
-        if sys.argv is not self._outer_argv or sys.argv != self._arguments:
+        if "argv" in saved or sys.argv is not self._outer_argv or sys.argv != self._arguments:
             self._save_argv(saved)
         if NAMES in saved or self._names.changed():
             self._names.save(context)
@@ -190,11 +193,24 @@ class RankSwitcher(Visits, Switcher):
         )
 
     def _save_argv(self, saved: dict[str, Any]) -> None:
-        """Keep the rank's, which it may have changed in place, and put the caller's back."""
+        """Keep the rank's, and put the caller's back, which the rank may have changed in
+        place: then what was in it is kept as well."""
         outer = self._outer_argv
-        saved["argv"] = list(outer) if sys.argv is outer else sys.argv
-        outer[:] = self._arguments
+        changed = outer != self._arguments
+        saved.pop(IN_PLACE, None)
+        if changed or sys.argv is not outer:
+            saved["argv"] = sys.argv
+        else:
+            saved.pop("argv", None)
+        if changed:
+            saved[IN_PLACE] = list(outer)
+            outer[:] = self._arguments
         sys.argv = outer
+
+    def _load_argv(self, saved: dict[str, Any]) -> None:
+        if IN_PLACE in saved:
+            self._outer_argv[:] = saved[IN_PLACE]
+        sys.argv = saved["argv"]
 
     def _save_warnings(self, saved: dict[str, Any]) -> None:
         """Keep the rank's and put the caller's back."""

@@ -121,11 +121,13 @@ class Hold:
             and not self._inline
             and (size >= SMALL or self._sharing)
         ):
-            if multiprocessing.get_sharing_strategy() != "file_descriptor":
+            by_file = multiprocessing.get_sharing_strategy() == "file_descriptor"
+            fd = private_memory.shared_fd(storage) if by_file else -1
+            if fd >= 0:  # a file that the program has mapped itself has none
+                self.memories.append(Memory(os.dup(fd), size, shared=True))
+                return _shared, (len(self.memories) - 1, size)
+            if self._sharing and not by_file:  # and lives on until it is opened
                 return private_memory.storage_of_name, private_memory.shared_name(storage)
-            fd = os.dup(private_memory.shared_fd(storage))
-            self.memories.append(Memory(fd, size, shared=True))
-            return _shared, (len(self.memories) - 1, size)
         if size < SMALL or self._inline:
             return _from_bytes, (ctypes.string_at(storage.data_ptr(), size),)
         place = self._write(storage.data_ptr(), size)

@@ -204,6 +204,7 @@ class Launch:
         if now.ranks:
             self._tell_restart()
         self._now = Incarnation(hello.generation, hello.ranks, hello.meeting)
+        self._loss = None
         first = hello.rank - hello.local_rank
         self._settings.on_world(hello.ranks, range(first, first + hello.local_ranks))
 
@@ -236,7 +237,9 @@ class Launch:
 
     def take_in(self, member: Member, message: Any) -> None:
         if member.now is self._now and _is_progress(member, message):
-            if not isinstance(message, Progress):
+            if isinstance(message, Progress):
+                self._loss = None
+            elif not isinstance(message, Done):
                 self._note_loss()
             self._standstill.renew()
         if isinstance(message, OpenDesk):
@@ -259,7 +262,8 @@ class Launch:
         """Ranks end. If they stood still for nearly as long as they may, another machine may
         have found that it is too long, and its launcher ends them all."""
         seconds = self._standstill.seconds_nearly()
-        if seconds is not None and self._loss is None:
+        alone = len(self._now.members) == self._now.ranks
+        if seconds is not None and self._loss is None and not alone:
             self._loss = (seconds, self._waiting())
 
     def _tell_unchecked(self, reason: str) -> None:
@@ -319,7 +323,7 @@ class Launch:
         return group_views([self._view(rank) for rank in sorted(self._now.members)])
 
     def _view(self, rank: int) -> RankView:
-        if rank in self._now.gone and self._loss is None:
+        if rank in self._now.gone and (self._loss is None or rank in self._now.done):
             return RankView(rank, "finished", traced=False)
         position = self._positions.get(rank)
         stack = () if position is None else position.stack

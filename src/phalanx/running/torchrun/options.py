@@ -84,8 +84,7 @@ def _say_who_hosts(options: dict[str, str], host: str) -> None:
     torch joins only if nobody has said that this one is to host."""
     conf = options.get("rdzv-conf", "")
     port = options.get("rdzv-endpoint", "").rpartition(":")[2]
-    known = is_loopback(own_address(host) or host)
-    if "is_host" not in conf and not known and is_here(host, port):
+    if "is_host" not in conf and not is_loopback(host) and is_here(host, port):
         options["rdzv-conf"] = ",".join(filter(None, [conf, "is_host=1"]))
 
 

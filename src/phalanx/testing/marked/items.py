@@ -94,7 +94,7 @@ def _call_once(item: Any, way: Ranks, extra: Mapping[str, Any]) -> None:
     item.stash[_last_run] = run
     item.repr_failure = partial(_represent, item, run)
     for record in run.records:
-        item.own_markers += [mark for mark in record.marks if mark not in item.own_markers]
+        item.own_markers += [m for m in record.marks if not _is_among(m, item.own_markers)]
     _add_properties(item, run)
     _record_for_junit(item, run)
     _tell_subtests(item, run)
@@ -342,10 +342,19 @@ def judge_xfail(item: Any) -> None:
     if run is None or allows is None:
         return
     added = [mark for record in run.records for mark in record.marks]
-    whole = any(mark not in added for mark in item.iter_markers("xfail"))
+    whole = not all(_is_among(mark, added) for mark in item.iter_markers("xfail"))
     marked = [r.rank for r in run.records if any(mark.name == "xfail" for mark in r.marks)]
     if run.is_beyond(allows, None if whole else marked):
         private.drop_xfail(item)
+
+
+def _is_among(mark: Any, marks: list[Any]) -> bool:
+    """Those of processes are copies. What a mark holds may not be comparable, as tensors."""
+    for each in marks:
+        with suppress(Exception):
+            if each is mark or each == mark:
+                return True
+    return False
 
 
 def set_place_of_skip(item: Any, report: Any) -> None:

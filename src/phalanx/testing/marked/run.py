@@ -102,7 +102,7 @@ class RanksRun:
         return any(
             failure.phase == "teardown"
             or failure.refused
-            or (marked is not None and failure.rank not in marked)
+            or (marked is not None and failure.rank not in marked and not failure.verdict)
             or (failure.error is not None and not allows(failure.error))
             for failure in [self.cause, *self.others]
             if failure is not None and not isinstance(failure.error, private.XFailed)
