@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import ctypes
 import io
+import logging
 import os
 import random
 import resource
@@ -24,6 +25,7 @@ import torch.distributed as dist
 import phalanx
 from phalanx.running.processes.beginning import MOST_GROUPS
 from phalanx.running.processes.engine import ProcessesEngine, ProcessSettings
+from phalanx.running.processes.inherited import read_settings, write_settings
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +122,42 @@ def settings() -> dict[str, object]:
         "stdin": type(sys.stdin).__name__,
         "recursion": sys.getrecursionlimit(),
     }
+
+
+def change_settings() -> None:
+    torch.set_default_dtype(torch.bfloat16)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.set_float32_matmul_precision("medium")
+    torch.multiprocessing.set_sharing_strategy("file_system")
+    sys.setrecursionlimit(2345)
+    logging.disable(logging.ERROR)
+
+
+def shown_settings() -> tuple[object, ...]:
+    return (
+        torch.get_default_dtype(),
+        torch.get_default_device(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.get_float32_matmul_precision(),
+        torch.multiprocessing.get_sharing_strategy(),
+        sys.getrecursionlimit(),
+        logging.root.manager.disable,
+    )
+
+
+@pytest.mark.parametrize("kind", ["threads", "processes"])
+def test_ranks_begin_with_the_settings_of_the_program(kind: Any) -> None:
+    before, plain = read_settings(), shown_settings()
+    try:
+        change_settings()
+        with torch.device("meta"):
+            changed = shown_settings()
+            assert not set(plain) & set(changed)
+            assert phalanx.run(shown_settings, ranks=2, engine=kind) == [changed] * 2
+    finally:
+        write_settings(before)
+    assert phalanx.run(shown_settings, ranks=2, engine=kind) == [plain] * 2
 
 
 def test_a_fresh_call_finds_the_settings_of_the_start(engine) -> None:

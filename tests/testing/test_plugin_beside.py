@@ -227,6 +227,8 @@ def test_debuggers(tmp_path: Path) -> None:
     after = run_pytest(tmp_path, "--pdb", "-k", "fails", files=files, stdin="p mine + 1\nc\n")
     assert "test_debugged.py(9)test_fails()" in after.text
     assert "(Pdb) 11" in after.text
+    traced = run_pytest(tmp_path, "--trace", "-k", "fails", stdin="n\np mine + 2\nc\nc\nc\n")
+    assert "test_debugged.py(8)test_fails()" in traced.text
     inside = run_pytest(tmp_path, "-k", "breakpoint", stdin="p mine + 7\nc\n")
     line = 17 if sys.version_info < (3, 13) else 16  # from then on, that of the breakpoint
     assert f"test_debugged.py({line})test_breakpoint()" in inside.text
@@ -244,6 +246,10 @@ def test_debuggers_need_threads(tmp_path: Path) -> None:
     assert ran.text.count("its ranks were processes, whose frames are gone") == 2
     assert "breakpoint() in a rank that is a process, which has no terminal" in ran.text
     assert "(Pdb)" not in ran.text
+    traced = run_pytest(tmp_path, "--trace", "--ranks-engine", "processes", stdin="c\n")
+    assert "--trace stops at the first line of a test" in traced.text
+    assert "2 errors" in traced.text
+    assert "PDB runcall" not in traced.text
 
 
 ENDED = """

@@ -76,6 +76,39 @@ def test_what_a_test_leaves_stays_with_it(tmp_path: Path) -> None:
     assert 'the last call: pytest "test_second.py::test_guilty[ranks=2]"' in ran.text
 
 
+SET = """
+import logging
+import pytest
+import torch
+import torch.distributed as dist
+
+torch.set_default_dtype(torch.float64)
+torch.set_default_device("meta")
+torch.set_printoptions(precision=2)
+logging.getLogger().setLevel(logging.DEBUG)
+
+pytestmark = pytest.mark.ranks(2)
+
+@pytest.mark.parametrize("n", range(3))
+def test_settings(n, caplog):
+    assert torch.ones(2).is_meta and torch.ones(2).dtype == torch.float64
+    logging.debug("heard")
+    assert "heard" in caplog.text
+    tensor = torch.full((1,), 1.23456, device="cpu")
+    dist.all_reduce(tensor)
+    assert str(tensor).startswith("tensor([2.47]")
+    torch.set_default_device("cpu" if n else None)
+    torch.set_default_dtype(torch.float32)
+    logging.disable()
+"""
+
+
+@pytest.mark.parametrize("engine", ["threads", "processes"])
+def test_what_a_file_sets_holds_in_each_of_its_tests(tmp_path: Path, engine: str) -> None:
+    ran = run_pytest(tmp_path, "--ranks-engine", engine, files={"test_set.py": SET})
+    assert "3 passed" in ran.text, ran.text
+
+
 WIDE = """
 import os
 import pytest

@@ -79,6 +79,8 @@ from phalanx.running.snapshots import group_views, is_debugging, take_snapshot, 
 from phalanx.running.verdicts import Judge
 from phalanx.system import getpid, monotonic
 
+CPU = torch.device("cpu")
+
 IDLE_STALL = 300.0
 """Seconds without any sign of life after which a run without a timeout is given up."""
 
@@ -277,6 +279,8 @@ class _Run:
         self.outcomes = Outcomes([Outcome(rank) for rank in range(settings.ranks)])
         self.findings: Sequence[Verdict] = ()
         self._left_threads = False
+        self._device = torch.get_default_device() if private.function_modes() else CPU
+        """The caller's default device, which torch keeps for each thread."""
         self.switcher = RankSwitcher()
         clock: Clock = VirtualClock() if settings.clock == "virtual" else RealClock()
         self.baton = Baton(
@@ -382,6 +386,8 @@ class _Run:
             enter_thread(context)
             context.saved[THREAD] = strand.ident
             self._init(context)
+            if self._device != CPU:
+                torch.set_default_device(self._device)
             try:
                 outcome.value = self.body(context)
             except SystemExit as end:
@@ -411,6 +417,8 @@ class _Run:
     def _put_away(self, context: RankContext) -> None:
         """What a process would take with it when it ends."""
         outcome = self.outcomes.ranks[context.rank]
+        if self._device != CPU:
+            torch.set_default_device(None)
         end_processes(context, failed=outcome.error is not None or self.baton.stopping)
         try:
             if self.switcher.end(context) or context.uses_pools:

@@ -257,6 +257,7 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
 
     _refuse_marked_parameter(item)
     _refuse_async(item)
+    _refuse_trace(item, way)
     items.prepare(item, way)
     result = yield from _name_who_asks(item, way)
     items.take_shared(item, way)
@@ -290,6 +291,15 @@ def _refuse_async(item: Any) -> None:
         pytest.fail(
             "an async test cannot run on ranks: torch.distributed blocks, and would block the "
             "event loop; write an ordinary function, with asyncio.run(...) inside if need be",
+            pytrace=False,
+        )
+
+
+def _refuse_trace(item: Any, way: Ranks) -> None:
+    if way.engine != "threads" and item.config.getoption("trace"):
+        pytest.fail(
+            "--trace stops at the first line of a test, in a debugger; ranks that are "
+            "processes have no terminal for it; run the test with --ranks-engine threads",
             pytrace=False,
         )
 

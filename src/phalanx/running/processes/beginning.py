@@ -13,12 +13,14 @@ import os
 import random
 import resource
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from phalanx.backend import private
+from phalanx.running.processes.inherited import write_settings
 from phalanx.running.processes.leftovers import Leftovers
 from phalanx.running.processes.messages import Start
 
@@ -63,9 +65,11 @@ class Beginning:
         too_many = groups > MOST_GROUPS or (groups > 0 and _lacks_descriptors())
         return too_many or (fresh and self._leftovers.stay)
 
-    def come_back(self) -> None:
+    def come_back(self, settings: Sequence[Any]) -> None:
+        """With the `settings` that the program has now."""
         self._leave_groups()
         self._leftovers.put_back()
+        write_settings(settings)
         settle_in(self._start)
         torch.set_rng_state(self._torch)
         random.setstate(self._random)

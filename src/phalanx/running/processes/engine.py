@@ -22,6 +22,7 @@ from phalanx.running.controller import board
 from phalanx.running.controller.counter import Counter
 from phalanx.running.processes.call import CallInProgress
 from phalanx.running.processes.evidence import death
+from phalanx.running.processes.inherited import read_settings
 from phalanx.running.processes.meeting import LOOPBACK
 from phalanx.running.processes.messages import Call, Parcel, Start
 from phalanx.running.processes.nursery import nursery
@@ -138,7 +139,8 @@ class ProcessesEngine:
         )
         try:
             values = call.carry_out(
-                Call(self._calls, parcel, fresh, bare), whole_lines=on_output is None
+                Call(self._calls, parcel, fresh, bare, read_settings()),
+                whole_lines=on_output is None,
             )
             findings, silenced = choose_findings(call.findings, self.settings)
             self.findings += findings

@@ -1,8 +1,9 @@
 """What a call may leave changed in a process that lives on, and how it is put back.
 
 Used by `beginning.py`, between two calls that are to know nothing of each other. Only what
-torch, Python and the system keep themselves; modules' own variables stay as they are. What
-cannot be put back makes the process worn: it is replaced.
+torch, Python and the system keep themselves; modules' own variables stay as they are, and for
+what a rank has from the program see `inherited.py`. What cannot be put back makes the process
+worn: it is replaced.
 """
 
 from __future__ import annotations
@@ -38,7 +39,6 @@ class Leftovers:
         os.umask(self._umask)
         self._builtins = {name: getattr(builtins, name) for name in _BUILTINS}
         self._streams = sys.stdin, sys.stdout, sys.stderr
-        self._recursion = sys.getrecursionlimit()
         self._trace, self._profile = sys.gettrace(), sys.getprofile()
         self._numpy = _numpy_errors()
 
@@ -55,7 +55,6 @@ class Leftovers:
         os.umask(self._umask)
         vars(builtins).update(self._builtins)
         sys.stdin, sys.stdout, sys.stderr = self._streams
-        sys.setrecursionlimit(self._recursion)
         sys.settrace(self._trace)
         sys.setprofile(self._profile)
         numpy = sys.modules.get("numpy")
@@ -79,14 +78,7 @@ class Leftovers:
 
 def _torch_settings() -> dict[str, Any]:
     return {
-        "dtype": torch.get_default_dtype(),
-        "device": torch.get_default_device(),
         "gradients": torch.is_grad_enabled(),
-        "deterministic": torch.are_deterministic_algorithms_enabled(),
-        "warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
-        "precision": torch.get_float32_matmul_precision(),
-        "anomaly": torch.is_anomaly_enabled(),
-        "check_nan": torch.is_anomaly_check_nan_enabled(),
         "threads": torch.get_num_threads(),
         "autocast": [torch.is_autocast_enabled(device) for device in _DEVICES],
         "autocast_dtypes": [torch.get_autocast_dtype(device) for device in _DEVICES],
@@ -96,14 +88,7 @@ def _torch_settings() -> dict[str, Any]:
 
 
 def _set_torch(before: dict[str, Any]) -> None:
-    if torch.get_default_device() != before["device"]:
-        plain = before["device"] == torch.device("cpu")
-        torch.set_default_device(None if plain else before["device"])
-    torch.set_default_dtype(before["dtype"])
     torch.set_grad_enabled(before["gradients"])
-    torch.use_deterministic_algorithms(before["deterministic"], warn_only=before["warn_only"])
-    torch.set_float32_matmul_precision(before["precision"])
-    torch.autograd.set_detect_anomaly(before["anomaly"], before["check_nan"])
     torch.set_num_threads(before["threads"])
     for device, enabled, dtype in zip(
         _DEVICES, before["autocast"], before["autocast_dtypes"], strict=True

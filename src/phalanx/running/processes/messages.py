@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 from dataclasses import dataclass, field
+from typing import Any
 
 from phalanx.backend.names import Facts
 from phalanx.kinds import ALL
@@ -54,12 +55,14 @@ class Parcel:
 @dataclass(frozen=True)
 class Call:
     """Call a function: the parcel holds (function, arguments, keyword arguments). `fresh`:
-    begin as a rank that has just been started. `bare`: whether there is a group or not."""
+    begin as a rank that has just been started. `bare`: whether there is a group or not.
+    `settings`: those of the program, for ranks that begin."""
 
     number: int
     parcel: Parcel
     fresh: bool = False
     bare: bool = False
+    settings: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True)

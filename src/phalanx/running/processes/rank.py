@@ -37,6 +37,7 @@ from phalanx.running.controller.board import Board
 from phalanx.running.controller.link import Link, attach
 from phalanx.running.outcome import trim_traceback, was_stopped
 from phalanx.running.processes.beginning import Beginning, settle_in
+from phalanx.running.processes.inherited import write_settings
 from phalanx.running.processes.meeting import Meeting
 from phalanx.running.processes.messages import (
     DUMP_SIGNAL,
@@ -197,7 +198,7 @@ class _Rank:
     def _carry_out(self, call: Call) -> Returned | Unsendable | Raised:
         rank, loading = self._start.rank, True
         try:
-            self._prepare(fresh=call.fresh)
+            self._prepare(call)
             fn, args, kwargs = unpack_call(call.parcel)
             loading = False
             if not call.bare:
@@ -224,10 +225,10 @@ class _Rank:
         except UsageError as error:
             return Unsendable(rank, str(error))
 
-    def _prepare(self, *, fresh: bool) -> None:
+    def _prepare(self, call: Call) -> None:
         if self._beginning is not None:
-            if fresh:
-                self._beginning.come_back()
+            if call.fresh:
+                self._beginning.come_back(call.settings)
                 self._meeting.begin_anew()
                 if self._link is not None:
                     self._link.reset()
@@ -249,6 +250,7 @@ class _Rank:
             self._link = attach(desk, rank=start.rank, board=board, kinds=start.kinds)
         self._meeting.open()
         self._beginning = Beginning(start)
+        write_settings(call.settings)
 
     def _init(self) -> None:
         start = self._start
