@@ -1,4 +1,4 @@
-"""`input()` and `breakpoint()` in scripts whose ranks are processes, at a real terminal."""
+"""`input()` and `breakpoint()` in ranks that are processes, at a real terminal."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def command(tmp_path):
     script = tmp_path / "ask.py"
     script.write_text(textwrap.dedent(SCRIPT))
 
-    def words(engine: str, how: str) -> list[str]:
-        line = f"-m phalanx run -n 2 --engine {engine} {script} {how}"
+    def words(engine: str, how: str, *options: str) -> list[str]:
+        line = f"-m phalanx run -n 2 --engine {engine} {' '.join(options)} {script} {how}"
         return [sys.executable, *line.split()]
 
     return words
@@ -92,6 +92,93 @@ def test_a_breakpoint_in_one_rank(command) -> None:
         terminal.type("continue\n")
         terminal.wait_for("[1]   went on\r\n")
         assert terminal.program.wait(30) == 0
+    finally:
+        terminal.close()
+
+
+THINKS = 2.5
+"""Seconds that somebody looks at a prompt, longer than ranks may stand still."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["processes", "torchrun"])
+def test_a_rank_at_a_prompt_does_not_stall(command, engine) -> None:
+    terminal = Terminal(command(engine, "stop", "--timeout", "2"))
+    try:
+        terminal.wait_for("[1] (Pdb) ")
+        time.sleep(THINKS)
+        terminal.type("continue\n")
+        terminal.wait_for("[1]   went on\r\n")
+        assert terminal.program.wait(30) == 0
+    finally:
+        terminal.close()
+
+
+CALLED = """
+import phalanx
+import torch.distributed as dist
+
+def ask():
+    if dist.get_rank() == 1:
+        secret = 42
+        breakpoint()
+        return input("more? ")
+
+if __name__ == "__main__":
+    print(phalanx.run(ask, ranks=2, engine="processes", timeout=2))
+"""
+
+
+def test_functions_ask_as_scripts_do(tmp_path) -> None:
+    program = tmp_path / "called.py"
+    program.write_text(CALLED)
+    terminal = Terminal([sys.executable, str(program)])
+    try:
+        terminal.wait_for("[1] (Pdb) ")
+        time.sleep(THINKS)
+        terminal.type("c\n")
+        terminal.wait_for("[1] more? ")
+        terminal.type("yes\n")
+        terminal.wait_for("[None, 'yes']")
+        assert terminal.program.wait(30) == 0
+    finally:
+        terminal.close()
+
+
+TESTED = """
+import pytest
+import torch.distributed as dist
+
+@pytest.mark.ranks(2)
+def test_stops(rank):
+    secret = 42 + rank
+    if rank == 1:
+        HOW
+    dist.barrier()
+
+def test_next():
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "then", "end"),
+    [
+        ("breakpoint()", "c", "2 passed"),
+        pytest.param("pytest.set_trace()", "q", "Quitting debugger", marks=pytest.mark.slow),
+    ],
+)
+def test_a_breakpoint_in_a_test_on_processes(tmp_path, how, then, end) -> None:
+    test = tmp_path / "test_stops.py"
+    test.write_text(TESTED.replace("HOW", how))
+    options = ["--color=no", "--ranks-engine", "processes", "--ranks-timeout", "10"]
+    terminal = Terminal([sys.executable, "-m", "pytest", *options, str(test)])
+    try:
+        terminal.wait_for("[1] (Pdb) ")
+        terminal.type("p secret + 1\n")
+        terminal.wait_for("44\r\n[1] (Pdb) ")
+        terminal.type(f"{then}\n")
+        terminal.wait_for(end)
     finally:
         terminal.close()
 

@@ -531,12 +531,7 @@ def _rank_numbers(given: str | None) -> frozenset[int] | None:
 
 def _environ(arguments: argparse.Namespace) -> dict[str, str]:
     given = {"MASTER_ADDR": arguments.master_addr, "MASTER_PORT": arguments.master_port}
-    environ = {name: value for name, value in given.items() if value is not None}
-    if arguments.engine == "threads":
-        return environ
-    from phalanx.running.terminal import terminal_name
-
-    return {**environ, **terminal_name()}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _replay(arguments: argparse.Namespace) -> str:

@@ -15,7 +15,7 @@ from phalanx.errors import UsageError
 from phalanx.kinds import check_profile, is_on, parse_checks
 from phalanx.model import Tally, Verdict
 from phalanx.running.program import load_module, load_script
-from phalanx.running.terminal import terminal_name
+from phalanx.running.terminal import find_input
 from phalanx.running.torchrun.addresses import own_address
 from phalanx.running.torchrun.options import (
     FLAGS,
@@ -67,7 +67,7 @@ def run_by_launcher(
         raw_output=arguments.redirects is not None or arguments.tee is not None,
         timeout=timeout,
         replay=replay,
-        environ={**environ, **terminal_name(), **seen},
+        environ={**environ, **find_input(), **seen},
     )
     try:
         return run_by_torchrun(settings) or show.ranks == 1

@@ -1,9 +1,9 @@
 """Standard input, `input()` and `breakpoint()` of ranks that are processes.
 
-Used by the ranks of scripts. Standard input belongs to the program that started them; where it
-is comes in the environment. A rank that asks a terminal opens it, one rank at a time. A file or
-a pipe it reads itself: a file from its beginning, of a pipe what no other rank has read, as
-under torchrun. Must never touch a rank that does not ask.
+Standard input belongs to the program that started them, which says where it is. A rank that
+asks a terminal opens it, one rank at a time, and says so: it is no stall while somebody thinks.
+A file or a pipe it reads itself: a file from its beginning, of a pipe what no other rank has
+read, as under torchrun. Must never touch a rank that does not ask.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import pdb
 import stat
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from typing import Any, TextIO
 
@@ -24,18 +24,32 @@ from phalanx.errors import UsageError
 
 VARIABLE = "PHALANX_TERMINAL"
 PIPED = "PHALANX_STDIN"
+DEBUGGER = "PHALANX_DEBUGGER"
+"""The name of the terminal, or where to read; of a terminal that is for debuggers only. So
+called because the ranks of torchrun find them in the environment."""
+NAMES = (VARIABLE, PIPED, DEBUGGER)
 
 SETTLE = 0.3
 """Seconds for what the rank printed before it asks to be shown."""
 
 
-def terminal_name() -> dict[str, str]:
-    """In the program: what to add to the ranks' environment."""
+_remembered: dict[str, str] = {}
+
+
+def remember_terminal() -> None:
+    """In the program, before somebody puts its standard input away, as pytest does."""
+    with suppress(OSError):
+        _remembered[DEBUGGER] = os.ttyname(0)
+
+
+def find_input() -> dict[str, str]:
+    """In the program: what the ranks need to know."""
     try:
         return {VARIABLE: os.ttyname(sys.stdin.fileno())}
     except (AttributeError, OSError, ValueError):  # standard input is no terminal, or closed
         place = f"/proc/{os.getpid()}/fd/0"
-        return {PIPED: place} if _can_be_opened() and os.path.exists(place) else {}
+        piped = {PIPED: place} if _can_be_opened() and os.path.exists(place) else {}
+        return {**piped, **_remembered}
 
 
 def _can_be_opened() -> bool:
@@ -48,13 +62,19 @@ def _can_be_opened() -> bool:
     return known and not os.isatty(0)
 
 
-def attach_terminal(rank: int) -> None:
-    """In a rank: let it ask the terminal, if there is one."""
-    terminal = _Terminal(rank, os.environ.pop(VARIABLE, None))
-    piped = os.environ.pop(PIPED, None)
-    sys.stdin = _Input(terminal) if piped is None else _Piped(piped)
-    if piped is None:
+def attach_terminal(
+    rank: int, given: Mapping[str, str], on_asking: Callable[[bool], Any]
+) -> None:
+    """In a rank: let it ask the terminal, if there is one. `on_asking` hears when it begins
+    to, and when it has its answer."""
+    terminal = _Terminal(rank, given.get(VARIABLE), on_asking)
+    if PIPED in given:
+        sys.stdin = _Piped(given[PIPED])
+    else:
+        sys.stdin = _Input(terminal)
         builtins.input = terminal.ask
+    if DEBUGGER in given:
+        terminal = _Terminal(rank, given[DEBUGGER], on_asking)
     usual = sys.breakpointhook
 
     def stop_here(*args: Any, **kwargs: Any) -> Any:
@@ -67,12 +87,21 @@ def attach_terminal(rank: int) -> None:
     sys.breakpointhook = stop_here
 
 
+on_quit: list[Callable[[], Any]] = []
+"""What `q` at the debugger's prompt does, instead of ending the rank by an error."""
+
+
+def can_debug(given: Mapping[str, str]) -> bool:
+    return bool({VARIABLE, DEBUGGER} & set(given))
+
+
 class _Terminal:
     """The terminal of the program, as one rank uses it."""
 
-    def __init__(self, rank: int, name: str | None) -> None:
+    def __init__(self, rank: int, name: str | None, on_asking: Callable[[bool], Any]) -> None:
         self.rank = rank
         self.name = name
+        self._on_asking = on_asking
 
     @contextmanager
     def held(self) -> Iterator[tuple[TextIO, TextIO]]:
@@ -88,8 +117,12 @@ class _Terminal:
         reading = os.open(self.name, os.O_RDONLY | os.O_NOCTTY)
         writing = os.open(self.name, os.O_WRONLY | os.O_NOCTTY)
         with open(reading) as source, open(writing, "w") as sink:
-            fcntl.flock(reading, fcntl.LOCK_EX)
-            yield source, sink
+            self._on_asking(True)
+            try:
+                fcntl.flock(reading, fcntl.LOCK_EX)
+                yield source, sink
+            finally:
+                self._on_asking(False)
 
     def ask(self, prompt: object = "", /) -> str:
         """`input`, with the rank before the prompt."""
@@ -164,6 +197,14 @@ class _Debugger(pdb.Pdb):
         super().__init__(nosigint=True)
         self._terminal = terminal
         self.prompt = f"[{terminal.rank}] (Pdb) "
+
+    def do_quit(self, arg: str) -> bool | None:
+        ends = super().do_quit(arg)
+        for call in on_quit:
+            call()
+        return ends
+
+    do_q = do_exit = do_quit
 
     def interaction(self, *args: Any, **kwargs: Any) -> None:
         sys.stdout.flush()

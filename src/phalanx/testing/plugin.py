@@ -15,6 +15,7 @@ import pytest
 
 from phalanx.errors import UsageError
 from phalanx.kinds import check_profile, parse_checks
+from phalanx.running.terminal import remember_terminal
 from phalanx.testing.marked.expected import EXPECT, EXPECT_HELP, SILENCE, SILENCE_HELP
 from phalanx.testing.marked.marker import (
     MARKER_HELP,
@@ -32,6 +33,8 @@ from phalanx.testing.marked.marker import (
 from phalanx.testing.pytest_private import Failed, in_rank, leave_asserts_alone
 
 _given = pytest.StashKey[Given]()
+
+remember_terminal()  # pytest, which captures, puts standard input away after this
 
 # -- options ----------------------------------------------------------------------------------
 

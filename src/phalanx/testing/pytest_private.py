@@ -12,9 +12,11 @@ import io
 import logging
 import os
 import pdb
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,7 @@ from _pytest.scope import Scope
 from _pytest.skipping import xfailed_key
 
 from phalanx.errors import text_of
+from phalanx.running.terminal import on_quit
 
 try:
     from _pytest import subtests as _subtests  # from 9.0 on
@@ -434,7 +437,7 @@ class RankSession:
     It collects the files of the tests it is to run a part of, and runs none by itself. This is
     how xdist makes its workers, too."""
 
-    def __init__(self, args: Sequence[str], worker: Any) -> None:
+    def __init__(self, args: Sequence[str], worker: Any, *, has_terminal: bool) -> None:
         self.problems: list[str] = []
         self.warnings: list[Any] = []
         self._items: dict[str, Any] = {}
@@ -458,8 +461,12 @@ class RankSession:
             mute = terminal.TerminalReporter(self.config, io.StringIO())
             self.config.pluginmanager.register(mute, "terminalreporter")
             self.config.hook.pytest_sessionstart(session=self.session)
-        pdb.set_trace = _no_terminal
-        debugging.pytestPDB.set_trace = staticmethod(_no_terminal)  # type: ignore[method-assign]
+        # With a terminal, `breakpoint()` knows it already.
+        stop = sys.breakpointhook if has_terminal else _no_terminal
+        pdb.set_trace = pytest.set_trace = stop
+        debugging.pytestPDB.set_trace = staticmethod(stop)  # type: ignore[method-assign]
+        sys.breakpointhook = stop
+        on_quit[:] = [partial(pytest.exit, "Quitting debugger")]  # as pytest's own
 
     def close(self) -> None:
         with self._quiet():
@@ -526,8 +533,8 @@ def _warn_of_lost_errors(config: Any) -> None:
 def _no_terminal(*args: Any, **kwargs: Any) -> None:
     """For `breakpoint()` and `pytest.set_trace()` in a rank's process."""
     pytest.fail(
-        "breakpoint() in a rank that is a process, which has no terminal; run the test with "
-        "--ranks-engine threads",
+        "breakpoint() in a rank that is a process, which has no terminal to open a debugger "
+        "at; run pytest from a terminal (without -n), or the test with --ranks-engine threads",
         pytrace=False,
     )
 

@@ -46,6 +46,7 @@ from phalanx.running.processes.evidence import (
 )
 from phalanx.running.processes.messages import (
     DUMP_SIGNAL,
+    Asking,
     Call,
     End,
     Heard,
@@ -106,6 +107,7 @@ class CallInProgress:
         self._failed: list[tuple[float, int, Failure]] = []
         self._stopped: dict[int, Raised] = {}
         self._positions: dict[int, Position] = {}
+        self._asking: set[int] = set()
         self._notes: dict[int, bytes] = {}
         self._late: dict[int, RankView | None] = {}
         self._number = 0
@@ -170,8 +172,12 @@ class CallInProgress:
             left = life.left()
             if self._limit is not None:
                 left = min(left, self._limit - (monotonic() - started))
+            before = monotonic()
             if self._hear(min(left, TICK)):
                 life.renew()
+            if self._asking & self._pending.keys():  # somebody thinks, at a prompt
+                life.renew()
+                started += monotonic() - before
             over_limit = self._limit is not None and monotonic() - started > self._limit
             if over_limit or life.left() <= 0:
                 if self._failed and self._patient:
@@ -228,6 +234,9 @@ class CallInProgress:
             return
         if isinstance(message, Note):
             self._notes[rank] = message.data
+            return
+        if isinstance(message, Asking):
+            (self._asking.add if message.begins else self._asking.discard)(rank)
             return
         if message is None and self._may_exit and not member.status and rank in self._pending:
             message = self._values[rank] = EXITED

@@ -29,6 +29,7 @@ from phalanx.running.processes.nursery import nursery
 from phalanx.running.processes.parcel import check_not_loading, pack_call
 from phalanx.running.processes.team import Member, OnOutput, Team, print_line
 from phalanx.running.settings import Settings, choose_findings, rank_environ, tell_findings
+from phalanx.running.terminal import find_input
 
 MOST_PROCESSES = 128
 """Each rank costs five file descriptors here, of which systems often allow 1,024."""
@@ -217,6 +218,7 @@ class ProcessesEngine:
         if loopback is not None:
             # Gloo would look the host's name up, which leads anywhere or nowhere.
             base.setdefault("GLOO_SOCKET_IFNAME", loopback)
+        given = find_input()
         with socket.create_server((LOOPBACK, 0), backlog=2 * settings.ranks) as listener:
             starts = [
                 Start(
@@ -234,6 +236,7 @@ class ProcessesEngine:
                     has_board=settings.checked and board.is_available(),
                     kinds=settings.kinds,
                     gpu=rank % per_node if settings.device == "cuda" else None,
+                    input=given,
                 )
                 for rank in range(settings.ranks)
             ]

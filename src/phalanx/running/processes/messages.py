@@ -38,6 +38,8 @@ class Start:
     kinds: frozenset[str] = ALL
     gpu: int | None = None
     """The device that is the rank's own when its group is made for it."""
+    input: dict[str, str] = field(default_factory=dict)
+    """Where standard input is, as `terminal.py` says it."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +139,14 @@ class Note:
 
     rank: int
     data: bytes
+
+
+@dataclass(frozen=True)
+class Asking:
+    """The rank asks at the terminal, or does so no longer."""
+
+    rank: int
+    begins: bool
 
 
 @dataclass(frozen=True)

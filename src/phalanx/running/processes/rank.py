@@ -41,6 +41,7 @@ from phalanx.running.processes.inherited import write_settings
 from phalanx.running.processes.meeting import Meeting
 from phalanx.running.processes.messages import (
     DUMP_SIGNAL,
+    Asking,
     Call,
     End,
     Heard,
@@ -57,6 +58,7 @@ from phalanx.running.processes.nursery import preloadable
 from phalanx.running.processes.parcel import pack_value, pickled_error, unpack_call
 from phalanx.running.processes.wire import memories_of, receive, send
 from phalanx.running.processes_of_ranks import leave_if_forked
+from phalanx.running.terminal import attach_terminal, can_debug
 from phalanx.system import getpid, monotonic
 
 DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux
@@ -185,7 +187,7 @@ class _Rank:
     # -- the main thread --------------------------------------------------------------------
 
     def _answer(
-        self, message: Returned | Unsendable | Raised | Position | Heard | Note
+        self, message: Returned | Unsendable | Raised | Position | Heard | Note | Asking
     ) -> None:
         data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
         with self._answering:
@@ -194,6 +196,14 @@ class _Rank:
     def leave_note(self, data: bytes) -> None:
         if getpid() == self._pid:  # and not in a child that the rank has forked
             self._answer(Note(self._start.rank, data))
+
+    def _tell_asking(self, begins: bool) -> None:
+        if getpid() == self._pid:
+            self._answer(Asking(self._start.rank, begins))
+
+    @property
+    def can_debug(self) -> bool:
+        return can_debug(self._start.input)
 
     def _carry_out(self, call: Call) -> Returned | Unsendable | Raised:
         rank, loading = self._start.rank, True
@@ -249,6 +259,7 @@ class _Rank:
             desk = socket.socket(fileno=self._desk)
             self._link = attach(desk, rank=start.rank, board=board, kinds=start.kinds)
         self._meeting.open()
+        attach_terminal(start.rank, start.input, self._tell_asking)
         self._beginning = Beginning(start)
         write_settings(call.settings)
 
@@ -306,6 +317,11 @@ def leave_note(data: bytes) -> None:
     """In a rank: what the caller gets with the error if this call is not heard of any more."""
     for rank in _here:
         rank.leave_note(data)
+
+
+def has_terminal() -> bool:
+    """In a rank: whether `breakpoint()` leads anywhere."""
+    return any(rank.can_debug for rank in _here)
 
 
 def _value_of(fn: Any, args: Any, kwargs: Any) -> Any:

@@ -23,7 +23,6 @@ from torch.distributed import distributed_c10d as c10d
 
 from phalanx.running.processes.engine import ProcessesEngine, ProcessSettings
 from phalanx.running.program import Program
-from phalanx.running.terminal import attach_terminal
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,6 @@ def execute(script: Script) -> bool:
     names["__builtins__"] = builtins
     sys.modules["__main__"] = main
     sys.argv[:] = script.argv
-    attach_terminal(int(os.environ["RANK"]))
     sys.path.insert(0, script.search_path)
     if script.module is not None:
         spec = importlib.util.find_spec(script.module)

@@ -57,6 +57,7 @@ class Incarnation:
     stderr: dict[int, deque[str]] = field(default_factory=dict)
     gone: set[int] = field(default_factory=set)
     lost: dict[int, float] = field(default_factory=dict)
+    asking: set[int] = field(default_factory=set)
 
     def take_leave(self, rank: int) -> None:
         """The rank's connection was closed."""

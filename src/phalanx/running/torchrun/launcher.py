@@ -25,7 +25,7 @@ from phalanx.errors import RankFailedError
 from phalanx.model import RankView, Silenced, Stall, ViewBlock
 from phalanx.report.positions import render_positions
 from phalanx.running.controller.server import DeskServer
-from phalanx.running.processes.messages import Position, Raised, Where
+from phalanx.running.processes.messages import Asking, Position, Raised, Where
 from phalanx.running.settings import Settings, choose_findings, tell_findings
 from phalanx.running.snapshots import group_views
 from phalanx.running.torchrun.connections import Greeting, Lines, Member
@@ -145,6 +145,8 @@ class Launch:
             if meeting and monotonic() > patience and not self._now.members:
                 self._settings.on_notice(f"phalanx: {meeting()}")
                 patience = inf
+            if self._now.asking - self._now.gone:  # somebody thinks, at a prompt
+                self._standstill.renew()
             if self._standstill.is_time_to_ask():
                 for member in self._now.living():
                     member.send(HowFar())
@@ -247,6 +249,9 @@ class Launch:
         elif isinstance(message, Position):
             if member.now is self._now:
                 self._positions[message.rank] = message
+        elif isinstance(message, Asking):
+            asking = member.now.asking
+            (asking.add if message.begins else asking.discard)(message.rank)
         elif isinstance(message, Exits):
             member.now.exits.update(message.codes)
         elif isinstance(message, Unchecked):

@@ -30,9 +30,10 @@ from phalanx.errors import RankStopped, UsageError, VerdictError, text_of
 from phalanx.running.controller.link import Link, attach_tcp
 from phalanx.running.outcome import trim_traceback
 from phalanx.running.processes import wire
-from phalanx.running.processes.messages import Position, Raised, Where
+from phalanx.running.processes.messages import Asking, Position, Raised, Where
 from phalanx.running.processes.script import as_script, execute
 from phalanx.running.program import Program, load_module, load_script
+from phalanx.running.terminal import NAMES, attach_terminal
 from phalanx.running.torchrun.addresses import is_loopback, own_address
 from phalanx.running.torchrun.messages import (
     Base,
@@ -203,6 +204,8 @@ def _address_to_serve(place: Place) -> str:
 def carry_out(program: Program, link: Link | None, home: Home) -> int:
     """Be the script, and say what became of it; the exit status."""
     rank = int(os.environ["RANK"])
+    given = {name: os.environ.pop(name) for name in NAMES if name in os.environ}
+    attach_terminal(rank, given, lambda begins: home.tell(Asking(rank, begins)))
     try:
         initialised = execute(as_script(program))
     except RankStopped:
