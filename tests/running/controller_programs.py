@@ -6,6 +6,7 @@ of all ranks but the last, or None for the world, so that the same mistake is ma
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import torch
@@ -522,7 +523,17 @@ def functional() -> float:
     return float((rows + 0).sum())
 
 
+def sparse_by_the_group() -> None:
+    rank = dist.get_rank()
+    sparse = torch.sparse_coo_tensor([[0, rank]], [1.0, 2.0], (4,), check_invariants=True)
+    if rank:
+        time.sleep(0.1)  # rank 0 waits
+    dist.group.WORLD.allreduce([sparse]).wait()
+    assert float(sparse.to_dense().sum()) == 3 * dist.get_world_size()
+
+
 CORRECT = [
+    sparse_by_the_group,
     uneven_lists,
     some_exchange_then_all,
     disjoint_groups,

@@ -10,13 +10,16 @@ import os
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.utils.data import DataLoader
 
 import phalanx
 from phalanx.cli.main import main
@@ -260,6 +263,45 @@ def compute_while_others_wait() -> None:
     if dist.get_rank() == 0:
         time.sleep(60)
     dist.barrier()
+
+
+def leave_one_waiting(how: str) -> None:
+    """Threads of libraries are there that could only communicate if somebody had them do it."""
+    if how == "loader":
+        loader = DataLoader(range(4), num_workers=1, persistent_workers=True)  # type: ignore
+        assert len(list(loader)) == 4
+        vars(dist)["_kept_alive"] = loader
+    elif how == "executor":
+        pool = ThreadPoolExecutor(2)
+        pool.submit(dist.barrier).result()
+    else:
+        workers = ThreadPool(1)
+        workers.apply(dist.barrier)
+    if dist.get_rank() == 0:
+        dist.all_reduce(torch.ones(1))
+
+
+@pytest.mark.parametrize("how", ["loader", "executor", "pool"])
+def test_idle_threads_of_libraries_are_in_the_way_of_no_proof(processes, how) -> None:
+    error = error_of(processes, leave_one_waiting, how)
+    assert isinstance(error, phalanx.DeadlockError), error
+
+
+def have_a_worker_communicate(rank: int) -> None:
+    group = dist.new_group([0, 1])
+    with ThreadPoolExecutor(2) as pool:
+        if rank == 0:
+            pool.submit(int).result()
+            pool.submit(dist.barrier, group)
+        elif rank == 1:
+            dist.barrier(group)
+            time.sleep(0.5)
+        dist.barrier()
+
+
+def test_a_worker_that_was_given_work_may_communicate(processes) -> None:
+    for _ in range(5):
+        processes.run(lambda: have_a_worker_communicate(dist.get_rank()))
 
 
 def test_nothing_is_proved_while_a_rank_computes() -> None:

@@ -31,6 +31,7 @@ from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 import phalanx
 from phalanx.backend import private_generators
+from phalanx.cli.main import main
 from phalanx.running.isolation import strangers, twisters
 from tests.running.isolation_programs import in_processes, in_ranks, run_script
 
@@ -150,15 +151,35 @@ def draw_unseeded() -> list[float]:
     return found
 
 
-def test_ranks_of_a_function_go_on_from_where_the_caller_is() -> None:
+@pytest.mark.parametrize("engine", ["threads", "processes"])
+def test_ranks_of_a_function_go_on_from_where_the_caller_is(engine: Any) -> None:
     random.seed(3)
     numpy.random.seed(3)
     torch.manual_seed(3)
-    found = phalanx.run(draw_unseeded, ranks=3)
+    found = phalanx.run(draw_unseeded, ranks=3, engine=engine)
     wanted = []
     for _ in range(2):
         wanted += [random.random(), float(numpy.random.rand()), float(torch.rand(()))]
     assert found == [wanted] * 3
+
+
+SCRIPT = """
+import random, numpy, torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+drawn = [None, None]
+mine = [random.random(), float(numpy.random.rand()), float(torch.rand(()))]
+dist.all_gather_object(drawn, mine)
+assert not set(drawn[0]) & set(drawn[1]), drawn
+"""
+
+
+@pytest.mark.parametrize("engine", ["threads", "processes"])
+def test_ranks_of_a_script_draw_what_no_other_does(tmp_path: Path, engine: str) -> None:
+    script = tmp_path / "draw.py"
+    script.write_text(SCRIPT)
+    assert main(["run", "-n", "2", "--engine", engine, str(script)]) == 0
 
 
 def test_a_rank_goes_on_in_the_next_run_of_its_world() -> None:

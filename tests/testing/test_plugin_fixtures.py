@@ -122,6 +122,62 @@ def test_what_cannot_be_is_told(tmp_path: Path, engine: str) -> None:
     assert "All traceback entries are hidden" not in ran.text
 
 
+GROUPS = """
+import os
+import pytest
+import torch
+import torch.distributed as dist
+
+@pytest.fixture
+def group(rank, world_size):
+    dist.init_process_group("gloo", rank=rank, world_size=world_size)
+    yield
+    dist.destroy_process_group()
+
+@pytest.mark.ranks(2, init=False)
+@pytest.mark.parametrize("n", range(2))
+def test_own(group, rank, world, n):
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    assert tensor == 2 and world.rank == rank
+
+@pytest.mark.ranks(2)
+def test_given(rank):
+    dist.barrier()
+
+@pytest.mark.ranks(2, init=False)
+def test_none(rank):
+    assert not dist.is_initialized() and os.environ["RANK"] == str(rank)
+
+@pytest.mark.ranks(2)
+def test_twice(group):
+    pass
+"""
+
+
+@pytest.mark.parametrize("engine", ["threads", "processes"])
+def test_a_test_may_start_its_group_itself(tmp_path: Path, engine: str) -> None:
+    ran = run_pytest(tmp_path, "--ranks-engine", engine, files={"test_it.py": GROUPS})
+    assert "4 passed" in ran.text and "1 failed" in ran.text, ran.text
+    assert "hint      ranks of a test have a default group already" in ran.text, ran.text
+
+
+CHANGING = """
+import os
+import pytest
+
+@pytest.mark.ranks(2, engine="processes")
+@pytest.mark.parametrize("number", [os.getpid()])
+def test_it(number):
+    pass
+"""
+
+
+def test_ids_that_differ_from_process_to_process_are_told(tmp_path: Path) -> None:
+    ran = run_pytest(tmp_path, files={"test_it.py": CHANGING})
+    assert "makes an id that differs from process to process" in ran.text, ran.text
+
+
 FOLDERS = {
     "conftest.py": """
 import pytest

@@ -78,6 +78,8 @@ def test_what_a_test_leaves_stays_with_it(tmp_path: Path) -> None:
 
 SET = """
 import logging
+import random
+import numpy
 import pytest
 import torch
 import torch.distributed as dist
@@ -100,13 +102,27 @@ def test_settings(n, caplog):
     torch.set_default_device("cpu" if n else None)
     torch.set_default_dtype(torch.float32)
     logging.disable()
+
+@pytest.fixture(scope="module", autouse=True)
+def seeded():
+    random.seed(5)
+    numpy.random.seed(5)
+    torch.manual_seed(5)
+
+@pytest.mark.parametrize("n", range(2))
+def test_numbers(n):
+    generator = torch.Generator("cpu").manual_seed(5)
+    expected = torch.rand(3, generator=generator, device="cpu").tolist()
+    assert torch.rand(3, device="cpu").tolist() == expected
+    assert random.random() == random.Random(5).random()
+    assert numpy.random.rand() == numpy.random.RandomState(5).rand()
 """
 
 
 @pytest.mark.parametrize("engine", ["threads", "processes"])
 def test_what_a_file_sets_holds_in_each_of_its_tests(tmp_path: Path, engine: str) -> None:
     ran = run_pytest(tmp_path, "--ranks-engine", engine, files={"test_set.py": SET})
-    assert "3 passed" in ran.text, ran.text
+    assert "5 passed" in ran.text, ran.text
 
 
 WIDE = """

@@ -71,6 +71,30 @@ def test_arguments_put_back(monkeypatch, rank):
 def test_next():
     assert "left" not in sys.argv
 
+class Thing:
+    def method(self, value):
+        return value
+
+@mock.patch("os.getlogin", autospec=True)
+def test_like_the_original(getlogin, rank):
+    dist.barrier()
+    with mock.patch.object(Thing, "method", side_effect=Thing.method, autospec=True) as spy:
+        dist.barrier()
+        for _ in range(rank):
+            dist.barrier()
+        with pytest.raises(TypeError):
+            spy()
+    for _ in range(1 - rank):
+        dist.barrier()
+    assert Thing().method(3) == 3
+    with pytest.raises(Exception, match="already been mocked"):
+        mock.patch("os.getlogin", autospec=True).start()
+    dist.barrier()
+
+def test_nothing_is_left():
+    assert not isinstance(os.getlogin, mock.Mock) and not hasattr(os.getlogin, "mock")
+    assert Thing().method(3) == 3
+
 @pytest.mark.ranks(1)
 def test_with_the_same_thread():
     dist.barrier()
@@ -87,7 +111,7 @@ def test_what_a_test_replaces_is_for_itself(engine: str, tmp_path: Path) -> None
         "test_frozen_time_and_a_deadlock[ranks=2]",
         "test_time_that_is_none[ranks=2]",
     ], ran.text
-    assert len(ran.outcomes) == 10
+    assert len(ran.outcomes) == 12
     assert "StallError: over the limit of 2 s" in ran.text
     assert "DeadlockError" in ran.text and "rank 1: assert 1 == 0" in ran.text
     assert "UnhandledThreadException" not in ran.text

@@ -17,6 +17,9 @@ SKIPS = {
     "SkipsAtStart.test_1": "CUDA is not available",
     "SkipsAtStart.test_2": "CUDA is not available",
     "WithoutBackend.test": "the backend mpi is not available",
+    "NoRanks.test": "world_size is 0 here, so there is no rank to run on",
+    "NoThreads.test": "world_size is 0 here, so there is no rank to run on",
+    "NoDevices.test": "world_size is 0 here, so there is no rank to run on",
 }
 
 
@@ -32,13 +35,16 @@ PLAIN = [
     "Continuous",
     "SkipsAtStart",
     "WithoutBackend",
+    "NoRanks",
+    "NoThreads",
+    "NoDevices",
 ]
 COMPILED = ["Compiled", "CompiledOnProcesses"]
 
 
 @pytest.mark.timeout(100)
 @pytest.mark.parametrize(
-    ("kinds", "tests"), [(PLAIN, 33), pytest.param(COMPILED, 5, marks=pytest.mark.slow)]
+    ("kinds", "tests"), [(PLAIN, 36), pytest.param(COMPILED, 5, marks=pytest.mark.slow)]
 )
 def test_promises(kinds: list[str], tests: int) -> None:
     found = outcomes_of(CASES / "shapes.py", *kinds, seconds=90)

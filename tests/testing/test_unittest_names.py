@@ -63,6 +63,7 @@ EXPORTS = [
     "evaluate_platform_supports_symm_mem",
     "get_required_world_size",
     "get_timeout",
+    "logger",
     "has_efa",
     "import_transformers_or_skip",
     "init_multigpu_helper",

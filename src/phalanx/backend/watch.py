@@ -176,6 +176,13 @@ class _Ticket:
         self.any_source = any_source
 
 
+def _place_of(tensor: torch.Tensor) -> int | None:
+    """Where its data is; sparse tensors have it in several places."""
+    if tensor.layout is not torch.strided:
+        return None
+    return tensor.untyped_storage().data_ptr()
+
+
 class Watcher:
     """The hooks in torch, and what they need to know. One per process."""
 
@@ -521,13 +528,14 @@ class Watcher:
         if len(self._buffers) >= MOST_BUFFERS:
             self._buffers.clear()
         for tensor in parts.tensors():
-            self._buffers[tensor.untyped_storage().data_ptr()] = ticket
+            if (at := _place_of(tensor)) is not None:
+                self._buffers[at] = ticket
 
     def _wait_for_tensor(self, given: Arguments, proceed: Callable[[], Any]) -> Any:
         """Functional collectives are waited for by the tensor they write."""
         if self._buffers and not private.is_fake(given):
-            at = given["tensor"].untyped_storage().data_ptr()
-            ticket = self._buffers.pop(at, None)
+            at = _place_of(given["tensor"])
+            ticket = None if at is None else self._buffers.pop(at, None)
             if ticket is not None:
                 limit = Limit(ticket.group, None)
                 self.line.wait(ticket.number, name=ticket.name, limit=limit)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from phalanx.testing.cases import TIMEOUT_OVERRIDE as TIMEOUT_OVERRIDE
     from phalanx.testing.cases import TestCase as TestCase
     from phalanx.testing.cases import get_timeout as get_timeout
+    from phalanx.testing.cases import logger as logger
     from phalanx.testing.cases import run_subtests as run_subtests
     from phalanx.testing.continuous import MultiProcContinuousTest as MultiProcContinuousTest
     from phalanx.testing.declared import once_per_rank as once_per_rank
@@ -130,6 +131,7 @@ _ROOMS = {
         "TIMEOUT_OVERRIDE",
         "TestCase",
         "get_timeout",
+        "logger",
         "run_subtests",
     ),
     "continuous": ("MultiProcContinuousTest",),

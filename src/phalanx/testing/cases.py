@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import logging
 import os
 import sys
 import types
@@ -43,6 +44,21 @@ MAIN_RANK = -1
 DEFAULT_WORLD_SIZE = (
     min(4, max(2, torch.cuda.device_count())) if torch.version.hip is not None else 4
 )
+
+logger = logging.getLogger(__name__)
+"""Suites use that of torch's module."""
+
+
+def ranks_of(world_size: Any) -> int:
+    """How many ranks a class asks for. `min(4, torch.cuda.device_count())` is none without
+    GPUs: then torch's classes run nothing, and say that it passed."""
+    size = int(world_size)
+    if size < 0:
+        raise UsageError(f"world_size is {size}; give the number of ranks, from 1")
+    if size == 0:
+        raise unittest.SkipTest("world_size is 0 here, so there is no rank to run on")
+    return size
+
 
 FROM_TORCHRUN = (
     "RANK",

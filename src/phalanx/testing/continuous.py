@@ -24,6 +24,7 @@ from phalanx.testing.cases import (
     RanksTestCase,
     get_timeout,
     leave_out_torchrun,
+    ranks_of,
     replay_of,
     run_cleanups,
 )
@@ -143,7 +144,7 @@ class MultiProcContinuousTest(RanksTestCase):
             size = int(torch.get_device_module(device_type).device_count())
             if size == 0:
                 raise unittest.SkipTest(f"there is no device of the kind {device_type}")
-        return size
+        return ranks_of(size)
 
     def _join(self, fn: Callable[..., Any]) -> None:
         __tracebackhide__ = True

@@ -29,6 +29,7 @@ from phalanx.testing.cases import (
     check_spawned,
     get_timeout,
     leave_out_torchrun,
+    ranks_of,
     replay_of,
     run_cleanups,
     test_name_of,
@@ -167,7 +168,7 @@ class MultiProcessTestCase(RanksTestCase):
         assert self._environ is not None
         expects_code = self._expects_code(fn)
         settings = ProcessSettings(
-            ranks=int(self.world_size),
+            ranks=ranks_of(self.world_size),
             init=False,
             environ=self._environ,
             replay=replay_of(self),

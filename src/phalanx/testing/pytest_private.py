@@ -500,6 +500,11 @@ class RankSession:
             self._items.update((each.nodeid, each) for each in found)
         return self._items.get(nodeid)
 
+    @property
+    def nodeids(self) -> Iterable[str]:
+        """Of what has been collected."""
+        return self._items
+
     @contextmanager
     def around(self, item: Any) -> Iterator[list[Any]]:
         """What pytest does around each test: comparisons are explained, warnings recorded in

@@ -38,6 +38,7 @@ from phalanx.testing.cases import (
     TestCase,
     check_spawned,
     get_timeout,
+    ranks_of,
     replay_of,
     run_cleanups,
     test_name_of,
@@ -91,7 +92,7 @@ class MultiThreadedTestCase(RanksTestCase):
     def _join(self, fn: Callable[..., Any]) -> None:
         __tracebackhide__ = True
         check_spawned(self._spawned, "_spawn_threads")
-        name, ranks = self._current_test_name, int(self.world_size)
+        name, ranks = self._current_test_name, ranks_of(self.world_size)
         run_on_threads(
             lambda rank: type(self)._run(name, rank, ranks),
             ranks=ranks,

@@ -283,6 +283,37 @@ class WithoutBackend(MultiProcContinuousTest):
         self.fail("never called")
 
 
+class NoRanks(MultiProcessTestCase):
+    world_size = 0
+
+    def setUp(self):
+        super().setUp()
+        self._spawn_processes()
+
+    def test(self):
+        self.fail("never called")
+
+
+class NoThreads(MultiThreadedTestCase):
+    world_size = 0
+
+    def setUp(self):
+        super().setUp()
+        self._spawn_threads()
+
+    def test(self):
+        self.fail("never called")
+
+
+class NoDevices(MultiProcContinuousTest):
+    @property
+    def world_size(self):
+        return min(4, 0)
+
+    def test(self):
+        self.fail("never called")
+
+
 class Compiled(DynamoDistributedSingleProcTestCase):
     def test_group_of_one(self):
         self.assertEqual(dist.get_world_size(), 1)

@@ -24,9 +24,9 @@ from phalanx.core.forms import Form, GroupForm, message_signature_of, signature_
 from phalanx.errors import PhalanxError, RankStopped, VerdictError, text_of
 from phalanx.kinds import ALL
 from phalanx.model import Finding, Verdict
-from phalanx.running.blocking import SERVICES
 from phalanx.running.controller import wire
 from phalanx.running.controller.board import MOST_PAST, PATIENCE, Board, Row, digest_of
+from phalanx.running.controller.idle import is_mute
 from phalanx.running.controller.wire import Decoder, Frame, encode
 from phalanx.system import monotonic
 
@@ -404,7 +404,7 @@ def _own_threads() -> int:
 
 
 def _may_communicate(thread: threading.Thread) -> bool:
-    return not thread.name.startswith(OWN_THREADS) and type(thread).__module__ not in SERVICES
+    return not thread.name.startswith(OWN_THREADS) and not is_mute(thread)
 
 
 def _error_in(reply: Frame) -> VerdictError:

@@ -1,5 +1,5 @@
-"""How a rank begins: environment, folder, arguments, random numbers; and back to that. What
-else a call may leave behind is in `leftovers.py`.
+"""How a rank begins: environment, folder, arguments; and back to that. What it has from the
+program is in `inherited.py`, what else a call may leave behind in `leftovers.py`.
 
 Used by `rank.py`. A fresh call finds a rank as it was when it was started, but warm. Groups of
 before are put away and not destroyed: Gloo takes 20 to 40 ms for that and holds Python's lock
@@ -10,17 +10,14 @@ the process, which is replaced when it has gathered too many.
 from __future__ import annotations
 
 import os
-import random
 import resource
 import sys
-from collections.abc import Sequence
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from phalanx.backend import private
-from phalanx.running.processes.inherited import write_settings
+from phalanx.running.processes.inherited import Inherited, take_over
 from phalanx.running.processes.leftovers import Leftovers
 from phalanx.running.processes.messages import Start
 
@@ -52,10 +49,6 @@ class Beginning:
 
     def __init__(self, start: Start) -> None:
         self._start = start
-        self._torch = torch.get_rng_state()
-        self._random = random.getstate()
-        numpy_random = sys.modules.get("numpy.random")
-        self._numpy: Any = None if numpy_random is None else numpy_random.get_state()
         self._put_away: list[Any] = []
         self._leftovers = Leftovers()
 
@@ -65,19 +58,11 @@ class Beginning:
         too_many = groups > MOST_GROUPS or (groups > 0 and _lacks_descriptors())
         return too_many or (fresh and self._leftovers.stay)
 
-    def come_back(self, settings: Sequence[Any]) -> None:
-        """With the `settings` that the program has now."""
+    def come_back(self, given: Inherited) -> None:
         self._leave_groups()
         self._leftovers.put_back()
-        write_settings(settings)
         settle_in(self._start)
-        torch.set_rng_state(self._torch)
-        random.setstate(self._random)
-        numpy_random = sys.modules.get("numpy.random")
-        if numpy_random is not None and self._numpy is not None:
-            numpy_random.set_state(self._numpy)
-        elif numpy_random is not None:
-            numpy_random.seed()
+        take_over(given)
 
     def _leave_groups(self) -> None:
         if dist.is_initialized() and dist.get_backend() != dist.Backend.GLOO:

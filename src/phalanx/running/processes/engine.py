@@ -20,9 +20,9 @@ from phalanx.model import Silenced, Verdict
 from phalanx.report.layout import rank_list
 from phalanx.running.controller import board
 from phalanx.running.controller.counter import Counter
+from phalanx.running.processes import inherited
 from phalanx.running.processes.call import CallInProgress
 from phalanx.running.processes.evidence import death
-from phalanx.running.processes.inherited import read_settings
 from phalanx.running.processes.meeting import LOOPBACK
 from phalanx.running.processes.messages import Call, Parcel, Start
 from phalanx.running.processes.nursery import nursery
@@ -140,7 +140,7 @@ class ProcessesEngine:
         )
         try:
             values = call.carry_out(
-                Call(self._calls, parcel, fresh, bare, read_settings()),
+                Call(self._calls, parcel, fresh, bare, inherited.look()),
                 whole_lines=on_output is None,
             )
             findings, silenced = choose_findings(call.findings, self.settings)

@@ -1,16 +1,20 @@
 """What a rank that is a process has from the program, as one that is a thread has anyway.
 
-Settings of torch and Python for a whole process: a test file's `set_default_dtype` holds in its
-tests. `engine.py` reads them where the program is, `beginning.py` writes them in a rank
-that begins anew. What belongs to a thread stays where it is, but for the default device.
+Settings of torch and Python for a whole process, so that a test file's `set_default_dtype`
+holds in its tests, and random numbers, which go on from the program's. `engine.py` looks at
+them where the program is, `beginning.py` takes them over in a rank that begins anew. What
+belongs to a thread stays where it is, but for the default device.
 """
 
 from __future__ import annotations
 
+import ctypes
 import logging
+import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import torch
@@ -19,18 +23,54 @@ import torch.multiprocessing
 from phalanx.backend.private_settings import torch_settings
 
 
+class Inherited(NamedTuple):
+    """Travels with a call. Numbers as `random`, `numpy.random` (if loaded) and torch's CPU
+    generator have them."""
+
+    settings: tuple[Any, ...] = ()
+    random: Any = None
+    numpy: Any = None
+    torch: bytes = b""
+
+
+NOTHING = Inherited()
+
+
+def look() -> Inherited:
+    """In the program, when a call begins."""
+    numpy_random = sys.modules.get("numpy.random")
+    state = torch.get_rng_state()
+    return Inherited(
+        settings=read_settings(),
+        random=random.getstate(),
+        numpy=None if numpy_random is None else numpy_random.get_state(),
+        torch=ctypes.string_at(state.data_ptr(), state.nbytes),
+    )
+
+
+def take_over(given: Inherited) -> None:
+    """In a rank that begins."""
+    write_settings(given.settings)
+    random.setstate(given.random)
+    with torch.device("cpu"):
+        torch.set_rng_state(torch.frombuffer(bytearray(given.torch), dtype=torch.uint8))
+    if given.numpy is not None:
+        import_module("numpy.random").set_state(given.numpy)
+    elif "numpy.random" in sys.modules:  # or all ranks would draw what the parent would
+        sys.modules["numpy.random"].seed()
+
+
 class _Setting(NamedTuple):
     read: Callable[[], Any]
     write: Callable[[Any], Any]
 
 
 def read_settings() -> tuple[Any, ...]:
-    """In the program, when a call begins."""
     return tuple(setting.read() for setting in _all_settings())
 
 
 def write_settings(values: Sequence[Any]) -> None:
-    """In a rank, which has the same version of torch."""
+    """As they were read by the same version of torch."""
     for setting, value in zip(_all_settings(), values, strict=True):
         if setting.read() != value:
             setting.write(value)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import signal
 from dataclasses import dataclass, field
-from typing import Any
 
 from phalanx.backend.names import Facts
 from phalanx.kinds import ALL
 from phalanx.model import Finding, Site
+from phalanx.running.processes.inherited import NOTHING, Inherited
 from phalanx.running.processes.memory import Memory
 
 DUMP_SIGNAL: int = signal.SIGRTMAX - 1 if hasattr(signal, "SIGRTMAX") else signal.SIGUSR2
@@ -58,13 +58,13 @@ class Parcel:
 class Call:
     """Call a function: the parcel holds (function, arguments, keyword arguments). `fresh`:
     begin as a rank that has just been started. `bare`: whether there is a group or not.
-    `settings`: those of the program, for ranks that begin."""
+    `inherited`: what ranks that begin have from the program."""
 
     number: int
     parcel: Parcel
     fresh: bool = False
     bare: bool = False
-    settings: tuple[Any, ...] = ()
+    inherited: Inherited = NOTHING
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ from phalanx.running.controller.board import Board
 from phalanx.running.controller.link import Link, attach
 from phalanx.running.outcome import trim_traceback, was_stopped
 from phalanx.running.processes.beginning import Beginning, settle_in
-from phalanx.running.processes.inherited import write_settings
+from phalanx.running.processes.inherited import take_over
 from phalanx.running.processes.meeting import Meeting
 from phalanx.running.processes.messages import (
     DUMP_SIGNAL,
@@ -238,7 +238,7 @@ class _Rank:
     def _prepare(self, call: Call) -> None:
         if self._beginning is not None:
             if call.fresh:
-                self._beginning.come_back(call.settings)
+                self._beginning.come_back(call.inherited)
                 self._meeting.begin_anew()
                 if self._link is not None:
                     self._link.reset()
@@ -250,8 +250,6 @@ class _Rank:
         if threads.isdigit() and int(threads) > 0:
             torch.set_num_threads(int(threads))
         dist.set_debug_level_from_env()  # type: ignore[attr-defined]
-        if "numpy.random" in sys.modules:
-            sys.modules["numpy.random"].seed()  # or all ranks would draw the same
         for name in start.imports:
             importlib.import_module(name)
         if self._desk is not None:
@@ -261,7 +259,7 @@ class _Rank:
         self._meeting.open()
         attach_terminal(start.rank, start.input, self._tell_asking)
         self._beginning = Beginning(start)
-        write_settings(call.settings)
+        take_over(call.inherited)
 
     def _init(self) -> None:
         start = self._start

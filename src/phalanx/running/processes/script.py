@@ -10,6 +10,7 @@ import builtins
 import importlib.util
 import marshal
 import os
+import random
 import sys
 import threading
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
@@ -42,7 +44,7 @@ def run_program_in_processes(program: Program, settings: ProcessSettings) -> boo
     `os._exit`."""
     engine = ProcessesEngine(settings)
     try:
-        return any(engine.call(execute, [as_script(program)], may_exit=True))
+        return any(engine.call(_start, [as_script(program)], may_exit=True))
     finally:
         engine.close()
 
@@ -55,6 +57,16 @@ def as_script(program: Program) -> Script:
         search_path=program.search_path,
         module=None if program.spec is None else program.spec.name,
     )
+
+
+def _start(script: Script) -> bool:
+    """Its random numbers are those of no other rank, as in a process that was started."""
+    random.seed()
+    torch.default_generator.seed()
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()
+    return execute(script)
 
 
 def execute(script: Script) -> bool:

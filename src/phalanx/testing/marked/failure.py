@@ -25,6 +25,12 @@ MOST_LINES = 8
 
 LINE_WIDTH = 160
 
+GROUP_TWICE = "initialize the default process group twice"
+HAS_GROUP = (
+    "ranks of a test have a default group already; leave init_process_group out, or write "
+    "ranks(N, init=False)"
+)
+
 Group = list[Failure]
 
 
@@ -178,6 +184,8 @@ def _tail(run: RanksRun, groups: Sequence[Group], replay: str) -> str:
         lines += render_consequences(_without_skipped(run, run.error.verdict))
     if run.skipped:
         lines += labelled("skipped", run.skip_reason())
+    if GROUP_TWICE in groups[0][0].message:
+        lines += labelled("hint", HAS_GROUP)
     if not any(group[0].verdict for group in groups):
         lines += labelled("replay", replay, whole=True)
     return "\n".join(lines)

@@ -14,7 +14,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import pytest
-import torch.distributed as dist
 
 from phalanx.errors import RankStopped, VerdictError, text_of
 from phalanx.running.controller import link
@@ -106,9 +105,19 @@ class RankProcess:
     def find(self, errand: Errand) -> Any:
         item = self._pytest.item(errand.file, errand.nodeid)
         if item is None:
-            problems = "\n".join(self._pytest.problems) or "it collects other tests there"
+            problems = "\n".join(self._pytest.problems) or self._tell_others(errand.nodeid)
             pytest.fail(f"a rank did not find {errand.nodeid}:\n{problems}", pytrace=False)
         return item
+
+    def _tell_others(self, nodeid: str) -> str:
+        name = nodeid.partition("[")[0]
+        alike = [each for each in self._pytest.nodeids if each.partition("[")[0] == name]
+        if not alike:
+            return "it collects other tests there"
+        return (
+            f"there it is {alike[0]}: a parameter makes an id that differs from process to "
+            "process (an address, a random number); give parametrize ids=[...] of your own"
+        )
 
     def run(self, errand: Errand) -> Record:
         __tracebackhide__ = True
@@ -116,7 +125,7 @@ class RankProcess:
         if errand.folder is not None:
             private.share_base_folder(item.config, errand.folder)
         way = errand.way
-        rank = dist.get_rank()
+        rank = int(os.environ["RANK"])
         world = RankWorld(rank, way.size, way.engine, way.backend, way.seed, way.device)
         plan = FixturePlan(
             item,

@@ -24,15 +24,17 @@ DEFAULT_LIMIT = 300.0
 """Seconds a whole test may take, so that no test hangs pytest."""
 
 MARKER_HELP = (
-    "ranks(*sizes, engine=None, backend=None, device=None, gpus=None, timeout=None, seed=None, "
-    "clock=None, checks=None, strict=None, profile=None, completion=None, isolate=(), "
-    "per_rank=(), shared=()): run the test on so many ranks, once for each size (Phalanx)."
+    "ranks(*sizes, engine=None, backend=None, init=True, device=None, gpus=None, timeout=None, "
+    "seed=None, clock=None, checks=None, strict=None, profile=None, completion=None, "
+    "isolate=(), per_rank=(), shared=()): run the test on so many ranks, once for each size "
+    "(Phalanx)."
 )
 WORLD_SIZE_HELP = "world_size(N): the same as ranks(N) (Phalanx)."
 
 KEYWORDS = (
     "engine",
     "backend",
+    "init",
     "device",
     "gpus",
     "timeout",
@@ -55,6 +57,7 @@ class Ranks:
     size: int
     engine: str = "threads"
     backend: str | None = None
+    init: bool = True
     limit: float | None = DEFAULT_LIMIT
     seed: int = 0
     clock: str = "real"
@@ -218,13 +221,18 @@ def _way(
         raise UsageError(
             f"timeout={timeout!r}: give seconds for the whole test, 0 for no limit"
         )
-    strict = values.get("strict", False)
+    strict, init = values.get("strict", False), values.get("init", True)
     if not isinstance(strict, bool):
         raise UsageError(f"strict={strict!r}: True or False")
+    if not isinstance(init, bool):
+        raise UsageError(
+            f"init={init!r}: True, or False for a test that starts its group itself"
+        )
     return Ranks(
         size=size,
         engine=engine,
         backend=values.get("backend"),
+        init=init,
         limit=float(timeout) or None,
         seed=values.get("seed", 0),
         clock=values.get("clock", "real"),

@@ -3,7 +3,8 @@
 Used by `on_threads.py`. As it is, `mock` keeps what it found in the patch object, which is one
 for all ranks where it decorates a test; and a rank that leaves before another puts the original
 back under the other's patch, which then puts back the first one's mock for good. The private
-names of `unittest.mock` are here only: `_patch`, `_patch_dict` and what they keep.
+names of `unittest.mock` are here only: `_patch`, `_patch_dict`, `get_original` and what they
+keep.
 """
 
 from __future__ import annotations
@@ -67,6 +68,13 @@ class _Ledger:
         above[0].found.update((n, v) for n, v in entry.found.items() if n in HANDED_DOWN)
         return True
 
+    def original(self, place: tuple[Any, ...]) -> _Entered | None:
+        """Who knows what was there before any rank came, for one that is not inside itself:
+        others' mocks are none of its business."""
+        inside = [each for each in self._entered if each.place == place]
+        rank = _rank()
+        return inside[0] if inside and all(each.rank != rank for each in inside) else None
+
     def rest(self) -> Iterator[_Entered]:
         """Those whom ranks that could not be stopped have left, the last one first."""
         while self._entered:
@@ -81,14 +89,14 @@ _ledger = _Ledger()
 @contextmanager
 def patches_by_rank() -> Iterator[None]:
     """While tests run on ranks: let each have its own way through patches of `mock`."""
-    kept = (_patch.__enter__, _patch.__exit__)
+    kept = (_patch.__enter__, _patch.__exit__, _patch.get_original)
     kept_dict = (_patch_dict._patch_dict, _patch_dict._unpatch_dict)
-    _patch.__enter__, _patch.__exit__ = _of_attributes(_ledger, *kept)
+    _patch.__enter__, _patch.__exit__, _patch.get_original = _of_attributes(_ledger, *kept)
     _patch_dict._patch_dict, _patch_dict._unpatch_dict = _of_dicts(_ledger, *kept_dict)
     try:
         yield
     finally:
-        _patch.__enter__, _patch.__exit__ = kept
+        _patch.__enter__, _patch.__exit__, _patch.get_original = kept
         _patch_dict._patch_dict, _patch_dict._unpatch_dict = kept_dict
 
 
@@ -103,13 +111,28 @@ def undo_rest_of_mocks() -> None:
 
 
 def _of_attributes(
-    ledger: _Ledger, enter: Callable[..., Any], leave: Callable[..., Any]
-) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    ledger: _Ledger,
+    enter: Callable[..., Any],
+    leave: Callable[..., Any],
+    get_original: Callable[..., Any],
+) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
     def enter_patch(self: Any) -> Any:
         result = enter(self)
         if here.strand is not None:
-            ledger.enter(self, ("attribute", id(self.target), self.attribute), FOUND_BY_PATCH)
+            there = vars(self).pop("_there", None)  # what is to be put back
+            if there is not None:
+                self.temp_original, self.is_local = there
+            ledger.enter(self, _place_of(self), FOUND_BY_PATCH)
         return result
+
+    def get_original_of_rank(self: Any) -> Any:
+        """What a mock is to be like (`autospec`, `wraps`)."""
+        there = get_original(self)
+        first = None if here.strand is None else ledger.original(_place_of(self))
+        if first is None:
+            return there
+        self._there = there
+        return first.found["temp_original"], first.found["is_local"]
 
     def leave_patch(self: Any, *error: Any) -> Any:
         entry = ledger.leave(self) if here.strand is not None else None
@@ -117,7 +140,11 @@ def _of_attributes(
             return leave(self, *error)
         return entry.found["_exit_stack"].__exit__(*error)
 
-    return enter_patch, leave_patch
+    return enter_patch, leave_patch, get_original_of_rank
+
+
+def _place_of(patch: Any) -> tuple[Any, ...]:
+    return ("attribute", id(patch.target), patch.attribute)
 
 
 def _of_dicts(

@@ -105,6 +105,7 @@ def run_on_processes(
             limit=way.limit,
             on_output=output.write,
             replay=replay,
+            bare=not way.init,
         )
     except UsageError as problem:
         error = _name_value(errand.shared, item.callspec.params) or problem

@@ -111,6 +111,7 @@ class _Threads:
             Settings(
                 ranks=way.size,
                 backend=way.backend,
+                init=way.init,
                 device=way.device,
                 gpus=way.gpus,
                 seed=way.seed,
