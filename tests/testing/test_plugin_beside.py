@@ -252,6 +252,40 @@ def test_debuggers_need_threads(tmp_path: Path) -> None:
     assert "PDB runcall" not in traced.text
 
 
+MEASURED = {
+    "measured.py": """
+def one(value):
+    if value:
+        return 1
+    return 2
+
+def two():
+    return 3
+""",
+    "test_measured.py": """
+import measured
+import pytest
+
+pytestmark = pytest.mark.ranks(2)
+
+def test_one(rank):
+    assert measured.one(rank) == 2 - rank
+
+def test_two(rank):
+    assert measured.two() == 3
+""",
+    ".coveragerc": "[run]\npatch = subprocess\nparallel = true\n",
+}
+
+
+@pytest.mark.parametrize("engine", ["threads", "processes"])
+def test_what_ranks_run_is_measured(tmp_path: Path, engine: str) -> None:
+    args = ("--cov=measured", "--cov-report=term-missing", "--ranks-engine", engine)
+    ran = run_pytest(tmp_path, *args, files=MEASURED)
+    assert re.search(r"measured\.py +6 +0 +100%", ran.text), ran.text
+    assert "Exception ignored" not in ran.text
+
+
 ENDED = """
 import os
 import signal

@@ -21,6 +21,7 @@ import threading
 from collections.abc import Sequence
 
 from phalanx.errors import PhalanxError
+from phalanx.running.processes.measured import VARIABLES
 
 REQUEST = "!Bi"
 REPLY = "!i"
@@ -65,6 +66,13 @@ _BOOT = (
 )
 
 
+def _environ() -> dict[str, str]:
+    """Of the parent. Looking for GPUs must not open the driver, nor is coverage to be begun:
+    neither survives a fork."""
+    kept = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+    return {**kept, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+
+
 class Nursery:
     """A running parent. Requests of several threads take turns."""
 
@@ -78,8 +86,7 @@ class Nursery:
             flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
             self._process = subprocess.Popen(
                 [_executable(), *flags, "-c", _BOOT, str(theirs.fileno())],
-                # Looking for GPUs must not open the driver, which does not survive a fork.
-                env={**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"},
+                env=_environ(),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],

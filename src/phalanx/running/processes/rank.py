@@ -36,6 +36,7 @@ from phalanx.errors import UsageError, text_of
 from phalanx.running.controller.board import Board
 from phalanx.running.controller.link import Link, attach
 from phalanx.running.outcome import trim_traceback, was_stopped
+from phalanx.running.processes import measured
 from phalanx.running.processes.beginning import Beginning, settle_in
 from phalanx.running.processes.inherited import take_over
 from phalanx.running.processes.meeting import Meeting
@@ -224,6 +225,7 @@ class _Rank:
             return self._raised(error, loading=loading)
         finally:
             _flush()
+            measured.save()
             if self._link is not None:
                 self._link.flush()
         try:
@@ -257,6 +259,7 @@ class _Rank:
             desk = socket.socket(fileno=self._desk)
             self._link = attach(desk, rank=start.rank, board=board, kinds=start.kinds)
         self._meeting.open()
+        measured.begin()
         attach_terminal(start.rank, start.input, self._tell_asking)
         self._beginning = Beginning(start)
         take_over(call.inherited)

@@ -94,6 +94,7 @@ class RankProcess:
         )
         pytest.CaptureFixture.disabled = _disabled  # type: ignore[method-assign]
         self._wide: dict[str, Iterator[None]] = {}
+        self._trace = sys.gettrace()  # of pytest-cov
 
     def is_for(self, errand: Errand) -> bool:
         return self._key == (errand.args, errand.file)
@@ -122,6 +123,8 @@ class RankProcess:
     def run(self, errand: Errand) -> Record:
         __tracebackhide__ = True
         item = self.find(errand)
+        if self._trace is not None:
+            sys.settrace(self._trace)
         if errand.folder is not None:
             private.share_base_folder(item.config, errand.folder)
         way = errand.way

@@ -242,8 +242,11 @@ def _errand(
 def _arguments(config: Any) -> tuple[str, ...]:
     """The command line again; what a rank prints goes to this process at once."""
     given = map(str, config.invocation_params.args)
-    captures = config.pluginmanager.has_plugin("capturemanager")
-    return (*given, "--capture=no") if captures else tuple(given)
+    plugins = config.pluginmanager
+    more = ["--capture=no"] if plugins.has_plugin("capturemanager") else []
+    if plugins.has_plugin("_cov"):  # or a rank that starts late erases what others have saved
+        more.append("--cov-append")
+    return (*given, *more)
 
 
 def _needed(item: Any, way: Ranks) -> set[str]:

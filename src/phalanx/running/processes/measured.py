@@ -1,0 +1,37 @@
+"""Coverage in ranks that are processes, where somebody measures it (coverage.py, pytest-cov).
+
+A rank is forked from a parent that is not measured, and ends without the clean-up that
+coverage.py counts on. So it is started here as in any subprocess, by coverage's own variables,
+and what was measured is saved after every call. Used by `rank.py`, and by `in_rank.py`, where
+pytest-cov starts it. Without coverage.py in use nothing happens.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from contextlib import suppress
+from typing import Any
+
+VARIABLES = ("COVERAGE_PROCESS_START", "COVERAGE_PROCESS_CONFIG")
+"""Subprocesses that find one of them measure themselves."""
+
+
+def begin() -> None:
+    """In a rank, once it has the program's environment."""
+    if any(os.environ.get(name) for name in VARIABLES):
+        with suppress(ImportError):
+            import coverage  # type: ignore[import-not-found, unused-ignore]
+
+            coverage.process_startup()
+
+
+def save() -> None:
+    """After a call. Files of one process come together when the program combines them all."""
+    coverage: Any = sys.modules.get("coverage")
+    measuring = None if coverage is None else coverage.Coverage.current()
+    if measuring is not None:
+        with warnings.catch_warnings(), suppress(OSError):
+            warnings.simplefilter("ignore")  # a rank may have seen nothing of the sources
+            measuring.save()
