@@ -18,6 +18,7 @@ import warnings
 from contextlib import suppress
 from typing import Any
 
+import numpy
 import pytest
 import torch
 import torch.distributed as dist
@@ -158,6 +159,25 @@ def test_ranks_begin_with_the_settings_of_the_program(kind: Any) -> None:
     finally:
         write_settings(before)
     assert phalanx.run(shown_settings, ranks=2, engine=kind) == [plain] * 2
+
+
+def import_a_coverage_of_the_programs_own() -> bool:
+    sys.modules["coverage"] = type(sys)("coverage")
+    numpy.random.set_bit_generator(numpy.random.PCG64(1))
+    return "coverage" in sys.modules
+
+
+def test_a_call_does_not_end_by_what_the_program_calls_coverage(engine) -> None:
+    assert engine.call(import_a_coverage_of_the_programs_own, fresh=True) == [True] * 2
+
+
+def test_a_generator_of_another_kind_is_not_passed_on(engine) -> None:
+    kind = numpy.random.get_bit_generator()
+    numpy.random.set_bit_generator(numpy.random.PCG64(1))
+    try:
+        assert engine.call(total, fresh=True) == [2.0] * 2
+    finally:
+        numpy.random.set_bit_generator(kind)
 
 
 def test_a_fresh_call_finds_the_settings_of_the_start(engine) -> None:

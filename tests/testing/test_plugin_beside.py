@@ -250,6 +250,8 @@ def test_debuggers_need_threads(tmp_path: Path) -> None:
     assert "--trace stops at the first line of a test" in traced.text
     assert "2 errors" in traced.text
     assert "PDB runcall" not in traced.text
+    args, env = ("-k", "breakpoint", "--ranks-engine", "processes"), {"PYTHONBREAKPOINT": "0"}
+    assert "goes on" in run_pytest(tmp_path, *args, env=env).text
 
 
 MEASURED = {

@@ -91,7 +91,27 @@ def test_like_the_original(getlogin, rank):
         mock.patch("os.getlogin", autospec=True).start()
     dist.barrier()
 
+def make(*args, **kwargs):
+    if dist.get_rank() == 1:
+        raise RuntimeError("only the second rank")
+    return mock.MagicMock()
+
+PATCH = mock.patch("os.ctermid", new_callable=make)
+
+@pytest.mark.parametrize("time", range(2))
+def test_a_patch_that_a_rank_fails_to_enter(rank, time):
+    if rank == 0:
+        with PATCH:
+            dist.barrier()
+            dist.barrier()
+    else:
+        dist.barrier()
+        with pytest.raises(RuntimeError), PATCH:
+            pass
+        dist.barrier()
+
 def test_nothing_is_left():
+    assert not isinstance(os.ctermid, mock.Mock)
     assert not isinstance(os.getlogin, mock.Mock) and not hasattr(os.getlogin, "mock")
     assert Thing().method(3) == 3
 
@@ -111,7 +131,7 @@ def test_what_a_test_replaces_is_for_itself(engine: str, tmp_path: Path) -> None
         "test_frozen_time_and_a_deadlock[ranks=2]",
         "test_time_that_is_none[ranks=2]",
     ], ran.text
-    assert len(ran.outcomes) == 12
+    assert len(ran.outcomes) == 14
     assert "StallError: over the limit of 2 s" in ran.text
     assert "DeadlockError" in ran.text and "rank 1: assert 1 == 0" in ran.text
     assert "UnhandledThreadException" not in ran.text

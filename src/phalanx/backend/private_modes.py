@@ -257,3 +257,13 @@ def _warn_of_shared_code() -> None:
         "or later, engine='processes', or TORCH_COMPILE_DISABLE=1"
     )
     warnings.warn(PhalanxWarning(text), stacklevel=3)
+
+
+def default_device() -> torch.device | None:
+    """2.11-2.13: the default device as it was set, or None. `torch.get_default_device` says
+    which GPU "cuda" is for the caller, and opens the driver for that."""
+    for place in reversed(range(_count())):
+        mode: Any = _at(place)
+        if isinstance(mode, DeviceContext):
+            return mode.device
+    return None

@@ -77,22 +77,29 @@ def attach_terminal(
         terminal = _Terminal(rank, given[DEBUGGER], on_asking)
     usual = sys.breakpointhook
 
-    def stop_here(*args: Any, **kwargs: Any) -> Any:
-        if "PYTHONBREAKPOINT" in os.environ:
-            return usual(*args, **kwargs)
-        debugger = _Debugger(terminal)
-        debugger.set_trace(sys._getframe(1))
-        return None
+    def stop(*args: Any, **kwargs: Any) -> None:
+        frame = sys._getframe(1)
+        while frame.f_globals is globals() and frame.f_back is not None:
+            frame = frame.f_back
+        _Debugger(terminal).set_trace(frame)
 
-    sys.breakpointhook = stop_here
+    def stop_or_as_told(*args: Any, **kwargs: Any) -> Any:
+        return (usual if os.environ.get("PYTHONBREAKPOINT") else stop)(*args, **kwargs)
 
+    sys.breakpointhook = stop_or_as_told
+    if can_debug(given):
+        set_trace[:] = [stop]
+
+
+set_trace: list[Callable[..., Any]] = []
+"""Opens the debugger at the terminal, whatever the environment says; empty without one."""
 
 on_quit: list[Callable[[], Any]] = []
 """What `q` at the debugger's prompt does, instead of ending the rank by an error."""
 
 
 def can_debug(given: Mapping[str, str]) -> bool:
-    return bool({VARIABLE, DEBUGGER} & set(given))
+    return VARIABLE in given or DEBUGGER in given
 
 
 class _Terminal:
@@ -173,6 +180,10 @@ class _Piped(io.TextIOBase):
     def buffer(self) -> Any:
         return self._opened.buffer
 
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._opened.encoding
+
     def read(self, size: int | None = -1, /) -> str:
         return self._opened.read(-1 if size is None else size)
 
@@ -186,7 +197,7 @@ class _Piped(io.TextIOBase):
         return self._opened.fileno()
 
     def __getattr__(self, name: str) -> Any:
-        """`reconfigure`, `encoding` and the like."""
+        """`reconfigure` and the like."""
         return getattr(self._opened, name)
 
 

@@ -27,6 +27,7 @@ from phalanx.backend import (
     device_mode,
     guard_modes,
     private,
+    private_modes,
     profiling,
     traces,
 )
@@ -78,8 +79,6 @@ from phalanx.running.signals import SignalDesk
 from phalanx.running.snapshots import group_views, is_debugging, take_snapshot, user_stacks
 from phalanx.running.verdicts import Judge
 from phalanx.system import getpid, monotonic
-
-CPU = torch.device("cpu")
 
 IDLE_STALL = 300.0
 """Seconds without any sign of life after which a run without a timeout is given up."""
@@ -279,7 +278,7 @@ class _Run:
         self.outcomes = Outcomes([Outcome(rank) for rank in range(settings.ranks)])
         self.findings: Sequence[Verdict] = ()
         self._left_threads = False
-        self._device = torch.get_default_device() if private.function_modes() else CPU
+        self._device = private_modes.default_device() if private.function_modes() else None
         """The caller's default device, which torch keeps for each thread."""
         self.switcher = RankSwitcher()
         clock: Clock = VirtualClock() if settings.clock == "virtual" else RealClock()
@@ -386,7 +385,7 @@ class _Run:
             enter_thread(context)
             context.saved[THREAD] = strand.ident
             self._init(context)
-            if self._device != CPU:
+            if self._device is not None:
                 torch.set_default_device(self._device)
             try:
                 outcome.value = self.body(context)
@@ -417,7 +416,7 @@ class _Run:
     def _put_away(self, context: RankContext) -> None:
         """What a process would take with it when it ends."""
         outcome = self.outcomes.ranks[context.rank]
-        if self._device != CPU:
+        if self._device is not None:
             torch.set_default_device(None)
         end_processes(context, failed=outcome.error is not None or self.baton.stopping)
         try:

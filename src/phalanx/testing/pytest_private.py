@@ -45,7 +45,7 @@ from _pytest.scope import Scope
 from _pytest.skipping import xfailed_key
 
 from phalanx.errors import text_of
-from phalanx.running.terminal import on_quit
+from phalanx.running.terminal import on_quit, set_trace
 
 try:
     from _pytest import subtests as _subtests  # from 9.0 on
@@ -437,7 +437,7 @@ class RankSession:
     It collects the files of the tests it is to run a part of, and runs none by itself. This is
     how xdist makes its workers, too."""
 
-    def __init__(self, args: Sequence[str], worker: Any, *, has_terminal: bool) -> None:
+    def __init__(self, args: Sequence[str], worker: Any) -> None:
         self.problems: list[str] = []
         self.warnings: list[Any] = []
         self._items: dict[str, Any] = {}
@@ -461,11 +461,11 @@ class RankSession:
             mute = terminal.TerminalReporter(self.config, io.StringIO())
             self.config.pluginmanager.register(mute, "terminalreporter")
             self.config.hook.pytest_sessionstart(session=self.session)
-        # With a terminal, `breakpoint()` knows it already.
-        stop = sys.breakpointhook if has_terminal else _no_terminal
+        stop = set_trace[0] if set_trace else _no_terminal
         pdb.set_trace = pytest.set_trace = stop
         debugging.pytestPDB.set_trace = staticmethod(stop)  # type: ignore[method-assign]
-        sys.breakpointhook = stop
+        if not set_trace:
+            sys.breakpointhook = sys.__breakpointhook__  # it asks for `pdb.set_trace`
         on_quit[:] = [partial(pytest.exit, "Quitting debugger")]  # as pytest's own
 
     def close(self) -> None:

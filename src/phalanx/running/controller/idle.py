@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import sys
 import threading
-from queue import SimpleQueue
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import thread as executors
 from typing import Any
 
 from phalanx.running.blocking import SERVICES
@@ -21,8 +22,7 @@ MUTE = SERVICES | {
 """Modules whose threads run no code of the program's."""
 
 POOLS = "multiprocessing.pool"
-WORKERS = {("concurrent.futures.thread", "_worker"): "work_item", (POOLS, "worker"): "task"}
-"""Functions that do the program's work, piece by piece, and where they hold one."""
+EXECUTOR_WORKER: Any = executors._worker
 
 
 def is_mute(thread: threading.Thread) -> bool:
@@ -30,30 +30,63 @@ def is_mute(thread: threading.Thread) -> bool:
     module: str = getattr(target, "__module__", None) or ""
     if module in MUTE or type(thread).__module__ in MUTE:
         return True
-    name, given = getattr(target, "__name__", ""), getattr(thread, "_args", ())
-    if module == POOLS and name != "worker":
-        return _is_mute_in_pool(name, given)
-    if (module, name) in WORKERS:
-        return _waits_for_work(thread, target.__code__, WORKERS[module, name], given)
-    return False
+    if module == POOLS:
+        # Its workers do what it was asked for, and its callbacks get the results of that.
+        name = getattr(target, "__name__", "")
+        return name in ("_handle_workers", "_handle_tasks") or _are_pools_idle()
+    return target is EXECUTOR_WORKER and _waits_for_work(thread)
 
 
-def _is_mute_in_pool(name: str, given: Any) -> bool:
-    """Results are handed to callbacks of the program, while there are any to come."""
-    if name == "_handle_results":
-        return bool(given) and given[-1] == {}
-    return name in ("_handle_workers", "_handle_tasks")
+def _are_pools_idle() -> bool:
+    """Whether all results have been handed out, of all pools."""
+    for thread in threading.enumerate():
+        if getattr(getattr(thread, "_target", None), "__name__", "") == "_handle_results":
+            given: Any = getattr(thread, "_args", ())
+            if not given or given[-1] != {}:
+                return False
+    return True
 
 
-def _waits_for_work(thread: threading.Thread, code: Any, item: str, given: Any) -> bool:
-    """A worker with nothing to do, and nothing put down for it. What a pool has been asked for
-    and not yet put down is known to the thread that hands out its results."""
+def _waits_for_work(thread: threading.Thread) -> bool:
+    """The queue does not tell: what is put there is handed to a thread that waits, and that
+    has it before it takes a step (3.13; a moment before, in earlier versions)."""
     frame = sys._current_frames().get(thread.ident or 0)
-    queue = next((each for each in given if isinstance(each, SimpleQueue)), None)
     return (
-        frame is not None
-        and frame.f_code is code
-        and frame.f_locals.get(item) is None
-        and queue is not None
-        and queue.empty()
+        _jobs.is_watched
+        and not _jobs.open
+        and frame is not None
+        and (frame.f_code is EXECUTOR_WORKER.__code__)
     )
+
+
+class _Jobs:
+    """What executors have been asked for and not done, while somebody watches."""
+
+    def __init__(self) -> None:
+        self.open: set[Future[Any]] = set()
+        self.is_watched = False
+        self._submit: Any = None
+
+    def watch(self) -> None:
+        if self.is_watched:
+            return
+        submit = self._submit = ThreadPoolExecutor.submit
+
+        def noting(executor: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+            future = submit(executor, *args, **kwargs)
+            self.open.add(future)
+            future.add_done_callback(self.open.discard)
+            return future
+
+        ThreadPoolExecutor.submit = noting  # type: ignore[method-assign]
+        self.is_watched = True
+
+    def leave(self) -> None:
+        if self.is_watched:
+            ThreadPoolExecutor.submit = self._submit  # type: ignore[method-assign]
+            self.is_watched = False
+            self.open.clear()
+
+
+_jobs = _Jobs()
+watch_executors, leave_executors = _jobs.watch, _jobs.leave

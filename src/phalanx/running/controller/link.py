@@ -26,7 +26,7 @@ from phalanx.kinds import ALL
 from phalanx.model import Finding, Verdict
 from phalanx.running.controller import wire
 from phalanx.running.controller.board import MOST_PAST, PATIENCE, Board, Row, digest_of
-from phalanx.running.controller.idle import is_mute
+from phalanx.running.controller.idle import is_mute, leave_executors, watch_executors
 from phalanx.running.controller.wire import Decoder, Frame, encode
 from phalanx.system import monotonic
 
@@ -133,6 +133,7 @@ class Link:
         global _current
         _current = None
         self._off = True
+        leave_executors()
         self._watcher.stop()
         self._socket.close()
 
@@ -354,6 +355,7 @@ def attach(
     global _current
     link = Link(connection, rank, board, kinds)
     link.start()
+    watch_executors()
     _current = link
     return link
 

@@ -13,6 +13,7 @@ import logging
 import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.multiprocessing
 
+from phalanx.backend.private_modes import default_device
 from phalanx.backend.private_settings import torch_settings
 
 
@@ -43,7 +45,7 @@ def look() -> Inherited:
     return Inherited(
         settings=read_settings(),
         random=random.getstate(),
-        numpy=None if numpy_random is None else numpy_random.get_state(),
+        numpy=None if numpy_random is None else numpy_random.get_state(legacy=False),
         torch=ctypes.string_at(state.data_ptr(), state.nbytes),
     )
 
@@ -54,10 +56,11 @@ def take_over(given: Inherited) -> None:
     random.setstate(given.random)
     with torch.device("cpu"):
         torch.set_rng_state(torch.frombuffer(bytearray(given.torch), dtype=torch.uint8))
-    if given.numpy is not None:
-        import_module("numpy.random").set_state(given.numpy)
-    elif "numpy.random" in sys.modules:  # or all ranks would draw what the parent would
-        sys.modules["numpy.random"].seed()
+    if given.numpy is not None or "numpy.random" in sys.modules:
+        numpy_random = import_module("numpy.random")
+        numpy_random.seed()  # or all ranks would draw what the parent would
+        with suppress(TypeError, ValueError):  # that of another kind of generator, or none
+            numpy_random.set_state(given.numpy)
 
 
 class _Setting(NamedTuple):
@@ -73,7 +76,8 @@ def write_settings(values: Sequence[Any]) -> None:
     """As they were read by the same version of torch."""
     for setting, value in zip(_all_settings(), values, strict=True):
         if setting.read() != value:
-            setting.write(value)
+            with suppress(RuntimeError):  # one that torch keeps and does not like
+                setting.write(value)
 
 
 @cache
@@ -85,15 +89,10 @@ def _all_settings() -> tuple[_Setting, ...]:
 
 
 def _other_settings() -> Iterator[_Setting]:
-    yield _Setting(torch.get_default_device, _set_default_device)
+    yield _Setting(default_device, torch.set_default_device)
     sharing = torch.multiprocessing
     yield _Setting(sharing.get_sharing_strategy, sharing.set_sharing_strategy)
     yield _Setting(sys.getrecursionlimit, sys.setrecursionlimit)
     root = logging.root
     yield _Setting(lambda: root.manager.disable, logging.disable)
     yield _Setting(lambda: root.level, root.setLevel)
-
-
-def _set_default_device(device: torch.device) -> None:
-    """For the CPU there is nothing to set: that it is one costs time in each call of torch."""
-    torch.set_default_device(None if device == torch.device("cpu") else device)

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from phalanx.backend import private
+from phalanx.backend import private, private_modes
 
 _TIMERS = ("ITIMER_REAL", "ITIMER_VIRTUAL", "ITIMER_PROF")
 _BUILTINS = ("breakpoint", "input", "open", "print")
@@ -117,16 +117,15 @@ def _file_of(fd: int) -> tuple[int, int] | None:
 
 def _modes() -> tuple[Any, ...]:
     """Those that are on besides the one that the default device is."""
-    device = torch.get_default_device()
-    is_plain = device == torch.device("cpu")
-    if not is_plain:
+    device = private_modes.default_device()
+    if device is not None:
         torch.set_default_device(None)
     found = (
         torch.is_inference_mode_enabled(),
         private.function_modes(),
         private.dispatch_modes(),
     )
-    if not is_plain:
+    if device is not None:
         torch.set_default_device(device)
     return found
 

@@ -21,7 +21,7 @@ VARIABLES = ("COVERAGE_PROCESS_START", "COVERAGE_PROCESS_CONFIG")
 def begin() -> None:
     """In a rank, once it has the program's environment."""
     if any(os.environ.get(name) for name in VARIABLES):
-        with suppress(ImportError):
+        with suppress(Exception):  # none of its troubles is the program's
             import coverage  # type: ignore[import-not-found, unused-ignore]
 
             coverage.process_startup()
@@ -29,9 +29,9 @@ def begin() -> None:
 
 def save() -> None:
     """After a call. Files of one process come together when the program combines them all."""
-    coverage: Any = sys.modules.get("coverage")
-    measuring = None if coverage is None else coverage.Coverage.current()
-    if measuring is not None:
-        with warnings.catch_warnings(), suppress(OSError):
+    kind: Any = getattr(sys.modules.get("coverage"), "Coverage", None)
+    with suppress(Exception), warnings.catch_warnings():
+        measuring = None if kind is None else kind.current()
+        if measuring is not None:
             warnings.simplefilter("ignore")  # a rank may have seen nothing of the sources
             measuring.save()

@@ -59,7 +59,7 @@ from phalanx.running.processes.nursery import preloadable
 from phalanx.running.processes.parcel import pack_value, pickled_error, unpack_call
 from phalanx.running.processes.wire import memories_of, receive, send
 from phalanx.running.processes_of_ranks import leave_if_forked
-from phalanx.running.terminal import attach_terminal, can_debug
+from phalanx.running.terminal import attach_terminal
 from phalanx.system import getpid, monotonic
 
 DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux
@@ -202,10 +202,6 @@ class _Rank:
         if getpid() == self._pid:
             self._answer(Asking(self._start.rank, begins))
 
-    @property
-    def can_debug(self) -> bool:
-        return can_debug(self._start.input)
-
     def _carry_out(self, call: Call) -> Returned | Unsendable | Raised:
         rank, loading = self._start.rank, True
         try:
@@ -318,11 +314,6 @@ def leave_note(data: bytes) -> None:
     """In a rank: what the caller gets with the error if this call is not heard of any more."""
     for rank in _here:
         rank.leave_note(data)
-
-
-def has_terminal() -> bool:
-    """In a rank: whether `breakpoint()` leads anywhere."""
-    return any(rank.can_debug for rank in _here)
 
 
 def _value_of(fn: Any, args: Any, kwargs: Any) -> Any:

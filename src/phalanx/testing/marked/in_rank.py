@@ -17,7 +17,7 @@ import pytest
 
 from phalanx.errors import RankStopped, VerdictError, text_of
 from phalanx.running.controller import link
-from phalanx.running.processes.rank import has_terminal, leave_note
+from phalanx.running.processes.rank import leave_note
 from phalanx.testing import pytest_private as private
 from phalanx.testing.marked.fixtures import FixturePlan, Maker, RankRequest
 from phalanx.testing.marked.isolated import new_packages
@@ -89,9 +89,7 @@ class RankProcess:
 
     def __init__(self, errand: Errand) -> None:
         self._key = (errand.args, errand.file)
-        self._pytest = private.RankSession(
-            errand.args, errand.worker, has_terminal=has_terminal()
-        )
+        self._pytest = private.RankSession(errand.args, errand.worker)
         pytest.CaptureFixture.disabled = _disabled  # type: ignore[method-assign]
         self._wide: dict[str, Iterator[None]] = {}
         self._trace = sys.gettrace()  # of pytest-cov

@@ -117,6 +117,7 @@ def _of_attributes(
     get_original: Callable[..., Any],
 ) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
     def enter_patch(self: Any) -> Any:
+        vars(self).pop("_there", None)  # of one who failed to enter
         result = enter(self)
         if here.strand is not None:
             there = vars(self).pop("_there", None)  # what is to be put back

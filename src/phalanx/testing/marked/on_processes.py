@@ -96,7 +96,7 @@ def run_on_processes(
     try:
         if errand.file != kept.file:
             ready = replace(errand, shared={}, extra={})
-            engine.call(get_ready, (ready,), limit=way.limit, replay=replay)
+            engine.call(get_ready, (ready,), limit=way.limit, replay=replay, bare=not way.init)
             kept.file = errand.file
         values = engine.call(
             run_errand,
