@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch.nn.functional import dropout
 
 import phalanx
+from phalanx.backend.private_modes import default_device
 
 RANKS = 3
 Meet = Callable[[], Any]
@@ -165,6 +166,24 @@ def settings_are_a_ranks_own() -> None:
     ]
 
 
+def on_the_default_device() -> list[str]:
+    tensor = torch.ones(2)
+    dist.all_reduce(tensor)
+    return [str(default_device()), tensor.device.type, str(torch.backends.cudnn.benchmark)]
+
+
+def ranks_have_the_programs_device_and_settings() -> None:
+    torch.set_default_device("cuda")
+    torch.backends.cudnn.benchmark = True
+    try:
+        for engine in ("threads", "processes"):
+            found = phalanx.run(on_the_default_device, ranks=2, engine=engine, backend="gloo")
+            assert found == [["cuda", "cuda", "True"]] * 2, (engine, found)
+    finally:
+        torch.set_default_device(None)
+        torch.backends.cudnn.benchmark = False
+
+
 CHECKS = (
     seeds_given_before_cuda_is_there,
     numbers_as_in_processes,
@@ -172,6 +191,7 @@ CHECKS = (
     numbers_of_cuda_graphs,
     device_and_stream_are_a_ranks_own,
     settings_are_a_ranks_own,
+    ranks_have_the_programs_device_and_settings,
 )
 
 if __name__ == "__main__":

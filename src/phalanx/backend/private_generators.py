@@ -123,13 +123,13 @@ def _engine_place() -> int | None:
     look = _look(trial, place)
     seen = [look()]
     for draw in (1, 2, 700, 1):
-        torch.empty(draw, dtype=torch.int32).random_(generator=trial)
+        torch.empty(draw, dtype=torch.int32, device="cpu").random_(generator=trial)
         position, words = _state_words(trial)
         seen.append(look())
         if seen[-1][0] != struct.unpack("Q", struct.pack("2I", position, words[0]))[0]:
             return None
     for _ in range(2):  # the second of two normal numbers comes from the tail
-        torch.empty(1, dtype=torch.float64).normal_(generator=trial)
+        torch.empty(1, dtype=torch.float64, device="cpu").normal_(generator=trial)
         seen.append(look())
     trial.manual_seed(7)
     seen.append(look())

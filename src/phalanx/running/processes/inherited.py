@@ -54,8 +54,7 @@ def take_over(given: Inherited) -> None:
     """In a rank that begins."""
     write_settings(given.settings)
     random.setstate(given.random)
-    with torch.device("cpu"):
-        torch.set_rng_state(torch.frombuffer(bytearray(given.torch), dtype=torch.uint8))
+    torch.set_rng_state(torch.frombuffer(bytearray(given.torch), dtype=torch.uint8))
     if given.numpy is not None or "numpy.random" in sys.modules:
         numpy_random = import_module("numpy.random")
         numpy_random.seed()  # or all ranks would draw what the parent would
