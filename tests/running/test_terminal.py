@@ -63,7 +63,10 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self._ours, text.encode())
 
-    def close(self) -> None:
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(self, *error: object) -> None:
         self.program.kill()
         self.program.wait()
         os.close(self._ours)
@@ -73,27 +76,21 @@ class Terminal:
     "engine", ["processes", pytest.param("torchrun", marks=pytest.mark.slow)]
 )
 def test_a_rank_asks_the_terminal(command, engine) -> None:
-    terminal = Terminal(command(engine, "ask"))
-    try:
+    with Terminal(command(engine, "ask")) as terminal:
         terminal.wait_for("[0] name? ")
         terminal.type("Ada\n")
         terminal.wait_for("[0]   hello Ada\r\n")
         assert terminal.program.wait(30) == 0
-    finally:
-        terminal.close()
 
 
 def test_a_breakpoint_in_one_rank(command) -> None:
-    terminal = Terminal(command("processes", "stop"))
-    try:
+    with Terminal(command("processes", "stop")) as terminal:
         terminal.wait_for("[1] (Pdb) ")
         terminal.type("p secret + 1\n")
         terminal.wait_for("43\r\n[1] (Pdb) ")
         terminal.type("continue\n")
         terminal.wait_for("[1]   went on\r\n")
         assert terminal.program.wait(30) == 0
-    finally:
-        terminal.close()
 
 
 THINKS = 2.5
@@ -103,15 +100,12 @@ THINKS = 2.5
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["processes", "torchrun"])
 def test_a_rank_at_a_prompt_does_not_stall(command, engine) -> None:
-    terminal = Terminal(command(engine, "stop", "--timeout", "2"))
-    try:
+    with Terminal(command(engine, "stop", "--timeout", "2")) as terminal:
         terminal.wait_for("[1] (Pdb) ")
         time.sleep(THINKS)
         terminal.type("continue\n")
         terminal.wait_for("[1]   went on\r\n")
         assert terminal.program.wait(30) == 0
-    finally:
-        terminal.close()
 
 
 CALLED = """
@@ -132,8 +126,7 @@ if __name__ == "__main__":
 def test_functions_ask_as_scripts_do(tmp_path) -> None:
     program = tmp_path / "called.py"
     program.write_text(CALLED)
-    terminal = Terminal([sys.executable, str(program)])
-    try:
+    with Terminal([sys.executable, str(program)]) as terminal:
         terminal.wait_for("[1] (Pdb) ")
         time.sleep(THINKS)
         terminal.type("c\n")
@@ -141,8 +134,6 @@ def test_functions_ask_as_scripts_do(tmp_path) -> None:
         terminal.type("yes\n")
         terminal.wait_for("[None, 'yes']")
         assert terminal.program.wait(30) == 0
-    finally:
-        terminal.close()
 
 
 TESTED = """
@@ -172,15 +163,12 @@ def test_a_breakpoint_in_a_test_on_processes(tmp_path, how, then, end) -> None:
     test = tmp_path / "test_stops.py"
     test.write_text(TESTED.replace("HOW", how))
     options = ["--color=no", "--ranks-engine", "processes", "--ranks-timeout", "10"]
-    terminal = Terminal([sys.executable, "-m", "pytest", *options, str(test)])
-    try:
+    with Terminal([sys.executable, "-m", "pytest", *options, str(test)]) as terminal:
         terminal.wait_for("[1] (Pdb) ")
         terminal.type("p secret + 1\n")
         terminal.wait_for("44\r\n[1] (Pdb) ")
         terminal.type(f"{then}\n")
         terminal.wait_for(end)
-    finally:
-        terminal.close()
 
 
 @pytest.mark.slow

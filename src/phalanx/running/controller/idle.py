@@ -1,8 +1,8 @@
 """Threads of libraries that cannot communicate, or not before somebody gives them work.
 
 Used by `link.py`, which tells the desk how many threads of a rank may still make a call: as
-long as one may, nothing is a proved deadlock. Names private to Python's own modules are here
-only, checked with 3.11 to 3.13; where they are others, a thread counts as one that may.
+long as one may, nothing is a proved deadlock. Names private to `multiprocessing` are here only,
+checked with Python 3.11 to 3.13; where they are others, a thread counts as one that may.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ from __future__ import annotations
 import sys
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import thread as executors
 from typing import Any
 
-from phalanx.running.blocking import SERVICES
+from phalanx.running.blocking import SERVICES, is_idle_worker
 
 MUTE = SERVICES | {
     "multiprocessing.queues",  # the thread that feeds a queue's pipe
@@ -22,7 +21,6 @@ MUTE = SERVICES | {
 """Modules whose threads run no code of the program's."""
 
 POOLS = "multiprocessing.pool"
-EXECUTOR_WORKER: Any = executors._worker
 
 
 def is_mute(thread: threading.Thread) -> bool:
@@ -34,7 +32,7 @@ def is_mute(thread: threading.Thread) -> bool:
         # Its workers do what it was asked for, and its callbacks get the results of that.
         name = getattr(target, "__name__", "")
         return name in ("_handle_workers", "_handle_tasks") or _are_pools_idle()
-    return target is EXECUTOR_WORKER and _waits_for_work(thread)
+    return _waits_for_work(thread)
 
 
 def _are_pools_idle() -> bool:
@@ -48,15 +46,10 @@ def _are_pools_idle() -> bool:
 
 
 def _waits_for_work(thread: threading.Thread) -> bool:
-    """The queue does not tell: what is put there is handed to a thread that waits, and that
-    has it before it takes a step (3.13; a moment before, in earlier versions)."""
+    """A worker of an executor. That its queue is empty is not enough: what is put there is
+    handed to a thread that waits, before that has taken a step (3.13; for a moment earlier)."""
     frame = sys._current_frames().get(thread.ident or 0)
-    return (
-        _jobs.is_watched
-        and not _jobs.open
-        and frame is not None
-        and (frame.f_code is EXECUTOR_WORKER.__code__)
-    )
+    return _jobs.is_watched and not _jobs.open and is_idle_worker(thread, frame)
 
 
 class _Jobs:

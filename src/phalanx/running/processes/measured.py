@@ -2,8 +2,8 @@
 
 A rank is forked from a parent that is not measured, and ends without the clean-up that
 coverage.py counts on. So it is started here as in any subprocess, by coverage's own variables,
-and what was measured is saved after every call. Used by `rank.py`, and by `in_rank.py`, where
-pytest-cov starts it. Without coverage.py in use nothing happens.
+and what was measured is saved after every call. Used by `rank.py`, and by `nursery.py` for the
+parent. In ranks of tests pytest-cov has begun it. Without coverage.py nothing happens.
 """
 
 from __future__ import annotations
