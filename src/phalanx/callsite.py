@@ -15,7 +15,7 @@ import threading
 from types import CodeType, FrameType, TracebackType
 
 from phalanx.model import Site
-from phalanx.system import folder_here
+from phalanx.system import current_frames, folder_here
 
 Mark = tuple[CodeType, int]
 
@@ -37,7 +37,7 @@ def mark(depth: int = 1) -> Mark | None:
 
 def mark_of_main_thread() -> Mark | None:
     """Where the main thread is: whoever called `backward` waits there for autograd's own."""
-    return mark_of(sys._current_frames().get(threading.main_thread().ident or 0))
+    return mark_of(current_frames().get(threading.main_thread().ident or 0))
 
 
 def mark_of(frame: FrameType | None) -> Mark | None:

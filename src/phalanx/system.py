@@ -6,8 +6,12 @@ test, say. In ranks that are threads that would be the engine's time as well.
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
+import threading
 import time
+from types import FrameType
 
 monotonic = time.monotonic
 getpid = os.getpid
@@ -20,3 +24,30 @@ def folder_here() -> str | None:
         return _getcwd()
     except OSError:
         return None
+
+
+_frames = sys._current_frames
+_looking = threading.RLock()  # a signal's handler may look while its thread does
+
+
+def _frames_without_collecting() -> dict[int, FrameType]:
+    """Python 3.11 before 3.11.9 makes objects here while it holds a lock. Had these the garbage
+    collected, code of the program might run and another thread get its turn, which would wait
+    for that lock and never give the turn back: the process stands still (gh-106883)."""
+    with _looking:
+        collects = gc.isenabled()
+        try:
+            gc.disable()
+            return _frames()
+        finally:
+            if collects:
+                gc.enable()
+
+
+if (3, 11) <= sys.version_info < (3, 11, 9):
+    current_frames = _frames_without_collecting
+    if hasattr(os, "register_at_fork"):
+        let = _looking.release  # no child begins while somebody looks
+        os.register_at_fork(before=_looking.acquire, after_in_parent=let, after_in_child=let)
+else:
+    current_frames = _frames

@@ -6,7 +6,6 @@ that their frames can be read; of calls that are over nothing is said.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from types import FrameType
@@ -17,6 +16,7 @@ from phalanx.backend.names import THREAD
 from phalanx.backend.session import Session
 from phalanx.backend.source_text import branch_by_rank
 from phalanx.model import Mismatch, OpBlock
+from phalanx.system import current_frames
 
 MOST_RANKS = 16
 _DEPTH = 32
@@ -27,7 +27,7 @@ def with_branch(session: Session, verdict: Mismatch) -> Mismatch:
     blocks = verdict.blocks
     if verdict.ranks or len(blocks) != 2 or "operation" not in verdict.differs:
         return verdict
-    frames = sys._current_frames()
+    frames = current_frames()
     found = [_branch_of(session, block, frames) for block in blocks]
     told = [at for at in (0, 1) if isinstance(found[at], str)]
     if len(told) != 1 or found[1 - told[0]] is not None:

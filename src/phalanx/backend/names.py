@@ -34,6 +34,7 @@ from phalanx.backend.session import Session, context_here
 from phalanx.errors import text_of
 from phalanx.model import Deadlock, Mismatch, Names, Op, Stall, Verdict
 from phalanx.report.layout import rank_list
+from phalanx.system import current_frames
 
 DDP, THREAD = "ddp models", "thread"
 """Where a rank's models and its thread are kept among what it has saved."""
@@ -110,7 +111,7 @@ def _has_any(session: Session) -> bool:
 def _find(
     session: Session, ops: Sequence[Op], failed: Mapping[int, BaseException] = NOBODY
 ) -> Names:
-    running = sys._current_frames()
+    running = current_frames()
     facts = {}
     for context in session.ranks:
         rank = context.rank

@@ -8,14 +8,13 @@ between two checks. It must never run a rank's code.
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 
 from phalanx.core.baton import Baton
 from phalanx.core.huddle import MANY
 from phalanx.core.strand import Strand
-from phalanx.system import monotonic
+from phalanx.system import current_frames, monotonic
 
 TICK = 0.005
 QUIET = 0.012
@@ -132,5 +131,5 @@ def cpu_time(strand: Strand) -> float:
             return time.clock_gettime(strand.cpu_clock)
         except OSError:  # the thread has just ended
             return 0.0
-    frame = sys._current_frames().get(strand.ident)
+    frame = current_frames().get(strand.ident)
     return float(hash((id(frame), frame.f_lasti))) if frame else 0.0

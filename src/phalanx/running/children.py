@@ -40,7 +40,7 @@ from phalanx.running.children_rules import (
 from phalanx.running.interrupts import AGAIN, throw
 from phalanx.running.signals import HARMLESS, send
 from phalanx.running.signals import children as children_by_pid
-from phalanx.system import monotonic
+from phalanx.system import current_frames, monotonic
 
 LOOK = 0.02
 PATIENCE = 0.3
@@ -407,7 +407,7 @@ class Family:
 
     def _is_sleeping(self) -> bool:
         """Whether the program is in `time.sleep`, which is a function of ours just now."""
-        frame = sys._current_frames().get(self._ident)
+        frame = current_frames().get(self._ident)
         return frame is not None and frame.f_code is getattr(time.sleep, "__code__", None)
 
     def _is_idle(self) -> bool:

@@ -10,7 +10,6 @@ ours.
 from __future__ import annotations
 
 import ctypes
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from typing import Any
 
 from phalanx.core.strand import DONE, OUTSIDE, RUNNING, Strand, here
 from phalanx.errors import RankStopped
-from phalanx.system import monotonic
+from phalanx.system import current_frames, monotonic
 
 LATE = 0.03
 """Seconds that a rank has to come by for a signal itself."""
@@ -115,7 +114,7 @@ def _act(ring: Ring, helper: Strand, handle: Callable[..., None]) -> None:
 
 def _handle(ring: Ring, handle: Callable[..., None]) -> None:
     try:
-        handle(frame=sys._current_frames().get(ring.strand.ident))
+        handle(frame=current_frames().get(ring.strand.ident))
     except RankStopped:
         raise
     except BaseException as error:
@@ -132,7 +131,7 @@ def throw(strand: Strand, error: BaseException) -> bool:
     if strand.state is not RUNNING and strand.state is not OUTSIDE:
         strand.baton.wake(strand, error)
         return True
-    if strand.baton.critical or not _is_in_program(sys._current_frames().get(strand.ident)):
+    if strand.baton.critical or not _is_in_program(current_frames().get(strand.ident)):
         if strand.state is OUTSIDE:  # in a wait of ours, which raises it
             strand.baton.wake(strand, error)
         return strand.state is OUTSIDE

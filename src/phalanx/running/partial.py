@@ -10,7 +10,6 @@ only each other stay as they are.
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
@@ -24,7 +23,7 @@ from phalanx.core.baton import Baton
 from phalanx.core.meeting import Call
 from phalanx.core.strand import DONE, OUTSIDE, PARKED, Strand
 from phalanx.running.blocking import Blocked, is_frame_of_tool, is_idle_worker, is_tool
-from phalanx.system import monotonic
+from phalanx.system import current_frames, monotonic
 
 SETTLED = 0.5
 """Seconds that a set must stay the same if it rests on threads that wait out of our sight: a
@@ -157,7 +156,7 @@ class PartialWatch:
 def _frames_of_others() -> dict[int, FrameType]:
     """Without the caller's own, which would hold the table that holds it, and with it
     everything that the ranks have in their frames."""
-    frames = sys._current_frames()
+    frames = current_frames()
     frames.pop(threading.get_ident(), None)
     return frames
 

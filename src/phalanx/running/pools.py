@@ -6,7 +6,6 @@ threads are nobody's, and each job gets a strand of its rank's for as long as it
 
 from __future__ import annotations
 
-import sys
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import thread as pools
@@ -22,6 +21,7 @@ from phalanx.core.strand import Strand, here
 from phalanx.errors import RankStopped
 from phalanx.running.blocking import is_idle_worker
 from phalanx.running.isolation.strangers import as_helper
+from phalanx.system import current_frames
 
 IDLE_LOOKS = 3
 _JOBS = "jobs"
@@ -86,7 +86,7 @@ def see_off(context: RankContext) -> None:
         for _ in range(100):
             args: Any = getattr(thread, "_args", None)
             is_open = bool(args) and args[0]() is not None
-            frame = sys._current_frames().get(thread.ident or 0)
+            frame = current_frames().get(thread.ident or 0)
             idle += is_open and is_idle_worker(thread, frame)
             thread.join(0.003 if is_open else 0.1)
             if idle >= IDLE_LOOKS or not thread.is_alive():

@@ -5,7 +5,6 @@ Called by the engine with the baton in hand (or after everybody stopped), so not
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Container
 from dataclasses import replace
 from types import FrameType
@@ -20,6 +19,7 @@ from phalanx.errors import text_of
 from phalanx.model import Group, Op, RankView, Site, Snapshot, Status, ViewBlock, Wait
 from phalanx.running.blocking import Blocked
 from phalanx.running.outcome import Outcomes
+from phalanx.system import current_frames
 
 
 def take_snapshot(
@@ -31,7 +31,7 @@ def take_snapshot(
 ) -> Snapshot:
     """Every rank by its main thread, and the threads that ranks have started as far as they
     wait. With `stuck`, the strands that can never move, the others are only told to move."""
-    frames = sys._current_frames()
+    frames = current_frames()
     known = Known()
     views, threads = [], []
     for strand in list(baton.strands):
@@ -56,7 +56,7 @@ DEBUGGERS = {"bdb", "pdb", "IPython.terminal.debugger", "code"}
 
 
 def user_stacks(baton: Baton) -> dict[int, tuple[Site, ...]]:
-    frames = sys._current_frames()
+    frames = current_frames()
     return {
         strand.rank: callsite.user_stack(frames.get(strand.ident))
         for strand in baton.strands
@@ -66,7 +66,7 @@ def user_stacks(baton: Baton) -> dict[int, tuple[Site, ...]]:
 
 def thread_places(session: Session) -> tuple[tuple[tuple[int, ...], Site], ...]:
     """Where the threads are that ranks have started, as far as they are in the program."""
-    frames = sys._current_frames()
+    frames = current_frames()
     places: dict[Site, set[int]] = {}
     for context in session.ranks:
         for thread in list(context.helpers):
@@ -79,7 +79,7 @@ def thread_places(session: Session) -> tuple[tuple[tuple[int, ...], Site], ...]:
 
 def is_debugging(baton: Baton) -> bool:
     """Whether a rank stands at the prompt of a debugger."""
-    frames = sys._current_frames()
+    frames = current_frames()
     for strand in baton.strands:
         frame = frames.get(strand.ident) if strand.state is not DONE else None
         while frame is not None:

@@ -23,6 +23,7 @@ from phalanx.core.meeting import Call
 from phalanx.core.strand import OUTSIDE, PARKED, READY, Strand
 from phalanx.errors import RankStopped, VerdictError
 from phalanx.model import Finding
+from phalanx.system import current_frames
 
 KIND = "thread-race"
 _BLOCKING = frozenset({"send", "recv"})
@@ -126,7 +127,7 @@ def _message_of(other: Strand, call: Call) -> Call | None:
 
 
 def _frame_of(strand: Strand) -> FrameType | None:
-    return sys._current_frames().get(strand.ident)
+    return current_frames().get(strand.ident)
 
 
 def _is_still_at(frame: FrameType | None, mark: callsite.Mark | None) -> bool:

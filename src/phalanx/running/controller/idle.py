@@ -7,12 +7,12 @@ checked with Python 3.11 to 3.13; where they are others, a thread counts as one 
 
 from __future__ import annotations
 
-import sys
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from phalanx.running.blocking import SERVICES, is_idle_worker
+from phalanx.system import current_frames
 
 MUTE = SERVICES | {
     "multiprocessing.queues",  # the thread that feeds a queue's pipe
@@ -48,7 +48,7 @@ def _are_pools_idle() -> bool:
 def _waits_for_work(thread: threading.Thread) -> bool:
     """A worker of an executor. That its queue is empty is not enough: what is put there is
     handed to a thread that waits, before that has taken a step (3.13; for a moment earlier)."""
-    frame = sys._current_frames().get(thread.ident or 0)
+    frame = current_frames().get(thread.ident or 0)
     return _jobs.is_watched and not _jobs.open and is_idle_worker(thread, frame)
 
 

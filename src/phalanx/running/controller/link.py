@@ -13,7 +13,6 @@ import os
 import pickle
 import select
 import socket
-import sys
 import threading
 from itertools import count
 
@@ -28,7 +27,7 @@ from phalanx.running.controller import wire
 from phalanx.running.controller.board import MOST_PAST, PATIENCE, Board, Row, digest_of
 from phalanx.running.controller.idle import is_mute, leave_executors, watch_executors
 from phalanx.running.controller.wire import Decoder, Frame, encode
-from phalanx.system import monotonic
+from phalanx.system import current_frames, monotonic
 
 READ_SIZE = 1 << 16
 
@@ -392,9 +391,9 @@ def _left(deadline: float | None) -> float | None:
 def _thread_count() -> int:
     """How many threads of this rank may communicate: all that Python runs in, also those that
     `threading` has not heard of (of `_thread`, or of C++ that calls back)."""
-    if len(sys._current_frames()) <= 1 + _own_threads():
+    threads = set(current_frames())
+    if len(threads) <= 1 + _own_threads():
         return 1
-    threads = set(sys._current_frames())
     threads.difference_update(t.ident for t in threading.enumerate() if not _may_communicate(t))
     return max(1, min(len(threads), wire.MOST_THREADS))
 

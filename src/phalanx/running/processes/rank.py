@@ -60,7 +60,7 @@ from phalanx.running.processes.parcel import pack_value, pickled_error, unpack_c
 from phalanx.running.processes.wire import memories_of, receive, send
 from phalanx.running.processes_of_ranks import leave_if_forked
 from phalanx.running.terminal import attach_terminal
-from phalanx.system import getpid, monotonic
+from phalanx.system import current_frames, getpid, monotonic
 
 DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux
 _libc = ctypes.CDLL(None)
@@ -158,7 +158,7 @@ class _Rank:
         os.killpg(os.getpgrp(), signal.SIGKILL)
 
     def _position(self, number: int) -> Position:
-        frame = sys._current_frames().get(self._main_thread)
+        frame = current_frames().get(self._main_thread)
         stack = callsite.user_stack(frame)
         return Position(self._start.rank, number, stack, _torch_call(frame))
 
@@ -167,7 +167,7 @@ class _Rank:
         native code, which no signal ends: there the next step of the main thread tells, when
         the rank that it waits for has ended."""
         rank, wanted = self._start.rank, callable(signal.getsignal(signal.SIGINT))
-        waits = _torch_call(sys._current_frames().get(self._main_thread)) is not None
+        waits = _torch_call(current_frames().get(self._main_thread)) is not None
         before = self._step()
         self._answer(Heard(rank, wanted and not waits))
         if wanted:
@@ -182,7 +182,7 @@ class _Rank:
             self._answer(Heard(self._start.rank))
 
     def _step(self) -> tuple[int, int]:
-        frame = sys._current_frames().get(self._main_thread)
+        frame = current_frames().get(self._main_thread)
         return (id(frame), -1 if frame is None else frame.f_lasti)
 
     # -- the main thread --------------------------------------------------------------------

@@ -57,7 +57,7 @@ from phalanx.running.torchrun.place import (
     open_store,
     read_place,
 )
-from phalanx.system import monotonic
+from phalanx.system import current_frames, monotonic
 
 DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux
 
@@ -138,7 +138,7 @@ class Home:
             while True:
                 order = wire.receive(self._control)
                 if isinstance(order, Where):
-                    frame = sys._current_frames().get(self._main_thread)
+                    frame = current_frames().get(self._main_thread)
                     stack = callsite.user_stack(frame)
                     self.tell(Position(self._place.rank, order.number, stack))
                 elif isinstance(order, HowFar):
