@@ -11,6 +11,8 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 monotonic = time.monotonic
@@ -26,26 +28,39 @@ def folder_here() -> str | None:
         return None
 
 
+# Of ranks that are threads each has its own setting, and to change that takes its turn.
+_collects, _collect, _do_not_collect = gc.isenabled, gc.enable, gc.disable
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Garbage is not collected meanwhile."""
+    collects = _collects()
+    try:
+        _do_not_collect()
+        yield
+    finally:
+        if collects:
+            _collect()
+
+
 _frames = sys._current_frames
+_get_ident = threading.get_ident
 _looking = threading.RLock()  # a signal's handler may look while its thread does
 
 
-def _frames_without_collecting() -> dict[int, FrameType]:
+def _frames_without_collection() -> dict[int, FrameType]:
     """Python 3.11 before 3.11.9 makes objects here while it holds a lock. Had these the garbage
     collected, code of the program might run and another thread get its turn, which would wait
     for that lock and never give the turn back: the process stands still (gh-106883)."""
-    with _looking:
-        collects = gc.isenabled()
-        try:
-            gc.disable()
-            return _frames()
-        finally:
-            if collects:
-                gc.enable()
+    with _looking, no_collection():
+        found = _frames()
+    found[_get_ident()] = sys._getframe(1)  # as if the caller had asked itself
+    return found
 
 
 if (3, 11) <= sys.version_info < (3, 11, 9):
-    current_frames = _frames_without_collecting
+    current_frames = _frames_without_collection
     if hasattr(os, "register_at_fork"):
         let = _looking.release  # no child begins while somebody looks
         os.register_at_fork(before=_looking.acquire, after_in_parent=let, after_in_child=let)

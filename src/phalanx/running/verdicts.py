@@ -6,9 +6,7 @@ Used by `threads.py`. The baton calls `judge_stuck` when nobody can move, the mo
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 
 from phalanx.analysis.other_group import find_other_group
 from phalanx.analysis.waitgraph import find_deadlock
@@ -25,7 +23,7 @@ from phalanx.model import Deadlock, Op, Snapshot, Stall, Verdict
 from phalanx.running.outcome import Outcomes
 from phalanx.running.partial import PartialWatch
 from phalanx.running.snapshots import group_views, take_snapshot, thread_places, user_stacks
-from phalanx.system import monotonic
+from phalanx.system import monotonic, no_collection
 
 AT_FAULT = ("outside", "computing", "lingering")
 """What ranks do that keep a run from ending."""
@@ -49,7 +47,7 @@ class Judge:
 
     def judge_stuck(self) -> None:
         """No rank can move: find out why, and raise it in every rank that waits."""
-        with _no_collection():
+        with no_collection():
             verdict = self._find_verdict()
             error = self._session.report(verdict or self.stalled(0.0))
         parked = [strand for strand in self._baton.strands if strand.state is PARKED]
@@ -109,7 +107,7 @@ class Judge:
 
     def _condemn(self, stuck: Sequence[tuple[Strand, int]]) -> None:
         """These can never move, though others do."""
-        with _no_collection():
+        with no_collection():
             verdict = self._find_verdict([strand for strand, _ in stuck])
             if verdict is None:
                 return
@@ -185,23 +183,6 @@ class Judge:
             if slot is not None and id(slot) not in seen:
                 seen.add(id(slot))
                 yield call.assembly, slot
-
-
-# Python's own: those that ranks find wait for their turn, and here one is about to be given.
-_disable_gc, _enable_gc = gc.disable, gc.enable
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """The description of a thousand ranks makes Python look for garbage in the whole process,
-    which takes longer than all the rest."""
-    collects = gc.isenabled()
-    _disable_gc()
-    try:
-        yield
-    finally:
-        if collects:
-            _enable_gc()
 
 
 def _concerned(deadlock: Deadlock) -> list[int]:
