@@ -65,11 +65,6 @@ def test_unknown_name():
 def test_lock_as_parameter(locked):
     pass
 
-@ranks
-@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.ranks(4))])
-def test_marked_parameter(size):
-    pass
-
 def test_marked_late():
     pass
 
@@ -94,7 +89,6 @@ TOLD = {
     "test_wide": "once_per_rank). Here the fixture 'wide' (test_refused.py:11) asks for it",
     "test_missing": "fixture 'no_such' not found",
     "test_unknown_name": "shared='nothing_here': there is no such fixture here",
-    "test_marked_parameter": "a marker of ranks in pytest.param(..., marks=...) has no effect",
     "test_marked_late": "test_marked_late: it came after the test was collected",
     "test_async_fixture": "the fixture 'later' is async",
 }

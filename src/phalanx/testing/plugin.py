@@ -8,8 +8,8 @@ only; what they do is in the modules beside it, from `items.py` on.
 from __future__ import annotations
 
 import sys
-from collections.abc import Generator
-from typing import Any
+from collections.abc import Generator, Sequence
+from typing import Any, NoReturn
 
 import pytest
 
@@ -28,9 +28,11 @@ from phalanx.testing.marked.marker import (
     check_engines,
     check_sizes,
     find_plan,
+    is_about_ranks,
     is_ranks_marker,
 )
 from phalanx.testing.pytest_private import Failed, in_rank, leave_asserts_alone
+from phalanx.testing.pytest_private_calls import marks_by_call, plan_anew
 
 _given = pytest.StashKey[Given]()
 
@@ -145,26 +147,59 @@ def _seconds(text: str, where: str) -> float:
 # -- collection -------------------------------------------------------------------------------
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    plan = _plan(metafunc)
-    if plan is None:
-        return
-    metafunc.fixturenames.append(PARAMETER)
-    ways = [pytest.param(way, marks=_lacks_gpu(way)) for way in plan.ways]
-    metafunc.parametrize(PARAMETER, ways, ids=plan.ids, indirect=True)
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> Generator[None, Any, Any]:
+    """Sizes are a parameter, the first one. Markers in `pytest.param` are known when all other
+    parameters are."""
+    own = _closest_first(metafunc.definition)
+    ways, problem = _ways(own, metafunc)
+    if ways:
+        metafunc.fixturenames.append(PARAMETER)
+        values = [pytest.param(way, marks=marks) for _, way, marks in ways]
+        metafunc.parametrize(PARAMETER, values, ids=[each for each, *_ in ways], indirect=True)
+    result = yield
+    marked = [any(map(is_about_ranks, marks)) for marks in marks_by_call(metafunc)]
+    if problem and not (marked and all(marked)):
+        _fail(metafunc, problem)
+    if any(marked):
+        plan_anew(metafunc, PARAMETER, ways, lambda marks: _ways_of_call(marks, own, metafunc))
+    return result
 
 
-def _plan(metafunc: pytest.Metafunc) -> Plan | None:
-    definition = metafunc.definition
+def _ways(
+    markers: Sequence[pytest.Mark], metafunc: pytest.Metafunc
+) -> tuple[list[tuple[str, Ranks, list[pytest.Mark]]], str | None]:
+    """All the ways to run a test with these markers, with their ids and marks; or what is
+    wrong with them."""
     try:
-        plan = find_plan(_closest_first(definition), metafunc.config.stash[_given])
-        if plan is not None:
-            _check(plan)
-        return plan
+        plan = find_plan(markers, metafunc.config.stash[_given])
+        if plan is None:
+            return [], None
+        _check(plan)
     except UsageError as error:
-        problem = str(error)
-    pytest.fail(f"{definition.nodeid}: {problem}", pytrace=False)
+        return [], str(error)
+    return [
+        (each, way, _lacks_gpu(way)) for each, way in zip(plan.ids, plan.ways, strict=True)
+    ], None
+
+
+def _ways_of_call(
+    marks: Sequence[pytest.Mark], own: Sequence[pytest.Mark], metafunc: pytest.Metafunc
+) -> Any:
+    if not any(map(is_about_ranks, marks)):
+        return None
+    sizes = {mark.args: mark for mark in marks if is_ranks_marker(mark) and mark.args}
+    if len(sizes) > 1:
+        said = " and ".join(f"{m.name}{m.args!r}".replace(",)", ")") for m in sizes.values())
+        _fail(metafunc, f"two parameters of one test choose its ranks, {said}; leave one out")
+    ways, problem = _ways([*marks, *own], metafunc)
+    if problem:
+        _fail(metafunc, problem)
+    return ways or None
+
+
+def _fail(metafunc: pytest.Metafunc, problem: str) -> NoReturn:
+    pytest.fail(f"{metafunc.definition.nodeid}: {problem}", pytrace=False)
 
 
 def _closest_first(node: Any) -> list[pytest.Mark]:
@@ -194,7 +229,7 @@ def _check(plan: Plan) -> None:
         )
 
 
-def _lacks_gpu(way: Ranks) -> list[pytest.MarkDecorator]:
+def _lacks_gpu(way: Ranks) -> list[pytest.Mark]:
     """A test that asks for GPUs which are not here is skipped, as is usual for tests."""
     if way.device != "cuda" and way.gpus is None:
         return []
@@ -204,7 +239,7 @@ def _lacks_gpu(way: Ranks) -> list[pytest.MarkDecorator]:
     try:
         plan(way.device, way.gpus, per_node=way.size)
     except UsageError as error:
-        return [pytest.mark.skip(reason=str(error))]
+        return [pytest.mark.skip(reason=str(error)).mark]
     return []
 
 
@@ -258,7 +293,6 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
         return (yield from _name_who_asks(item, None))
     from phalanx.testing.marked import items
 
-    _refuse_marked_parameter(item)
     _refuse_async(item)
     _refuse_trace(item, way)
     items.prepare(item, way)
@@ -276,15 +310,6 @@ def _name_who_asks(item: Any, way: Ranks | None) -> Generator[None, Any, Any]:
 
         who, text = askers(item, error.name, way), str(error)
     pytest.fail(f"{text}. Here {who} asks for it" if who else text, pytrace=False)
-
-
-def _refuse_marked_parameter(item: Any) -> None:
-    if any(is_ranks_marker(mark.name) for mark in item.callspec.marks):
-        pytest.fail(
-            "a marker of ranks in pytest.param(..., marks=...) has no effect, because sizes "
-            "are parameters themselves; put it on the function: ranks(2, 4)",
-            pytrace=False,
-        )
 
 
 def _refuse_async(item: Any) -> None:
@@ -309,9 +334,9 @@ def _refuse_trace(item: Any, way: Ranks) -> None:
 
 def _refuse_lost_marker(item: Any) -> None:
     """pytest does not parametrise tests of unittest's classes, so the marker would be lost."""
-    mark = next((each for each in item.iter_markers() if is_ranks_marker(each.name)), None)
+    mark = next((each for each in item.iter_markers() if is_ranks_marker(each)), None)
     if mark is None and not isinstance(item, pytest.DoctestItem):
-        for own in getattr(getattr(item, "obj", None), "pytestmark", ()):
+        for own in item.own_markers:
             if own.name in (EXPECT, SILENCE):
                 pytest.fail(
                     f"@pytest.mark.{own.name} is about tests on ranks; put "
@@ -332,8 +357,8 @@ def _refuse_lost_marker(item: Any) -> None:
     )
     if isinstance(item, pytest.Function) and not is_unittest:
         why = (
-            "it came after the test was collected, or from pytest.param. Put it on the "
-            "function, the class or the module (pytestmark)"
+            "it came after the test was collected. Put it on the function, the class, the "
+            "module (pytestmark) or a parameter (pytest.param)"
         )
     pytest.fail(
         f"@pytest.mark.{mark.name} has no effect on {item.nodeid}: {why}", pytrace=False

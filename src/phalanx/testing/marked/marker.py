@@ -112,8 +112,13 @@ class Given:
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
-def is_ranks_marker(name: str) -> bool:
-    return name in ("ranks", "world_size")
+def is_ranks_marker(mark: Any) -> bool:
+    return mark.name in ("ranks", "world_size")
+
+
+def is_about_ranks(mark: Any) -> bool:
+    """Whether it says how a test on ranks is run, or what comes of it."""
+    return is_ranks_marker(mark) or mark.name in (EXPECT, SILENCE)
 
 
 def find_plan(markers: Sequence[Any], given: Given) -> Plan | None:
@@ -122,7 +127,7 @@ def find_plan(markers: Sequence[Any], given: Given) -> Plan | None:
     Each setting comes from the closest marker that has it, so a class can say how many ranks
     and a test in it which seed.
     """
-    own = [mark for mark in markers if is_ranks_marker(mark.name)]
+    own = [mark for mark in markers if is_ranks_marker(mark)]
     if not own:
         return None
     for mark in own:

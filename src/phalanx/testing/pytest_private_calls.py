@@ -1,0 +1,59 @@
+"""The calls that pytest plans for a test function, one for each set of its parameters. Private
+names of pytest, as in `pytest_private.py`; used by `plugin.py` at collection, in every project,
+so nothing else may be imported here. Checked with pytest 8.2 to 9.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from _pytest.scope import Scope
+
+Way = tuple[str, Any, Sequence[Any]]
+"""The id of a value, the value, and the marks that come with it."""
+
+
+def marks_by_call(metafunc: Any) -> list[list[Any]]:
+    """What `pytest.param(..., marks=...)` says, for each call."""
+    return [call.marks for call in metafunc._calls]
+
+
+def plan_anew(
+    metafunc: Any, name: str, before: Sequence[Way], plan: Callable[[Any], Sequence[Way] | None]
+) -> None:
+    """Let the marks of a call's parameters choose the values of this parameter, in place of
+    those `before`, which it may have been given for all calls. `plan` returns None to leave
+    a call as it is."""
+    calls: list[Any] = []
+    seen: set[Any] = set()
+    for call in metafunc._calls:
+        ids, marks = list(call._idlist), call.marks
+        at = call.indices.get(name)
+        if at is not None:
+            marks = [mark for mark in marks if mark not in before[at][2]]
+        ways = plan(marks)
+        if ways is None:
+            calls.append(call)
+            continue
+        others = tuple((key, index) for key, index in call.indices.items() if key != name)
+        if others in seen:
+            continue
+        seen.add(others)
+        place = 0
+        if at is not None:
+            place = ids.index(before[at][0])
+            del ids[place]
+        for index, (each, value, added) in enumerate(ways):
+            calls.append(
+                replace(
+                    call,
+                    params={**call.params, name: value},
+                    indices={**call.indices, name: index},
+                    _arg2scope={**call._arg2scope, name: Scope.Function},
+                    _idlist=[*ids[:place], each, *ids[place:]],
+                    marks=[*added, *marks],
+                )
+            )
+    metafunc._calls[:] = calls

@@ -1,0 +1,140 @@
+"""Markers of ranks on parameters: `pytest.param(2, marks=pytest.mark.world_size(2))`."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.testing.pytest_runs import run_many
+
+HEAD = """
+import pytest
+import torch
+import torch.distributed as dist
+
+ranks = pytest.mark.ranks
+
+def param(value, *marks):
+    return pytest.param(value, marks=marks)
+
+def size():
+    return dist.get_world_size() if dist.is_initialized() else None
+
+"""
+GOOD = """
+@pytest.mark.parametrize("world_size", [1, param(2, pytest.mark.world_size(2))])
+def test_only_there(world_size):
+    assert size() == {1: None, 2: 2}[world_size]
+
+@pytest.fixture(params=[1, param(2, pytest.mark.world_size(2))])
+def wanted(request):
+    return request.param
+
+def test_by_a_fixture(wanted):
+    assert size() == {1: None, 2: 2}[wanted]
+
+@ranks(2, 4, init=False)
+@pytest.mark.parametrize("many", ["2+4", param("8", ranks(8)), param("3+5", ranks(3, 5))])
+@pytest.mark.parametrize("other", ["x", "y"])
+def test_stronger(many, other, world_size):
+    assert str(world_size) in many.split("+")
+    assert size() is None
+
+class TestRest:
+    pytestmark = ranks(engine="threads")
+
+    @pytest.mark.parametrize("many", [param(2, ranks(2)), param(3, ranks(3, seed=7))])
+    def test_it(self, many, world):
+        assert (world.size, world.seed) == (many, {2: 0, 3: 7}[many])
+
+@ranks(2)
+@pytest.mark.parametrize(
+    "hangs", [param(True, pytest.mark.ranks_expect("deadlock", reason="the point")), False]
+)
+def test_expected(hangs, rank):
+    if hangs:
+        dist.recv(torch.ones(1), 1 - rank)
+
+@pytest.mark.parametrize(
+    "skips", [param(True, ranks(2), pytest.mark.skip("no")), param(False, ranks(2))]
+)
+def test_beside_others(skips):
+    assert size() == 2 and not skips
+
+@ranks(2, device="cuda")
+@pytest.mark.parametrize("kind", ["cuda", param("cpu", ranks(device="cpu"))])
+def test_devices(kind, device):
+    assert device.type == kind
+"""
+OUTCOMES = {
+    "test_only_there[1]": "PASSED",
+    "test_only_there[ranks=2-2]": "PASSED",
+    "test_by_a_fixture[1]": "PASSED",
+    "test_by_a_fixture[ranks=2-2]": "PASSED",
+    **{f"test_stronger[ranks={n}-{o}-2+4]": "PASSED" for n in (2, 4) for o in "xy"},
+    **{f"test_stronger[ranks=8-{o}-8]": "PASSED" for o in "xy"},
+    **{f"test_stronger[ranks={n}-{o}-3+5]": "PASSED" for n in (3, 5) for o in "xy"},
+    "TestRest::test_it[ranks=2-2]": "PASSED",
+    "TestRest::test_it[ranks=3-3]": "PASSED",
+    "test_expected[ranks=2-True]": "PASSED",
+    "test_expected[ranks=2-False]": "PASSED",
+    "test_beside_others[ranks=2-False]": "PASSED",
+    "test_devices[ranks=2-cpu]": "PASSED",
+}
+BAD = {
+    "without_a_size": (
+        "@ranks(engine='threads')\n@pytest.mark.parametrize('a', [param(2, ranks(2)), 3])",
+        "ranks() says no number of ranks",
+    ),
+    "twice": (
+        "@pytest.mark.parametrize('a', [param(1, ranks(2))])\n"
+        "@pytest.mark.parametrize('b', [param(1, pytest.mark.world_size(4))])",
+        "two parameters of one test choose its ranks, world_size(4) and ranks(2); leave one",
+    ),
+    "wrong": (
+        "@pytest.mark.parametrize('a', [param(1, ranks(2, enigne='threads'))])",
+        "ranks(enigne=...): unknown keyword",
+    ),
+    "nowhere": (
+        "@pytest.mark.parametrize("
+        "'a', [param(1, pytest.mark.ranks_expect('leak', reason='so'))])",
+        "@pytest.mark.ranks_expect is about tests on ranks",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list:
+    files = {"test_good.py": HEAD + GOOD}
+    for name, (marks, _) in BAD.items():
+        asked = "a, b" if "'b'" in marks else "a"
+        files[f"test_{name}.py"] = f"{HEAD}{marks}\ndef test_{name}({asked}):\n    pass\n"
+    here = ["-rA", "test_good.py"]
+    three = [*here, "--ranks", "3", "-k", "test_beside or only_there"]
+    processes = [*here, "--ranks-engine", "processes", "-k", "fixture and ranks2"]
+    bad = ["--continue-on-collection-errors", *(f"test_{name}.py" for name in BAD)]
+    folder = tmp_path_factory.mktemp("parameters")
+    return run_many(folder, [here, three, processes, bad], files=files)
+
+
+def test_markers_of_parameters_choose(runs: list) -> None:
+    ran = runs[0]
+    told = {name: how for name, how in ran.outcomes.items() if how != "SKIPPED"}
+    told.pop("test_devices[ranks=2-cuda]", None)  # where there is a GPU
+    assert told == OUTCOMES
+    assert ": no\n" in ran.text
+
+
+def test_options_are_stronger(runs: list) -> None:
+    told = {name: how for name, how in runs[1].outcomes.items() if how != "SKIPPED"}
+    assert told == {
+        "test_only_there[1]": "PASSED",
+        "test_only_there[ranks=3-2]": "FAILED",  # it says 2
+        "test_beside_others[ranks=3-False]": "FAILED",
+    }
+    assert runs[2].outcomes == {"test_by_a_fixture[ranks=2-2]": "PASSED"}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_is_wrong_is_told(runs: list, name: str) -> None:
+    assert runs[3].code != 0
+    assert BAD[name][1] in runs[3].text
