@@ -423,6 +423,13 @@ def waits_of_all_kinds() -> None:
     work.wait()
 
 
+def wait_in_cpp() -> None:
+    """As libraries call it that have their own DDP."""
+    tensors = [torch.full((3,), float(dist.get_rank())), torch.ones(1000) * dist.get_rank()]
+    dist._broadcast_coalesced(dist.group.WORLD, tensors, 256, 1)
+    assert all(torch.equal(tensor, torch.ones_like(tensor)) for tensor in tensors)
+
+
 def input_read_in_flight() -> None:
     mine, rows = torch.ones(4), [torch.zeros(4) for _ in range(4)]
     work = dist.all_gather(rows, mine, async_op=True)
@@ -531,6 +538,7 @@ SILENT = (
     answers_of_any_source,
     a_group_for_each_thread,
     waits_of_all_kinds,
+    wait_in_cpp,
     input_read_in_flight,
     reductions_in_place,
     rings_in_batches,

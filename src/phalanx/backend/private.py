@@ -43,6 +43,9 @@ RENDEZVOUS_NAME = "rendezvous"
 # number of members, the rank among them, all of them, the backend, the store, the name.
 NEW_GROUP_NAME = "_new_process_group_helper"
 
+# 2.11-2.13: broadcasts many tensors and waits for that in C++; libraries call it, too.
+COALESCED_NAME = "_broadcast_coalesced"
+
 # 2.11-2.13: what those functions look at first. A build without NCCL has no class, and None
 # for the timeout; ranks get a group that behaves as NCCL's all the same.
 NCCL_AVAILABLE_NAME = "is_nccl_available"

@@ -40,6 +40,7 @@ from phalanx.backend.watch_callers import (
     OTHER,
     WAITING,
     caller_of,
+    known_to_wait,
 )
 from phalanx.backend.watch_forms import (
     READERS,
@@ -227,6 +228,8 @@ class Watcher:
         private.watch_operator(waits, "wait_tensor", self._wait_for_tensor)
         self._make = getattr(c10d, private.NEW_GROUP_NAME)
         self._patch(c10d, private.NEW_GROUP_NAME, self._make_group)
+        coalesced = private.COALESCED_NAME
+        self._patch(dist, coalesced, known_to_wait(getattr(dist, coalesced)))
         for owner, name, new in (*self.lives.patches(), *backward_patches()):
             self._patch(owner, name, new)
         self._wait = original = dist.Work.wait

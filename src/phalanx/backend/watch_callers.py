@@ -45,6 +45,17 @@ def _above(frame: Any) -> Any:
     return frame
 
 
+def known_to_wait(function: Any) -> Any:
+    """The same function of C++, which waits there for what it calls, with a frame to know it
+    by: whose ever code calls it."""
+
+    def call(*args: Any, **options: Any) -> Any:
+        return function(*args, **options)
+
+    _known[call.__code__] = NATIVE
+    return call
+
+
 def caller_of(frame: Any) -> int:
     """Who called the operator: the innermost frame of Python's, below which is C++."""
     code = frame.f_code if frame is not None else None
