@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from tests.testing.pytest_runs import run_many
+from tests.testing.pytest_runs import run_many, run_pytest
 
 HEAD = """
 import pytest
@@ -138,3 +140,14 @@ def test_options_are_stronger(runs: list) -> None:
 def test_what_is_wrong_is_told(runs: list, name: str) -> None:
     assert runs[3].code != 0
     assert BAD[name][1] in runs[3].text
+
+
+@pytest.mark.parametrize(("size", "told"), [("2", True), ("1", False)])
+def test_pytest_that_torchrun_has_started_says_so(
+    tmp_path: Path, size: str, told: bool
+) -> None:
+    marked = HEAD + "@pytest.mark.world_size(2)\ndef test_it():\n    assert size() == 2\n"
+    env = {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": size, "RANK": "0"}
+    ran = run_pytest(tmp_path, files={"test_it.py": marked}, env=env)
+    assert "1 passed" in ran.text
+    assert (f"torchrun has started pytest {size} times" in ran.text) == told

@@ -7,6 +7,7 @@ only; what they do is in the modules beside it, from `items.py` on.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Generator, Sequence
 from typing import Any, NoReturn
@@ -274,6 +275,17 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         _loaded(f"on_{engine}").begin()
     gc.freeze()
     config.add_cleanup(gc.unfreeze)
+
+
+def pytest_report_collectionfinish(items: Sequence[pytest.Item]) -> str | None:
+    """Nothing is wrong with the tests then, but they run as often as torchrun started us."""
+    times = os.environ.get("WORLD_SIZE", "1")
+    if "TORCHELASTIC_RUN_ID" not in os.environ or times == "1" or not any(map(_way, items)):
+        return None
+    return (
+        f"torchrun has started pytest {times} times, and each runs all tests, on ranks of its "
+        "own; to run them once, start pytest without torchrun"
+    )
 
 
 def _way(item: Any) -> Ranks | None:
