@@ -11,9 +11,11 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import FrameType
+from typing import TypeVar
+
+T = TypeVar("T")
 
 monotonic = time.monotonic
 getpid = os.getpid
@@ -32,13 +34,14 @@ def folder_here() -> str | None:
 _collects, _collect, _do_not_collect = gc.isenabled, gc.enable, gc.disable
 
 
-@contextmanager
-def no_collection() -> Iterator[None]:
-    """Garbage is not collected meanwhile."""
+def without_collection(function: Callable[[], T]) -> T:
+    """What it returns, with no garbage collected meanwhile. No context manager, between whose
+    steps a signal may raise."""
     collects = _collects()
     try:
-        _do_not_collect()
-        yield
+        if collects:
+            _do_not_collect()
+        return function()
     finally:
         if collects:
             _collect()
@@ -52,9 +55,22 @@ _looking = threading.RLock()  # a signal's handler may look while its thread doe
 def _frames_without_collection() -> dict[int, FrameType]:
     """Python 3.11 before 3.11.9 makes objects here while it holds a lock. Had these the garbage
     collected, code of the program might run and another thread get its turn, which would wait
-    for that lock and never give the turn back: the process stands still (gh-106883)."""
-    with _looking, no_collection():
+    for that lock and never give the turn back: the process stands still (gh-106883).
+
+    For the same reason nothing that makes an object is done with our own lock in hand, as the
+    end of `with` does, and the return from a function that is in the table."""
+    collects = False
+    try:
+        _looking.acquire()
+        collects = _collects()
+        if collects:
+            _do_not_collect()
         found = _frames()
+    finally:
+        if collects:
+            _collect()
+        if _looking._is_owned():  # type: ignore[attr-defined]
+            _looking.release()
     found[_get_ident()] = sys._getframe(1)  # as if the caller had asked itself
     return found
 

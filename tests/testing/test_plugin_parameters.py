@@ -62,11 +62,28 @@ def test_expected(hangs, rank):
 def test_beside_others(skips):
     assert size() == 2 and not skips
 
+@pytest.mark.parametrize("a", [1, param(2, ranks([2])), param(4, ranks([2, 4], seed=1))])
+@pytest.mark.parametrize("b", [1, param(4, pytest.mark.world_size(4)), param(2, ranks(2))])
+def test_two_lists(a, b):
+    assert size() in (None, 2, 4)
+
+@pytest.fixture(params=[param("ring", pytest.mark.ranks_silence("leak", reason="so")), "tree"])
+def shape(request):
+    return request.param
+
+def test_shared_by_an_ordinary_test(shape):
+    assert size() is None
+
 @ranks(2, device="cuda")
 @pytest.mark.parametrize("kind", ["cuda", param("cpu", ranks(device="cpu"))])
 def test_devices(kind, device):
     assert device.type == kind
 """
+CONFLICTS = {
+    "test_two_lists[ranks=?-4-2]": "world_size(4) and ranks([2])",
+    "test_two_lists[ranks=?-4-4]": "world_size(4) and ranks([2, 4], seed=1)",
+    "test_two_lists[ranks=?-2-4]": "ranks(2) and ranks([2, 4], seed=1)",
+}
 OUTCOMES = {
     "test_only_there[1]": "PASSED",
     "test_only_there[ranks=2-2]": "PASSED",
@@ -81,25 +98,25 @@ OUTCOMES = {
     "test_expected[ranks=2-False]": "PASSED",
     "test_beside_others[ranks=2-False]": "PASSED",
     "test_devices[ranks=2-cpu]": "PASSED",
+    "test_shared_by_an_ordinary_test[ring]": "PASSED",
+    "test_shared_by_an_ordinary_test[tree]": "PASSED",
+    "test_two_lists[1-1]": "PASSED",
+    "test_two_lists[ranks=4-4-1]": "PASSED",
+    "test_two_lists[ranks=2-2-1]": "PASSED",
+    "test_two_lists[ranks=2-1-2]": "PASSED",
+    "test_two_lists[ranks=2-2-2]": "PASSED",
+    "test_two_lists[ranks=2-1-4]": "PASSED",
+    "test_two_lists[ranks=4-1-4]": "PASSED",
+    **dict.fromkeys(CONFLICTS, "ERROR"),
 }
 BAD = {
     "without_a_size": (
         "@ranks(engine='threads')\n@pytest.mark.parametrize('a', [param(2, ranks(2)), 3])",
         "ranks() says no number of ranks",
     ),
-    "twice": (
-        "@pytest.mark.parametrize('a', [param(1, ranks(2))])\n"
-        "@pytest.mark.parametrize('b', [param(1, pytest.mark.world_size(4))])",
-        "two parameters of one test choose its ranks, world_size(4) and ranks(2); leave one",
-    ),
     "wrong": (
         "@pytest.mark.parametrize('a', [param(1, ranks(2, enigne='threads'))])",
         "ranks(enigne=...): unknown keyword",
-    ),
-    "nowhere": (
-        "@pytest.mark.parametrize("
-        "'a', [param(1, pytest.mark.ranks_expect('leak', reason='so'))])",
-        "@pytest.mark.ranks_expect is about tests on ranks",
     ),
 }
 
@@ -108,10 +125,9 @@ BAD = {
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list:
     files = {"test_good.py": HEAD + GOOD}
     for name, (marks, _) in BAD.items():
-        asked = "a, b" if "'b'" in marks else "a"
-        files[f"test_{name}.py"] = f"{HEAD}{marks}\ndef test_{name}({asked}):\n    pass\n"
+        files[f"test_{name}.py"] = f"{HEAD}{marks}\ndef test_{name}(a):\n    pass\n"
     here = ["-rA", "test_good.py"]
-    three = [*here, "--ranks", "3", "-k", "test_beside or only_there"]
+    three = [*here, "--ranks", "3", "-k", "beside or only_there or two_lists"]
     processes = [*here, "--ranks-engine", "processes", "-k", "fixture and ranks2"]
     bad = ["--continue-on-collection-errors", *(f"test_{name}.py" for name in BAD)]
     folder = tmp_path_factory.mktemp("parameters")
@@ -124,10 +140,14 @@ def test_markers_of_parameters_choose(runs: list) -> None:
     told.pop("test_devices[ranks=2-cuda]", None)  # where there is a GPU
     assert told == OUTCOMES
     assert ": no\n" in ran.text
+    for disagreeing in CONFLICTS.values():
+        assert f"markers on its parameters disagree: {disagreeing}; leave one" in ran.text
 
 
 def test_options_are_stronger(runs: list) -> None:
     told = {name: how for name, how in runs[1].outcomes.items() if how != "SKIPPED"}
+    lists = {name: told.pop(name) for name in [*told] if "two_lists" in name}
+    assert len(lists) == 9 and not any("?" in name for name in lists)
     assert told == {
         "test_only_there[1]": "PASSED",
         "test_only_there[ranks=3-2]": "FAILED",  # it says 2

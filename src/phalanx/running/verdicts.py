@@ -23,7 +23,7 @@ from phalanx.model import Deadlock, Op, Snapshot, Stall, Verdict
 from phalanx.running.outcome import Outcomes
 from phalanx.running.partial import PartialWatch
 from phalanx.running.snapshots import group_views, take_snapshot, thread_places, user_stacks
-from phalanx.system import monotonic, no_collection
+from phalanx.system import monotonic, without_collection
 
 AT_FAULT = ("outside", "computing", "lingering")
 """What ranks do that keep a run from ending."""
@@ -47,9 +47,9 @@ class Judge:
 
     def judge_stuck(self) -> None:
         """No rank can move: find out why, and raise it in every rank that waits."""
-        with no_collection():
-            verdict = self._find_verdict()
-            error = self._session.report(verdict or self.stalled(0.0))
+        error = without_collection(
+            lambda: self._session.report(self._find_verdict() or self.stalled(0.0))
+        )
         parked = [strand for strand in self._baton.strands if strand.state is PARKED]
         for strand, own in zip(parked, error.for_each(len(parked)), strict=True):
             self._baton.wake(strand, own)
@@ -107,11 +107,11 @@ class Judge:
 
     def _condemn(self, stuck: Sequence[tuple[Strand, int]]) -> None:
         """These can never move, though others do."""
-        with no_collection():
-            verdict = self._find_verdict([strand for strand, _ in stuck])
-            if verdict is None:
-                return
-            error = self._session.report(verdict)
+        strands = [strand for strand, _ in stuck]
+        verdict = without_collection(lambda: self._find_verdict(strands))
+        if verdict is None:
+            return
+        error = self._session.report(verdict)
         doomed = [each for each in stuck if each[0].state in (PARKED, OUTSIDE)]
         if not doomed:
             return  # meanwhile the last rank has parked, and all were told

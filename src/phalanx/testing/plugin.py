@@ -28,6 +28,7 @@ from phalanx.testing.marked.marker import (
     Ranks,
     check_engines,
     check_sizes,
+    find_conflict,
     find_plan,
     is_about_ranks,
     is_ranks_marker,
@@ -187,15 +188,15 @@ def _ways(
 def _ways_of_call(
     marks: Sequence[pytest.Mark], own: Sequence[pytest.Mark], metafunc: pytest.Metafunc
 ) -> Any:
+    """None if its parameters say nothing. What they say in vain is told when it is to run:
+    other calls of the same test are in order."""
     if not any(map(is_about_ranks, marks)):
         return None
-    sizes = {mark.args: mark for mark in marks if is_ranks_marker(mark) and mark.args}
-    if len(sizes) > 1:
-        said = " and ".join(f"{m.name}{m.args!r}".replace(",)", ")") for m in sizes.values())
-        _fail(metafunc, f"two parameters of one test choose its ranks, {said}; leave one out")
     ways, problem = _ways([*marks, *own], metafunc)
     if problem:
         _fail(metafunc, problem)
+    if conflict := find_conflict(marks, metafunc.config.stash[_given]):
+        return [("ranks=?", conflict, [])]
     return ways or None
 
 
@@ -301,6 +302,7 @@ def _way(item: Any) -> Ranks | None:
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
     way = _way(item)
     if way is None:
+        _refuse_conflict(item)
         _refuse_lost_marker(item)
         return (yield from _name_who_asks(item, None))
     from phalanx.testing.marked import items
@@ -322,6 +324,13 @@ def _name_who_asks(item: Any, way: Ranks | None) -> Generator[None, Any, Any]:
 
         who, text = askers(item, error.name, way), str(error)
     pytest.fail(f"{text}. Here {who} asks for it" if who else text, pytrace=False)
+
+
+def _refuse_conflict(item: Any) -> None:
+    callspec = getattr(item, "callspec", None)
+    conflict = None if callspec is None else callspec.params.get(PARAMETER)
+    if conflict is not None:
+        pytest.fail(conflict, pytrace=False)
 
 
 def _refuse_async(item: Any) -> None:
@@ -348,7 +357,7 @@ def _refuse_lost_marker(item: Any) -> None:
     """pytest does not parametrise tests of unittest's classes, so the marker would be lost."""
     mark = next((each for each in item.iter_markers() if is_ranks_marker(each)), None)
     if mark is None and not isinstance(item, pytest.DoctestItem):
-        for own in item.own_markers:
+        for own in getattr(getattr(item, "obj", None), "pytestmark", ()):
             if own.name in (EXPECT, SILENCE):
                 pytest.fail(
                     f"@pytest.mark.{own.name} is about tests on ranks; put "

@@ -56,4 +56,4 @@ def plan_anew(
                     marks=[*added, *marks],
                 )
             )
-    metafunc._calls[:] = calls
+    metafunc._calls = calls

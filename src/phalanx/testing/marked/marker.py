@@ -121,6 +121,32 @@ def is_about_ranks(mark: Any) -> bool:
     return is_ranks_marker(mark) or mark.name in (EXPECT, SILENCE)
 
 
+def find_conflict(markers: Iterable[Any], given: Given) -> str | None:
+    """What two markers say differently that are equally close, as those on parameters are. An
+    option decides all the same."""
+    decided = {"sizes": bool(given.sizes), "engine": bool(given.engines)}
+    decided.update(dict.fromkeys(given.options, True))
+    said: dict[str, tuple[Any, Any]] = {}
+    for mark in filter(is_ranks_marker, markers):
+        sizes = {"sizes": check_sizes(mark.args, _text(mark))} if mark.args else {}
+        for name, value in {**sizes, **mark.kwargs}.items():
+            other, before = said.setdefault(name, (value, mark))
+            if other != value and not decided.get(name):
+                return (
+                    f"markers on its parameters disagree: {_text(before)} and {_text(mark)}; "
+                    "leave one out"
+                )
+    return None
+
+
+def _text(mark: Any) -> str:
+    said = [
+        *map(repr, mark.args),
+        *(f"{name}={value!r}" for name, value in mark.kwargs.items()),
+    ]
+    return f"{mark.name}({', '.join(said)})"
+
+
 def find_plan(markers: Sequence[Any], given: Given) -> Plan | None:
     """How to run a test with these markers, closest first; None for an ordinary test.
 
@@ -165,7 +191,7 @@ def _check_keywords(mark: Any) -> None:
 def _first_sizes(markers: Iterable[Any]) -> tuple[int, ...]:
     for mark in markers:
         if mark.args:
-            return check_sizes(mark.args, f"{mark.name}({', '.join(map(repr, mark.args))})")
+            return check_sizes(mark.args, _text(mark))
         if mark.name == "world_size":
             raise UsageError("world_size() says no number; write @pytest.mark.world_size(4)")
     return ()
