@@ -83,6 +83,8 @@ def main() -> int:
         print(
             f"unexpected: {result.name}, {result.ranks} ranks: {result.status}, not {expected}"
         )
+        if result.status == "crashed":
+            print(result.reason)
     return 1 if wrong else 0
 
 

@@ -20,6 +20,7 @@ from typing import Any
 def main() -> None:
     engine, gpu, pipe, *tests = sys.argv[1:]
     os.set_inheritable(int(pipe), False)
+    faulthandler.enable()  # a crash is rare, so say where the first time
     import suite
 
     with os.fdopen(int(pipe), "w") as out:
