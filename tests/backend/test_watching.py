@@ -10,6 +10,7 @@ import textwrap
 import threading
 import time
 import warnings
+import weakref
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,7 @@ def profiled() -> list[tuple[str, list[list[int]], bool, int]]:
 
 def traced(folder: str) -> list[str]:
     path = Path(folder, f"trace-{dist.get_rank()}.json")
+    _gone = weakref.proxy(set())  # which raises whatever it is asked for
     observer = ExecutionTraceObserver().register_callback(str(path))
     with profile(activities=[ProfilerActivity.CPU], execution_trace_observer=observer):
         every_operation()

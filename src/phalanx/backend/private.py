@@ -418,7 +418,9 @@ def retire_trace_observer(observer: Any) -> None:
 
 
 def is_registered_observer(thing: Any) -> bool:
-    return isinstance(thing, torch.profiler.ExecutionTraceObserver) and thing._registered
+    """By its type alone: `isinstance` would ask any object for its class, also the proxy of
+    one that is gone, which raises."""
+    return torch.profiler.ExecutionTraceObserver in type(thing).__mro__ and thing._registered
 
 
 class TraceObserverFunctions(NamedTuple):

@@ -188,7 +188,5 @@ def _is_lost(session: Session, end: Any) -> bool:
 def is_held_by_only(end: Any, known: set[int]) -> bool:
     """Whether only these refer to it; frames of whoever asks hold it for a moment."""
     asking = [sys._getframe(depth) for depth in range(_ASKING)]
-    return all(
-        id(each) in known or isinstance(each, MethodType) or each in asking
-        for each in gc.get_referrers(end)
-    )
+    known = known.union(map(id, asking))  # not by `==`, which may be the program's
+    return all(id(each) in known or type(each) is MethodType for each in gc.get_referrers(end))
