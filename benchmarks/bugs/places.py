@@ -38,9 +38,9 @@ def preload(place: str) -> None:
         warnings.simplefilter("ignore")
         import torch.distributed.optim  # noqa: F401
     if place == "phalanx":
-        import phalanx.running.script
+        import phalanx.engines.threads.script_on_threads
     elif place == "processes":
-        import phalanx.running.processes.script  # noqa: F401
+        import phalanx.engines.processes.script_on_processes  # noqa: F401
 
 
 def job(place: str, program: Program) -> Job:
@@ -108,10 +108,10 @@ def _lines(error: BaseException, file: str) -> set[int]:
 
 def on_threads(program: Program) -> dict[str, Any]:
     """All ranks, as `phalanx run -n N` would, or `phalanx.run`."""
-    from phalanx.running.program import load_script
-    from phalanx.running.script import run_program
-    from phalanx.running.settings import Settings
-    from phalanx.running.threads import ThreadsEngine
+    from phalanx.engines.program import load_script
+    from phalanx.engines.run_settings import Settings
+    from phalanx.engines.threads.script_on_threads import run_program
+    from phalanx.engines.threads.threads_engine import ThreadsEngine
 
     found: list[Any] = []
     settings = Settings(**_options(program), on_findings=found.extend)
@@ -135,9 +135,9 @@ def on_threads(program: Program) -> dict[str, Any]:
 def on_processes(program: Program) -> dict[str, Any]:
     """Each rank a process on the real Gloo, watched by the controller. What hangs or crashes is
     a rank; the time limit is the engine's."""
-    from phalanx.running.processes.engine import ProcessesEngine, ProcessSettings
-    from phalanx.running.processes.script import run_program_in_processes
-    from phalanx.running.program import load_script
+    from phalanx.engines.processes.processes_engine import ProcessesEngine, ProcessSettings
+    from phalanx.engines.processes.script_on_processes import run_program_in_processes
+    from phalanx.engines.program import load_script
 
     found: list[Any] = []
     settings = ProcessSettings(

@@ -27,7 +27,7 @@ from phalanx.errors import (
 )
 
 if TYPE_CHECKING:
-    from phalanx.running.world import World, run
+    from phalanx.engines.world import World, run
 
 __all__ = [
     "BackendHazardError",
@@ -56,7 +56,7 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> Any:
     """`run` and `World` need torch, which takes a second to import: only when asked for."""
     if name in ("World", "run"):
-        from phalanx.running import world
+        from phalanx.engines import world
 
         return getattr(world, name)
     raise AttributeError(f"module 'phalanx' has no attribute {name!r}")

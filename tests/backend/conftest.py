@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from phalanx.backend import admission
+from phalanx.backend.profiles import admission
 
 
 @pytest.fixture

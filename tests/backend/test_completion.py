@@ -10,9 +10,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from phalanx.engines.run_settings import Settings
+from phalanx.engines.threads.threads_engine import ThreadsEngine
 from phalanx.kinds import parse_checks
-from phalanx.running.settings import Settings
-from phalanx.running.threads import ThreadsEngine
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
 UNGUARDED = parse_checks("all,-in-flight-buffer,-unwaited-work")

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from phalanx.backend import device_map
-from phalanx.backend.device_map import (
+from phalanx.backend.devices import device_map
+from phalanx.backend.devices.device_map import (
     HIDDEN,
     DeviceMap,
     check_devices,

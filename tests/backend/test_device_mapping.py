@@ -18,12 +18,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from phalanx.backend import device_calls, device_mode, private, private_modes
-from phalanx.backend.device_map import DeviceMap
+from phalanx.backend.devices import device_calls, device_mode
+from phalanx.backend.devices.device_map import DeviceMap
+from phalanx.backend.torch_private import private, private_modes
+from phalanx.engines.run_settings import Settings
+from phalanx.engines.threads import threads_engine
+from phalanx.engines.threads.threads_engine import ThreadsEngine
 from phalanx.errors import RankFailedError
-from phalanx.running import threads
-from phalanx.running.settings import Settings
-from phalanx.running.threads import ThreadsEngine
 
 
 @pytest.fixture
@@ -402,7 +403,9 @@ def test_a_mode_that_was_taken_off_for_a_call_is_not_put_back_twice() -> None:
 @pytest.mark.filterwarnings("ignore:.*keeps what torch.compile makes")
 def test_compiled_functions_do_not_see_the_mode(monkeypatch) -> None:
     monkeypatch.undo()  # dynamo would look for the GPU
-    monkeypatch.setattr(threads, "plan_devices", lambda *given, per_node: DeviceMap(1, 2))
+    monkeypatch.setattr(
+        threads_engine, "plan_devices", lambda *given, per_node: DeviceMap(1, 2)
+    )
     monkeypatch.setattr(device_calls, "_hiding", lambda is_available: is_available)
 
     def body(r: int) -> list[Any]:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 import phalanx
-from phalanx.backend import device_waits
+from phalanx.backend.devices import device_waits
 
 
 def nothing(*args: Any, **kwargs: Any) -> None:

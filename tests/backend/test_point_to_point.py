@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import _coalescing_manager
 
 import phalanx
-from phalanx.backend import admission
-from phalanx.backend.profiles import Profile
+from phalanx.backend.profiles import Profile, admission
 
 DTYPES = [torch.float64, torch.bfloat16, torch.int8, torch.bool, torch.complex64]
 

@@ -13,7 +13,13 @@ from torch import Tensor
 from phalanx.backend.profiles import Profile, Use, profile_of
 from phalanx.backend.profiles.gloo import GLOO
 from phalanx.backend.profiles.nccl import NCCL
-from phalanx.backend.profiles.rules import CORRUPTS, CRASHES, NO_BACKEND, REFUSES, is_dense
+from phalanx.backend.profiles.profile_rules import (
+    CORRUPTS,
+    CRASHES,
+    NO_BACKEND,
+    REFUSES,
+    is_dense,
+)
 
 FLOAT = torch.float32
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 import phalanx
-from phalanx.backend import private_modes
+from phalanx.backend.torch_private import private_modes
 
 
 @pytest.mark.parametrize("regions", [True, False])

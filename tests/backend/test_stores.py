@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 import phalanx
-from phalanx.backend.store import InProcessStore
+from phalanx.backend.stores.store import InProcessStore
 
 SHORT = timedelta(milliseconds=50)
 MINUTE = timedelta(minutes=1)

@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from phalanx.running.settings import Settings
-from phalanx.running.threads import ThreadsEngine
+from phalanx.engines.run_settings import Settings
+from phalanx.engines.threads.threads_engine import ThreadsEngine
 
 COLLECTIVES = ("all_reduce", "broadcast", "reduce", "all_gather", "barrier", "reduce_scatter")
 STEPS = (*COLLECTIVES, "all_to_all", "message", "message", "objects", "kept")

@@ -13,7 +13,7 @@ import pytest
 
 from phalanx.cli.main import main
 from phalanx.conformance import runner
-from phalanx.conformance.model import Case, Setting, Table
+from phalanx.conformance.case_model import Case, Setting, Table
 from phalanx.conformance.suite import all_cases, select
 
 HERE = Path(__file__).parent

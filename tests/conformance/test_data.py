@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from phalanx.conformance.data import (
+from phalanx.conformance.case_tensors import (
     DTYPES,
     SHAPES,
     dtype_of,

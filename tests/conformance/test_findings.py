@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from phalanx.conformance.differences import Difference
-from phalanx.conformance.findings import (
+from phalanx.conformance.case_model import Outcome, Result, Table
+from phalanx.conformance.folded_results import (
     render_differences,
     render_findings,
     render_refusals,
 )
-from phalanx.conformance.model import Outcome, Result, Table
+from phalanx.conformance.known_differences import Difference
 
 
 def table(*rows: tuple[str, Outcome, str, str]) -> Table:

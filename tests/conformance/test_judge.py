@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from phalanx.conformance.case_model import Case, Report
 from phalanx.conformance.judge import applies, judge, known_refusal
-from phalanx.conformance.model import Case, Report
 from phalanx.conformance.suite import all_cases
 
 RIGHT = Report("right")

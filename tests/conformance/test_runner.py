@@ -10,11 +10,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from phalanx.conformance import body, runner
-from phalanx.conformance.context import Context
-from phalanx.conformance.differences import find_differences
+from phalanx.conformance import case_body, runner
+from phalanx.conformance.case_context import Context
+from phalanx.conformance.case_model import Case, Result, Setting, Table
 from phalanx.conformance.family import Family
-from phalanx.conformance.model import Case, Result, Setting, Table
+from phalanx.conformance.known_differences import find_differences
 from phalanx.conformance.suite import PROGRAMS, all_cases, select
 
 HERE = Path(__file__).parent
@@ -135,7 +135,7 @@ def test_one_broken_case_does_not_spoil_the_others(monkeypatch: pytest.MonkeyPat
         "everywhere@3": "fail",
     }
     assert "rank 0: ValueError: only here" in found["made-up/uneven@3"].reason
-    assert body._contexts == {}, "what broken worlds kept is still there"
+    assert case_body._contexts == {}, "what broken worlds kept is still there"
     assert "ranks 0,1,2: KeyError" in found["made-up/everywhere@3"].reason
 
 

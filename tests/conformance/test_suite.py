@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 
-from phalanx.conformance.model import Case
+from phalanx.conformance.case_model import Case
 from phalanx.conformance.suite import FAMILIES, PROGRAMS, all_cases, select
 
 CASES = all_cases([2, 3, 4])

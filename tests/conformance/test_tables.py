@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.conformance import record
-from phalanx.conformance.differences import find_differences, is_known_trouble
-from phalanx.conformance.document import render_document
-from phalanx.conformance.model import Outcome, Result, Table
+from phalanx.conformance import result_files
+from phalanx.conformance.case_model import Outcome, Result, Table
+from phalanx.conformance.conformance_page import render_document
+from phalanx.conformance.known_differences import find_differences, is_known_trouble
+from phalanx.conformance.result_table import render_tables, render_total, sign
 from phalanx.conformance.suite import all_cases
-from phalanx.conformance.table import render_tables, render_total, sign
 from phalanx.errors import UsageError
 
 
@@ -67,8 +67,8 @@ def test_signs(outcomes: list[Outcome], expected: str) -> None:
 
 
 def test_json_there_and_back(tmp_path: Path) -> None:
-    record.save(THREADS, tmp_path / "a.json")
-    assert record.load(tmp_path / "a.json") == THREADS
+    result_files.save(THREADS, tmp_path / "a.json")
+    assert result_files.load(tmp_path / "a.json") == THREADS
 
 
 @pytest.mark.parametrize(
@@ -79,19 +79,19 @@ def test_a_file_that_is_none(content: str, says: str, tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_text(content)
     with pytest.raises(UsageError, match=says):
-        record.load(path)
+        result_files.load(path)
     with pytest.raises(UsageError, match="cannot read"):
-        record.load(tmp_path / "missing.json")
+        result_files.load(tmp_path / "missing.json")
 
 
 def test_a_result_that_is_none(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
-    record.save(THREADS, path)
+    result_files.save(THREADS, path)
     content = json.loads(path.read_text())
     content["results"][0]["outcome"] = "perhaps"
     path.write_text(json.dumps(content))
     with pytest.raises(UsageError, match="a result that is none"):
-        record.load(path)
+        result_files.load(path)
 
 
 def test_a_known_corruption_explains_a_difference() -> None:
@@ -139,7 +139,7 @@ def test_writing_a_file_is_all_or_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "a.json"
-    record.check_writable(path)
+    result_files.check_writable(path)
     assert list(tmp_path.iterdir()) == [], "checking leaves no empty file"
     path.write_text("before")
 
@@ -148,7 +148,7 @@ def test_writing_a_file_is_all_or_nothing(
 
     monkeypatch.setattr(Path, "replace", full)
     with pytest.raises(UsageError, match="No space left"):
-        record.save(THREADS, path)
+        result_files.save(THREADS, path)
     assert [each.name for each in tmp_path.iterdir()] == ["a.json"]
     assert path.read_text() == "before"
 

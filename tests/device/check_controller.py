@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 
 import phalanx
-from phalanx.running.processes.engine import ProcessesEngine, ProcessSettings
-from tests.running import controller_programs as programs
+from phalanx.engines.processes.processes_engine import ProcessesEngine, ProcessSettings
+from tests.engines import remote_programs as programs
 
 
 def outcome(world: phalanx.World, fn: Any, *args: Any) -> tuple[str, str]:

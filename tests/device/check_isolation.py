@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch.nn.functional import dropout
 
 import phalanx
-from phalanx.backend.private_modes import default_device
+from phalanx.backend.torch_private.private_modes import default_device
 
 RANKS = 3
 Meet = Callable[[], Any]

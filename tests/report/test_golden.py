@@ -17,19 +17,19 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.analysis.in_flight import Touch, find_in_flight
-from phalanx.analysis.leftovers import find_leftovers
-from phalanx.analysis.lifecycle import (
+from phalanx.checks.group_lifecycle import (
     Destroyed,
     find_destroy_mismatch,
     find_kept_group,
     find_making_mismatch,
     find_missing_making,
 )
-from phalanx.analysis.matching import find_mismatch, find_pair_mismatch
-from phalanx.analysis.other_group import find_other_group
-from phalanx.analysis.unwaited import Unwaited, find_unwaited
-from phalanx.analysis.waitgraph import find_deadlock
+from phalanx.checks.in_flight_buffer import Touch, find_in_flight
+from phalanx.checks.unmatched_message import find_leftovers
+from phalanx.checks.unwaited_work import Unwaited, find_unwaited
+from phalanx.matching.agreement import find_mismatch, find_pair_mismatch
+from phalanx.matching.other_group import find_other_group
+from phalanx.matching.waitgraph import find_deadlock
 from phalanx.model import (
     CallBlock,
     Deadlock,

@@ -22,7 +22,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 
 import phalanx
-from phalanx.backend import private_modes
+from phalanx.backend.torch_private import private_modes
 from tests.stack.training import (
     DDP,
     OUT,

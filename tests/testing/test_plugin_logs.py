@@ -12,7 +12,11 @@ import torch.distributed as dist
 from _pytest.logging import LogCaptureHandler, caplog_handler_key, caplog_records_key
 
 import phalanx
-from phalanx.testing.pytest_private_logs import KeptHandlers, LogsOfPhase, _Counting
+from phalanx.testing.pytest_compat.pytest_private_logs import (
+    KeptHandlers,
+    LogsOfPhase,
+    _Counting,
+)
 
 
 class Item:

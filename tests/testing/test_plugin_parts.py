@@ -13,14 +13,14 @@ import pytest
 from phalanx.errors import DeadlockError, RankDied, RankFailedError, StallError, UsageError
 from phalanx.model import RankFailure, RankView, ViewBlock
 from phalanx.testing import once_per_rank, once_per_test
-from phalanx.testing.declared import declared
-from phalanx.testing.marked.examples import OWN_FOLDER, without_own_lines
-from phalanx.testing.marked.failure import show_failure
-from phalanx.testing.marked.output import KEEP, SHOW, Sieve
-from phalanx.testing.marked.record import Failure, Record
-from phalanx.testing.marked.run import RanksRun
-from phalanx.testing.marked.standins import RankMonkeyPatch, SharedPatches
-from phalanx.testing.marked.travel import note_of, pack_error, read_note, unpack_error
+from phalanx.testing.pytest.fixture_scopes import declared
+from phalanx.testing.pytest.item_failure import show_failure
+from phalanx.testing.pytest.item_run import RanksRun
+from phalanx.testing.pytest.rank_record import Failure, Record
+from phalanx.testing.pytest.travel import note_of, pack_error, read_note, unpack_error
+from phalanx.testing.pytest_compat.captured_output import KEEP, SHOW, Sieve
+from phalanx.testing.pytest_compat.fixture_standins import RankMonkeyPatch, SharedPatches
+from phalanx.testing.pytest_compat.hypothesis_examples import OWN_FOLDER, without_own_lines
 
 # -- monkeypatch ----------------------------------------------------------------------------
 

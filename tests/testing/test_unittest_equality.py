@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from phalanx.testing import TestCase
-from phalanx.testing.equality import PlainTestCase
+from phalanx.testing.torch_compat.equality import PlainTestCase
 
 EQUAL = [
     (1, 1),

@@ -208,7 +208,8 @@ def test_models_that_save_their_inputs() -> None:
 
 def test_a_file_to_meet_in_goes_with_the_process_after_ctrl_c(tmp_path: Path) -> None:
     text = (
-        "import os; from phalanx.testing.surroundings import new_file; name = new_file()\n"
+        "import os; from phalanx.testing.torch_compat.torch_test_helpers import new_file\n"
+        "name = new_file()\n"
         "if os.fork() == 0: raise SystemExit\n"  # a child leaves it alone
         "os.wait(); assert os.path.exists(name); raise KeyboardInterrupt"
     )

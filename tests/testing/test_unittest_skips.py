@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from phalanx.backend import private
+from phalanx.backend.torch_private import private
 from phalanx.testing import (
     ACCELERATOR_DIST_BACKENDS,
     DDP_RANK_DEVICES,
@@ -32,7 +32,6 @@ from phalanx.testing import (
     import_transformers_or_skip,
     nccl_skip_if_lt_x_gpu,
     require_n_gpus_for_nccl_backend,
-    requirements,
     requires_accelerator_dist_backend,
     requires_ddp_rank,
     requires_gloo,
@@ -54,6 +53,7 @@ from phalanx.testing import (
     sm_is_or_higher_than,
     tp_transports,
 )
+from phalanx.testing.torch_compat import requirements
 
 
 def leaves(decorator: Callable[[Any], Any]) -> str | None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from phalanx.backend.raising import (
+from phalanx.backend.rank_errors import (
     InvalidCallError,
     NotSupportedError,
     UnsupportedTypeError,

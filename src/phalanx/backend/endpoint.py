@@ -18,35 +18,30 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from phalanx import callsite
-from phalanx.backend import (
-    checks,
-    collectives,
-    completion,
-    device,
-    guard,
-    lifecycle,
-    private,
-    profiling,
-)
-from phalanx.backend.collectives import Meaning
-from phalanx.backend.describe import describe_pending, shown_name
+from phalanx.backend import group_history, meeting_checks
+from phalanx.backend.collectives import data_movement
+from phalanx.backend.collectives.data_movement import Meaning
+from phalanx.backend.devices import cuda_streams as device
+from phalanx.backend.evidence.call_description import describe_pending, shown_name
 from phalanx.backend.observers import (
-    crossed_order,
-    leak,
-    message_race,
-    rank_space,
-    thread_race,
+    observe_groups,
+    observe_messages,
+    observe_order,
+    observe_roots,
+    observe_threads,
 )
-from phalanx.backend.origins import OWN, origin_here
-from phalanx.backend.raising import InvalidCallError, one_for_each
+from phalanx.backend.rank_errors import InvalidCallError, one_for_each
 from phalanx.backend.session import RankContext, Session
-from phalanx.backend.work import OpWork, OwnWork, wait_for
-from phalanx.core.meeting import Assembly, Call, Slot, Step
+from phalanx.backend.torch_private import private
+from phalanx.backend.work import buffer_guard, completion, profiler_events
+from phalanx.backend.work.call_origin import OWN, origin_here
+from phalanx.backend.work.work import OpWork, OwnWork, wait_for
 from phalanx.core.strand import RUNNING, here
 from phalanx.errors import PhalanxError
+from phalanx.matching.slots import Assembly, Call, Slot, Step
 
 _UNSET = timedelta(0)
-_PERIOD_MASK = crossed_order.PERIOD - 1
+_PERIOD_MASK = observe_order.PERIOD - 1
 
 CPP_NAME = "phalanx"
 """What the group's backend is called towards C++ code."""
@@ -145,7 +140,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
                 f"{self._member} of a group of {self._count}; do all ranks make all groups, in "
                 "the same order and with the same members?"
             )
-        leak.made(self, default=context.torch_state.default_pg is None)
+        observe_groups.made(self, default=context.torch_state.default_pg is None)
 
     def _set_group_desc(self, description: str) -> None:
         super()._set_group_desc(description)
@@ -162,7 +157,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         self._bound = device
 
     def what_can_change(self) -> tuple[Any, ...]:
-        """What a program may have set on this object besides its options, for `heirloom.py`."""
+        """What a program may have set on this object besides its options: for `group_reuse`."""
         own = (self._limit, self._splits, self._closed, self._description, self._bound)
         return (*own, self._met.eager, len(vars(self)))
 
@@ -219,7 +214,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
     ) -> Endpoint | None:
         """A group of some members of this one, by their ranks here; None for the others."""
         self._splits += 1
-        lifecycle.note_split(self._context, self._met, self._splits, ranks)
+        group_history.note_split(self._context, self._met, self._splits, ranks)
         if self._member not in ranks:
             return None
         name = group_name or f"{self._name}:split:{self._splits}:{'-'.join(map(str, ranks))}"
@@ -267,7 +262,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         if not self._closed and self._assembly is not None:
             is_default = self._context.torch_state.default_pg is self
             shown_name(self._assembly)  # while there is somebody to ask
-            lifecycle.note_destroyed(self._context, self._assembly, is_default=is_default)
+            group_history.note_destroyed(self._context, self._assembly, is_default=is_default)
             if is_default:
                 self._context.stock = None
         if (
@@ -276,8 +271,8 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
             and self._assembly.leave(self._context.rank)
         ):
             self._session.end_assembly(self._place)
-            self._session.findings += crossed_order.look(self._assembly)
-            self._session.findings += rank_space.look(self._assembly)
+            self._session.findings += observe_order.look(self._assembly)
+            self._session.findings += observe_roots.look(self._assembly)
             calls = self._assembly.open_calls()
             self._session.leftovers += [describe_pending(c) for c in calls if not c.waited]
         self._closed = True
@@ -334,10 +329,10 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         if sample is not None and sample.is_cuda:
             device.record_arrival(call, sample)
         if private.recording and private.is_recorded():
-            profiling.begin(call, self._backend_name)
+            profiler_events.begin(call, self._backend_name)
         context = strand.local
         if context.helpers or context.uses_pools or strand.on_errand:
-            thread_race.check(call)
+            observe_threads.check(call)
         call.asynchronous = opts is None or opts.asyncOp or self._coalescing is not None
         if context.in_flight is not None or call.asynchronous:
             self._before_departure(call)
@@ -348,14 +343,14 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
             slot = call.assembly.join(call)
             context.journal.append(Step(call))
             if call.number & _PERIOD_MASK < self._session.watched:  # type: ignore[operator]
-                crossed_order.note(call)
+                observe_order.note(call)
             if slot is not None:
                 self._complete(slot, meaning)
         finally:
             baton.critical = False
         root = call.root
         if root is not None and call.assembly.ranks[root] != root:
-            rank_space.note(self._session, call)
+            observe_roots.note(self._session, call)
         if not call.asynchronous:
             strand.inside = call
             try:
@@ -365,7 +360,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
                     baton.leave(strand)
             return None
         if call.origin:
-            guard.depart(context, call)
+            buffer_guard.depart(context, call)
         if visiting and strand.helper:
             baton.leave(strand)
         return self._hand_out(call, self._limit_of(opts)[0])
@@ -377,7 +372,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
             completion.count_call(session)
         book = call.strand.local.in_flight
         if book is not None and book.lows:
-            guard.check_departure(book, call)
+            buffer_guard.check_departure(book, call)
         if call.asynchronous and session.tracks:
             call.origin = origin_here(3)
 
@@ -395,7 +390,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         elif call.error is not None or call.event is not None or call.strand.errands:
             wait_for(call, 0.0)
         if private.recording:
-            profiling.end(call)
+            profiler_events.end(call)
         call.inputs = call.outputs = ()  # the call is remembered; what it moved need not be
 
     def _limit_of(self, opts: Any) -> tuple[float, bool]:
@@ -410,7 +405,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         errors = None
         if slot.clash:
             calls[0].uneven = True
-            errors = checks.judge_meeting(self._session, slot)
+            errors = meeting_checks.judge_meeting(self._session, slot)
         session = self._session
         if session.order is not None:
             session.order.meet(calls[0].assembly.ranks)
@@ -425,7 +420,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
     ) -> None:
         in_flight = errors is None and self._session.flown
         if in_flight:
-            error = guard.before_moving(calls)
+            error = buffer_guard.before_moving(calls)
             errors = one_for_each(error, len(calls)) if error is not None else None
         if errors is None:
             recorded = private.recording and private.is_recorded()
@@ -442,9 +437,9 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
                 if recorded:
                     private.record_functions(True)
         if in_flight:
-            guard.after_moving(calls)
+            buffer_guard.after_moving(calls)
         if errors is not None:
-            checks.note_unheard(self._session, errors, calls)
+            meeting_checks.note_unheard(self._session, errors, calls)
         for index, call in enumerate(calls):
             call.finish(errors[index] if errors else None)
 
@@ -458,10 +453,10 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         if sample.is_cuda:
             device.record_arrival(call, sample)
         if private.recording and private.is_recorded():
-            profiling.begin(call, self._backend_name)
+            profiler_events.begin(call, self._backend_name)
         context = strand.local
         if context.helpers or context.uses_pools or strand.on_errand:
-            thread_race.check(call)
+            observe_threads.check(call)
         call.asynchronous = True
         self._before_departure(call)
         context.last_call = call
@@ -470,7 +465,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         context.journal.append(call.step)
         sending = call.name == "send"
         if self._session.order is not None or (call.peer is None and not sending):
-            message_race.posted(self._session, call)
+            observe_messages.posted(self._session, call)
         met = call.assembly
         baton.critical = True
         try:
@@ -480,7 +475,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         finally:
             baton.critical = False
         if call.origin:
-            guard.depart(context, call)
+            buffer_guard.depart(context, call)
         if visiting and strand.helper:
             baton.leave(strand)
         work = self._hand_out(call, self._limit)
@@ -489,10 +484,10 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
 
     def _deliver(self, send: Call, receive: Call) -> None:
         receive.source = send.member
-        errors = checks.judge_message(self._session, send, receive)
+        errors = meeting_checks.judge_message(self._session, send, receive)
         session = self._session
         if session.order is not None:
-            message_race.delivered(session, send, receive)
+            observe_messages.delivered(session, send, receive)
         if errors is None and session.completion != "earliest":
             move = partial(self._hand_over, send, receive, None)
             if completion.put_off(session, [send, receive], move):
@@ -503,17 +498,19 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         pair = (send, receive)
         in_flight = send.flight is not None or receive.flight is not None
         if errors is None and in_flight:
-            error = guard.before_moving(pair)
+            error = buffer_guard.before_moving(pair)
             errors = one_for_each(error, 2) if error is not None else None
         if errors is None:
             try:
-                device.run_in_order([send, receive], lambda: collectives.message(send, receive))
+                device.run_in_order(
+                    [send, receive], lambda: data_movement.message(send, receive)
+                )
             except Exception as error:
                 errors = one_for_each(error, 2)
         if errors is None and in_flight:
-            guard.after_moving(pair)
+            buffer_guard.after_moving(pair)
         if errors is not None:
-            checks.note_unheard(self._session, errors, pair)
+            meeting_checks.note_unheard(self._session, errors, pair)
         send.finish(errors[0] if errors else None)
         receive.finish(errors[1] if errors else None)
 

@@ -23,8 +23,8 @@ from itertools import pairwise
 
 from torch import Tensor
 
-from phalanx.backend.memory import extent, share_bytes
-from phalanx.backend.raising import InvalidCallError
+from phalanx.backend.rank_errors import InvalidCallError
+from phalanx.backend.work.tensor_memory import extent, share_bytes
 
 Span = tuple[int, int]
 

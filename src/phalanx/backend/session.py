@@ -15,13 +15,13 @@ from typing import Any
 
 from torch.distributed.distributed_c10d import Store
 
-from phalanx.analysis.ordering import Ordering
-from phalanx.backend.device_map import DeviceMap
+from phalanx.backend.devices.device_map import DeviceMap
 from phalanx.callsite import Mark
-from phalanx.core.meeting import Assembly, Call, Step
 from phalanx.core.strand import Strand, here
 from phalanx.errors import VerdictError
 from phalanx.kinds import ALL, ALWAYS
+from phalanx.matching.happens_before import Ordering
+from phalanx.matching.slots import Assembly, Call, Step
 from phalanx.model import Tally, Verdict, Wait
 
 JOURNAL = 16384
@@ -86,13 +86,13 @@ class RankContext:
         self.in_flight: Any = None
         """The `guard.Book` of a rank that has made asynchronous calls."""
         self.destroyed: deque[Any] = deque(maxlen=DESTROYED)
-        """Groups that the rank has destroyed, each by itself; see `lifecycle.py`."""
+        """Groups that the rank has destroyed, each by itself; see `group_history.py`."""
         self.calls_in_all: dict[Any, int] = {}
         """How many collectives it had called on a default group when it destroyed that."""
         self.ended_at: Mark | None = None
         """Where that was."""
         self.stock: tuple[Any, ...] | None = None
-        """What `heirloom.py` found when the default group was new."""
+        """What `group_reuse.py` found when the default group was new."""
         self.untouched = False
         """Whether it found the same at the end."""
 
@@ -174,7 +174,7 @@ class Session:
         self.unheard: list[tuple[Sequence[BaseException], Sequence[Call]]] = []
         """Operations that ended with such errors, which nobody may ever wait for."""
         self.makings: dict[Any, Any] = {}
-        """Which groups ranks made, by their default group; see `lifecycle.py`."""
+        """Which groups ranks made, by their default group; see `group_history.py`."""
         self.notes: dict[str, Any] = {}
         """What checks remember about the run, by their kind."""
         self.makes_world = False

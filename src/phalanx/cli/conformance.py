@@ -22,7 +22,7 @@ from phalanx.cli.progress import ProgressBar
 from phalanx.errors import PhalanxError, UsageError
 
 if TYPE_CHECKING:
-    from phalanx.conformance.model import Case, Setting, Table
+    from phalanx.conformance.case_model import Case, Setting, Table
 
 DESCRIPTION = """\
 Run thousands of small cases on a backend and say of each: pass, refuse (a clean error where
@@ -154,7 +154,7 @@ def _run(arguments: argparse.Namespace) -> int:
         if arguments.list and getattr(arguments, name):
             raise UsageError(f"--list runs nothing, so --{name} has no results: leave one out")
 
-    from phalanx.conformance import record
+    from phalanx.conformance import result_files
     from phalanx.conformance.runner import run_suite
 
     setting = _setting(arguments)
@@ -162,16 +162,16 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.list:
         print("\n".join(case.id for case in cases), flush=True)
         return 0
-    against = record.load(Path(arguments.against)) if arguments.against else None
+    against = result_files.load(Path(arguments.against)) if arguments.against else None
     for path in filter(None, (arguments.json, arguments.document)):
-        record.check_writable(Path(path))
+        result_files.check_writable(Path(path))
     bar = ProgressBar(len(cases), sink=sys.stderr)
     try:
         table = run_suite(cases, setting, lambda result: bar.step(result.operation))
     finally:
         bar.close()
     if arguments.json:
-        record.save(table, Path(arguments.json))
+        result_files.save(table, Path(arguments.json))
     _print(table, quiet=arguments.quiet)
     if against is None:
         return 0 if table.succeeded else 1
@@ -201,7 +201,7 @@ def _seconds(given: str) -> float:
 
 
 def _setting(arguments: argparse.Namespace) -> Setting:
-    from phalanx.conformance.model import Setting
+    from phalanx.conformance.case_model import Setting
 
     if arguments.engine not in ("threads", "processes"):
         raise UsageError(f"--engine {arguments.engine}: choose threads or processes")
@@ -280,8 +280,8 @@ def _cases(ranks: list[int], arguments: argparse.Namespace) -> list[Case]:
 
 
 def _print(table: Table, *, quiet: bool) -> None:
-    from phalanx.conformance.findings import render_findings, render_refusals
-    from phalanx.conformance.table import render_tables, render_total
+    from phalanx.conformance.folded_results import render_findings, render_refusals
+    from phalanx.conformance.result_table import render_tables, render_total
 
     parts = [] if quiet else [render_tables(table), render_refusals(table)]
     parts += [render_findings(table), render_total(table)]
@@ -289,8 +289,8 @@ def _print(table: Table, *, quiet: bool) -> None:
 
 
 def _compare(table: Table, against: Table, path: str) -> int:
-    from phalanx.conformance.differences import find_differences, is_known_trouble
-    from phalanx.conformance.findings import render_differences
+    from phalanx.conformance.folded_results import render_differences
+    from phalanx.conformance.known_differences import find_differences, is_known_trouble
 
     found = find_differences(table, against)
     unexplained = [each for each in found if not each.reason]
@@ -306,7 +306,7 @@ def _compare(table: Table, against: Table, path: str) -> int:
 
 
 def _write_document(one: Table, other: Table, path: Path) -> None:
-    from phalanx.conformance import record
-    from phalanx.conformance.document import render_document
+    from phalanx.conformance import result_files
+    from phalanx.conformance.conformance_page import render_document
 
-    record.write(render_document(one, other), path)
+    result_files.write(render_document(one, other), path)

@@ -18,15 +18,11 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
-from phalanx.cli.devices import (
-    add_options,
-    device_settings,
-    replay_words,
-    sharing_lines,
-)
-from phalanx.cli.launched import WorldsPrinter, WorldsPrinters, tell_launch
-from phalanx.cli.output import FoldingPrinter
+from phalanx.cli.device_options import add_options, device_settings, replay_words, sharing_lines
+from phalanx.cli.folded_output import FoldingPrinter
+from phalanx.cli.self_spawned import WorldsPrinter, WorldsPrinters, tell_launch
 from phalanx.cli.streams import redirected
+from phalanx.engines.torchrun.torchrun_options import FLAGS, WITH_VALUE
 from phalanx.errors import (
     HazardError,
     InvalidCallError,
@@ -41,10 +37,9 @@ from phalanx.model import Tally, Verdict
 from phalanx.report.closing import render_closing
 from phalanx.report.layout import count
 from phalanx.report.text import render_kind
-from phalanx.running.torchrun.options import FLAGS, WITH_VALUE
 
 if TYPE_CHECKING:
-    from phalanx.running.program import Program
+    from phalanx.engines.program import Program
 
 ENGINES = ("threads", "processes", "torchrun")
 CHILDREN = ("ranks", "processes")
@@ -220,9 +215,9 @@ def _run(arguments: argparse.Namespace) -> int:
     seed, timeout = _number("--seed", arguments.seed), _seconds(arguments.timeout)
     program_args = list(arguments.args)
 
-    from phalanx.running.modules.rule import script_rule
-    from phalanx.running.program import load_module, load_script
-    from phalanx.running.world import check_options
+    from phalanx.emulation.modules.isolation_rule import script_rule
+    from phalanx.engines.program import load_module, load_script
+    from phalanx.engines.world import check_options
 
     check_options(
         ranks=ranks,
@@ -327,8 +322,8 @@ def _launched(
     printers: list[Shown | None],
     tell: Callable[[BaseException], int],
 ) -> Any:
-    from phalanx.running.launched import run_launched
-    from phalanx.running.settings import Settings
+    from phalanx.engines.run_settings import Settings
+    from phalanx.engines.threads.self_spawning_scripts import run_launched
 
     return run_launched(program, Settings(**options), WorldsPrinters(printers, tell))
 
@@ -366,7 +361,7 @@ def _with_caught(status: int, tallies: list[Tally], arguments: argparse.Namespac
 
 def _run_by_torchrun(arguments: argparse.Namespace) -> int:
     from phalanx.cli.torchrun import run_by_launcher
-    from phalanx.running.modules.rule import script_rule
+    from phalanx.emulation.modules.isolation_rule import script_rule
 
     folder = os.path.abspath("." if arguments.module else os.path.dirname(arguments.script))
     script_rule(arguments.isolate, arguments.share, folder)  # the names only
@@ -397,19 +392,19 @@ def _on_threads(
     *,
     children: str,
 ) -> bool:
-    from phalanx.running import processes_of_ranks
-    from phalanx.running.script import run_program
-    from phalanx.running.settings import Settings
+    from phalanx.emulation.stdlib import rank_children
+    from phalanx.engines.run_settings import Settings
+    from phalanx.engines.threads.script_on_threads import run_program
 
-    processes_of_ranks.as_processes = children == "processes"
+    rank_children.as_processes = children == "processes"
     return run_program(program, Settings(**options))
 
 
 def _on_processes(
     program: Program, options: dict[str, Any], printers: list[Shown | None]
 ) -> bool:
-    from phalanx.running.processes.engine import ProcessSettings
-    from phalanx.running.processes.script import run_program_in_processes
+    from phalanx.engines.processes.processes_engine import ProcessSettings
+    from phalanx.engines.processes.script_on_processes import run_program_in_processes
 
     def show(rank: int, stream: str, text: str) -> None:
         printer = printers[stream == "err"]

@@ -196,7 +196,7 @@ def redirected(out: Printer | None, err: Printer | None) -> Iterator[None]:
     """Send the ranks' output to the printers, also what they write to descriptors 1 and 2 and
     what processes print that they start; close the printers and put the streams back. What C
     code prints goes past all this."""
-    from phalanx.running.isolation import output  # this imports torch
+    from phalanx.emulation.state import rank_output  # this imports torch
 
     names = ("stdout", "stderr", "__stdout__", "__stderr__")
     before = {name: getattr(sys, name) for name in names}
@@ -205,11 +205,11 @@ def redirected(out: Printer | None, err: Printer | None) -> Iterator[None]:
 
     def moved(place: int) -> Sink | None:
         strand = here.strand
-        there = place if strand is None else output.destination(strand, place)
+        there = place if strand is None else rank_output.destination(strand, place)
         if strand is None or there == place:
             return None
-        if there == output.A_FILE:
-            return partial(output.write_to_file, strand, place)
+        if there == rank_output.A_FILE:
+            return partial(rank_output.write_to_file, strand, place)
         return lambda data: streams[there].show(strand.rank, data.decode("utf-8", "replace"))
 
     streams = {
@@ -225,12 +225,12 @@ def redirected(out: Printer | None, err: Printer | None) -> Iterator[None]:
     sys.stdout = sys.__stdout__ = streams[1]  # type: ignore[assignment,misc]
     sys.stderr = sys.__stderr__ = streams[2]  # type: ignore[assignment,misc]
     os.write = write_as_rank
-    output.for_children.append(children.descriptor)
+    rank_output.for_children.append(children.descriptor)
     try:
         yield
     finally:
         os.write = write
-        output.for_children.remove(children.descriptor)
+        rank_output.for_children.remove(children.descriptor)
         children.close()
         streams.clear()  # they hold each other
         for name, stream in before.items():

@@ -9,22 +9,22 @@ import os
 import sys
 from contextlib import suppress
 
-from phalanx.cli.devices import device_environ
-from phalanx.cli.output import FoldingPrinter
-from phalanx.errors import UsageError
-from phalanx.kinds import check_profile, is_on, parse_checks
-from phalanx.model import Tally, Verdict
-from phalanx.running.program import load_module, load_script
-from phalanx.running.terminal import find_input
-from phalanx.running.torchrun.addresses import own_address
-from phalanx.running.torchrun.options import (
+from phalanx.cli.device_options import device_environ
+from phalanx.cli.folded_output import FoldingPrinter
+from phalanx.engines.program import load_module, load_script
+from phalanx.engines.terminal import find_input
+from phalanx.engines.torchrun.addresses import own_address
+from phalanx.engines.torchrun.torchrun_options import (
     FLAGS,
     WITH_VALUE,
     arguments_for,
     host_of,
     is_alone,
 )
-from phalanx.running.torchrun.start import TorchrunSettings, run_by_torchrun
+from phalanx.engines.torchrun.torchrun_start import TorchrunSettings, run_by_torchrun
+from phalanx.errors import UsageError
+from phalanx.kinds import check_profile, is_on, parse_checks
+from phalanx.model import Tally, Verdict
 
 WORDS_FOR_RANKS = ("auto", "cpu", "gpu", "xpu")
 """What torchrun takes for the number of ranks besides a number."""

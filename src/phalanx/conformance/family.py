@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from phalanx.conformance.model import Case
+from phalanx.conformance.case_model import Case
 
 Program = Callable[..., None]
 P = TypeVar("P", bound=Program)

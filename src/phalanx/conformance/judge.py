@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import torch
 
 from phalanx.backend.profiles import REFUSES, Use, profile_of
-from phalanx.backend.profiles.rules import INPUT, OUTPUT
-from phalanx.conformance.context import GROUPS
-from phalanx.conformance.data import SHAPES, dtype_of, fresh_room, place, result_layout
-from phalanx.conformance.model import Case, Outcome, Report, Result
+from phalanx.backend.profiles.profile_rules import INPUT, OUTPUT
+from phalanx.conformance.case_context import GROUPS
+from phalanx.conformance.case_model import Case, Outcome, Report, Result
+from phalanx.conformance.case_tensors import SHAPES, dtype_of, fresh_room, place, result_layout
 from phalanx.conformance.operations import OPERATIONS
 
 

@@ -13,9 +13,9 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from phalanx.backend import private
+from phalanx.backend.torch_private import private
 from phalanx.conformance import reference
-from phalanx.conformance.data import Shape
+from phalanx.conformance.case_tensors import Shape
 from phalanx.conformance.reference import FACTOR, split_rows
 
 Shapes = list[Shape]

@@ -21,11 +21,11 @@ from tempfile import TemporaryDirectory
 import torch
 
 from phalanx.backend.profiles import profile_of
-from phalanx.conformance import body
+from phalanx.conformance import case_body
+from phalanx.conformance.case_model import Case, Report, Result, Setting, Table
 from phalanx.conformance.judge import Refusal, judge, judge_lost, known_refusal, taking_part
-from phalanx.conformance.model import Case, Report, Result, Setting, Table
+from phalanx.engines.world import World
 from phalanx.errors import DeadlockError, PhalanxError, StallError
-from phalanx.running.world import World
 
 CHUNK = 40
 TRIES = 2
@@ -167,9 +167,9 @@ class _Bench:
         with redirect_stderr(StringIO()):  # what native code says of errors we provoke
             world = self._open(bare=chunk[0].bare)
             try:
-                return world.run(body.carry_out, self._setting, self._token, chunk)
+                return world.run(case_body.carry_out, self._setting, self._token, chunk)
             except PhalanxError as error:
-                begun = body.begun(self._setting, self._token, self._ranks)
+                begun = case_body.begun(self._setting, self._token, self._ranks)
                 hung = isinstance(error, (StallError, DeadlockError))
                 return _Lost(_first_line(error), hung, begun)
 
@@ -189,7 +189,7 @@ class _Bench:
             if bare:
                 continue
             try:
-                self._world.run(body.enter, self._setting, self._token)
+                self._world.run(case_body.enter, self._setting, self._token)
             except PhalanxError as error:
                 self._close(broken=True)
                 if tried == TRIES:
@@ -206,9 +206,9 @@ class _Bench:
         try:
             if not broken:
                 with suppress(PhalanxError):
-                    world.run(body.leave, self._token)
+                    world.run(case_body.leave, self._token)
         finally:
-            body.forget(self._token)
+            case_body.forget(self._token)
             world.close()
 
 

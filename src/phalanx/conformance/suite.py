@@ -10,37 +10,37 @@ from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 from typing import Any
 
+from phalanx.conformance.case_model import Case
 from phalanx.conformance.families import (
-    barriers,
-    collectives,
-    disagreements,
-    environment,
-    functional,
-    groups,
-    mistakes,
-    objects,
-    ordering,
-    point_to_point,
-    sparse,
-    stores,
-    works,
+    barrier_cases,
+    collective_cases,
+    disagreement_cases,
+    environment_cases,
+    functional_cases,
+    group_cases,
+    mistake_cases,
+    object_cases,
+    ordering_cases,
+    point_to_point_cases,
+    sparse_cases,
+    store_cases,
+    work_cases,
 )
-from phalanx.conformance.model import Case
 
 FAMILIES = (
-    collectives,
-    sparse,
-    barriers,
-    point_to_point,
-    objects,
-    works,
-    ordering,
-    functional,
-    groups,
-    stores,
-    environment,
-    mistakes,
-    disagreements,
+    collective_cases,
+    sparse_cases,
+    barrier_cases,
+    point_to_point_cases,
+    object_cases,
+    work_cases,
+    ordering_cases,
+    functional_cases,
+    group_cases,
+    store_cases,
+    environment_cases,
+    mistake_cases,
+    disagreement_cases,
 )
 
 PROGRAMS: dict[str, Callable[..., None]] = {}

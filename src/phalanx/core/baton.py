@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from phalanx.core.clock import Clock, RealClock
-from phalanx.core.huddle import Camp, Huddle
+from phalanx.core.core_affinity import Camp, Huddle
 from phalanx.core.schedule import FirstInFirstOut, Schedule
 from phalanx.core.strand import DONE, OUTSIDE, PARKED, READY, RUNNING, Strand, here
 from phalanx.errors import RankInterrupted, RankStopped

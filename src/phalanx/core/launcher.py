@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from phalanx.core.baton import Baton
-from phalanx.core.crew import Crew, no_daemon
 from phalanx.core.monitor import TICK, Monitor
 from phalanx.core.strand import DONE, OUTSIDE, RUNNING, Strand
+from phalanx.core.thread_pool import Crew, no_daemon
 from phalanx.errors import RankInterrupted, RankStopped
 from phalanx.system import monotonic
 

@@ -12,7 +12,7 @@ import threading
 import time
 
 from phalanx.core.baton import Baton
-from phalanx.core.huddle import MANY
+from phalanx.core.core_affinity import MANY
 from phalanx.core.strand import Strand
 from phalanx.system import current_frames, monotonic
 

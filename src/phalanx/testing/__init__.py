@@ -9,7 +9,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from phalanx.testing.agreement.differences import RanksDisagreeError as RanksDisagreeError
+    from phalanx.testing.agreement.value_differences import (
+        RanksDisagreeError as RanksDisagreeError,
+    )
     from phalanx.testing.assertions import (
         assert_different_on_all_ranks as assert_different_on_all_ranks,
     )
@@ -19,99 +21,147 @@ if TYPE_CHECKING:
     from phalanx.testing.assertions import assert_shards_cover as assert_shards_cover
     from phalanx.testing.assertions import assert_shards_disjoint as assert_shards_disjoint
     from phalanx.testing.assertions import parallel_assert as parallel_assert
-    from phalanx.testing.cases import DEFAULT_WORLD_SIZE as DEFAULT_WORLD_SIZE
-    from phalanx.testing.cases import TIMEOUT_DEFAULT as TIMEOUT_DEFAULT
-    from phalanx.testing.cases import TIMEOUT_OVERRIDE as TIMEOUT_OVERRIDE
-    from phalanx.testing.cases import TestCase as TestCase
-    from phalanx.testing.cases import get_timeout as get_timeout
-    from phalanx.testing.cases import logger as logger
-    from phalanx.testing.cases import run_subtests as run_subtests
-    from phalanx.testing.continuous import MultiProcContinuousTest as MultiProcContinuousTest
-    from phalanx.testing.declared import once_per_rank as once_per_rank
-    from phalanx.testing.declared import once_per_test as once_per_test
-    from phalanx.testing.dynamo import (
+    from phalanx.testing.pytest.fixture_scopes import once_per_rank as once_per_rank
+    from phalanx.testing.pytest.fixture_scopes import once_per_test as once_per_test
+    from phalanx.testing.torch_compat.cases import DEFAULT_WORLD_SIZE as DEFAULT_WORLD_SIZE
+    from phalanx.testing.torch_compat.cases import TIMEOUT_DEFAULT as TIMEOUT_DEFAULT
+    from phalanx.testing.torch_compat.cases import TIMEOUT_OVERRIDE as TIMEOUT_OVERRIDE
+    from phalanx.testing.torch_compat.cases import TestCase as TestCase
+    from phalanx.testing.torch_compat.cases import get_timeout as get_timeout
+    from phalanx.testing.torch_compat.cases import logger as logger
+    from phalanx.testing.torch_compat.cases import run_subtests as run_subtests
+    from phalanx.testing.torch_compat.continuous import (
+        MultiProcContinuousTest as MultiProcContinuousTest,
+    )
+    from phalanx.testing.torch_compat.debug_launcher import debug_launcher as debug_launcher
+    from phalanx.testing.torch_compat.deepspeed_compat import (
+        DistributedFixture as DistributedFixture,
+    )
+    from phalanx.testing.torch_compat.deepspeed_compat import DistributedTest as DistributedTest
+    from phalanx.testing.torch_compat.dynamo import (
         DynamoDistributedMultiProcTestCase as DynamoDistributedMultiProcTestCase,
     )
-    from phalanx.testing.dynamo import (
+    from phalanx.testing.torch_compat.dynamo import (
         DynamoDistributedSingleProcTestCase as DynamoDistributedSingleProcTestCase,
     )
-    from phalanx.testing.dynamo import _dynamo_dist_per_rank_init as _dynamo_dist_per_rank_init
-    from phalanx.testing.judging import RankAssertionError as RankAssertionError
-    from phalanx.testing.judging import RankTestError as RankTestError
-    from phalanx.testing.launching import debug_launcher as debug_launcher
-    from phalanx.testing.processes import DistributedTestBase as DistributedTestBase
-    from phalanx.testing.processes import MultiProcessTestCase as MultiProcessTestCase
-    from phalanx.testing.requirements import (
+    from phalanx.testing.torch_compat.dynamo import (
+        _dynamo_dist_per_rank_init as _dynamo_dist_per_rank_init,
+    )
+    from phalanx.testing.torch_compat.multi_process import (
+        DistributedTestBase as DistributedTestBase,
+    )
+    from phalanx.testing.torch_compat.multi_process import (
+        MultiProcessTestCase as MultiProcessTestCase,
+    )
+    from phalanx.testing.torch_compat.multi_threaded import (
+        MultiThreadedTestCase as MultiThreadedTestCase,
+    )
+    from phalanx.testing.torch_compat.multi_threaded import (
+        spawn_threads_and_init_comms as spawn_threads_and_init_comms,
+    )
+    from phalanx.testing.torch_compat.outcomes import RankAssertionError as RankAssertionError
+    from phalanx.testing.torch_compat.outcomes import RankTestError as RankTestError
+    from phalanx.testing.torch_compat.requirements import (
         ACCELERATOR_DIST_BACKENDS as ACCELERATOR_DIST_BACKENDS,
     )
-    from phalanx.testing.requirements import DDP_RANK_DEVICES as DDP_RANK_DEVICES
-    from phalanx.testing.requirements import HAS_ACCELERATOR as HAS_ACCELERATOR
-    from phalanx.testing.requirements import (
+    from phalanx.testing.torch_compat.requirements import DDP_RANK_DEVICES as DDP_RANK_DEVICES
+    from phalanx.testing.torch_compat.requirements import HAS_ACCELERATOR as HAS_ACCELERATOR
+    from phalanx.testing.torch_compat.requirements import (
         PLATFORM_SUPPORTS_SYMM_MEM as PLATFORM_SUPPORTS_SYMM_MEM,
     )
-    from phalanx.testing.requirements import DistTestCases as DistTestCases
-    from phalanx.testing.requirements import (
+    from phalanx.testing.torch_compat.requirements import DistTestCases as DistTestCases
+    from phalanx.testing.torch_compat.requirements import (
         evaluate_platform_supports_symm_mem as evaluate_platform_supports_symm_mem,
     )
-    from phalanx.testing.requirements import has_efa as has_efa
-    from phalanx.testing.requirements import (
+    from phalanx.testing.torch_compat.requirements import has_efa as has_efa
+    from phalanx.testing.torch_compat.requirements import (
         requires_accelerator_dist_backend as requires_accelerator_dist_backend,
     )
-    from phalanx.testing.requirements import requires_ddp_rank as requires_ddp_rank
-    from phalanx.testing.requirements import requires_gloo as requires_gloo
-    from phalanx.testing.requirements import requires_mpi as requires_mpi
-    from phalanx.testing.requirements import (
+    from phalanx.testing.torch_compat.requirements import requires_ddp_rank as requires_ddp_rank
+    from phalanx.testing.torch_compat.requirements import requires_gloo as requires_gloo
+    from phalanx.testing.torch_compat.requirements import requires_mpi as requires_mpi
+    from phalanx.testing.torch_compat.requirements import (
         requires_multicast_support as requires_multicast_support,
     )
-    from phalanx.testing.requirements import requires_nccl as requires_nccl
-    from phalanx.testing.requirements import requires_nccl_shrink as requires_nccl_shrink
-    from phalanx.testing.requirements import requires_nccl_version as requires_nccl_version
-    from phalanx.testing.requirements import requires_ucc as requires_ucc
-    from phalanx.testing.requirements import (
+    from phalanx.testing.torch_compat.requirements import requires_nccl as requires_nccl
+    from phalanx.testing.torch_compat.requirements import (
+        requires_nccl_shrink as requires_nccl_shrink,
+    )
+    from phalanx.testing.torch_compat.requirements import (
+        requires_nccl_version as requires_nccl_version,
+    )
+    from phalanx.testing.torch_compat.requirements import requires_ucc as requires_ucc
+    from phalanx.testing.torch_compat.requirements import (
         skip_if_rocm_arch_multiprocess as skip_if_rocm_arch_multiprocess,
     )
-    from phalanx.testing.requirements import (
+    from phalanx.testing.torch_compat.requirements import (
         skip_if_rocm_multiprocess as skip_if_rocm_multiprocess,
     )
-    from phalanx.testing.requirements import (
+    from phalanx.testing.torch_compat.requirements import (
         skip_if_rocm_ver_lessthan_multiprocess as skip_if_rocm_ver_lessthan_multiprocess,
     )
-    from phalanx.testing.requirements import skip_if_win32 as skip_if_win32
-    from phalanx.testing.requirements import sm_is_or_higher_than as sm_is_or_higher_than
-    from phalanx.testing.requirements import tp_transports as tp_transports
-    from phalanx.testing.samples import SaveForwardInputsModel as SaveForwardInputsModel
-    from phalanx.testing.samples import SaveForwardInputsModule as SaveForwardInputsModule
-    from phalanx.testing.samples import simple_sparse_reduce_tests as simple_sparse_reduce_tests
-    from phalanx.testing.shapes import DistributedFixture as DistributedFixture
-    from phalanx.testing.shapes import DistributedTest as DistributedTest
-    from phalanx.testing.skips import TEST_SKIPS as TEST_SKIPS
-    from phalanx.testing.skips import TestSkip as TestSkip
-    from phalanx.testing.skips import at_least_x_gpu as at_least_x_gpu
-    from phalanx.testing.skips import get_required_world_size as get_required_world_size
-    from phalanx.testing.skips import import_transformers_or_skip as import_transformers_or_skip
-    from phalanx.testing.skips import nccl_skip_if_lt_x_gpu as nccl_skip_if_lt_x_gpu
-    from phalanx.testing.skips import (
+    from phalanx.testing.torch_compat.requirements import skip_if_win32 as skip_if_win32
+    from phalanx.testing.torch_compat.requirements import (
+        sm_is_or_higher_than as sm_is_or_higher_than,
+    )
+    from phalanx.testing.torch_compat.requirements import tp_transports as tp_transports
+    from phalanx.testing.torch_compat.samples import (
+        SaveForwardInputsModel as SaveForwardInputsModel,
+    )
+    from phalanx.testing.torch_compat.samples import (
+        SaveForwardInputsModule as SaveForwardInputsModule,
+    )
+    from phalanx.testing.torch_compat.samples import (
+        simple_sparse_reduce_tests as simple_sparse_reduce_tests,
+    )
+    from phalanx.testing.torch_compat.skips import TEST_SKIPS as TEST_SKIPS
+    from phalanx.testing.torch_compat.skips import TestSkip as TestSkip
+    from phalanx.testing.torch_compat.skips import at_least_x_gpu as at_least_x_gpu
+    from phalanx.testing.torch_compat.skips import (
+        get_required_world_size as get_required_world_size,
+    )
+    from phalanx.testing.torch_compat.skips import (
+        import_transformers_or_skip as import_transformers_or_skip,
+    )
+    from phalanx.testing.torch_compat.skips import (
+        nccl_skip_if_lt_x_gpu as nccl_skip_if_lt_x_gpu,
+    )
+    from phalanx.testing.torch_compat.skips import (
         require_n_gpus_for_nccl_backend as require_n_gpus_for_nccl_backend,
     )
-    from phalanx.testing.skips import requires_world_size as requires_world_size
-    from phalanx.testing.skips import skip_if_lt_x_gpu as skip_if_lt_x_gpu
-    from phalanx.testing.skips import skip_if_no_gpu as skip_if_no_gpu
-    from phalanx.testing.skips import skip_if_odd_worldsize as skip_if_odd_worldsize
-    from phalanx.testing.skips import skip_if_small_worldsize as skip_if_small_worldsize
-    from phalanx.testing.surroundings import captured_output as captured_output
-    from phalanx.testing.surroundings import cleanup_temp_dir as cleanup_temp_dir
-    from phalanx.testing.surroundings import create_device as create_device
-    from phalanx.testing.surroundings import create_tcp_store as create_tcp_store
-    from phalanx.testing.surroundings import init_multigpu_helper as init_multigpu_helper
-    from phalanx.testing.surroundings import (
+    from phalanx.testing.torch_compat.skips import requires_world_size as requires_world_size
+    from phalanx.testing.torch_compat.skips import skip_if_lt_x_gpu as skip_if_lt_x_gpu
+    from phalanx.testing.torch_compat.skips import skip_if_no_gpu as skip_if_no_gpu
+    from phalanx.testing.torch_compat.skips import (
+        skip_if_odd_worldsize as skip_if_odd_worldsize,
+    )
+    from phalanx.testing.torch_compat.skips import (
+        skip_if_small_worldsize as skip_if_small_worldsize,
+    )
+    from phalanx.testing.torch_compat.torch_test_helpers import (
+        captured_output as captured_output,
+    )
+    from phalanx.testing.torch_compat.torch_test_helpers import (
+        cleanup_temp_dir as cleanup_temp_dir,
+    )
+    from phalanx.testing.torch_compat.torch_test_helpers import create_device as create_device
+    from phalanx.testing.torch_compat.torch_test_helpers import (
+        create_tcp_store as create_tcp_store,
+    )
+    from phalanx.testing.torch_compat.torch_test_helpers import (
+        init_multigpu_helper as init_multigpu_helper,
+    )
+    from phalanx.testing.torch_compat.torch_test_helpers import (
         initialize_temp_directories as initialize_temp_directories,
     )
-    from phalanx.testing.surroundings import verify_ddp_error_logged as verify_ddp_error_logged
-    from phalanx.testing.surroundings import with_dist_debug_levels as with_dist_debug_levels
-    from phalanx.testing.surroundings import with_nccl_blocking_wait as with_nccl_blocking_wait
-    from phalanx.testing.threaded import MultiThreadedTestCase as MultiThreadedTestCase
-    from phalanx.testing.threaded import (
-        spawn_threads_and_init_comms as spawn_threads_and_init_comms,
+    from phalanx.testing.torch_compat.torch_test_helpers import (
+        verify_ddp_error_logged as verify_ddp_error_logged,
+    )
+    from phalanx.testing.torch_compat.torch_test_helpers import (
+        with_dist_debug_levels as with_dist_debug_levels,
+    )
+    from phalanx.testing.torch_compat.torch_test_helpers import (
+        with_nccl_blocking_wait as with_nccl_blocking_wait,
     )
 
 _ROOMS = {

@@ -16,15 +16,15 @@ from torch import Tensor, nn
 
 from phalanx.errors import UsageError
 from phalanx.report.layout import count, rank_list, verb
-from phalanx.testing.agreement.differences import (
+from phalanx.testing.agreement.exchange import Members, Tolerance, alike, find_differences
+from phalanx.testing.agreement.leaves import Leaf, short_repr, take_apart, tensor_leaves
+from phalanx.testing.agreement.value_differences import (
     Difference,
     RanksDisagreeError,
     Side,
     render_differences,
     render_sides,
 )
-from phalanx.testing.agreement.finding import Members, Tolerance, alike, find_differences
-from phalanx.testing.agreement.leaves import Leaf, short_repr, take_apart, tensor_leaves
 
 
 def assert_same_on_all_ranks(

@@ -14,11 +14,11 @@ from typing import Any, NoReturn
 
 import pytest
 
+from phalanx.engines.terminal import remember_terminal
 from phalanx.errors import UsageError
 from phalanx.kinds import check_profile, parse_checks
-from phalanx.running.terminal import remember_terminal
-from phalanx.testing.marked.expected import EXPECT, EXPECT_HELP, SILENCE, SILENCE_HELP
-from phalanx.testing.marked.marker import (
+from phalanx.testing.pytest.expected_findings import EXPECT, EXPECT_HELP, SILENCE, SILENCE_HELP
+from phalanx.testing.pytest.marker import (
     MARKER_HELP,
     PARAMETER,
     REPORTS,
@@ -33,8 +33,8 @@ from phalanx.testing.marked.marker import (
     is_about_ranks,
     is_ranks_marker,
 )
-from phalanx.testing.pytest_private import Failed, in_rank, leave_asserts_alone
-from phalanx.testing.pytest_private_calls import marks_by_call, plan_anew
+from phalanx.testing.pytest_compat.pytest_private import Failed, in_rank, leave_asserts_alone
+from phalanx.testing.pytest_compat.pytest_private_calls import marks_by_call, plan_anew
 
 _given = pytest.StashKey[Given]()
 
@@ -211,9 +211,9 @@ def _closest_first(node: Any) -> list[pytest.Mark]:
 
 def _check(plan: Plan) -> None:
     """By the rules of `phalanx.run`, which need torch; a test on ranks needs it as well."""
-    from phalanx.backend.device_map import check_devices
-    from phalanx.running.modules.rule import check_isolate
-    from phalanx.running.world import check_options
+    from phalanx.backend.devices.device_map import check_devices
+    from phalanx.emulation.modules.isolation_rule import check_isolate
+    from phalanx.engines.world import check_options
 
     for way in plan.ways:
         check_isolate(way.isolate)
@@ -235,7 +235,7 @@ def _lacks_gpu(way: Ranks) -> list[pytest.Mark]:
     """A test that asks for GPUs which are not here is skipped, as is usual for tests."""
     if way.device != "cuda" and way.gpus is None:
         return []
-    from phalanx.backend.device_map import plan_devices, visible_to_processes
+    from phalanx.backend.devices.device_map import plan_devices, visible_to_processes
 
     plan = visible_to_processes if way.engine == "processes" else plan_devices
     try:
@@ -261,7 +261,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if config.getoption("collectonly") or in_rank in config.stash:
         return
     if engines or any(map(_is_ours, {getattr(each, "cls", None) for each in session.items})):
-        from phalanx.testing.pytest_private_logs import quicken_logs
+        from phalanx.testing.pytest_compat.pytest_private_logs import quicken_logs
 
         quicken_logs(config)
     if not engines:
@@ -270,8 +270,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     from importlib import import_module
 
     for engine in engines:
-        import_module(f"phalanx.testing.marked.on_{engine}")
-    import_module("phalanx.testing.marked.items")
+        import_module(f"phalanx.testing.pytest.on_{engine}")
+    import_module("phalanx.testing.pytest.items")
     for engine in engines:
         _loaded(f"on_{engine}").begin()
     gc.freeze()
@@ -305,7 +305,7 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
         _refuse_conflict(item)
         _refuse_lost_marker(item)
         return (yield from _name_who_asks(item, None))
-    from phalanx.testing.marked import items
+    from phalanx.testing.pytest import items
 
     _refuse_async(item)
     _refuse_trace(item, way)
@@ -320,7 +320,7 @@ def _name_who_asks(item: Any, way: Ranks | None) -> Generator[None, Any, Any]:
     try:
         return (yield)
     except _OnlyOnRanks as error:
-        from phalanx.testing.marked.fixtures import askers
+        from phalanx.testing.pytest.fixtures import askers
 
         who, text = askers(item, error.name, way), str(error)
     pytest.fail(f"{text}. Here {who} asks for it" if who else text, pytrace=False)
@@ -397,7 +397,7 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, Any, Any]:
     try:
         return (yield)
     finally:
-        logs = sys.modules.get("phalanx.testing.pytest_private_logs")
+        logs = sys.modules.get("phalanx.testing.pytest_compat.pytest_private_logs")
         if logs is not None:
             logs.leave_logs(session.config)
 
@@ -417,7 +417,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     way = _way(pyfuncitem)
     if way is None:
         return None
-    from phalanx.testing.marked import items
+    from phalanx.testing.pytest import items
 
     items.call(pyfuncitem, way)
     return True
@@ -429,7 +429,7 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     if _way(item) is None or call.when != "call":
         return (yield)
-    from phalanx.testing.marked import items
+    from phalanx.testing.pytest import items
 
     items.judge_xfail(item)
     report = yield
@@ -520,7 +520,7 @@ def pytest_leave_pdb() -> None:
 
 def _loaded(name: str) -> Any:
     """One of our modules that need torch, if a test has needed it."""
-    return sys.modules.get(f"phalanx.testing.marked.{name}")
+    return sys.modules.get(f"phalanx.testing.pytest.{name}")
 
 
 # -- fixtures ---------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """What checks look at besides the calls that meet: one module per kind.
 
 Each has a function from the session to findings, run when all ranks have ended well; the
-deciding is done in `analysis/`, over values. It must cost nothing where there is nothing to
+deciding is done in `checks/`, over values. It must cost nothing where there is nothing to
 see: a test's whole run takes a millisecond. One that breaks must not break the program: it is
 told as a warning, and the run goes on.
 """
@@ -12,13 +12,13 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 
-from phalanx.backend import lifecycle
-from phalanx.backend.observers.backend_hazard import find_backend_hazards
-from phalanx.backend.observers.crossed_order import find_crossed_order
-from phalanx.backend.observers.leak import find_leaked_groups
-from phalanx.backend.observers.message_race import find_message_races
-from phalanx.backend.observers.rank_space import find_rank_spaces
-from phalanx.backend.observers.unwaited_work import find_unwaited_work
+from phalanx.backend import group_history
+from phalanx.backend.observers.observe_groups import find_leaked_groups
+from phalanx.backend.observers.observe_hazards import find_backend_hazards
+from phalanx.backend.observers.observe_messages import find_message_races
+from phalanx.backend.observers.observe_order import find_crossed_order
+from phalanx.backend.observers.observe_roots import find_rank_spaces
+from phalanx.backend.observers.observe_works import find_unwaited_work
 from phalanx.backend.session import Session
 from phalanx.errors import PhalanxWarning, text_of
 from phalanx.model import Verdict
@@ -27,7 +27,7 @@ Check = Callable[[Session], Iterable[Verdict]]
 
 AT_END: Mapping[str, Check] = MappingProxyType(
     {
-        "mismatch": lifecycle.find_at_end,
+        "mismatch": group_history.find_at_end,
         "backend-hazard": find_backend_hazards,
         "crossed-order": find_crossed_order,
         "leak": find_leaked_groups,

@@ -6,7 +6,7 @@ from functools import cache
 
 from phalanx.backend.profiles.gloo import GLOO
 from phalanx.backend.profiles.nccl import NCCL
-from phalanx.backend.profiles.rules import (
+from phalanx.backend.profiles.profile_rules import (
     CORRUPTS,
     CRASHES,
     REFUSES,

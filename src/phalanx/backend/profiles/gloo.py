@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from phalanx.backend.profiles.rules import (
+from phalanx.backend.profiles.profile_rules import (
     CORRUPTS,
     CRASHES,
     CUDA,
@@ -18,7 +18,7 @@ from phalanx.backend.profiles.rules import (
     Rule,
     Use,
 )
-from phalanx.backend.raising import NotSupportedError
+from phalanx.backend.rank_errors import NotSupportedError
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 INTEGERS = (torch.int8, torch.uint8, torch.bool, torch.int32, torch.int64)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from phalanx.backend.profiles.rules import (
+from phalanx.backend.profiles.profile_rules import (
     CORRUPTS,
     CUDA,
     INPUT,
@@ -19,7 +19,7 @@ from phalanx.backend.profiles.rules import (
     Rule,
     Use,
 )
-from phalanx.backend.raising import NotSupportedError, UnsupportedTypeError
+from phalanx.backend.rank_errors import NotSupportedError, UnsupportedTypeError
 
 POINT_TO_POINT = ("send", "recv")
 REDUCE_SCATTERS = (

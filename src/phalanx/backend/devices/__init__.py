@@ -1,0 +1,1 @@
+"""GPUs: streams, and which device a rank means where there are fewer than ranks."""

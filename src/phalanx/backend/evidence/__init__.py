@@ -1,0 +1,1 @@
+"""What a report shows beyond the call: frames, source text, names, histories."""

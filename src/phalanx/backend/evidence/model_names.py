@@ -1,0 +1,299 @@
+"""Names that a reader knows: of DDP's parameters, FSDP's modules, a pipeline's stages.
+
+Asked when a verdict is reported or a rank has failed: the other ranks stand still, so their
+frames and models can be looked at. Costs nothing before, but a note of each DDP model. What is
+said was seen: who has no gradient for what, and where a rank's frames are.
+
+| seen | said |
+|---|---|
+| a parameter of DDP has no gradient on ranks that are not in `backward` and have others; | |
+| on other ranks it has one | which parameters, which ranks |
+| torch's error about parameters that did not receive a gradient, by number | their names |
+| an `all_reduce` in `backward`, of the size of parameters side by side | their names |
+| frames of FSDP2 that gather or scatter a module's parameters | the module |
+| frames of a pipeline's schedule | the stage and the microbatch |
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import wraps
+from types import FrameType, MappingProxyType
+from typing import Any
+
+from torch.nn.parallel import DistributedDataParallel
+
+from phalanx.backend.session import Session, context_here
+from phalanx.backend.torch_private import private_names
+from phalanx.errors import text_of
+from phalanx.model import Deadlock, Mismatch, Names, Op, Stall, Verdict
+from phalanx.report.layout import rank_list
+from phalanx.system import current_frames
+
+DDP, THREAD = "ddp models", "thread"
+"""Where a rank's models and its thread are kept among what it has saved."""
+
+_BACKWARD = ("torch/autograd/__init__.py", "torch/autograd/graph.py")
+_WITHOUT = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
+_MOST_NAMES = 6
+
+NOBODY: Mapping[int, BaseException] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What one rank knows of its models, as values that travel: for which parameters of the
+    first it has a gradient and for which it has none; what its calls in `backward` may hold;
+    where its frames are."""
+
+    having: tuple[str, ...] = ()
+    lacking: tuple[str, ...] = ()
+    buckets: tuple[tuple[str, str], ...] = ()
+    places: tuple[tuple[str, str], ...] = ()
+
+
+def model_patches(
+    context_of: Callable[[], Any] = context_here,
+) -> list[tuple[Any, str, Any]]:
+    """Each rank notes the models that it wraps. `context_of` gives the rank, which has a dict
+    `saved`."""
+    original: Callable[..., None] = DistributedDataParallel.__init__
+
+    @wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        context = context_of()
+        if context is not None:
+            context.saved.setdefault(DDP, []).append(weakref.ref(self))
+
+    return [(DistributedDataParallel, "__init__", init)]
+
+
+def with_names(session: Session, verdict: Verdict) -> Verdict:
+    """The verdict with what can be said about the parts of the ranks' models."""
+    if not isinstance(verdict, (Mismatch, Deadlock, Stall)) or not _has_any(session):
+        return verdict
+    try:
+        return replace(verdict, names=_find(session, list(_ops_of(verdict))))
+    except Exception:  # whatever a program's module does when it is looked at
+        return verdict
+
+
+def names_for_failure(session: Session, rank: int, error: BaseException) -> Names:
+    """The same for a rank that raised `error`."""
+    if not _has_any(session):
+        return ()
+    try:
+        found = _find(session, (), {rank: error})
+        named = _named_in(session, rank, text_of(error))
+        said = [text.replace(" has no ", " had no ") for _, text in found]
+        return (
+            *(each for each in named if not any(text.startswith(each[1]) for text in said)),
+            *found,
+        )
+    except Exception:
+        return ()
+
+
+def _has_any(session: Session) -> bool:
+    loaded = ("torch.distributed.fsdp", "torch.distributed.pipelining")
+    return any(name in sys.modules for name in loaded) or any(
+        DDP in context.saved for context in session.ranks
+    )
+
+
+def _find(
+    session: Session, ops: Sequence[Op], failed: Mapping[int, BaseException] = NOBODY
+) -> Names:
+    running = current_frames()
+    facts = {}
+    for context in session.ranks:
+        rank = context.rank
+        frames = list(_outwards(running.get(context.saved.get(THREAD, 0))))
+        passed = _passed_by(failed[rank]) if rank in failed else frames
+        own = [op for op in ops if op.rank == rank]
+        facts[rank] = _facts(_models(context.saved), frames, own, passed)
+    return names_in(facts)
+
+
+def facts_of(saved: Mapping[str, Any], error: BaseException) -> Facts | None:
+    """Of a rank that is a process and has raised this; None if it has nothing to say."""
+    verdict = getattr(error, "verdict", None)
+    try:
+        own = [op for op in _ops_of(verdict) if op.rank == int(os.environ.get("RANK", "-1"))]
+        frames = _passed_by(error)
+        facts = _facts(_models(saved), frames, own, frames)
+    except Exception:  # whatever a program's module does when it is looked at
+        return None
+    return None if facts == Facts() else facts
+
+
+def names_in(facts: Mapping[int, Facts]) -> Names:
+    """What can be said of what the ranks know, by rank."""
+    return (*_without_gradient(facts), *_buckets(facts), *_places(facts))
+
+
+def _facts(
+    models: Sequence[Any],
+    frames: Sequence[FrameType],
+    ops: Sequence[Op],
+    passed: Iterable[FrameType],
+) -> Facts:
+    """`frames` are the rank's, innermost first, `passed` those of its error, if it failed."""
+    in_backward = any(each.f_code.co_filename.endswith(_BACKWARD) for each in frames)
+    having: list[str] = []
+    lacking: list[str] = []
+    for model in models[:1]:
+        for name, parameter in _parameters(model):
+            (lacking if parameter.grad is None else having).append(name)
+    return Facts(
+        tuple(having),
+        tuple(lacking) if having and not in_backward else (),
+        tuple(_buckets_of(models, ops)) if in_backward else (),
+        tuple(_place_of(passed)),
+    )
+
+
+def _ops_of(verdict: Verdict | None) -> Iterator[Op]:
+    if isinstance(verdict, Mismatch):
+        yield from (block.op for block in verdict.blocks)
+    elif isinstance(verdict, (Deadlock, Stall)):
+        waits = [block.view.wait for block in verdict.blocks]
+        yield from (wait.op for wait in waits if wait is not None)
+
+
+# -- DDP --------------------------------------------------------------------------------------
+
+
+def _models(saved: Mapping[str, Any]) -> list[Any]:
+    found = saved.get(DDP, ())
+    return [model for ref in found if (model := ref()) is not None]
+
+
+def _parameters(model: Any) -> list[tuple[str, Any]]:
+    """As DDP counts them."""
+    return [(name, p) for name, p in model.module.named_parameters() if p.requires_grad]
+
+
+def _without_gradient(facts: Mapping[int, Facts]) -> Iterator[tuple[str, str]]:
+    having: dict[str, list[int]] = {}
+    lacking: dict[str, list[int]] = {}
+    for rank, known in facts.items():
+        for name in known.having:
+            having.setdefault(name, []).append(rank)
+        for name in known.lacking:
+            lacking.setdefault(name, []).append(rank)
+    alike: dict[tuple[int, ...], list[str]] = {}
+    for name, missing in lacking.items():
+        if name in having:
+            alike.setdefault(tuple(missing), []).append(name)
+    for ranks, names in alike.items():
+        others = having[names[0]]
+        told = f"{_who_have(ranks)} no gradient for {_listed(names)} of the DDP model"
+        yield "gradient", f"{told}; {_who_have(others)} one"
+
+
+def _who_have(ranks: Sequence[int]) -> str:
+    return f"{rank_list(ranks, width=32)} {'has' if len(ranks) == 1 else 'have'}"
+
+
+def _named_in(session: Session, rank: int, text: str) -> Iterator[tuple[str, str]]:
+    found = _WITHOUT.search(text)
+    models = _models(session.ranks[rank].saved)
+    if found is None or len(models) != 1:
+        return
+    parameters = _parameters(models[0])
+    numbers = [int(number) for number in found[1].split()]
+    names = [parameters[n][0] for n in numbers if n < len(parameters)]
+    if names:
+        yield "gradient", f"rank {rank} had no gradient for {_listed(names)} of the DDP model"
+
+
+def _buckets_of(models: Sequence[Any], ops: Sequence[Op]) -> Iterator[tuple[str, str]]:
+    """Which parameters' gradients an `all_reduce` in `backward` may hold, by their size: in the
+    order of the model, a bucket is what stands side by side."""
+    for op in ops:
+        if op.name != "all_reduce" or len(op.inputs) != 1:
+            continue
+        size = math.prod(op.inputs[0].shape)
+        runs = [run for model in models for run in _runs(model, size)]
+        if len(runs) == 1:
+            yield str(op.inputs[0]), _listed(runs[0])
+
+
+def _buckets(facts: Mapping[int, Facts]) -> Iterator[tuple[str, str]]:
+    told = dict(bucket for known in facts.values() for bucket in known.buckets)
+    for tensor, names in told.items():
+        yield "bucket", f"{tensor} has the size of DDP's gradients of {names}"
+
+
+def _runs(model: Any, size: int) -> Iterator[list[str]]:
+    parameters = _parameters(model)
+    for first in range(len(parameters)):
+        left = size
+        for last in range(first, len(parameters)):
+            left -= parameters[last][1].numel()
+            if left <= 0:
+                break
+        if left == 0:
+            yield [name for name, _ in parameters[first : last + 1]]
+
+
+# -- FSDP2 and pipelines ------------------------------------------------------------------
+
+
+def _places(facts: Mapping[int, Facts]) -> Iterator[tuple[str, str]]:
+    alike: dict[tuple[str, str], list[int]] = {}
+    for rank, known in sorted(facts.items()):
+        for found in known.places:
+            alike.setdefault(found, []).append(rank)
+    for (label, text), ranks in alike.items():
+        yield label, f"{rank_list(ranks, width=32)}: {text}"
+
+
+def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _passed_by(error: BaseException) -> list[FrameType]:
+    frames, trace = [], error.__traceback__
+    while trace is not None:
+        frames.append(trace.tb_frame)
+        trace = trace.tb_next
+    return frames[::-1]
+
+
+def _place_of(frames: Iterable[FrameType]) -> list[tuple[str, str]]:
+    """The innermost of each."""
+    found: dict[str, str] = {}
+    for frame in frames:
+        file = frame.f_code.co_filename
+        if file.endswith(private_names.FSDP_FILE) and "module" not in found:
+            names = private_names.fsdp_names(frame)
+            if names is not None:
+                found["module"] = _fsdp_text(*names)
+        elif file.endswith(private_names.PIPELINE_FILE) and "stage" not in found:
+            place = private_names.pipeline_place(frame)
+            if place is not None:
+                found["stage"] = place
+    return list(found.items())
+
+
+def _fsdp_text(module: str | None, names: Sequence[str]) -> str:
+    of = "of the whole model" if module == "" else f'of module "{module}"' if module else ""
+    return f"FSDP's parameters {of or _listed(names)}" + (
+        f" ({_listed(names)})" if of and names else ""
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(f'"{name}"' for name in names[:_MOST_NAMES])
+    return shown + (f", ... ({len(names)} in all)" if len(names) > _MOST_NAMES else "")

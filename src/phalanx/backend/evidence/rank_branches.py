@@ -1,0 +1,76 @@
+"""Who came to a call by a branch that asks for the rank: `if rank == 0: ...`.
+
+Used where calls disagree and no majority says who is at fault. Ranks stand still meanwhile, so
+that their frames can be read; of calls that are over nothing is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from types import FrameType
+
+from phalanx import callsite
+from phalanx.backend.evidence.model_names import THREAD
+from phalanx.backend.evidence.source_text import branch_by_rank
+from phalanx.backend.session import Session
+from phalanx.matching.hints import name_ranks
+from phalanx.model import Mismatch, OpBlock
+from phalanx.system import current_frames
+
+MOST_RANKS = 16
+_DEPTH = 32
+
+
+def with_branch(session: Session, verdict: Mismatch) -> Mismatch:
+    """The verdict with those at fault who alone are in such a branch, if that is clear."""
+    blocks = verdict.blocks
+    if verdict.ranks or len(blocks) != 2 or "operation" not in verdict.differs:
+        return verdict
+    frames = current_frames()
+    found = [_branch_of(session, block, frames) for block in blocks]
+    told = [at for at in (0, 1) if isinstance(found[at], str)]
+    if len(told) != 1 or found[1 - told[0]] is not None:
+        return verdict
+    odd = blocks[told[0]]
+    ordered = (blocks[1 - told[0]], replace(odd, odd=True))
+    branch = found[told[0]]
+    hint = f"{name_ranks(odd.ranks)} came there by a branch that asks for the rank, at {branch}"
+    return replace(verdict, ranks=odd.ranks, blocks=ordered, hint=hint)
+
+
+def _branch_of(
+    session: Session, block: OpBlock, frames: dict[int, FrameType]
+) -> str | bool | None:
+    """Where the branch is, if all ranks of the block are in one; None if none is. False if it
+    cannot be said."""
+    if len(block.ranks) > MOST_RANKS:
+        return False
+    found = {_of_rank(session, rank, block, frames) for rank in block.ranks}
+    return found.pop() if len(found) == 1 else False
+
+
+def _of_rank(
+    session: Session, rank: int, block: OpBlock, frames: dict[int, FrameType]
+) -> str | bool | None:
+    frame = frames.get(session.ranks[rank].saved.get(THREAD, 0))
+    marks = [(each.f_code, each.f_lasti) for each in _users(frame)]
+    site = callsite.resolve(marks[0]) if marks else None
+    if site is None or site != block.op.site:
+        return False  # it has gone on since
+    for mark in marks:
+        line = branch_by_rank(mark)
+        if line is not None:
+            return f"{callsite.resolve(mark)!s}".rpartition(":")[0] + f":{line}"
+    return None
+
+
+def _users(frame: FrameType | None) -> Sequence[FrameType]:
+    found: list[FrameType] = []
+    while frame is not None and len(found) < _DEPTH:
+        if not callsite.is_library(frame.f_code.co_filename):
+            found.append(frame)
+        elif found and callsite.is_own_file(frame.f_code.co_filename):
+            break
+        frame = frame.f_back
+    return found

@@ -1,0 +1,108 @@
+"""Rendezvous inside one process: `env://`, `tcp://` and `file://` without ports and files.
+
+Stands in for torch's `rendezvous` during runs. Ranks that name the same address get the
+same in-process store. Threads that are nobody's go to torch's own function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from torch.distributed.distributed_c10d import Store
+
+from phalanx.backend.session import RankContext, context_here
+from phalanx.backend.stores.store import InProcessStore
+
+Found = tuple[Store, int, int]
+
+
+def make_rendezvous(original: Any) -> Any:
+    def rendezvous(url: str, rank: int = -1, world_size: int = -1, **kwargs: Any) -> Any:
+        context = context_here()
+        if context is None:
+            return original(url, rank, world_size, **kwargs)
+        return _meet(context, url, rank, world_size)
+
+    return rendezvous
+
+
+def _meet(context: RankContext, url: str, rank: int, world_size: int) -> Iterator[Found]:
+    if not isinstance(url, str):
+        raise RuntimeError(f"`url` must be a string. {type(url)}: {url}")
+    parts = urlsplit(url)
+    if parts.scheme not in ("env", "tcp", "file"):
+        raise RuntimeError(
+            f"init_method={url!r}: no rendezvous for {parts.scheme + '://'!r}; "
+            "write env://, tcp://host:port or file:///path"
+        )
+    query = {key: values[-1] for key, values in parse_qs(parts.query).items()}
+    rank = _number(context, "rank", rank, query, "RANK", parts.scheme)
+    _check_address(context, parts.scheme)
+    size = _number(context, "world_size", world_size, query, "WORLD_SIZE", parts.scheme)
+    check_size(context, rank, size)
+    note_rank(context, rank)
+    # Some of the ranks may make a smaller world there before all make theirs.
+    yield _store_at(context, f"{_address(context, parts)} of {size}"), rank, size
+
+
+def _check_address(context: RankContext, scheme: str) -> None:
+    """Ranks that the program starts itself must set it themselves."""
+    missing = [key for key in ("MASTER_ADDR", "MASTER_PORT") if key not in context.environ]
+    if scheme == "env" and missing:
+        raise ValueError(
+            "Error initializing torch.distributed using env://: no environment variable "
+            f"{missing[0]} given"
+        )
+
+
+def _number(
+    context: RankContext, name: str, given: int, query: dict[str, str], key: str, scheme: str
+) -> int:
+    if given != -1:
+        return given
+    if name in query:
+        return int(query[name])
+    if scheme == "env" and key in context.environ:
+        return int(context.environ[key])
+    where = f"environment variable {key}" if scheme == "env" else f"{name}="
+    raise ValueError(
+        f"Error initializing torch.distributed using {scheme}://: no {where} given"
+    )
+
+
+def note_rank(context: RankContext, rank: int) -> None:
+    """The rank makes its default group, as this number."""
+    if context.session.renumber is not None and not context.initialised:
+        context.session.renumber(context, rank)
+    context.initialised = True
+
+
+def check_size(context: RankContext, rank: int, size: int) -> None:
+    """Refuse a group that would wait for ranks that this run does not have."""
+    have = context.session.size
+    if size > have:
+        raise ValueError(
+            f"init_process_group(world_size={size}) in a run of {have} ranks would wait for "
+            f"ranks that do not exist: start {size} ranks, or leave world_size out"
+        )
+    if not 0 <= rank < size:
+        raise ValueError(f"rank {rank} is not in 0..{size - 1} (world_size={size})")
+
+
+def _address(context: RankContext, parts: Any) -> str:
+    if parts.scheme == "file":
+        return f"file:{parts.netloc}{parts.path}"
+    if parts.scheme == "tcp":
+        return f"tcp:{parts.hostname}:{parts.port}"
+    host = context.environ.get("MASTER_ADDR", "")
+    return f"tcp:{host}:{context.environ.get('MASTER_PORT', '')}"
+
+
+def _store_at(context: RankContext, address: str) -> Store:
+    """Each rank's n-th rendezvous at an address meets the others' n-th: initialising again
+    after `destroy_process_group` must not find the old keys."""
+    turn = context.incarnations.get(address, 0)
+    context.incarnations[address] = turn + 1
+    return context.session.stores.setdefault(f"{address}#{turn}", InProcessStore())

@@ -1,0 +1,286 @@
+"""Stores: the in-process one, and waiting through the baton for all that torch has.
+
+The rendezvous hands out an `InProcessStore`; programs make others (`TCPStore`, `FileStore`,
+`HashStore`, `PrefixStore`). All are torch's own, but their waits are replaced during runs: a
+rank whose key is missing parks, and is woken to look again whenever any rank changes any
+store.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from phalanx import callsite
+from phalanx.backend.stores import store_order
+from phalanx.core.strand import RUNNING, Strand, here
+
+dist: Any = torch.distributed  # torch's type stubs leave several of the names below out
+
+DEFAULT_TIMEOUT = timedelta(minutes=5)
+POLL = 0.02
+"""Seconds between looks at a store that another process may change."""
+
+
+class StoreWait:
+    """Why a rank is parked: it waits for keys. Rendered by the running layer."""
+
+    __slots__ = ("call", "keys", "mark")
+
+    def __init__(self, call: str, keys: list[str], mark: callsite.Mark | None) -> None:
+        self.call = call
+        self.keys = keys
+        self.mark = mark
+
+
+def wake_store_waiters(strand: Strand | None) -> None:
+    """Some key changed: whoever waits for a store in this run looks again."""
+    if strand is None:
+        return
+    with _holding_baton(strand):
+        session = strand.local.session
+        waiters, session.store_waiters = session.store_waiters, []
+        for waiter in waiters:
+            waiter.baton.wake(waiter)
+
+
+def wait_for_keys(
+    is_there: Callable[[], bool],
+    keys: list[str],
+    *,
+    call: str,
+    timeout: timedelta,
+    shared_outside: bool,
+    explicit: bool = False,
+) -> None:
+    """Park until `is_there()`; `DistStoreError` after `timeout`, as torch's stores do."""
+    strand = here.strand
+    assert strand is not None
+    why = StoreWait(call, keys, callsite.mark(2))
+    limit = strand.baton.clock.now() + timeout.total_seconds()
+    with _holding_baton(strand):
+        while not is_there():
+            until = min(limit, strand.baton.clock.now() + POLL) if shared_outside else limit
+            sleeping = shared_outside or explicit
+            if not _park_once(strand, why, until, sleeping) and not is_there():
+                _check_time(strand, why, limit, timeout)
+
+
+def _park_once(strand: Strand, why: StoreWait, until: float, sleeping: bool) -> bool:
+    waiters = strand.local.session.store_waiters
+    if strand not in waiters:
+        waiters.append(strand)
+    woken = strand.baton.park(strand, why, deadline=until, sleeping=sleeping)
+    strand.baton.run_errands(strand)
+    return woken
+
+
+def _check_time(strand: Strand, why: StoreWait, limit: float, timeout: timedelta) -> None:
+    if strand.baton.clock.now() >= limit:
+        keys, seconds = ", ".join(map(repr, why.keys)), timeout.total_seconds()
+        raise dist.DistStoreError(f"{why.call}: no rank set {keys} within {seconds:g} s")
+
+
+@contextmanager
+def _holding_baton(strand: Strand) -> Iterator[None]:
+    """A thread that a rank started runs without the baton. If it looked or woke others so,
+    a key could be set between a rank's look and its park, and wake nobody."""
+    visiting = strand.state is not RUNNING
+    if visiting:
+        strand.baton.rejoin(strand)
+    try:
+        yield
+    finally:
+        if visiting and strand.helper:
+            strand.baton.leave(strand)
+
+
+class InProcessStore(dist.HashStore):  # type: ignore[misc]
+    """What the rendezvous hands out: torch's own store in memory, shared by the ranks."""
+
+    has_queues = False
+    """Whether something was ever put into a queue, which torch does not count as a key."""
+
+    def is_as_new(self, keys: int) -> bool:
+        """Whether it has so many keys, and is otherwise as it was made."""
+        return (
+            self.num_keys() == keys and self.timeout == DEFAULT_TIMEOUT and not self.has_queues
+        )
+
+
+def store_patches() -> list[tuple[Any, str, Any]]:
+    """What to replace on torch's store classes during runs: (class, name, replacement).
+
+    The classes themselves are patched, not the names in modules, because programs import
+    them by name before a run starts.
+    """
+    changing = ("set", "add", "append", "compare_set", "multi_set", "queue_push", "delete_key")
+    patches: list[tuple[Any, str, Any]] = [
+        (Store, name, _waking(name, getattr(Store, name))) for name in changing
+    ]
+    for name in _PARAMETERS:
+        patches.append((Store, name, _waiting_for_keys(name, getattr(Store, name))))
+    patches.append((Store, "check", _polling(Store.check)))
+    for made_by_peers in (dist.TCPStore, dist.FileStore):
+        original = made_by_peers.__init__
+        patches.append((made_by_peers, "__init__", _stepping_out(original)))
+    patches.append((PrefixStore, "__init__", _remembering(PrefixStore.__init__)))
+    return patches
+
+
+def _waking(name: str, original: Any) -> Any:
+    def change(self: Store, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        if name == "queue_push" and isinstance(below := _underlying(self), InProcessStore):
+            below.has_queues = True
+        strand = here.strand
+        if strand is not None:
+            _note(strand, self, name, args, kwargs)
+            wake_store_waiters(strand)
+        return result
+
+    return change
+
+
+def _polling(original: Any) -> Any:
+    """`check` in a loop is how programs poll: give way, or the others never get to set it."""
+
+    def check(self: Store, keys: list[str]) -> Any:
+        found = original(self, keys)
+        strand = here.strand
+        if not found and strand is not None:
+            strand.baton.give_way(strand)
+            found = original(self, keys)
+        if strand is not None:
+            _note(strand, self, "check", (keys,), {}, found=found)
+        return found
+
+    return check
+
+
+def _note(
+    strand: Strand, store: Any, name: str, args: Any, kwargs: Any, *, found: bool = True
+) -> None:
+    """For the check of races: what the program itself does, two frames up."""
+    session = strand.local.session
+    if session.order is None and name not in ("set", "check"):
+        return
+    if callsite.is_library(sys._getframe(2).f_code.co_filename):
+        return
+    given = [*args, *kwargs.values()]
+    for key in _keys(given[0] if given else None):
+        place = _place(store, key)
+        if place is None:
+            continue
+        if name == "set" and len(given) > 1:
+            store_order.wrote(strand, place, key, str(given[1]).encode())
+        elif name in _SEEING:
+            store_order.saw(strand, place, key, name, found=found)
+        else:
+            store_order.touched(strand, place)
+
+
+_SEEING = frozenset({"get", "multi_get", "wait", "check"})
+
+
+_bases: weakref.WeakKeyDictionary[Any, tuple[Any, str]] = weakref.WeakKeyDictionary()
+"""Where the keys of a `PrefixStore` made during runs are: torch does not tell its prefix."""
+
+
+def _remembering(original: Any) -> Any:
+    def construct(self: Any, prefix: str, store: Any) -> None:
+        original(self, prefix, store)
+        below = _place(store, prefix)
+        if below is not None:
+            _bases[self] = below
+
+    return construct
+
+
+def _place(store: Any, key: str) -> tuple[Any, str] | None:
+    """A store, which ranks may reach by clients of their own, and the whole key; None if that
+    is unknown."""
+    if isinstance(store, PrefixStore):
+        base = _bases.get(store)
+        return None if base is None else (base[0], f"{base[1]}/{key}")
+    if isinstance(store, dist.TCPStore):
+        return ("tcp", store.port), key
+    if isinstance(store, dist.FileStore):
+        return ("file", store.path), key
+    return id(store), key
+
+
+_PARAMETERS = {
+    "get": ("key",),
+    "wait": ("keys", "timeout"),
+    "multi_get": ("keys",),
+    "queue_pop": ("key", "block"),
+}
+
+
+def _waiting_for_keys(name: str, original: Any) -> Any:
+    check = Store.check
+
+    def read(self: Any, *args: Any, **kwargs: Any) -> Any:
+        given = dict(zip(_PARAMETERS[name], args, strict=False), **kwargs)
+        keys, timeout = given.get("keys", given.get("key")), given.get("timeout")
+        wanted = _keys(keys)
+        if here.strand is not None and wanted and given.get("block", True):
+            if name == "queue_pop":
+                self.queue_len(keys)  # a store that has no queues says so here, at once
+            wait_for_keys(
+                lambda: check(self, wanted),
+                wanted,
+                call=f"store.{name}",
+                timeout=timeout or self.timeout,
+                shared_outside=isinstance(_underlying(self), (dist.TCPStore, dist.FileStore)),
+                explicit=timeout is not None or _has_own_timeout(self),
+            )
+        result = original(self, *args, **kwargs)
+        if here.strand is not None:
+            _note(here.strand, self, name, args, kwargs)
+        return result
+
+    return read
+
+
+def _keys(given: Any) -> list[str]:
+    """None if these are no keys: torch's own method then says what it takes."""
+    keys = [given] if isinstance(given, str) else given
+    return keys if isinstance(keys, list) and all(isinstance(k, str) for k in keys) else []
+
+
+def _has_own_timeout(store: Any) -> bool:
+    """Whether the program set one; that of `InProcessStore` is the process group's."""
+    in_process = isinstance(_underlying(store), InProcessStore)
+    return not in_process and store.timeout < DEFAULT_TIMEOUT
+
+
+def _underlying(store: Any) -> Any:
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    return store
+
+
+def _stepping_out(original: Any) -> Any:
+    """Constructors that wait for peers natively: the rank leaves the baton meanwhile."""
+
+    def construct(self: Any, *args: Any, **kwargs: Any) -> None:
+        strand = here.strand
+        if strand is None:
+            original(self, *args, **kwargs)
+            return
+        strand.baton.leave(strand)
+        try:
+            original(self, *args, **kwargs)
+        finally:
+            strand.baton.rejoin(strand)
+
+    return construct

@@ -1,0 +1,141 @@
+"""What is replaced in torch during runs, so that programs reach this backend unchanged.
+
+The running layer installs this when the first world opens and removes it when the last one
+closes. Threads that belong to no rank pass through to torch's own classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import torch.distributed as dist
+
+from phalanx.backend import one_rank_assumptions
+from phalanx.backend.devices.device_waits import device_patches
+from phalanx.backend.dispatch import VisibleGroup, withdraw_operators
+from phalanx.backend.evidence.invalid_call import outsider_patches
+from phalanx.backend.evidence.model_names import model_patches
+from phalanx.backend.group_history import noting
+from phalanx.backend.group_reuse import leaves_untouched
+from phalanx.backend.process_group import RankGroup
+from phalanx.backend.session import context_here
+from phalanx.backend.stores.rendezvous import check_size, make_rendezvous, note_rank
+from phalanx.backend.stores.store import store_patches
+from phalanx.backend.torch_private import private
+from phalanx.backend.torch_world import PerRankWorld
+from phalanx.backend.work import execution_traces
+from phalanx.backend.work.buffer_modes import backward_patches
+from phalanx.backend.work.execution_traces import SharedObserver
+from phalanx.backend.work.profiler_events import profiler_patches
+
+DEFAULT_TIMEOUT = timedelta(minutes=30)
+
+
+class _Facade(type):
+    """Calls make a rank's group inside a rank, the original class elsewhere; instances of
+    either pass `isinstance`."""
+
+    original: Any
+    backend_name: str
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        context = context_here()
+        if context is None and cls.original is None:
+            raise RuntimeError(f"this build of torch has no {cls.__name__}")
+        if context is None:
+            return cls.original(*args, **kwargs)
+        store, rank, size, *rest = args
+        check_size(context, rank, size)
+        note_rank(context, rank)
+        given = rest[0] if rest else kwargs.get("timeout")
+        timeout = getattr(given, "_timeout", given) or DEFAULT_TIMEOUT
+        return VisibleGroup(context, cls.backend_name, store, rank, size, timeout)
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        if isinstance(instance, RankGroup):
+            return instance.name() == cls.backend_name
+        return cls.original is not None and isinstance(instance, cls.original)
+
+    def __getattr__(cls, name: str) -> Any:
+        if name == "Options" and cls.original is None:
+            return SimpleNamespace
+        return getattr(cls.original, name)
+
+
+def install() -> Callable[[], None]:
+    """Replace what must be replaced; the function that puts everything back."""
+    module = private.c10d_module
+    names: dict[str, Any] = {
+        private.WORLD_NAME: PerRankWorld(private.original_world()),
+        private.RENDEZVOUS_NAME: make_rendezvous(getattr(module, private.RENDEZVOUS_NAME)),
+    }
+    for name, backend in ((private.GLOO_NAME, "gloo"), (private.NCCL_NAME, "nccl")):
+        original = getattr(module, name, None)
+        names[name] = _Facade(name, (), {"original": original, "backend_name": backend})
+    names.update(nccl_names(module))
+    names[private.NEW_GROUP_NAME] = noting(
+        _for_threads(getattr(module, private.NEW_GROUP_NAME))
+    )
+    before = private.replace_names(**names)
+    observer = execution_traces.current = SharedObserver()
+    patches = [
+        *store_patches(),
+        *profiler_patches(),
+        *observer.patches(),
+        *one_rank_assumptions.patches(),
+        *outsider_patches(),
+        *model_patches(),
+        *backward_patches(),
+        *device_patches(),
+        (dist, "rendezvous", names[private.RENDEZVOUS_NAME]),
+    ]
+    patched = [(owner, name, vars(owner)[name]) for owner, name, _ in patches]
+    for owner, name, replacement in patches:
+        setattr(owner, name, replacement)
+    restore_debug_level = one_rank_assumptions.keep_debug_level()
+
+    def uninstall() -> None:
+        restore_debug_level()
+        private.replace_names(**before)
+        withdraw_operators()
+        observer.close()
+        execution_traces.current = None
+        for owner, name, original in patched:
+            setattr(owner, name, original)
+
+    return uninstall
+
+
+def _for_threads(original: Any) -> Any:
+    """Suites made for torch's test classes may name its group for threads. Here any is one."""
+
+    def make(size: int, rank: int, ranks: Any, backend: Any, *args: Any, **kwargs: Any) -> Any:
+        if backend == "threaded" and context_here() is not None:
+            backend = dist.Backend("gloo")
+        return original(size, rank, ranks, backend, *args, **kwargs)
+
+    return make
+
+
+def nccl_names(module: Any) -> dict[str, Any]:
+    """Inside ranks NCCL is there, also where torch was built without it. What a program asks
+    itself (`torch.distributed.is_nccl_available`) keeps its answer."""
+    available = getattr(module, private.NCCL_AVAILABLE_NAME)
+    timeout = getattr(module, private.NCCL_TIMEOUT_NAME) or timedelta(minutes=10)
+
+    def available_to_ranks() -> bool:
+        return context_here() is not None or available()
+
+    return {
+        private.NCCL_AVAILABLE_NAME: available_to_ranks,
+        private.NCCL_TIMEOUT_NAME: timeout,
+    }
+
+
+def leave_groups(context: Any) -> None:
+    """Last thing in a rank's body: destroy what it left, unless the next world can have it."""
+    if context.torch_state.default_pg is not None and not leaves_untouched(context):
+        dist.destroy_process_group()

@@ -1,0 +1,1 @@
+"""Every private torch name that Phalanx touches, with its reason and versions."""

@@ -1,0 +1,47 @@
+"""Private torch names of registries that exist once per process, by the names of things.
+
+Another part of `private.py`, under the same rule: the name, the reason, the versions. For
+`emulation/modules/registrations.py`: ranks that import a module each for itself register what
+it defines once per rank. The kinds of rendezvous are for
+`engines/processes/group_rendezvous.py`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+# 2.11-2.13: how `torch.library.register_fake` and `custom_op` register, and how `custom_op`
+# takes an operator back that is defined again.
+FAKE_NAME = "_register_fake"
+DESTROY_NAME = "_destroy"
+
+# 2.11-2.13: what `add_safe_globals` has added, by full name, for each object that
+# `torch.load(weights_only=True)` makes. With one class per rank the last one would win.
+_UNPICKLER = "torch._weights_only_unpickler"
+_SAFE_NAME = "_get_user_allowed_globals"
+
+
+def safe_globals_place() -> tuple[Any, str]:
+    """Where the function is that `torch.load` asks; torch has imported the module."""
+    return sys.modules[_UNPICKLER], _SAFE_NAME
+
+
+# 2.11-2.13: what leads from `env://` and the like to a store, by scheme. The public
+# `register_rendezvous_handler` refuses a scheme that there is already.
+_RENDEZVOUS = "torch.distributed.rendezvous"
+_HANDLERS_NAME = "_rendezvous_handlers"
+
+
+def replace_rendezvous(scheme: str, make: Callable[[Any], Any]) -> None:
+    """From now on, in this process, by what `make` makes of torch's own."""
+    handlers = getattr(sys.modules[_RENDEZVOUS], _HANDLERS_NAME)
+    handlers[scheme] = make(handlers[scheme])
+
+
+# 2.11-2.13: the module behind `torch.library`, through which registrations go.
+BEHIND_LIBRARY = "torch._library"
+
+# 2.11-2.13: the module that defines `torch.Tensor` with its methods in Python.
+OF_TENSOR = "torch._tensor"

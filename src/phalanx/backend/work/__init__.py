@@ -1,0 +1,1 @@
+"""Operations in flight: Work and Future, when they complete, the buffers they hold."""

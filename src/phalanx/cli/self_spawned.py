@@ -1,0 +1,168 @@
+"""`phalanx run SCRIPT` without a number of ranks: the script starts its ranks itself.
+
+Used by `run.py`. Shows the output of the worlds that come and go, each with a printer of its
+own, and turns what came of them and of the script itself into text and an exit status.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, TextIO
+
+from phalanx.cli.folded_output import FoldingPrinter
+from phalanx.errors import RankExited, UsageError
+
+
+class WorldsPrinter:
+    """A printer for the ranks of whatever world there is just now."""
+
+    def __init__(self, sink: TextIO, only: frozenset[int] | None) -> None:
+        self._sink = sink
+        self._only = only
+        self._printer: FoldingPrinter | None = None
+
+    def begin(self, size: int) -> None:
+        """A world of this size begins."""
+        self.close()
+        only = None if self._only is None else self._only & frozenset(range(size))
+        self._printer = FoldingPrinter(size, sink=self._sink, only=only)
+
+    def finish(self, rank: int) -> None:
+        if self._printer is not None:
+            self._printer.finish(rank)
+
+    def write(self, rank: int, text: str) -> Any:
+        if self._printer is not None:
+            self._printer.write(rank, text)
+
+    def prompt(self, rank: int) -> None:
+        if self._printer is not None:
+            self._printer.prompt(rank)
+
+    def tick(self) -> None:
+        if self._printer is not None:
+            self._printer.tick()
+
+    def close(self) -> None:
+        if self._printer is not None:
+            self._printer.close()
+            self._printer = None
+
+
+class WorldsPrinters:
+    """Both streams' printers, told by `run_launched` of worlds that come and go."""
+
+    def __init__(self, printers: Sequence[Any], tell: Callable[[BaseException], int]) -> None:
+        self._printers = [each for each in printers if isinstance(each, WorldsPrinter)]
+        self._tell = tell
+
+    def begin(self, size: int) -> None:
+        for printer in self._printers:
+            printer.begin(size)
+
+    def finish(self, rank: int) -> None:
+        with suppress(BrokenPipeError):
+            for printer in self._printers:
+                printer.finish(rank)
+
+    def end(self, world: Any) -> None:
+        """Ranks that no `spawn` speaks for are told of at once, as processes show their errors
+        themselves: the script may be waiting for what they would have sent. Those that left
+        by `sys.exit` and the like say nothing: their exit code does."""
+        with suppress(BrokenPipeError):
+            for printer in self._printers:
+                printer.close()
+        is_told = world.by_spawn or _is_exit(world.error)
+        if world.error is not None and not is_told:
+            world.status = self._tell(world.error)
+
+
+def _is_exit(error: BaseException | None) -> bool:
+    cause = None if error is None else error.__cause__
+    return isinstance(cause, (SystemExit, RankExited))
+
+
+def tell_launch(launch: Any, script: str, tell: Callable[[BaseException], int]) -> int:
+    """The exit status, after what went wrong was told; `tell` is for errors of a world."""
+    error, failed = launch.error, [w for w in launch.worlds if w.error is not None]
+    if isinstance(error, KeyboardInterrupt):
+        return 130
+    if failed and (error is None or _is_about_ranks(error)) and not _is_settled(launch):
+        return max(tell(w.error) if w.status is None else w.status for w in failed)
+    for world in failed:
+        if world.status is None:
+            _show_messages(world.error)
+    if isinstance(error, SystemExit):
+        return _status(error)
+    if isinstance(error, UsageError):
+        raise error
+    if error is not None:
+        _show(error)
+        return 1
+    if not launch.worlds and launch.launched:
+        raise UsageError(
+            f"{script} starts its ranks by torch's own launcher, so they ran as processes of "
+            f"their own and nothing was checked; give phalanx what is started: "
+            f"{_command(launch.launched)}"
+        )
+    if not launch.worlds:
+        raise UsageError(
+            f"{script} ended without starting any ranks; say how many are to run it: "
+            f"phalanx run -n 4 {script}"
+        )
+    return 0
+
+
+def _show_messages(error: BaseException) -> None:
+    """Of ranks that left by `sys.exit("message")`: the script does not know these, and there
+    is no report."""
+    for rank, end in getattr(error, "failures", {}).items():
+        if isinstance(end, SystemExit) and not isinstance(end.code, int):
+            print(f"[{rank}]   {end.code}", file=sys.stderr)
+
+
+def _command(launched: Sequence[Any]) -> str:
+    """What to write instead; by the commands of ranks if there are any."""
+    from phalanx.emulation.children.spawn_rules import is_launcher
+
+    first = launched[0]
+    if not isinstance(first, (list, tuple)) or is_launcher(first):
+        return "phalanx run -n 4 SCRIPT"
+    words = [str(word) for word in first]
+    words = [word for word in words[1:2] if word != "-u"] + words[2:]
+    alike = sum(1 for each in launched if each == first)
+    words = [_shorter(word) for word in words]
+    return f"phalanx run -n {alike} {shlex.join(words)}"
+
+
+def _shorter(word: str) -> str:
+    return min(word, os.path.relpath(word), key=len) if os.path.isabs(word) else word
+
+
+def _is_settled(launch: Any) -> bool:
+    """Whether the script knows of the ranks that failed and ended well all the same."""
+    return launch.error is None and launch.observed
+
+
+def _is_about_ranks(error: BaseException) -> bool:
+    """torch's `spawn` raises what is known better here."""
+    return any(kind.__name__ == "ProcessException" for kind in type(error).__mro__)
+
+
+def _status(end: SystemExit) -> int:
+    if end.code is None or isinstance(end.code, int):
+        return end.code or 0
+    print(end.code, file=sys.stderr)
+    return 1
+
+
+def _show(error: BaseException) -> None:
+    from phalanx.engines.outcome import trim_traceback
+
+    trim_traceback(error)
+    print("".join(traceback.format_exception(error)), end="", file=sys.stderr)

@@ -1,0 +1,1 @@
+"""Programs that start their ranks themselves: processes that they start become ranks."""

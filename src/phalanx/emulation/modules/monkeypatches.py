@@ -1,0 +1,250 @@
+"""Functions of torch that the program replaces (`torch.nn.Linear.forward = mine`).
+
+Every rank's copy of a module does that, and torch is shared: the last one's would be used by
+all, and one that wraps what it finds would wrap it once per rank. So when a rank gives the
+baton away after it has imported modules of its own, torch is compared with what it was. That
+takes long, so it is done a few times; at every hand-over only what the program's code may set
+by its looks (`attribute_stores.py`) is compared. What the program has replaced is swapped with
+the baton from then on (`attributes.py`), and put back after the run. Used by `isolating.py`
+and, at hand-overs, by `isolation/switcher.py`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from types import BuiltinFunctionType, CodeType, FunctionType
+from typing import Any
+
+from phalanx.backend.torch_private.private_registries import OF_TENSOR
+from phalanx.emulation.modules.attribute_stores import Stored, mentioned, stored
+from phalanx.emulation.modules.isolation_rule import is_installed
+from phalanx.emulation.modules.module_view import is_apart, on_adoption
+from phalanx.emulation.state.torch_attributes import add, places
+
+PARTS = ("nn", "optim", "distributed", "utils.data", "autograd", "cuda", "amp", "serialization")
+"""Besides `torch` itself, where programs replace something."""
+LOOKS = 8
+"""How many hand-overs are looked at, each for a millisecond, since a run has begun or any rank
+was the first to import a module. What one rank does then, the others do as well."""
+
+due: list[None] = []
+"""One entry for each hand-over that is still to be looked at."""
+
+watched: list[Slot] = []
+"""What is looked at whenever a rank gives the baton away, since the program's code mentions
+it."""
+MOST_PLACES = 16
+"""A name that torch has in more places than this is watched only in those whose own name the
+code mentions."""
+
+_noted: set[str] = set()
+"""Files whose code was looked at in this run."""
+_stored: dict[int, tuple[CodeType, set[Stored], set[str]]] = {}
+_functions: list[tuple[Any, str, Any]] = []
+"""Owner, name and value of what could be replaced, as it was before the run."""
+_known: set[str] = set()
+"""The modules they come from."""
+_new: set[str] = set()
+_harmless: set[str] = set()
+"""Files that ranks have loaded in this run, and those after which nothing was replaced."""
+
+
+class Slot:
+    """One name in one module or class, as something to swap."""
+
+    __slots__ = ("is_apart", "names", "original", "place", "which")
+
+    def __init__(self, place: Any, which: str) -> None:
+        self.place = place
+        self.which = which
+        self.names = vars(place)
+        self.original = self.names.get(which, MISSING)
+        self.is_apart = False
+
+    @property
+    def content(self) -> tuple[Any, ...]:
+        """In a tuple, which nobody copies; empty if there is none."""
+        return (self.names[self.which],) if self.which in self.names else ()
+
+    @content.setter
+    def content(self, value: tuple[Any, ...]) -> None:
+        if value:
+            setattr(self.place, self.which, value[0])
+        elif self.which in self.names:
+            delattr(self.place, self.which)
+
+    def set_apart(self, original: Any) -> None:
+        self.is_apart = True
+        if not any(self.is_same(each) for each, _ in places):
+            add(self, "content", () if original is MISSING else (original,))
+
+    def is_same(self, other: Any) -> bool:
+        return type(other) is Slot and other.place is self.place and other.which == self.which
+
+
+MISSING: Any = object()
+
+
+def expect_code(file: str, code: CodeType) -> None:
+    """After `expect`, with what will be executed: watch what it may set."""
+    if file in _noted:
+        return
+    _noted.add(file)
+    known = _stored.get(id(code))
+    if known is None:
+        if len(_stored) >= MOST_CODES:
+            _stored.clear()
+        known = _stored[id(code)] = code, *_settings_of(file, code)
+    for slot in _slots(known[1], known[2]):
+        if not any(slot.is_same(each) for each in watched):
+            watched.append(slot)
+
+
+MOST_CODES = 4096
+
+
+def _settings_of(file: str, code: CodeType) -> tuple[set[Stored], set[str]]:
+    """What it may set, and the names it mentions. Of a library only what says whose it is:
+    libraries replace functions while they are imported, and have strings for everything."""
+    names = set() if is_installed(file) else mentioned(code)
+    return stored(code, by_strings=bool(names)), names
+
+
+def _slots(names: set[Stored], mentioned: set[str]) -> Iterator[Slot]:
+    by_name, by_owner = _index()
+    for owner, name in names:
+        found = [place for place in by_owner.get(owner, ()) if name in vars(place)]
+        if not found and mentioned:
+            found = by_name.get(name, [])
+            if len(found) > MOST_PLACES:
+                found = [place for place in found if _last_name(place) in mentioned]
+        if not found and not name.startswith("__"):  # new in a class
+            found = [place for place in by_owner.get(owner, ()) if isinstance(place, type)]
+        yield from (Slot(place, name) for place in found)
+
+
+def _index() -> tuple[dict[str, list[Any]], dict[str | None, list[Any]]]:
+    """The places of every name, and the modules and classes by their own last name."""
+    if not _indexed:
+        by_name: dict[str, list[Any]] = {}
+        owners: dict[int, Any] = {}
+        for place, name, _ in _functions:
+            by_name.setdefault(name, []).append(place)
+            owners[id(place)] = place
+        by_owner: dict[str | None, list[Any]] = {}
+        for place in owners.values():
+            by_owner.setdefault(_last_name(place), []).append(place)
+        _indexed[:] = [by_name, by_owner]
+    return _indexed[0], _indexed[1]
+
+
+_indexed: list[Any] = []
+
+
+def _last_name(place: Any) -> str:
+    return str(place.__name__).rpartition(".")[2]
+
+
+def expect(file: str) -> None:
+    """Code of the program's is about to be executed by the first of the ranks."""
+    if file in _harmless or file in _new:
+        return
+    if not _new:
+        _begin()
+    _new.add(file)
+    due.extend([None] * (LOOKS - len(due)))
+
+
+on_adoption.append(expect)
+
+
+def end() -> None:
+    """After a run in which ranks had modules of their own: put back what was replaced so late
+    that nobody has seen it."""
+    if _new:
+        late = list(_replaced())
+        for place, name, value in late:
+            setattr(place, name, value)
+        if not late and not any(type(place) is Slot for place, _ in places):
+            _harmless.update(_new)
+    for slot in watched:
+        if slot.names.get(slot.which, MISSING) is not slot.original:
+            slot.content = () if slot.original is MISSING else (slot.original,)
+    _new.clear()
+    _noted.clear()
+    due.clear()
+    watched.clear()
+
+
+def _begin() -> None:
+    now = {name for name in sys.modules if _is_watched(name)}
+    if now == _known:  # as in a run before: only values may have changed
+        _functions[:] = [(place, name, vars(place).get(name)) for place, name, _ in _functions]
+        return
+    _indexed.clear()
+    _functions[:] = list(_found(now))
+    _known.clear()
+    _known.update(now)
+
+
+def _found(names: Iterable[str]) -> Iterator[tuple[Any, str, Any]]:
+    for name in names:
+        for each, value in list(vars(sys.modules[name]).items()):
+            if issubclass(type(value), _KINDS):  # by isinstance some give a warning
+                yield sys.modules[name], each, value
+            if issubclass(type(value), type) and value.__module__ == name:
+                yield from _methods(value)
+
+
+_KINDS = (FunctionType, BuiltinFunctionType, type)
+
+
+def _is_watched(name: str) -> bool:
+    if name in ("torch", OF_TENSOR):
+        return True
+    part = name.removeprefix("torch.")
+    return part != name and any(part == each or part.startswith(f"{each}.") for each in PARTS)
+
+
+def _methods(kind: type) -> Iterator[tuple[Any, str, Any]]:
+    for name, value in list(vars(kind).items()):
+        if isinstance(value, FunctionType):
+            yield kind, name, value
+
+
+def look() -> None:
+    """Before a rank gives the baton away: keep apart what it has replaced."""
+    due.pop()
+    for place, name, value in list(_replaced()):
+        Slot(place, name).set_apart(value)
+
+
+def look_at_watched() -> None:
+    """The same for what the program's code mentions, at every hand-over."""
+    for slot in watched:
+        now = slot.names.get(slot.which, MISSING)
+        if now is not slot.original and not slot.is_apart and not _is_ours(now):
+            slot.set_apart(slot.original)
+
+
+def _is_ours(thing: Any) -> bool:
+    """Whether this package has put it there."""
+    if isinstance(thing, FunctionType):
+        return str(thing.__globals__.get("__name__")).partition(".")[0] == "phalanx"
+    return type(thing).__module__.partition(".")[0] == "phalanx"
+
+
+def _replaced() -> Iterator[tuple[Any, str, Any]]:
+    """What is not as it was before, by a function or class of the program's."""
+    for place, name, value in _functions:
+        now = vars(place).get(name)
+        if now is not value and _is_programs(now):
+            yield place, name, value
+
+
+def _is_programs(thing: Any) -> bool:
+    """Whether it was defined in a module that is each rank's own."""
+    if isinstance(thing, FunctionType):
+        return is_apart(str(thing.__globals__.get("__name__")))
+    return isinstance(thing, type) and is_apart(thing.__module__)

@@ -1,0 +1,1 @@
+"""Random generators of torch, Python and NumPy, for each rank its own."""

@@ -1,0 +1,159 @@
+"""Random numbers in threads of a rank that do not hold the baton.
+
+There the generators of the process are those of the rank that runs. Once a rank has started a
+thread, the functions of `random` and `numpy.random` look who calls. For a stranger they draw
+from where its own rank goes on. Names bound before that (`from random import random`) are the
+process's, whoever runs. torch's generator cannot be looked up so: what draws from it waits for
+its rank's turn. Used by the engine when a helper thread begins.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache, wraps
+from typing import Any, cast
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from phalanx.backend.torch_private import private_generators
+from phalanx.core.strand import RUNNING, Strand, here
+from phalanx.emulation.random.randomness import NUMPY, PYTHON, spare
+from phalanx.emulation.state.borrowed_state import in_turn, visiting
+
+_installed: dict[str, Callable[[], None]] = {}
+lock: Any = threading.Lock()
+
+
+@contextmanager
+def as_helper(strand: Strand) -> Iterator[None]:
+    """In a thread that a rank started, around all it does."""
+    cast(Any, strand.baton.switcher).expect_visits()
+    with lock:
+        if PYTHON not in _installed:
+            _installed[PYTHON] = _install(random, PYTHON, random.seed.__self__)  # type: ignore[attr-defined]
+        if NUMPY not in _installed and NUMPY in sys.modules:
+            owner = sys.modules[NUMPY]._rand
+            _installed[NUMPY] = _install(sys.modules["numpy.random"], NUMPY, owner)
+    with _DrawInTurn():
+        yield
+
+
+def _install(module: Any, name: str, owner: Any) -> Callable[[], None]:
+    """Replace the module's functions that are methods of the process's generator."""
+    found = {
+        key: value
+        for key, value in vars(module).items()
+        if getattr(value, "__self__", None) is owner or key == "seed"  # NumPy's is no method
+    }
+    for key, value in found.items():
+        setattr(module, key, _looking(value, name))
+    return lambda: vars(module).update(found)
+
+
+def uninstall() -> None:
+    """The last world is closed."""
+    while _installed:
+        _installed.popitem()[1]()
+
+
+def _looking(original: Any, name: str) -> Any:
+    method = original.__name__
+
+    @wraps(original)
+    def draw(*args: Any, **kwargs: Any) -> Any:
+        strand = here.strand
+        if strand is None or strand.state is RUNNING:
+            return original(*args, **kwargs)
+        with visiting(strand) as is_in_place:
+            if is_in_place:
+                return original(*args, **kwargs)
+            context, switcher = strand.local, cast(Any, strand.baton.switcher)
+            with spare(name) as generator:
+                generator.put(switcher.own(context, name))
+                try:
+                    return getattr(generator.owner, method)(*args, **kwargs)
+                finally:
+                    context.saved[name] = generator.snapshot()
+
+    return draw
+
+
+RANDOM = frozenset(
+    getattr(owner, name)
+    for owner, names in (
+        (
+            torch,
+            "bernoulli binomial dropout dropout_ feature_dropout feature_dropout_ "
+            "alpha_dropout alpha_dropout_ feature_alpha_dropout feature_alpha_dropout_ "
+            "multinomial normal poisson rand rand_like randint randint_like randn randn_like "
+            "randperm rrelu rrelu_ native_dropout lstm gru rnn_relu rnn_tanh",
+        ),
+        (torch, private_generators.PRIVATE_RANDOM),
+        (
+            torch.Tensor,
+            "bernoulli bernoulli_ cauchy_ exponential_ geometric_ log_normal_ multinomial "
+            "normal_ random_ uniform_",
+        ),
+        (
+            # These are written in Python. What they call is not seen any more, so they take
+            # their turn as a whole.
+            torch.nn.functional,
+            "dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout "
+            "fractional_max_pool2d fractional_max_pool2d_with_indices "
+            "fractional_max_pool3d fractional_max_pool3d_with_indices "
+            "gumbel_softmax multi_head_attention_forward rrelu scaled_dot_product_attention",
+        ),
+        (
+            torch.nn.init,
+            "uniform_ normal_ trunc_normal_ xavier_uniform_ xavier_normal_ kaiming_uniform_ "
+            "kaiming_normal_ orthogonal_ sparse_",
+        ),
+    )
+    for name in names.split()
+    if hasattr(owner, name)
+)
+"""What draws from torch's generator, unless it is given another one."""
+
+
+class _DrawInTurn(TorchFunctionMode):
+    """What a helper thread calls of torch passes here; what draws waits for its rank's turn."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        given = kwargs or {}
+        strand = here.strand
+        if func not in RANDOM or strand is None or given.get("generator") is not None:
+            return func(*args, **given)
+        with in_turn(strand):
+            return func(*args, **given)
+
+
+SEEDS = ("manual_seed", "seed", "get_rng_state", "set_rng_state", "initial_seed")
+
+
+def seed_patches() -> list[tuple[Any, str, Any]]:
+    """torch's functions that touch its generator and are no operators."""
+    return [
+        (owner, name, _taking_turns(vars(owner)[name]))
+        for owner in (torch, torch.random)
+        for name in SEEDS
+    ]
+
+
+@cache
+def _taking_turns(original: Any) -> Any:
+    @wraps(original)
+    def touch(*args: Any, **kwargs: Any) -> Any:
+        strand = here.strand
+        if strand is None or strand.state is RUNNING:
+            return original(*args, **kwargs)
+        with in_turn(strand):
+            return original(*args, **kwargs)
+
+    return touch

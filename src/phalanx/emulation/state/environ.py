@@ -1,0 +1,185 @@
+"""A rank's own environment: what Python code and what C code sees of it.
+
+`os.environ` stays the object it is; during runs its class is replaced and looks the rank up.
+Used by `patches.py`, `switcher.py` and the engine.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, cast
+
+from phalanx.backend.session import RankContext
+from phalanx.core.strand import RUNNING, here
+from phalanx.emulation.state.borrowed_state import visiting
+
+
+class RankEnviron(os._Environ):  # type: ignore[type-arg]
+    """The class of `os.environ` during runs: a rank reads and writes its own copy."""
+
+    def __getitem__(self, key: str) -> str:
+        own = own_environ()
+        return super().__getitem__(key) if own is None else own[key]
+
+    def __setitem__(self, key: str, value: str) -> None:
+        own = own_environ()
+        if own is None:
+            super().__setitem__(key, value)
+        elif not isinstance(key, str) or not isinstance(value, str):
+            wrong = value if isinstance(key, str) else key
+            raise TypeError(f"str expected, not {type(wrong).__name__}")
+        else:
+            _show(key, value)  # first: it refuses names that cannot be
+            own[key] = value
+            _forget_put(key)
+
+    def __delitem__(self, key: str) -> None:
+        own = own_environ()
+        if own is None:
+            super().__delitem__(key)
+        else:
+            del own[key]
+            _forget_put(key)
+            _show(key, None)
+
+    def __iter__(self) -> Iterator[str]:
+        own = own_environ()
+        return super().__iter__() if own is None else iter(list(own))
+
+    def __len__(self) -> int:
+        own = own_environ()
+        return super().__len__() if own is None else len(own)
+
+    def __repr__(self) -> str:
+        own = own_environ()
+        return super().__repr__() if own is None else f"environ({own!r})"
+
+
+class RankEnvironBytes(os._Environ):  # type: ignore[type-arg]
+    """The class of `os.environb` during runs: the same variables, in bytes."""
+
+    def __getitem__(self, key: bytes) -> bytes:
+        own = own_environ()
+        return super().__getitem__(key) if own is None else os.fsencode(own[os.fsdecode(key)])
+
+    def __setitem__(self, key: bytes, value: bytes) -> None:
+        if own_environ() is None:
+            super().__setitem__(key, value)
+        else:
+            os.environ[os.fsdecode(key)] = os.fsdecode(value)
+
+    def __delitem__(self, key: bytes) -> None:
+        if own_environ() is None:
+            super().__delitem__(key)
+        else:
+            del os.environ[os.fsdecode(key)]
+
+    def __iter__(self) -> Iterator[bytes]:
+        own = own_environ()
+        return super().__iter__() if own is None else iter([os.fsencode(key) for key in own])
+
+    def __len__(self) -> int:
+        own = own_environ()
+        return super().__len__() if own is None else len(own)
+
+
+seen_by_c: dict[str, str | None] = {}
+"""Variables that a rank has changed, as C code finds them now (`getenv`); None: it does not."""
+
+_putenv, _unsetenv = os.putenv, os.unsetenv
+
+
+def show_to_c(environ: Mapping[str, str], keys: Iterable[str] | None = None) -> None:
+    """Let C code see these variables as they are in `environ`; all that any rank changed."""
+    for key in tuple(seen_by_c if keys is None else keys):
+        value = environ.get(key)
+        if key not in seen_by_c or seen_by_c[key] != value:
+            if value is None:
+                _unsetenv(key)
+            else:
+                _putenv(key, value)
+            seen_by_c[key] = value
+
+
+def _show(key: str, value: str | None) -> None:
+    """What the calling rank has changed. If another one runs, that one's stays."""
+    strand = here.strand
+    assert strand is not None
+    changed = {} if value is None else {key: value}
+    if strand.state is RUNNING:
+        show_to_c(changed, (key,))
+        return
+    with visiting(strand) as is_in_place:
+        show_to_c(changed, (key,))
+        owner = cast(Any, strand.baton.switcher).owner
+        if not is_in_place:
+            show_to_c({} if owner is None else environ_for_c(owner), (key,))
+
+
+PUT = "putenv"
+"""What a rank has given to C code and to processes it starts, past `os.environ`."""
+
+
+def environ_patches() -> list[tuple[Any, str, Any]]:
+    return [(os, "putenv", _put), (os, "unsetenv", _unset)]
+
+
+def _put(key: Any, value: Any, /) -> None:
+    if here.strand is None:
+        _putenv(key, value)
+    else:
+        _put_for_c(os.fsdecode(key), os.fsdecode(value))
+
+
+def _unset(key: Any, /) -> None:
+    if here.strand is None:
+        _unsetenv(key)
+    else:
+        _put_for_c(os.fsdecode(key), None)
+
+
+def _put_for_c(key: str, value: str | None) -> None:
+    assert here.strand is not None
+    _show(key, value)
+    here.strand.local.saved.setdefault(PUT, {})[key] = value
+
+
+def _forget_put(key: str) -> None:
+    strand = here.strand
+    if strand is not None and PUT in strand.local.saved:
+        strand.local.saved[PUT].pop(key, None)
+
+
+def environ_for_c(context: RankContext) -> dict[str, str]:
+    """What C code of that rank, and processes that it starts, find."""
+    put = context.saved.get(PUT)
+    if not put:
+        return context.environ
+    merged = {**context.environ, **put}
+    return {key: value for key, value in merged.items() if value is not None}
+
+
+def environ_here() -> dict[str, str]:
+    """A copy of the caller's environment. What the class inherits decodes every variable on
+    its own way through the mapping, which takes long for so common a thing."""
+    own = own_environ()
+    return environ_of_process() if own is None else dict(own)
+
+
+def environ_of_process() -> dict[str, str]:
+    """A copy of that of nobody's thread, whoever asks."""
+    raw = os.environ._data  # type: ignore[attr-defined]
+    if raw != _last[0]:
+        decode = os.fsdecode
+        _last[:] = dict(raw), {decode(key): decode(value) for key, value in raw.items()}
+    return dict(_last[1])
+
+
+_last: list[dict[Any, Any]] = [{}, {}]
+"""The process's variables when somebody asked last, and the same in text."""
+
+
+def own_environ() -> dict[str, str] | None:
+    strand = here.strand
+    return None if strand is None else strand.local.environ

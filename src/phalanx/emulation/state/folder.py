@@ -1,0 +1,90 @@
+"""The current folder, for each rank its own.
+
+Where the system allows it (Linux, without any rights; some containers forbid it), a rank's
+thread stops sharing folder and file mode mask with the process, and so do the threads that it
+starts. Elsewhere the folder is swapped with the baton like any setting, and a thread that does
+not hold the baton finds the folder of the rank that runs. Used by the engine when a rank begins
+and ends, and by `rank_settings.py`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import threading
+from contextlib import suppress
+from functools import cache
+from typing import Any
+
+from phalanx.backend.session import RankContext
+from phalanx.core.strand import here
+from phalanx.system import folder_here
+
+CLONE_FS = 0x200
+MASK = "file mode mask"
+
+
+@cache
+def can_be_own() -> bool:
+    """Whether threads may stop sharing the folder; tried out in one."""
+    if not sys.platform.startswith("linux"):
+        return False
+    found: list[bool] = []
+    trial = threading.Thread(target=lambda: found.append(_unshare()))
+    start = getattr(threading.Thread.start, "__wrapped__", threading.Thread.start)
+    start(trial)
+    trial.join()
+    return found == [True]
+
+
+def _unshare() -> bool:
+    try:
+        return bool(_libc().unshare(CLONE_FS) == 0)
+    except (AttributeError, OSError):
+        return False
+
+
+@cache
+def _libc() -> Any:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def begin(folder: str | None) -> None:
+    """In a rank's main thread, before anything of the program: start where the caller is."""
+    if can_be_own() and _unshare() and folder is not None and folder_here() != folder:
+        with suppress(OSError):  # a thread of a crew, which was a rank before
+            os.chdir(folder)
+
+
+def mask_patches() -> list[tuple[Any, str, Any]]:
+    return [(os, "umask", _noting)]
+
+
+def _noting(mask: int) -> int:
+    before = _umask(mask)
+    strand = here.strand
+    if strand is not None:
+        strand.local.saved.setdefault(MASK, before)
+    return before
+
+
+_umask = os.umask
+
+
+def end(context: RankContext) -> None:
+    """The thread may serve another rank after this one."""
+    if MASK in context.saved:
+        _umask(context.saved.pop(MASK))
+
+
+def as_setting() -> tuple[Any, ...]:
+    """How to read and to write it, and what programs change it with."""
+    chdir = os.chdir
+
+    def write(folder: str | None) -> None:
+        if folder is not None and folder != folder_here():
+            with suppress(OSError):
+                chdir(folder)
+
+    return folder_here, write, ((os, "chdir"), (os, "fchdir"))

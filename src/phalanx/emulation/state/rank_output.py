@@ -1,0 +1,91 @@
+"""Where what a rank writes to descriptors 1 and 2 goes, and what its child processes print.
+
+A rank may have put a file of its own there (`descriptors.py`); then Python's streams follow, as
+in a process. Else a child inherits the descriptors of the process, which ranks share. Whoever
+shows what ranks print says here how to take what their children print as well:
+`for_children(rank, place)` is a descriptor to give to the child in place of 1 or 2. Used by
+`calls.py`; set by the command line.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+from phalanx.core.strand import RUNNING, Strand
+from phalanx.emulation.state.borrowed_state import visiting
+from phalanx.emulation.state.descriptors import KEPT, STANDARD, originals
+
+for_children: list[Callable[[int, int], int]] = []
+"""The innermost last; empty where nobody wants it."""
+
+PLACES = {"stdout": 1, "stderr": 2}
+A_FILE = 0
+"""What `destination` says of a file of the rank's own."""
+
+_write = os.write
+
+
+def child_streams(strand: Strand, given: dict[str, object]) -> dict[str, int]:
+    """What to add to the arguments of `subprocess.Popen`: nothing that the program has given,
+    nor where the rank has put a file of its own."""
+    if not for_children:
+        return {}
+    wanted = {
+        name: destination(strand, place)
+        for name, place in PLACES.items()
+        if given.get(name) is None
+    }
+    return {
+        name: for_children[-1](strand.rank, place)
+        for name, place in wanted.items()
+        if place != A_FILE
+    }
+
+
+def destination(strand: Strand, place: int) -> int:
+    """Where what the rank writes to descriptor 1 or 2 goes: to the process's own 1 or 2, or to
+    a file that the rank has put there."""
+    if place not in originals:
+        return place
+    with _descriptor(strand, place) as own:
+        return place if own is None else _meaning(own, place)
+
+
+@contextmanager
+def _descriptor(strand: Strand, place: int) -> Iterator[int | None]:
+    """What is at this place for the rank, if it was ever changed; for a thread that does not
+    hold the baton, it may be kept elsewhere."""
+    if strand.state is RUNNING:
+        yield place
+        return
+    with visiting(strand) as is_in_place:
+        yield place if is_in_place else strand.local.saved.get(KEPT, {}).get(place)
+
+
+def _meaning(descriptor: int, place: int) -> int:
+    for each in (place, *STANDARD):
+        with suppress(OSError):  # one may be closed
+            if os.path.sameopenfile(descriptor, originals.get(each, each)):
+                return each
+    return A_FILE
+
+
+def write_to_file(strand: Strand, place: int, data: bytes) -> None:
+    """To the file that the rank has put there, all of it."""
+    if strand.state is RUNNING:
+        _write_all(place, data)
+        return
+    with _descriptor(strand, place) as own:
+        copy = os.dup(place if own is None else own)  # writing may take long
+    try:
+        _write_all(copy, data)
+    finally:
+        os.close(copy)
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[_write(descriptor, rest) :]

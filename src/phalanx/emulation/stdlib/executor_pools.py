@@ -1,0 +1,141 @@
+"""Pools of threads: a job belongs to the rank that submits it, whoever's thread runs it.
+
+Installed by `replaced_calls.py`. A pool may be shared by ranks (a library's, a module's), so
+its threads are nobody's, and each job gets a strand of its rank's for as long as it lasts.
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import thread as pools
+from concurrent.futures import wait as wait_for
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from phalanx.backend.session import RankContext
+from phalanx.backend.torch_private import private
+from phalanx.backend.work import profiler_events
+from phalanx.core.strand import Strand, here
+from phalanx.emulation.random.helper_thread_rng import as_helper
+from phalanx.emulation.stdlib.blocking import is_idle_worker
+from phalanx.errors import RankStopped
+from phalanx.system import current_frames
+
+IDLE_LOOKS = 3
+_JOBS = "jobs"
+_THREADS = "pool threads"
+"""Where a rank keeps the futures of its jobs and what it has started, in `saved`."""
+
+
+def pool_patches(enter_thread: Any) -> list[tuple[Any, str, Any]]:
+    """`enter_thread(context)` prepares a thread for a rank's work."""
+    submit, construct = ThreadPoolExecutor.submit, ThreadPoolExecutor.__init__
+
+    def submit_as_rank(self: Any, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        strand = here.strand
+        if strand is None:
+            return submit(self, fn, *args, **kwargs)
+        job = _Job(fn, strand, enter_thread)
+        try:
+            future = submit(self, job, *args, **kwargs)
+        except BaseException:
+            job.drop()
+            raise
+        strand.local.uses_pools = True
+        jobs: set[Any] = strand.local.saved.setdefault(_JOBS, set())
+        jobs.add(future)
+        future.add_done_callback(jobs.discard)
+        future.add_done_callback(job.drop)
+        return future
+
+    def construct_as_rank(self: Any, *args: Any, **kwargs: Any) -> None:
+        construct(self, *args, **kwargs)
+        strand = here.strand
+        if strand is not None and self._initializer is not None:
+            self._initializer = _Initializer(self._initializer, strand, enter_thread)
+
+    return [
+        (ThreadPoolExecutor, "submit", submit_as_rank),
+        (ThreadPoolExecutor, "__init__", construct_as_rank),
+    ]
+
+
+def is_pool_thread(thread: threading.Thread) -> bool:
+    return getattr(thread, "_target", None) is pools._worker
+
+
+def finish_jobs(context: RankContext) -> None:
+    """As at the end of a process: jobs that were submitted are done."""
+    jobs = context.saved.get(_JOBS)
+    if jobs:
+        wait_for(list(jobs))
+
+
+def note_thread(context: RankContext, thread: threading.Thread) -> None:
+    """A rank has made a pool start this thread."""
+    context.saved.setdefault(_THREADS, []).append(thread)
+
+
+def see_off(context: RankContext) -> None:
+    """After a run: threads of pools that are gone are just about to end; those of pools that
+    are still there wait for work."""
+    for thread in context.saved.pop(_THREADS, ()):
+        idle = 0  # one that has just done its work looks so for a moment, and holds its pool
+        for _ in range(100):
+            args: Any = getattr(thread, "_args", None)
+            is_open = bool(args) and args[0]() is not None
+            frame = current_frames().get(thread.ident or 0)
+            idle += is_open and is_idle_worker(thread, frame)
+            thread.join(0.003 if is_open else 0.1)
+            if idle >= IDLE_LOOKS or not thread.is_alive():
+                break
+
+
+class _Job:
+    """A call with a strand of its own, which is there from the moment it is submitted: what
+    it will do may be what others wait for."""
+
+    def __init__(self, fn: Any, strand: Strand, enter_thread: Any) -> None:
+        self._fn = fn
+        self._enter_thread = enter_thread
+        self._strand = strand.baton.add(strand.rank, strand.local, helper=True)
+        self._is_done = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        strand, outer = self._strand, here.strand
+        strand.thread = threading.current_thread()
+        strand.baton.adopt(strand)
+        self._enter_thread(strand.local)
+        try:
+            with as_helper(strand):
+                return self._fn(*args, **kwargs)
+        finally:
+            with suppress(RankStopped):
+                profiler_events.leave_thread()
+            private.unregister_groups()
+            torch.autograd.set_multithreading_enabled(True)
+            self.drop()
+            here.strand = outer
+
+    def drop(self, future: Any = None) -> None:
+        """Done, or never to be run."""
+        if not self._is_done:
+            self._is_done = True
+            outer = here.strand
+            self._strand.baton.finish(self._strand)
+            here.strand = outer
+
+
+class _Initializer:
+    """What a pool calls first in each of its threads."""
+
+    def __init__(self, fn: Any, strand: Strand, enter_thread: Any) -> None:
+        self._fn = fn
+        self._by = strand
+        self._enter_thread = enter_thread
+
+    def __call__(self, *args: Any) -> Any:
+        return _Job(self._fn, self._by, self._enter_thread)(*args)

@@ -1,0 +1,379 @@
+"""Signal handlers of ranks: `signal.signal` in a rank, which is no main thread.
+
+Each rank has a table of its own. A signal that a rank sends itself (`os.kill` on its own
+process, `signal.raise_signal`) runs its handler at once. One from outside is noted by a handler
+of ours and handed to every rank, which runs its own at its next waiting point, or has it run
+beside it while it computes (`interrupts.py`); a rank without one does what the system would do
+with a process. Alarms are kept per rank. The engine makes a
+`SignalDesk` for each run, whose launcher looks at it every few milliseconds; programs that use
+no signals cost it one comparison. What only a main thread can do is refused, and says so.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from phalanx.backend.session import RankContext, context_here
+from phalanx.core.baton import Baton
+from phalanx.core.strand import DONE, Strand, here
+from phalanx.emulation.stdlib.interrupts import Ring, run_beside
+from phalanx.errors import RankExited, UsageError
+from phalanx.system import getpid, monotonic
+
+AGAIN = 2.0
+"""Ctrl-C within so many seconds of the last one stops the run, whatever ranks do with it."""
+INSTALLING = 0.5
+"""Seconds that a rank waits at most until its handler is in place."""
+
+_TABLE, _ALARM, _RING = "signal handlers", "alarm", "ring"
+HARMLESS = frozenset({signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGWINCH})
+"""What a process without a handler does nothing about."""
+
+Handler = Callable[[int, Any], Any] | int | signal.Handlers | None
+
+_signal, _getsignal, _raise = signal.signal, signal.getsignal, signal.raise_signal
+_main_thread = threading.main_thread
+"""That of the process: a rank's is another one."""
+_desks: list[SignalDesk] = []
+_arrived: deque[int] = deque()
+_wanted: deque[tuple[int, threading.Event]] = deque()
+_ours: dict[int, Any] = {}
+"""Signals that our handler is in place for, and what was there before."""
+
+
+def _note(number: int, frame: Any) -> None:
+    """Our handler: it runs in the middle of anything, so it only takes a note."""
+    if number == signal.SIGINT and _desks and _desks[-1].is_pressed():
+        raise KeyboardInterrupt
+    if any(desk.has_handler(number) for desk in _desks):
+        _arrived.append(number)
+        return
+    before = _ours.pop(number, signal.SIG_DFL)
+    _signal(number, signal.SIG_DFL if before is None else before)
+    _raise(number)
+
+
+def signal_patches() -> list[tuple[Any, str, Any]]:
+    """(owner, attribute, replacement) for `replaced_calls.py`."""
+    refused = ("pause", "sigwait", "sigwaitinfo", "sigtimedwait", "set_wakeup_fd")
+    return [
+        (signal, "signal", _set),
+        (signal, "getsignal", _get),
+        (signal, "raise_signal", _raising(signal.raise_signal)),
+        (signal, "alarm", _alarming(signal.alarm)),
+        (signal, "setitimer", _timing(signal.setitimer)),
+        (signal, "getitimer", _asking(signal.getitimer)),
+        (os, "kill", _killing(os.kill)),
+        (faulthandler, "register", _registering(faulthandler.register)),
+        *(
+            (signal, name, _refusing(name, getattr(signal, name)))
+            for name in refused
+            if hasattr(signal, name)
+        ),
+    ]
+
+
+# -- what a rank calls ---------------------------------------------------------------------
+
+
+def _set(number: int, handler: Any, /) -> Any:
+    context = context_here()
+    if context is None:
+        return _signal(number, handler)
+    if number not in signal.valid_signals():  # among them some without a name
+        number = signal.Signals(number)  # as the original: ValueError
+    if not callable(handler) and handler not in (signal.SIG_IGN, signal.SIG_DFL):
+        raise TypeError(
+            "signal handler must be signal.SIG_IGN, signal.SIG_DFL, or a callable object"
+        )
+    if number in (signal.SIGKILL, signal.SIGSTOP):
+        raise OSError(22, "Invalid argument")
+    before = _get(number)
+    context.saved.setdefault(_TABLE, {})[number] = handler
+    if number not in _ours:
+        _want(number)
+    return before
+
+
+def _get(number: int, /) -> Any:
+    context = context_here()
+    own = None if context is None else context.saved.get(_TABLE)
+    if own is not None and number in own:
+        return own[number]
+    return _ours[number] if number in _ours else _getsignal(number)
+
+
+def _want(number: int) -> None:
+    """Have our handler put in place by the main thread, where alone that is possible."""
+    if not _desks or not _desks[0].in_main_thread:
+        return
+    done = threading.Event()
+    _wanted.append((number, done))
+    limit = monotonic() + INSTALLING
+    while not done.is_set() and monotonic() < limit:
+        _sleep(0.001)
+
+
+_sleep = time.sleep
+
+
+def _raising(original: Any) -> Any:
+    def raise_signal(number: int, /) -> None:
+        context = context_here()
+        if context is None:
+            original(number)
+        else:
+            run_handler(context, number, how="signal.raise_signal")
+
+    return raise_signal
+
+
+def _killing(original: Any) -> Any:
+    """A rank that sends its own process a signal means itself, not all ranks."""
+
+    def kill(pid: int, number: int) -> None:
+        context = context_here()
+        if number and pid in children:
+            children[pid](number)
+        elif context is None or pid != getpid() or not number:
+            original(pid, number)
+        elif number == signal.SIGINT and number not in context.saved.get(_TABLE, ()):
+            original(pid, number)  # as Ctrl-C: it ends the run
+        else:
+            run_handler(context, number, how="os.kill on itself")
+
+    return kill
+
+
+children: dict[int, Callable[[int], None]] = {}
+"""Ranks that the program takes for processes: how to send them a signal."""
+
+
+def run_handler(
+    context: RankContext, number: int, *, how: str | None = None, frame: Any = None
+) -> None:
+    """In the rank: what its process would do about this signal."""
+    own = context.saved.get(_TABLE, {})
+    handler = own.get(number, _ours.get(number, _getsignal(number)))
+    if callable(handler) and handler is not _note:
+        handler(number, sys._getframe(1) if frame is None else frame)
+    elif handler == signal.SIG_IGN or number in HARMLESS:
+        return
+    else:
+        names = {each.value: each.name for each in signal.Signals}
+        name = names.get(number, f"signal {number}")
+        raise RankExited(f"{how}, {name}," if how else f"the default of {name},", -number)
+
+
+def _alarming(original: Any) -> Any:
+    def alarm(seconds: int, /) -> Any:
+        context = context_here()
+        if context is None:
+            return original(seconds)
+        left, _ = _set_alarm(context, float(int(seconds)), 0.0)
+        return -int(-left // 1)
+
+    return alarm
+
+
+def _timing(original: Any) -> Any:
+    def setitimer(which: int, seconds: float, interval: float = 0.0, /) -> Any:
+        context = context_here()
+        if context is None:
+            return original(which, seconds, interval)
+        if which != signal.ITIMER_REAL:
+            raise UsageError(
+                "signal.setitimer in a rank: ranks share the process's CPU clocks, so only "
+                "signal.ITIMER_REAL can be a rank's own; use that, or --engine processes"
+            )
+        return _set_alarm(context, float(seconds), float(interval))
+
+    return setitimer
+
+
+def _asking(original: Any) -> Any:
+    def getitimer(which: int, /) -> Any:
+        context = context_here()
+        if context is None or which != signal.ITIMER_REAL:
+            return original(which)
+        return _left(context)
+
+    return getitimer
+
+
+def _left(context: RankContext) -> tuple[float, float]:
+    due, interval = context.saved.get(_ALARM, (None, 0.0))
+    return (0.0 if due is None else max(1e-6, due - _now())), interval
+
+
+def _set_alarm(context: RankContext, seconds: float, interval: float) -> tuple[float, float]:
+    before = _left(context)
+    ring = context.saved.pop(_RING, None)
+    if ring is not None:
+        ring.cancel()
+    context.saved[_ALARM] = (_now() + seconds if seconds > 0 else None), interval
+    if _desks:
+        _desks[-1].alarms = True
+    return before
+
+
+def _now() -> float:
+    return _desks[-1].baton.clock.now() if _desks else monotonic()
+
+
+def _registering(original: Any) -> Any:
+    def register(signum: int, *args: Any, **kwargs: Any) -> Any:
+        if context_here() is not None and _desks:
+            _desks[-1].registered.add(signum)
+        return original(signum, *args, **kwargs)
+
+    return register
+
+
+def _refusing(name: str, original: Any) -> Any:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        if here.strand is None:
+            return original(*args, **kwargs)
+        raise UsageError(
+            f"signal.{name} in a rank: it needs a process's main thread, and a rank on threads "
+            "is none. signal.signal(number, handler) works here, and so do signal.alarm and "
+            "signal.setitimer; or run it with --engine processes"
+        )
+
+    return refuse
+
+
+# -- the launcher's side -------------------------------------------------------------------
+
+
+class SignalDesk:
+    """The signals of one run. `serve` is called by its launcher now and then."""
+
+    def __init__(self, baton: Baton, ranks: list[RankContext]) -> None:
+        self.baton = baton
+        self.alarms = False
+        self.registered: set[int] = set()
+        self.in_main_thread = threading.current_thread() is _main_thread()
+        self._ranks = ranks
+        self._rings: list[Ring] = []
+        """What ranks have not yet come by for."""
+        self._interrupted_at = -AGAIN
+
+    def open(self) -> None:
+        _desks.append(self)
+
+    def close(self) -> None:
+        """Put back what was there before ranks asked for signals."""
+        _desks.remove(self)
+        self._rings.clear()
+        for context in self._ranks:
+            context.saved.pop(_TABLE, None)
+            context.saved.pop(_ALARM, None)
+            context.saved.pop(_RING, None)
+        for number in self.registered:
+            faulthandler.unregister(number)
+        if not _desks:
+            _arrived.clear()
+            while _ours and self.in_main_thread:
+                number, before = _ours.popitem()
+                _signal(number, signal.SIG_DFL if before is None else before)
+
+    def serve(self) -> None:
+        """Put handlers in place, and hand over what has arrived and what is due."""
+        while _wanted and self.in_main_thread:
+            number, done = _wanted.popleft()
+            if number not in _ours:
+                _ours[number] = _signal(number, _note)
+            done.set()
+        while _arrived and _desks[-1] is self:
+            self._deliver(_arrived.popleft())
+        if self.alarms:
+            self._ring()
+        if self._rings:
+            self._rings = [ring for ring in self._rings if not run_beside(ring)]
+
+    def has_handler(self, number: int) -> bool:
+        return any(number in context.saved.get(_TABLE, ()) for context in self._ranks)
+
+    def is_pressed(self) -> bool:
+        """Whether Ctrl-C came a second time."""
+        now, before = monotonic(), self._interrupted_at
+        self._interrupted_at = now
+        return now - before < AGAIN
+
+    def _deliver(self, number: int) -> None:
+        for strand in list(self.baton.strands):
+            if not strand.helper and strand.state is not DONE:
+                self.post(strand, number)
+
+    def _ring(self) -> None:
+        now = self.baton.clock.now()
+        waiting = False
+        for strand in list(self.baton.strands):
+            due, interval = strand.local.saved.get(_ALARM, (None, 0.0))
+            if due is None or strand.helper or strand.state is DONE:
+                continue
+            waiting = True
+            if now >= due:
+                again = now + interval if interval > 0 else None
+                strand.local.saved[_ALARM] = again, interval
+                strand.local.saved[_RING] = self.post(strand, signal.SIGALRM)
+        self.alarms = waiting
+
+    def post(self, strand: Strand, number: int) -> Ring:
+        """Hand a signal to one rank."""
+        ring = Ring(strand, partial(run_handler, strand.local, number))
+        self._rings.append(ring)
+        self.baton.post(strand, ring)
+        return ring
+
+
+def send(strand: Strand, number: int) -> bool:
+    """Hand a signal to one rank, if it has said what to do about it."""
+    handler = strand.local.saved.get(_TABLE, {}).get(number, signal.SIG_DFL)
+    if handler == signal.SIG_DFL:
+        return False
+    for desk in _desks:
+        if desk.baton is strand.baton:
+            desk.post(strand, number)
+    return True
+
+
+_forking: dict[int, Any] = {}
+"""By thread: several may fork at the same time."""
+
+
+def _before_fork() -> None:
+    _forking[threading.get_ident()] = here.strand
+
+
+def _after_fork() -> None:
+    _forking.pop(threading.get_ident(), None)
+
+
+def _become_a_process() -> None:
+    """In a forked child: no ranks, hence no handler of ours. What the rank had, it has."""
+    strand = _forking.get(threading.get_ident())
+    _forking.clear()
+    table = {} if strand is None else strand.local.saved.get(_TABLE, {})
+    for number, before in _ours.items():
+        _signal(number, table.get(number, signal.SIG_DFL if before is None else before))
+    for number, handler in table.items():
+        _signal(number, handler)
+    _ours.clear()
+    _desks.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_before_fork, after_in_parent=_after_fork, after_in_child=_become_a_process
+    )

@@ -1,0 +1,274 @@
+"""The processes engine: ranks are warm processes of this machine, with torch's own backends.
+
+`World` drives it, and the conformance suite. The processes are kept from call to call until
+one fails; then all of them are replaced. What a call came to is found out in
+`call_on_ranks.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from phalanx.backend.devices.device_map import visible_to_processes
+from phalanx.engines.processes import inherited_settings
+from phalanx.engines.processes.call_on_ranks import CallInProgress
+from phalanx.engines.processes.failure_evidence import death
+from phalanx.engines.processes.fork_server import nursery
+from phalanx.engines.processes.group_rendezvous import LOOPBACK
+from phalanx.engines.processes.rank_messages import Call, Parcel, Start
+from phalanx.engines.processes.rank_processes import Member, OnOutput, Team, print_line
+from phalanx.engines.referee.codec import Counter
+from phalanx.engines.remote import shared_memory_path
+from phalanx.engines.run_settings import Settings, choose_findings, rank_environ, tell_findings
+from phalanx.engines.serialization.serialization import check_not_loading, pack_call
+from phalanx.engines.terminal import find_input
+from phalanx.errors import HazardError, PhalanxWarning, UsageError, VerdictError
+from phalanx.model import Silenced, Verdict
+from phalanx.report.layout import rank_list
+
+MOST_PROCESSES = 128
+"""Each rank costs five file descriptors here, of which systems often allow 1,024."""
+
+
+@dataclass
+class ProcessSettings(Settings):
+    """What a world of processes was asked for. `imports` names modules that every rank
+    imports before it initialises its group: where third-party backends register themselves.
+    """
+
+    imports: Sequence[str] = ()
+    on_output: OnOutput = print_line
+
+
+class ProcessesEngine:
+    """Ranks as processes. `fingerprint` is always 0: nobody records who ran when."""
+
+    fingerprint = 0
+
+    def __init__(self, settings: ProcessSettings) -> None:
+        check_not_loading()
+        self.settings = settings
+        self.findings: list[Verdict] = []
+        self.silenced: list[Silenced] = []
+        self.base_environ: dict[str, str] | None = None
+        """The program's environment when the present ranks were started, if they were."""
+        self._team: Team | None = None
+        self._busy = False
+        self._calls = 0
+        self._replay: str | None = None
+        nursery()  # begins to load torch while the caller goes on
+
+    def call(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        timeout: float | None = None,
+        fresh: bool = False,
+        limit: float | None = None,
+        on_output: OnOutput | None = None,
+        replay: str | None = None,
+        patient: bool = False,
+        may_exit: bool = False,
+        bare: bool = False,
+    ) -> list[Any]:
+        """Call `fn` once per rank and return the values in rank order.
+
+        `timeout` (seconds without a rank that returns), `limit` (seconds in all), `on_output`
+        and `replay` stand in for those of the world, for this call. With `fresh` the ranks
+        begin as if they had just been started: no groups of before, a new default group,
+        environment, folder, arguments and random numbers as at first, and what else is in
+        `process_state.py`; ranks that died meanwhile are replaced. With `patient` the
+        ranks that are left when one has died have as much time as without that. With
+        `may_exit` a rank that leaves by `os._exit(0)` has not failed; its value is `EXITED`.
+        With `bare` no group is made for ranks that have none any more.
+        """
+        __tracebackhide__ = True
+        if self._busy:
+            raise UsageError("this World is running already; use another one")
+        parcel = pack_call(fn, args, kwargs or {})
+        self._busy = True
+        try:
+            return self._call(
+                parcel,
+                timeout=self.settings.timeout if timeout is None else timeout,
+                fresh=fresh,
+                limit=self.settings.limit if limit is None else limit,
+                on_output=on_output,
+                replay=replay or self.settings.replay,
+                patient=patient,
+                may_exit=may_exit,
+                bare=bare,
+            )
+        finally:
+            self._busy = False
+
+    def _call(
+        self,
+        parcel: Parcel,
+        *,
+        timeout: float | None,
+        fresh: bool,
+        limit: float | None,
+        on_output: OnOutput | None,
+        replay: str | None,
+        patient: bool,
+        may_exit: bool,
+        bare: bool,
+    ) -> list[Any]:
+        __tracebackhide__ = True
+        if fresh:
+            self.replace_dead()
+        team = self._take_team()
+        team.show = on_output or self.settings.on_output
+        self._calls += 1
+        self._replay = replay
+        call = CallInProgress(
+            team,
+            timeout=timeout,
+            limit=limit,
+            replay=replay,
+            on_tick=self.settings.on_tick,
+            patient=patient,
+            may_exit=may_exit,
+        )
+        try:
+            values = call.carry_out(
+                Call(self._calls, parcel, fresh, bare, inherited_settings.look()),
+                whole_lines=on_output is None,
+            )
+            findings, silenced = choose_findings(call.findings, self.settings)
+            self.findings += findings
+            self.silenced += silenced
+            tell_findings(findings, replace(self.settings, replay=replay))
+            return values
+        except BaseException as error:
+            if not call.is_whole:
+                self._tell_reasons(call)
+            # What was found may have left them out of step, with other numbers of groups.
+            call.is_worn |= isinstance(error, (VerdictError, HazardError))
+            raise
+        finally:
+            if self.settings.on_tally is not None:
+                self.settings.on_tally(replace(call.tally, silenced=tuple(self.silenced)))
+            if not call.is_whole:
+                team.kill()
+            elif call.is_worn:
+                team.close()
+            else:
+                team.show = self.settings.on_output
+                self._team = team
+
+    def _tell_reasons(self, call: CallInProgress) -> None:
+        """What was found though the ranks failed; their error follows."""
+        findings, silenced = choose_findings(call.findings, self.settings)
+        self.findings += findings
+        self.silenced += silenced
+        if findings and self.settings.on_findings is not None:
+            self.settings.on_findings(findings)
+
+    def close(self) -> None:
+        """Let the ranks leave their groups and end."""
+        if self._busy:
+            raise UsageError("a World cannot be closed while it runs; close it afterwards")
+        team, self._team = self._team, None
+        if team is not None:
+            team.close()
+
+    def replace_dead(self) -> bool:
+        """Whether ranks have died since the last call, of something it had left running. Then
+        all of them are replaced, and a warning says so: the next call is not to blame."""
+        team = self._team
+        if team is None or not team.is_ours:
+            return False
+        for _ in team.hear(0):
+            pass
+        dead = [member for member in team.members if member.status is not None]
+        if not dead:
+            return False
+        self._team = None
+        team.kill()
+        warnings.warn(PhalanxWarning(_tell_dead(dead, self._replay)), stacklevel=2)
+        return True
+
+    def _take_team(self) -> Team:
+        team, self._team = self._team, None
+        if team is not None and team.is_ours:
+            return team
+        return self._new_team()
+
+    def _new_team(self) -> Team:
+        settings = self.settings
+        self.base_environ = dict(os.environ)
+        per_node = settings.per_node or settings.ranks
+        seen = visible_to_processes(settings.device, settings.gpus, per_node=per_node)
+        base = {**self.base_environ, **(settings.environ or {}), **seen}
+        base.setdefault("MASTER_ADDR", LOOPBACK)
+        if "MASTER_PORT" not in base:
+            base["MASTER_PORT"] = str(_free_port())
+        if settings.ranks > 1:
+            base.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does
+        loopback = _loopback_interface()
+        if loopback is not None:
+            # Gloo would look the host's name up, which leads anywhere or nowhere.
+            base.setdefault("GLOO_SOCKET_IFNAME", loopback)
+        given = find_input()
+        with socket.create_server((LOOPBACK, 0), backlog=2 * settings.ranks) as listener:
+            starts = [
+                Start(
+                    rank=rank,
+                    ranks=settings.ranks,
+                    environ=rank_environ(base, settings, rank),
+                    folder=os.getcwd(),
+                    argv=tuple(sys.argv),
+                    search_path=tuple(sys.path),
+                    backend=settings.backend,
+                    init=settings.init,
+                    imports=tuple(settings.imports),
+                    store_port=listener.getsockname()[1],
+                    checked=settings.checked,
+                    has_board=settings.checked and shared_memory_path.is_available(),
+                    kinds=settings.kinds,
+                    gpu=rank % per_node if settings.device == "cuda" else None,
+                    input=given,
+                )
+                for rank in range(settings.ranks)
+            ]
+            counter = None
+            if settings.checked:
+                kinds, profile = settings.kinds, settings.profile
+                counter = Counter(settings.ranks, kinds=kinds, profile=profile)
+            return Team(starts, listener, show=settings.on_output, counter=counter)
+
+
+def _tell_dead(dead: Sequence[Member], replay: str | None) -> str:
+    alike: dict[str, list[int]] = {}
+    for member in dead:
+        alike.setdefault(str(death(member.status or 0, member.stderr)), []).append(member.rank)
+    lines = [f"{rank_list(who)} {how}" for how, who in alike.items()]
+    lines.append("after the last call had returned; all ranks were started anew")
+    return "\n".join([*lines, *([f"the last call: {replay}"] if replay else [])])
+
+
+def _free_port() -> int:
+    """A port that rank 0 can serve `env://` on. A connection to it is left in its closing
+    state, so that the system gives the port to nobody who does not ask for it by number."""
+    with socket.create_server((LOOPBACK, 0)) as server:
+        port = int(server.getsockname()[1])
+        with socket.create_connection((LOOPBACK, port)) as near:
+            far, _ = server.accept()
+            far.close()
+            near.recv(1)
+    return port
+
+
+def _loopback_interface() -> str | None:
+    names = {name for _, name in socket.if_nameindex()}
+    return next((name for name in ("lo", "lo0") if name in names), None)

@@ -1,0 +1,159 @@
+"""What the program and a rank in a process of its own say to each other, as frozen values.
+
+Used by both ends of the processes engine. Each message travels as one pickle over the rank's
+socket. Must never hold what the user's pickles hold: those travel as bytes inside.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass, field
+
+from phalanx.backend.evidence.model_names import Facts
+from phalanx.engines.processes.inherited_settings import NOTHING, Inherited
+from phalanx.engines.serialization.buffers import Memory
+from phalanx.kinds import ALL
+from phalanx.model import Finding, Site
+
+DUMP_SIGNAL: int = signal.SIGRTMAX - 1 if hasattr(signal, "SIGRTMAX") else signal.SIGUSR2
+"""Makes a rank write its stack to standard error, for one that does not answer `Where`."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """The first message: who the rank is and where it finds things."""
+
+    rank: int
+    ranks: int
+    environ: dict[str, str]
+    folder: str
+    argv: tuple[str, ...]
+    search_path: tuple[str, ...]
+    backend: str | None
+    init: bool
+    imports: tuple[str, ...]
+    store_port: int
+    checked: bool = True
+    has_board: bool = False
+    kinds: frozenset[str] = ALL
+    gpu: int | None = None
+    """The device that is the rank's own when its group is made for it."""
+    input: dict[str, str] = field(default_factory=dict)
+    """Where standard input is, as `terminal.py` says it."""
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """Something pickled, the files of the modules that the pickle names, the memory that its
+    large tensors are in, and source text that is in no file (of a notebook's cells)."""
+
+    data: bytes
+    modules: dict[str, str | None] = field(default_factory=dict)
+    main: dict[str, str] = field(default_factory=dict)
+    memories: tuple[Memory, ...] = ()
+    sources: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Call:
+    """Call a function: the parcel holds (function, arguments, keyword arguments). `fresh`:
+    begin as a rank that has just been started. `bare`: whether there is a group or not.
+    `inherited`: what ranks that begin have from the program."""
+
+    number: int
+    parcel: Parcel
+    fresh: bool = False
+    bare: bool = False
+    inherited: Inherited = NOTHING
+
+
+@dataclass(frozen=True)
+class Where:
+    """Say where you are. Answered by a thread of the rank's own."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Interrupt:
+    """Ctrl-C: interrupt the program as the terminal would."""
+
+
+@dataclass(frozen=True)
+class Heard:
+    """Whether the program hears of the interrupt. One that waits in native code says later that
+    it does."""
+
+    rank: int
+    hears: bool = True
+
+
+@dataclass(frozen=True)
+class End:
+    """Leave the groups and end."""
+
+
+@dataclass(frozen=True)
+class Returned:
+    """The call's value; `loaded` names modules worth loading before ranks are forked. A rank
+    that is `worn` should be replaced: too much of earlier calls lies about in it."""
+
+    rank: int
+    parcel: Parcel
+    loaded: tuple[str, ...] = ()
+    worn: bool = False
+
+
+@dataclass(frozen=True)
+class Unsendable:
+    """The call returned something that cannot travel; `text` says what and what to do."""
+
+    rank: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Raised:
+    """The call raised. `error` is its pickle where it has one; `when` is monotonic time;
+    `call` is torch's call it came out of; `stopped` says that it came up while the rank was
+    being stopped, or is that stopping itself. `invalid` tells what was wrong with the rank's
+    own call, if that is what it failed by, `facts` what it knows of its models."""
+
+    rank: int
+    kind: str
+    message: str
+    trace: str
+    when: float
+    error: bytes | None = None
+    site: Site | None = None
+    call: str | None = None
+    loading: bool = False
+    stopped: bool = False
+    invalid: Finding | None = None
+    facts: Facts | None = None
+
+
+@dataclass(frozen=True)
+class Note:
+    """What the caller is to know should this rank never come to its end."""
+
+    rank: int
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Asking:
+    """The rank asks at the terminal, or does so no longer."""
+
+    rank: int
+    begins: bool
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a rank's main thread is, innermost line last; `call` is torch's call it is in."""
+
+    rank: int
+    number: int
+    stack: tuple[Site, ...]
+    call: str | None = None

@@ -1,0 +1,280 @@
+"""The desk over TCP, in a thread of its own: for ranks that torchrun starts.
+
+Used by the torchrun engine's launcher, once for all nodes. Every rank says hello with the
+secret token, its rank and its generation; a later generation (torchrun restarts all ranks
+after a failure) begins with an empty desk. Whoever does not know the token is sent away. What
+the desk does not understand ends the checks, and the ranks go on without them. Must never end
+a rank: torchrun does that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import secrets
+import selectors
+import socket
+import threading
+from functools import partial
+
+from phalanx.engines.referee.codec import Counter, Outgoing
+from phalanx.engines.remote import frames
+from phalanx.engines.remote.frames import Decoder
+from phalanx.engines.snapshots import group_views
+from phalanx.errors import VerdictError
+from phalanx.kinds import ALL
+from phalanx.model import RankView, Snapshot, Tally, Verdict, ViewBlock
+from phalanx.system import monotonic
+
+READ_SIZE = 1 << 16
+
+GREETING = 10.0
+"""Seconds that a caller has to say hello."""
+
+LOOK = 0.05
+"""Seconds between two looks at ranks that wait."""
+
+LAST_WORDS = 5.0
+"""Seconds until all is heard that ranks said before they ended."""
+
+DIED = "died"
+"""What is said of a rank whose connection ended without a word."""
+
+
+class _Caller:
+    """A connection that has not said who it is, or a rank's. Pickles are read of those only
+    that knew the token."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self.hello = b""
+        self.until = monotonic() + GREETING
+        self.rank: int | None = None
+        self.said_goodbye = False
+
+
+class DeskServer:
+    """Listens until closed. `port` and `token` are for the ranks."""
+
+    def __init__(
+        self,
+        ranks: int,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        token: str | None = None,
+        replay: str | None = None,
+        kinds: frozenset[str] = ALL,
+        profile: str | None = None,
+    ) -> None:
+        self.ranks = ranks
+        self.token = token or secrets.token_hex(16)
+        self.generation = 0
+        self._new_counter = partial(Counter, ranks, replay, kinds=kinds, profile=profile)
+        self._lock = threading.Lock()
+        self._counter = self._new_counter()
+        self._looked = 0.0
+        self._left = threading.Condition(self._lock)
+        self._failures: dict[int, str] = {}
+        self._trouble: str | None = None
+        self._strangers: set[_Caller] = set()
+        self._callers: dict[int, _Caller] = {}
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listener = socket.create_server((host, port), family=family, backlog=ranks)
+        self.port: int = self._listener.getsockname()[1]
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._wake, self._woken = socket.socketpair()
+        self._selector.register(self._woken, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._serve, daemon=True, name="phalanx-desk")
+        self._thread.start()
+
+    # -- what came out ----------------------------------------------------------------------
+
+    @property
+    def error(self) -> VerdictError | None:
+        """What the desk found first in the latest generation, as the error that ranks raise."""
+        with self._lock:
+            return self._counter.error
+
+    @property
+    def trouble(self) -> str | None:
+        """Why the ranks of the latest generation go on unchecked, if they do."""
+        with self._lock:
+            return self._trouble
+
+    @property
+    def failures(self) -> dict[int, str]:
+        """What ranks raised, in the order it was heard; `died` for those that just ended."""
+        with self._lock:
+            return dict(self._failures)
+
+    @property
+    def stopped(self) -> tuple[ViewBlock, ...]:
+        """Where the others were when the first one failed."""
+        with self._lock:
+            views: dict[int, RankView] = self._counter.desk.stopped
+            return group_views([views[rank] for rank in sorted(views)])
+
+    def snapshot(self) -> Snapshot:
+        """What every rank is doing now, as far as the desk knows."""
+        with self._lock:
+            return self._counter.desk.snapshot()
+
+    def tally(self) -> Tally:
+        """How much was checked."""
+        with self._lock:
+            return self._counter.desk.tally()
+
+    def find_at_end(self) -> list[Verdict]:
+        """Once all ranks have ended well, and all that they said has been heard."""
+        with self._lock:
+            self._left.wait_for(lambda: not self._callers, LAST_WORDS)
+            return self._counter.find_at_end() if self._trouble is None else []
+
+    def close(self) -> None:
+        self._wake.close()
+        self._thread.join()
+        self._listener.close()
+        self._woken.close()
+
+    # -- the thread -------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        try:
+            while self._serve_once():
+                pass
+        except Exception as error:
+            with self._lock:
+                self._trouble = _named(error)
+        finally:
+            self._end()
+
+    def _serve_once(self) -> bool:
+        patience = LOOK if self._callers else 1.0 if self._strangers else None
+        for key, _ in self._selector.select(patience):
+            if key.fileobj is self._woken:
+                return False
+            if key.fileobj is self._listener:
+                self._accept()
+            else:
+                self._attend(key.data)
+        for caller in [each for each in self._strangers if monotonic() > each.until]:
+            self._hang_up(caller)
+        if self._callers and monotonic() - self._looked > LOOK:
+            self._looked = monotonic()
+            with self._lock:
+                self._send(self._counter.look())
+        return True
+
+    def _end(self) -> None:
+        """Nobody may wait for an answer that does not come."""
+        for key in list(self._selector.get_map().values()):
+            if key.data is not None:
+                key.data.connection.close()
+        self._selector.close()
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            connection, _ = self._listener.accept()
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            caller = _Caller(connection)
+            self._selector.register(connection, selectors.EVENT_READ, caller)
+            self._strangers.add(caller)
+
+    def _attend(self, caller: _Caller) -> None:
+        if caller.connection.fileno() < 0:
+            return  # hung up on while another one was heard
+        hello = len(frames.encode(frames.HELLO, body=self.token.encode()))
+        try:
+            most = READ_SIZE if caller.rank is not None else hello - len(caller.hello)
+            data = caller.connection.recv(most)
+        except OSError:
+            data = b""
+        with self._lock:
+            if not data:
+                self._hang_up(caller)
+            elif caller.rank is None:
+                caller.hello += data
+                if frames.announced(caller.hello) not in (None, hello):
+                    self._hang_up(caller)
+                elif len(caller.hello) == hello:
+                    self._greet(caller)
+            else:
+                try:
+                    self._hear(caller, caller.rank, data)
+                except Exception as error:  # of another version, or no rank of ours
+                    self._give_up(_named(error))
+
+    def _give_up(self, why: str) -> None:
+        """The desk does not know any more what the ranks do: they go on without it."""
+        self._trouble = why
+        callers = list(self._callers.values())
+        self._callers.clear()
+        self._left.notify_all()
+        for caller in callers:
+            self._hang_up(caller)
+
+    def _hang_up(self, caller: _Caller) -> None:
+        with contextlib.suppress(KeyError, ValueError):  # it may be closed already
+            self._selector.unregister(caller.connection)
+        caller.connection.close()
+        self._strangers.discard(caller)
+        rank = caller.rank
+        if rank is None or self._callers.get(rank) is not caller:
+            return
+        del self._callers[rank]
+        self._notify_left()
+        stopped = rank in self._counter.desk.stopped  # and went without another word
+        if not caller.said_goodbye and not stopped:
+            self._failures.setdefault(rank, DIED)
+            self._send(self._counter.failed(rank, DIED))
+
+    def _notify_left(self) -> None:
+        if not self._callers:
+            self._left.notify_all()
+
+    def _greet(self, caller: _Caller) -> None:
+        (hello,) = Decoder().feed(caller.hello)
+        known = hello.kind == frames.HELLO and hmac.compare_digest(
+            hello.body, self.token.encode()
+        )
+        if not known or not hello.ticket < self.ranks or hello.number < self.generation:
+            self._hang_up(caller)
+            return
+        if hello.number > self.generation:
+            self._begin(hello.number)
+        if self._trouble is not None:
+            self._hang_up(caller)
+            return
+        self._strangers.discard(caller)
+        caller.rank = hello.ticket
+        self._callers[caller.rank] = caller
+
+    def _begin(self, generation: int) -> None:
+        self.generation = generation
+        self._counter = self._new_counter()
+        self._trouble = None
+        self._failures.clear()
+        self._callers.clear()
+
+    def _hear(self, caller: _Caller, rank: int, data: bytes) -> None:
+        if self._callers.get(rank) is not caller:
+            return  # left over from an earlier generation
+        self._send(self._counter.feed(rank, data))
+        status = self._counter.desk.status_of(rank)
+        caller.said_goodbye = status is not None
+        if status == "failed":
+            self._failures.setdefault(rank, self._counter.desk.error_of(rank) or DIED)
+
+    def _send(self, replies: Outgoing) -> None:
+        for rank, data in replies:
+            caller = self._callers.get(rank)
+            if caller is not None:
+                with contextlib.suppress(OSError):  # noticed when it is read from
+                    caller.connection.sendall(data)
+
+
+def _named(error: Exception) -> str:
+    return f"the desk did not understand a rank: {type(error).__name__}: {error}"

@@ -1,0 +1,544 @@
+"""The desk: every rank announces here what it is about to do, and is told to go on or why not.
+
+A state machine without I/O, threads or torch: each event returns the answers that ranks are
+to get. The counter feeds it; the engines ask it what the ranks were doing. A rank whose last
+word was a question that is not answered yet is blocked, exactly; when all ranks are blocked,
+finished or failed, nobody can move any more. Must never use a clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from phalanx.engines.referee.call_records import Records
+from phalanx.engines.referee.explanation import explain_waiting, with_parting
+from phalanx.engines.referee.group_creation import Makings
+from phalanx.engines.referee.group_mailbox import DeskCall, Place
+from phalanx.engines.remote.frames import FORMS_KEPT
+from phalanx.kinds import ALL
+from phalanx.matching.agreement import find_mismatch, find_pair_mismatch
+from phalanx.matching.announcement import Form, GroupForm, signature_of
+from phalanx.matching.slots import Slot
+from phalanx.matching.waitgraph import find_movable
+from phalanx.model import RankView, Snapshot, Status, Tally, Verdict, Wait
+
+Answer = Literal["met", "go", "verdict", "stop", "withdrawn", "lost"]
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a rank is told about one of its calls.
+
+    met        go on; everyone who belongs to it has announced it
+    go         go on; not everyone has, so ask before you wait for it
+    verdict    raise this
+    stop       unwind: another rank failed
+    withdrawn  you gave up waiting, and nobody will meet the call any more
+    lost       another member gave up waiting in this call; `text` says who
+    """
+
+    rank: int
+    ticket: int
+    answer: Answer
+    verdict: Verdict | None = None
+    text: str = ""
+
+
+class _Rank:
+    """What the desk knows of one rank. `calls` holds its calls that are not met, or failed."""
+
+    def __init__(self) -> None:
+        self.groups: dict[int, tuple[Place, int] | None] = {}
+        self.forms: dict[int, tuple[Form, Hashable | None]] = {}
+        self.calls: dict[int, DeskCall] = {}
+        self.asking: dict[int, DeskCall] = {}
+        self.threads = 1
+        self.last: DeskCall | None = None
+        self.gone: Status | None = None
+        self.error: str | None = None
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it may act without any other rank."""
+        if self.gone is not None:
+            return False
+        asking = self.asking
+        return len(asking) < self.threads or any(call.timed for call in asking.values())
+
+
+class Desk:
+    """All ranks of one world, from call to call."""
+
+    def __init__(self, size: int, kinds: frozenset[str] = ALL) -> None:
+        self.size = size
+        self.kinds = kinds
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything: groups, calls, ranks."""
+        self._ranks = [_Rank() for _ in range(self.size)]
+        self._places: dict[str, Place] = {}
+        self._makings: dict[Place, Makings] = {}
+        self.records = Records(self.size)
+        self.begin()
+
+    def begin(self) -> None:
+        """A new call of the program on all ranks; groups stay."""
+        self._free = set(range(self.size))
+        self.stopping = False
+        self.verdict: Verdict | None = None
+        """The first that was found."""
+        self._halted: dict[int, DeskCall] = {}
+        self._steady: dict[int, list[DeskCall]] = {}
+        self.records.begin()
+        for rank in self._ranks:
+            rank.asking.clear()
+            rank.calls = {t: c for t, c in rank.calls.items() if c.verdict is None}
+            rank.gone = rank.error = None
+            rank.threads = 1
+
+    # -- what ranks say ---------------------------------------------------------------------
+
+    def define_group(self, rank: int, number: int, form: GroupForm) -> None:
+        place = self._places.get(form.key)
+        if place is None:
+            place = self._places[form.key] = Place(form, self.size)
+        taken = place.size != len(form.ranks) or place.claim(form.member, rank) is not None
+        # Two groups that cannot be told apart: neither is judged.
+        self._ranks[rank].groups[number] = None if taken else (place, form.member)
+
+    def define_form(self, rank: int, number: int, form: Form) -> None:
+        self._ranks[rank].forms[number] = form, signature_of(form)
+
+    def forget(self, rank: int) -> None:
+        """The rank will define its forms again, under other numbers."""
+        forms = self._ranks[rank].forms
+        for number in list(forms)[:-FORMS_KEPT]:
+            del forms[number]
+
+    def announce(
+        self,
+        rank: int,
+        ticket: int,
+        form: int,
+        *,
+        blocking: bool,
+        timed: bool = False,
+        threads: int = 1,
+    ) -> list[Reply]:
+        """A rank is about to call this. Unless `blocking`, it only needs to know whether
+        something is wrong already."""
+        here = self._ranks[rank]
+        what, signature = here.forms[form]
+        at = here.groups[what.group]
+        if at is None:
+            return [Reply(rank, ticket, "met")]
+        place, member = at
+        if what.made is not None:
+            return self._make(place, rank, ticket, what, timed=timed, threads=threads)
+        call = DeskCall(place, rank, ticket, what, member)
+        call.signature = call if signature is None else signature
+        call.entered = not blocking
+        call.waited = call.entered and what.name == "monitored_barrier"  # it waits by itself
+        here.last = call
+        here.calls[ticket] = call
+        self.records.add(call, asynchronous=not blocking, threads=threads)
+        if self.stopping:
+            if not what.is_message:
+                place.meet(call)
+            return [self._stop(call) if blocking else Reply(rank, ticket, "go")]
+        self._ask(call, timed=timed, threads=threads)
+        if what.is_message:
+            return self._exchange(call, blocking=blocking)
+        slot = place.meet(call)
+        if slot is not None:
+            return self._complete(place, slot)
+        if not blocking and not self._is_clashing(place, call):
+            return [self._answer(call, "go")]
+        return self._prove()
+
+    def met(self, rank: int, form: int) -> list[Reply]:
+        """A call of the rank that met all its counterparts elsewhere, on the board."""
+        here = self._ranks[rank]
+        what, signature = here.forms[form]
+        at = here.groups[what.group]
+        if at is None:
+            return []
+        place, member = at
+        call = here.last = DeskCall(place, rank, 0, what, member)
+        call.signature = signature
+        self.records.add(call)
+        if what.is_message:
+            sent = what.name == "send"
+            other = place.post_send(call) if sent else place.post_receive(call)
+            return list(self._settle([call, other])) if isinstance(other, DeskCall) else []
+        slot = place.meet(call)
+        return self._complete(place, slot) if slot is not None else []
+
+    def wait(
+        self, rank: int, ticket: int, *, timed: bool = False, threads: int = 1
+    ) -> list[Reply]:
+        """A rank is about to wait for what it announced before."""
+        call = self._ranks[rank].calls.get(ticket)
+        if call is None:
+            return [Reply(rank, ticket, "met")]
+        if call.verdict is not None:
+            return [Reply(rank, ticket, "verdict", call.verdict)]
+        if call.place.is_undecided(call) or call in call.place.deciding:
+            return [Reply(rank, ticket, "go")]
+        if self.stopping:
+            return [self._stop(call)]
+        self._ask(call, timed=timed, threads=threads)
+        return self._prove()
+
+    def give_up(self, rank: int, ticket: int) -> list[Reply]:
+        """A rank's time ran out. If it has been answered meanwhile, that counts."""
+        call = self._ranks[rank].asking.get(ticket)
+        if call is None:
+            return []
+        if call.place.withdraw(call) or not call.entered:
+            self._ranks[rank].calls.pop(ticket, None)
+        call.gave_up = not call.entered and call.number is not None
+        call.waited = True
+        return [self._answer(call, "withdrawn")]
+
+    def received(self, rank: int, ticket: int, source: int) -> list[Reply]:
+        """What a receive from any source took."""
+        self.records.sources[rank, ticket] = source
+        receive = self._ranks[rank].calls.pop(ticket, None)
+        if receive is None:
+            return []
+        place = receive.place
+        send = place.take_message(receive, source)
+        met = [] if send is None else [send]
+        if place.is_undecided(receive):
+            return list(self._settle(met))
+        replies = list(self._settle(met + place.match_rest(receive)))
+        waiting = place.open_receives_from_any(receive.member, receive.tag)
+        if waiting and place.messages_for(receive):
+            for each in waiting:
+                place.withdraw(each)
+            replies += self._decide(waiting)
+        return replies
+
+    def finished(self, rank: int) -> list[Reply]:
+        return self._leave(rank, "finished")
+
+    def failed(self, rank: int, error: str) -> list[Reply]:
+        """A rank's program raised, or its process died. The first failure stops the others."""
+        self._ranks[rank].error = self._ranks[rank].error or error.partition("\n")[0]
+        others = list(self._ranks[rank].asking.values())  # of its other threads
+        replies = self._leave(rank, "failed")
+        if self.stopping:
+            return replies + [self._stop(call) for call in others]
+        self.stopping = True
+        waiting = others + [call for each in self._ranks for call in each.asking.values()]
+        for call in waiting:
+            self._answer(call, "stop")
+        return replies + [self._stop(call) for call in waiting]
+
+    def leftovers(self) -> list[Wait]:
+        """What was begun and is not met although all ranks have returned; told once. A call
+        in which a thread waits may still be met: the thread lives on."""
+        found = []
+        for here in self._ranks:
+            for call in here.calls.values():
+                place = call.place
+                unclear = call in place.deciding or place.is_undecided(call)
+                if not (call.waited or call.asked or call.verdict or unclear):
+                    call.waited = True
+                    found.append(place.wait_of(call))
+        return found
+
+    @property
+    def stopped(self) -> dict[int, RankView]:
+        """Where each rank was that was told to stop, or that had returned."""
+        found = {}
+        for rank, here in enumerate(self._ranks):
+            if rank in self._halted:
+                found[rank] = self._waiting(self._halted[rank])
+            elif here.gone == "finished":
+                found[rank] = self._view(rank)
+        return found
+
+    def status_of(self, rank: int) -> Status | None:
+        """`finished` or `failed`, if the rank said so."""
+        return self._ranks[rank].gone
+
+    def error_of(self, rank: int) -> str | None:
+        return self._ranks[rank].error
+
+    def snapshot(self) -> Snapshot:
+        in_flight = sum(place.in_flight() for place in self._places.values())
+        return Snapshot(tuple(map(self._view, range(self.size))), in_flight=in_flight)
+
+    def tally(self) -> Tally:
+        """How many collectives and messages there were, on how many groups."""
+        collectives, messages, groups = 0, 0, 0
+        for place in self._places.values():
+            called = max(place.next_number)
+            collectives, messages = collectives + called, messages + place.messages
+            groups += bool(called or place.messages)
+        raised = () if self.verdict is None else (self.verdict,)
+        return Tally(self.size, collectives, messages, groups, raised=raised)
+
+    def found(self, rank: int, ticket: int, verdict: Verdict) -> list[Reply]:
+        """What a rank found out by itself; it is to raise it."""
+        self.verdict = self.verdict or verdict
+        return [Reply(rank, ticket, "verdict", verdict)]
+
+    def look(self) -> list[Reply]:
+        """Now and then: are there ranks that can never move, though others do? Only of ranks
+        that have stood still since the last look."""
+        before, self._steady = (
+            self._steady,
+            {
+                rank: list(each.asking.values())
+                for rank, each in enumerate(self._ranks)
+                if rank not in self._free and each.gone is None
+            },
+        )
+        same = bool(self._steady) and self._steady == before
+        if not same or not self._free or self.stopping:
+            return []
+        return self._prove_partly()
+
+    # -- making groups ----------------------------------------------------------------------
+
+    def _make(
+        self, world: Place, rank: int, ticket: int, form: Form, *, timed: bool, threads: int
+    ) -> list[Reply]:
+        """A rank is about to make a group."""
+        place = self._makings.get(world)
+        if place is None:
+            place = self._makings[world] = Makings(world)
+        call = DeskCall(place, rank, ticket, form, world.ranks.index(rank))
+        place.add(call)
+        if self.stopping:
+            return [self._stop(call)]
+        self._ask(call, timed=timed, threads=threads)
+        waiting = [call for each in self._ranks for call in each.asking.values()]
+        waiting = [each for each in waiting if each.place is place]
+        if place.disagree_at is None:
+            ready = [each for each in waiting if not place.missing(each)]
+            return [*self._settle(ready), *(self._prove() if call not in ready else ())]
+        if place.missing(call):
+            return self._prove()
+        return list(self._settle(waiting, place.find_mismatch()))
+
+    def find_missing_groups(self) -> list[Verdict]:
+        """Once all ranks have returned: groups that some did not make."""
+        found = [place.find_missing() for place in self._makings.values()]
+        for place in self._makings.values():
+            place.forget()
+        return [each for each in found if each is not None]
+
+    # -- meeting ----------------------------------------------------------------------------
+
+    def _complete(self, place: Place, slot: Slot) -> list[Reply]:
+        calls = [call for call in slot.calls if isinstance(call, DeskCall)]
+        late = [call.rank for call in calls if call.gave_up]
+        if late:
+            return list(self._lose(calls, late))
+        verdict = self._find_mismatch(place, slot)
+        return list(self._settle(calls, verdict))
+
+    def _find_mismatch(self, place: Place, slot: Slot) -> Verdict | None:
+        if not slot.clash or "mismatch" not in self.kinds:
+            return None
+        verdict = find_mismatch(place.meeting(slot))
+        if verdict is None:
+            return None
+        return with_parting(self.records, verdict, verdict.group.ranks)
+
+    def _exchange(self, call: DeskCall, *, blocking: bool) -> list[Reply]:
+        place, sending = call.place, call.name == "send"
+        if call.is_any_source and place.size == 2:
+            call.peer = 1 - call.member
+        if place.is_undecided(call):
+            place.post(call)
+            return [self._answer(call, "go")]
+        if call.is_any_source and place.messages_for(call):
+            return self._decide([call])
+        if sending and (open_ones := place.open_receives_from_any(call.peer, call.tag)):
+            for receive in open_ones:
+                place.withdraw(receive)
+            place.post(call)
+            return [self._answer(call, "go"), *self._decide(open_ones)]
+        other = place.post_send(call) if sending else place.post_receive(call)
+        if isinstance(other, DeskCall):
+            send, receive = (call, other) if sending else (other, call)
+            checked = "mismatch" in self.kinds
+            verdict = find_pair_mismatch(send.as_op(), receive.as_op()) if checked else None
+            return list(self._settle([call, other], verdict))
+        return self._prove() if blocking else [self._answer(call, "go")]
+
+    def _decide(self, receives: list[DeskCall]) -> list[Reply]:
+        """There is a message for these receives from any source. Which, the backend decides,
+        so whoever may be concerned goes on and waits there."""
+        replies = []
+        for receive in receives:
+            receive.place.deciding.append(receive)
+            replies += [self._answer(receive, "go")] if receive.asked else []
+        place = receives[0].place
+        waiting = [call for each in self._ranks for call in each.asking.values()]
+        for call in waiting:
+            if call.place is place and call.form.is_message and place.is_undecided(call):
+                replies.append(self._answer(call, "go"))
+        return replies
+
+    def _is_clashing(self, place: Place, call: DeskCall) -> bool:
+        """Whether the backend must not get a call that need not wait: members that have it
+        already gave it other arguments, which some backends do not survive."""
+        slot = place.slots[call.number or 0]
+        return self._find_mismatch(place, slot) is not None
+
+    def _settle(
+        self, calls: Iterable[DeskCall], verdict: Verdict | None = None
+    ) -> Iterator[Reply]:
+        """These calls are met, or disagree."""
+        self.verdict = self.verdict or verdict
+        for call in calls:
+            call.done, call.verdict = True, verdict
+            if verdict is None:
+                self._ranks[call.rank].calls.pop(call.ticket, None)
+            if call.asked:
+                yield self._answer(call, "met" if verdict is None else "verdict")
+
+    def _lose(self, calls: Iterable[DeskCall], late: list[int]) -> Iterator[Reply]:
+        text = f"rank {late[0]} gave up waiting in this call, which it does not take part in"
+        for call in calls:
+            self._ranks[call.rank].calls.pop(call.ticket, None)
+            if call.asked:
+                yield replace(self._answer(call, "lost"), text=f"{call.name}: {text}")
+
+    # -- asking and answering ---------------------------------------------------------------
+
+    def _ask(self, call: DeskCall, *, timed: bool, threads: int) -> None:
+        here = self._ranks[call.rank]
+        call.asked, call.timed = True, timed
+        here.asking[call.ticket] = call
+        here.threads = threads
+        self._update(call.rank)
+
+    def _answer(self, call: DeskCall, answer: Answer) -> Reply:
+        call.asked = call.timed = False
+        self._ranks[call.rank].asking.pop(call.ticket, None)
+        self._update(call.rank)
+        return Reply(call.rank, call.ticket, answer, call.verdict)
+
+    def _update(self, rank: int) -> None:
+        if self._ranks[rank].is_free:
+            self._free.add(rank)
+        else:
+            self._free.discard(rank)
+
+    def _stop(self, call: DeskCall) -> Reply:
+        """A rank that waits, or would, although another has failed."""
+        self._halted.setdefault(call.rank, call)
+        return Reply(call.rank, call.ticket, "stop")
+
+    def _leave(self, rank: int, how: Literal["finished", "failed"]) -> list[Reply]:
+        here = self._ranks[rank]
+        if here.gone is not None:
+            return []
+        here.gone = how
+        here.asking.clear()
+        self._update(rank)
+        return self._prove() if how == "finished" else []
+
+    # -- the proof --------------------------------------------------------------------------
+
+    def _prove(self) -> list[Reply]:
+        """If nobody can move any more, find out why and tell everyone who waits."""
+        if self._free or self.stopping:
+            return []
+        waiting = [call for each in self._ranks for call in each.asking.values()]
+        verdict = self._find_verdict() if waiting else None
+        if verdict is None:
+            return []
+        self._abandon(verdict)
+        return list(self._settle(waiting, verdict))
+
+    def _prove_partly(self) -> list[Reply]:
+        """If some can never move, tell them; the others go on."""
+        if any(len(each.asking) > 1 for each in self._ranks):
+            return []
+        snapshot = self.snapshot()
+        movable = find_movable(snapshot)
+        stuck = [rank for rank in self._steady if rank not in movable]
+        calls = [call for rank in stuck for call in self._steady[rank]]
+        if not calls:
+            return []
+        verdict = self._mismatch_of(calls) or self._explain(snapshot, partial=True)
+        if verdict is None:
+            return []
+        for call in calls:
+            call.place.withdraw(call)
+            call.gave_up = call.number is not None
+        return list(self._settle(calls, verdict))
+
+    def _mismatch_of(self, calls: Iterable[DeskCall]) -> Verdict | None:
+        for call in calls:
+            slot = call.place.slots.get(call.number) if call.number is not None else None
+            verdict = None if slot is None else self._find_mismatch(call.place, slot)
+            if verdict is not None:
+                return verdict
+        return None
+
+    def _find_verdict(self) -> Verdict | None:
+        """Calls that disagree explain a deadlock better than who waits for whom."""
+        verdict: Verdict | None
+        for place in self._places.values():
+            for slot in place.slots.values():
+                verdict = self._find_mismatch(place, slot)
+                if verdict is not None:
+                    return verdict
+        for makings in self._makings.values():
+            verdict = makings.find_mismatch() or self._find_missing_group(makings)
+            if verdict is not None:
+                makings.forget()
+                return verdict
+        if any(len(each.asking) > 1 for each in self._ranks):
+            return None  # several threads of one rank: a view tells of one wait only
+        return self._explain(self.snapshot())
+
+    def _find_missing_group(self, makings: Makings) -> Verdict | None:
+        """Nobody can move: if ranks wait in `new_group`, nobody else will come there; else
+        those that have returned will not."""
+        waiting = (call.place for each in self._ranks for call in each.asking.values())
+        gone = [rank for rank, each in enumerate(self._ranks) if each.gone is not None]
+        if any(place is makings for place in waiting):
+            return makings.find_missing()
+        return makings.find_missing(gone) if gone else None
+
+    def _explain(self, snapshot: Snapshot, *, partial: bool = False) -> Verdict | None:
+        places, compare = self._places.values(), "mismatch" in self.kinds
+        return explain_waiting(self.records, snapshot, places, partial=partial, compare=compare)
+
+    def _abandon(self, verdict: Verdict) -> None:
+        """What is open will never be met; all members go on with the same number."""
+        for place in self._places.values():
+            place.abandon(_ABANDONED)
+            place.deciding.clear()
+        for each in self._ranks:
+            for call in each.calls.values():
+                call.verdict = call.verdict or verdict
+
+    def _view(self, rank: int) -> RankView:
+        here = self._ranks[rank]
+        last = here.last.as_op(bare=not here.last.entered) if here.last is not None else None
+        if here.gone is not None:
+            return RankView(rank, here.gone, last=last, error=here.error)
+        if here.is_free:
+            return RankView(rank, "computing", last=last)
+        return self._waiting(next(iter(here.asking.values())))
+
+    def _waiting(self, call: DeskCall) -> RankView:
+        wait = call.place.wait_of(call)
+        return RankView(call.rank, "waiting", wait, call.as_op())
+
+
+_ABANDONED = RuntimeError("abandoned")

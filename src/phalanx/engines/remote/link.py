@@ -1,0 +1,428 @@
+"""A rank's end of the line to the desk: announce, wait for the answer, raise what it says.
+
+Used by ranks that are processes, over the socket that the program gave them, and by ranks
+that torchrun started, over TCP. Several threads of a rank may ask at once: one of them reads
+for all. When the desk is gone the program goes on unchecked. Must never hook anything itself:
+`engines/remote/watcher.py` does.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import pickle
+import select
+import socket
+import threading
+from itertools import count
+
+from phalanx.backend.evidence.model_names import Facts, facts_of
+from phalanx.backend.rank_errors import OpTimeoutError, error_for, error_of
+from phalanx.engines.remote import frames
+from phalanx.engines.remote.frames import Decoder, Frame, encode
+from phalanx.engines.remote.idle_threads import is_mute, leave_executors, watch_executors
+from phalanx.engines.remote.shared_memory_path import MOST_PAST, PATIENCE, Board, Row, digest_of
+from phalanx.engines.remote.watcher import Limit, Watcher
+from phalanx.errors import PhalanxError, RankStopped, VerdictError, text_of
+from phalanx.kinds import ALL
+from phalanx.matching.announcement import Form, GroupForm, message_signature_of, signature_of
+from phalanx.model import Finding, Verdict
+from phalanx.system import current_frames, monotonic
+
+READ_SIZE = 1 << 16
+
+OWN_THREADS = "phalanx-"
+"""How the names of our own threads begin."""
+
+SOON = 0.25
+"""Most answers come within so many seconds."""
+
+CONNECT = 60.0
+"""Seconds that the desk of a cluster has to accept."""
+
+
+class Link:
+    """The connection of one rank. Everything is allowed from any thread."""
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        rank: int,
+        board: Board | None = None,
+        kinds: frozenset[str] = ALL,
+    ) -> None:
+        self.rank = rank
+        self.calls = 0
+        """How many were announced, roughly where several threads do."""
+        self._board = board
+        self._members: dict[int, GroupForm] = {}
+        self._rows: dict[str, Row | None] = {}
+        self._digests: dict[int, tuple[Row, int | None, bool]] = {}
+        self._past: list[int] = []
+        self._socket = connection
+        self._poll = select.poll()
+        self._poll.register(connection, select.POLLIN)
+        self._sending = threading.Lock()
+        self._changed = threading.Condition()
+        self._replies: dict[int, Frame] = {}
+        self._reading = False
+        self._decoder = Decoder()
+        self._tickets = count(1)
+        self._groups = count()
+        self._forms = count()
+        self._off = False
+        self._watcher = Watcher(self, rank, kinds)
+
+    # -- life -------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Announce what this process does from now on."""
+        self._watcher.start()
+        os.register_at_fork(after_in_child=self._forget)
+
+    def reset(self) -> None:
+        """Forget all groups and calls, as the desk has."""
+        self._watcher.reset()
+        self._groups, self._forms = count(), count()
+        self._members.clear()
+        self._rows.clear()
+        self._digests.clear()
+        self._past.clear()
+
+    def flush(self) -> None:
+        """Tell the desk of all calls that it has not heard of."""
+        self._send(b"")
+
+    def tell_notes(self) -> None:
+        """The program of this rank has ended well: what only this process has seen."""
+        notes = self._watcher.take_notes()
+        if notes:
+            self._send(encode(frames.NOTES, body=pickle.dumps(notes)))
+
+    def tell_dropped(self) -> None:
+        """The program of this rank has failed: what it had dropped may be the reason."""
+        dropped = self._watcher.alone.dropped()
+        if dropped:
+            self._send(encode(frames.NOTES, body=pickle.dumps({"unwaited-work": dropped})))
+
+    def judge_error(self, error: BaseException) -> Finding | None:
+        """What was wrong with the rank's own call, if that is what this error is about. It is
+        told without that where looking at it fails: the error itself must arrive."""
+        try:
+            return self._watcher.judge_error(error)
+        except Exception:
+            return None
+
+    def facts_of(self, error: BaseException) -> Facts | None:
+        """What this rank knows of its models and where it was among them."""
+        return facts_of(self._watcher.lives.saved, error)
+
+    def finished(self) -> None:
+        """The same, for a rank that is not asked any more."""
+        self.tell_notes()
+        self._send(encode(frames.FINISHED))
+
+    def failed(self, error: BaseException) -> None:
+        """The program of this rank has raised."""
+        text = f"{type(error).__name__}: {text_of(error)}"
+        self._send(encode(frames.FAILED, body=text.encode("utf-8", errors="replace")))
+
+    def detach(self) -> None:
+        """Watch no longer."""
+        global _current
+        _current = None
+        self._off = True
+        leave_executors()
+        self._watcher.stop()
+        self._socket.close()
+
+    def _forget(self) -> None:
+        """In a forked child: it is no rank, and must not write on the board, whose lock
+        another thread of the rank may have held."""
+        self._off = True
+        self._board = None
+        self._rows.clear()
+        self._digests.clear()
+        self._socket.close()
+
+    # -- what the watcher needs -------------------------------------------------------------
+
+    def define_group(self, form: GroupForm) -> int:
+        number = self._define(frames.GROUP, next(self._groups), form)
+        self._members[number] = form
+        return number
+
+    def define(self, form: Form) -> int:
+        number = self._define(frames.FORM, next(self._forms), form)
+        group = self._members[form.group]
+        if form.made is not None:
+            return number
+        if form.is_message:
+            row, signature = self._channel(group, form), message_signature_of(form)
+        else:
+            row = self._row(group.key, group.member, len(group.ranks))
+            signature = signature_of(form)
+        if row is not None:
+            digest = None if signature is None else digest_of(signature)
+            self._digests[number] = row, digest, form.is_message
+        return number
+
+    def _row(self, key: str, member: int, members: int) -> Row | None:
+        if self._board is None:
+            return None
+        if key not in self._rows:
+            self._rows[key] = self._board.row(key, member, members)
+        return self._rows[key]
+
+    def _channel(self, group: GroupForm, form: Form) -> Row | None:
+        """Where messages from one rank to another meet. A receive from any source may take
+        what others wait for, so from then on they ask the desk."""
+        mine = group.member
+        if form.name == "send":
+            return self._row(f"{group.key} {mine}>{form.peer}", 0, 2)
+        if form.peer is not None:
+            return self._row(f"{group.key} {form.peer}>{mine}", 1, 2)
+        for source in range(len(group.ranks)):
+            row = None if source == mine else self._row(f"{group.key} {source}>{mine}", 1, 2)
+            if row is not None:
+                row.close()
+        return None
+
+    def _define(self, kind: int, number: int, form: object) -> int:
+        self._send(encode(kind, number=number, body=pickle.dumps(form)))
+        return number
+
+    def forget_forms(self) -> None:
+        self._send(encode(frames.FORGET))
+        for number in list(self._digests)[: -frames.FORMS_KEPT]:
+            self._digests.pop(number, None)
+
+    def next_ticket(self) -> int:
+        return next(self._tickets)
+
+    def announce(
+        self, ticket: int, form: int, *, name: str, blocking: bool, limit: Limit
+    ) -> bool:
+        self.calls += 1
+        if self._off:
+            return True
+        known = self._digests.get(form)
+        if known is not None and self._meet_on_board(form, known, blocking, limit):
+            return True
+        flags = frames.BLOCKING if blocking else 0
+        return self._ask(frames.ANNOUNCE, ticket, form, flags, name=name, limit=limit)
+
+    def _meet_on_board(
+        self, form: int, known: tuple[Row, int | None, bool], blocking: bool, limit: Limit
+    ) -> bool:
+        """Whether the call has met all others there. Only one that waits as long as need be,
+        in a rank of one thread."""
+        row, digest, is_message = known
+        patient = blocking and not limit.explicit and limit.at_first(PATIENCE) >= PATIENCE
+        if digest is None or not patient or _thread_count() > 1:
+            if is_message:  # those that need not wait may be met in another order
+                row.close()
+            else:
+                row.pass_by()
+            return False
+        if not row.meet(digest):
+            return False
+        with self._sending:
+            if self._board is not None:
+                self._board.note_past(self.rank, len(self._past), form)
+            self._past.append(form)
+        if len(self._past) >= MOST_PAST:
+            self.flush()
+        return True
+
+    def wait(self, ticket: int, *, name: str, limit: Limit) -> bool:
+        return self._ask(frames.WAIT, ticket, 0, 0, name=name, limit=limit)
+
+    def report(self, verdict: Verdict) -> VerdictError:
+        """Tell the desk what this rank has found out by itself; the error to raise."""
+        ticket = self.next_ticket()
+        self._send(encode(frames.FOUND, ticket, body=pickle.dumps(verdict)))
+        reply = None if self._off else self._await(ticket, None)
+        if reply is None or reply.kind != frames.VERDICT:
+            return error_for(verdict, None)
+        return _error_in(reply)
+
+    def received(self, ticket: int, source: int) -> None:
+        self._send(encode(frames.RECEIVED, ticket, source))
+
+    # -- asking -----------------------------------------------------------------------------
+
+    def _ask(
+        self, kind: int, ticket: int, number: int, flags: int, *, name: str, limit: Limit
+    ) -> bool:
+        """Whether the call is met; raises if it is not to go on."""
+        if self._off:
+            return True
+        flags |= (frames.TIMED if limit.explicit else 0) | _thread_count()
+        self._send(encode(kind, ticket, number, flags))
+        first = limit.at_first(SOON)
+        reply = self._await(ticket, first)
+        if reply is None and not self._off:
+            reply = self._await(ticket, limit.seconds() - first)
+        if reply is None and not self._off:
+            self._send(encode(frames.GIVE_UP, ticket))
+            reply = self._await(ticket, None)
+        if reply is None or reply.kind == frames.MET:
+            return True
+        if reply.kind != frames.GO:
+            for row in self._rows.values():
+                if row is not None:
+                    row.close()
+            _refuse(reply, name, limit)
+        return False
+
+    def _send(self, data: bytes) -> None:
+        if self._off:
+            return
+        try:
+            with self._sending:
+                if self._past:
+                    data = frames.encode_past(self._past) + data
+                    self._past.clear()
+                    if self._board is not None:
+                        self._board.forget_past(self.rank)
+                self._socket.sendall(data)
+        except OSError:
+            self._lose()
+
+    def _await(self, ticket: int, seconds: float | None) -> Frame | None:
+        """The answer about a call, or None if the time ran out or the desk is gone."""
+        deadline = None if seconds is None else monotonic() + seconds
+        with self._changed:
+            while self._reading and ticket not in self._replies and not self._off:
+                if not self._changed.wait(_left(deadline)):
+                    return None
+            if ticket in self._replies:
+                return self._replies.pop(ticket)
+            if self._off:
+                return None
+            self._reading = True
+        try:
+            return self._read_until(ticket, deadline)
+        finally:
+            with self._changed:
+                self._reading = False
+                self._changed.notify_all()
+
+    def _read_until(self, ticket: int, deadline: float | None) -> Frame | None:
+        """Read for all threads, until this one's answer is there."""
+        while not self._off:
+            left = _left(deadline)
+            if not self._poll.poll(None if left is None else left * 1000 + 1):
+                if left == 0:
+                    return None
+                continue
+            self._read()
+            found = self._replies.pop(ticket, None)
+            if found is not None:
+                return found
+        return None
+
+    def _read(self) -> None:
+        try:
+            data = self._socket.recv(READ_SIZE)
+        except OSError:
+            data = b""
+        if not data:
+            self._lose()
+            return
+        with self._changed:
+            for frame in self._decoder.feed(data):
+                self._replies[frame.ticket] = frame
+            self._changed.notify_all()
+
+    def _lose(self) -> None:
+        self._off = True
+        with self._changed:
+            self._changed.notify_all()
+
+
+def attach(
+    connection: socket.socket,
+    *,
+    rank: int,
+    board: Board | None = None,
+    kinds: frozenset[str] = ALL,
+) -> Link:
+    """Announce what this process does to the desk at the other end."""
+    connection.setblocking(True)
+    global _current
+    link = Link(connection, rank, board, kinds)
+    link.start()
+    watch_executors()
+    _current = link
+    return link
+
+
+_current: Link | None = None
+
+
+def current() -> Link | None:
+    """The link of this process, for whoever has to tell of a failure before the call ends."""
+    return _current
+
+
+def attach_tcp(
+    host: str,
+    port: int,
+    *,
+    token: str,
+    rank: int,
+    generation: int = 0,
+    kinds: frozenset[str] = ALL,
+) -> Link:
+    """The same over a network. `generation` counts restarts of all ranks."""
+    connection = socket.create_connection((host, port), timeout=CONNECT)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    hello = encode(frames.HELLO, rank, generation, body=token.encode())
+    connection.sendall(hello)
+    return attach(connection, rank=rank, kinds=kinds)
+
+
+def _left(deadline: float | None) -> float | None:
+    return None if deadline is None else max(0.0, deadline - monotonic())
+
+
+def _thread_count() -> int:
+    """How many threads of this rank may communicate: all that Python runs in, also those that
+    `threading` has not heard of (of `_thread`, or of C++ that calls back)."""
+    threads = set(current_frames())
+    if len(threads) <= 1 + _own_threads():
+        return 1
+    threads.difference_update(t.ident for t in threading.enumerate() if not _may_communicate(t))
+    return max(1, min(len(threads), frames.MOST_THREADS))
+
+
+@functools.cache
+def _own_threads() -> int:
+    """They live as long as the process."""
+    return sum(thread.name.startswith(OWN_THREADS) for thread in threading.enumerate())
+
+
+def _may_communicate(thread: threading.Thread) -> bool:
+    return not thread.name.startswith(OWN_THREADS) and not is_mute(thread)
+
+
+def _error_in(reply: Frame) -> VerdictError:
+    text, verdict = pickle.loads(reply.body)
+    return error_of(verdict, text)
+
+
+def _refuse(reply: Frame, name: str, limit: Limit) -> None:
+    """Raise what the desk answered."""
+    if reply.kind == frames.STOP:
+        raise RankStopped
+    if reply.kind == frames.VERDICT:
+        raise _error_in(reply)
+    if reply.kind == frames.LOST:
+        raise OpTimeoutError(reply.body.decode())
+    if reply.kind == frames.WITHDRAWN:
+        raise OpTimeoutError(
+            f"{name}: Timed out waiting {limit.seconds() * 1000:.0f}ms for the other ranks"
+        )
+    raise PhalanxError(f"the desk answered with {reply!r}")

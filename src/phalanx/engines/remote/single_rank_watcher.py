@@ -1,0 +1,279 @@
+"""What a rank that is a process sees alone: its tensors in flight, its works, its own frames.
+
+Used by `watcher.py`, which tells it of calls and waits on real process groups. The guard and
+the observers are those of the threads engine; this gives them a `Call` for what they look at.
+A real backend writes whenever it likes, so of what an operation may write to neither contents
+nor versions are compared: only what the program does to it is seen. Must never know the desk.
+"""
+
+from __future__ import annotations
+
+import marshal
+import threading
+import weakref
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+from torch import Tensor
+
+from phalanx.backend.evidence.call_description import describe_call
+from phalanx.backend.observers import observe_order, observe_roots
+from phalanx.backend.work import buffer_guard, buffer_modes, call_origin
+from phalanx.callsite import Mark
+from phalanx.checks.in_flight_buffer import How
+from phalanx.checks.thread_race import Use as ThreadUse
+from phalanx.checks.thread_race import find_thread_race
+from phalanx.engines.remote.c10d_arguments import Parts
+from phalanx.errors import VerdictError
+from phalanx.matching.slots import Assembly, Call
+from phalanx.model import Verdict
+
+_ONLY_READ = frozenset(
+    {
+        "send",
+        "broadcast",
+        "all_gather",
+        "all_gather_coalesced",
+        "all_gather_into_tensor",
+        "all_gather_into_tensor_coalesced",
+        "gather",
+        "scatter",
+        "all_to_all",
+        "all_to_all_single",
+    }
+)
+"""Operations whose inputs no backend writes to. Gloo reduces in place, also elsewhere than at
+the root."""
+
+NOTED = 64
+"""Of every `crossed_order.PERIOD` calls on a group so many are noted, the first ones."""
+
+_NO_STRAND: Any = None
+
+Use = tuple[Assembly, int, Parts, Mark | None, int | None]
+"""A call: its group, the rank's place there, what was called where, its number."""
+
+Trails = dict[str, Any]
+"""What was noted of a group: its name, its ranks, this rank's place and its calls."""
+
+
+class Alone:
+    """One per watched process. It stands for the context and the session that the guard
+    asks."""
+
+    def __init__(
+        self,
+        kinds: frozenset[str],
+        report: Callable[[Verdict], VerdictError],
+        let_go: Callable[[], None],
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        """`let_go`: give up works that are only kept until the program has them; `fail`: the
+        rank has failed, though its own thread does not know."""
+        self.session = self
+        self.report = report
+        self.guards = "in-flight-buffer" in kinds
+        self.tracks = self.guards or "unwaited-work" in kinds
+        self.watched = NOTED if "crossed-order" in kinds else 0
+        self.kinds = kinds
+        self.let_go = let_go
+        self.fail = fail
+        self.compares_threads = "thread-race" in kinds
+        self.compares_roots = "rank-space" in kinds
+        self.inside: dict[int, Use] = {}
+        """By thread: the call that it waits in."""
+        self.in_flight: buffer_guard.Book | None = None
+        self.flying: weakref.WeakKeyDictionary[Any, Call] = weakref.WeakKeyDictionary()
+
+    # -- calls ----------------------------------------------------------------------------
+
+    def before_call(self, met: Assembly, member: int, parts: Parts, mark: Mark | None) -> None:
+        """Any call: its tensors must not be in flight."""
+        book = self.in_flight
+        if book is not None and book.lows:
+            buffer_guard.check_departure(book, _call_of(met, member, parts, mark))
+
+    def note_call(
+        self, met: Assembly, member: int, parts: Parts, mark: Mark | None, number: int
+    ) -> None:
+        """One of those that are compared with the other ranks' by what the frames say."""
+        call = _call_of(met, member, parts, mark)
+        call.number = number
+        observe_order.note(call)
+
+    def note_root(self, met: Assembly, member: int, parts: Parts, mark: Mark | None) -> None:
+        """A call whose root is another rank of the world than of the group."""
+        observe_roots.note(self, _call_of(met, member, parts, mark))  # type: ignore[arg-type]
+
+    def check_threads(self, me: int, use: Use) -> None:
+        """While a thread is in a call that makes it wait, no other may make one there."""
+        if not self.compares_threads or me in self.inside:
+            return
+        for other, its in list(self.inside.items()):
+            if its[0] is not use[0]:
+                continue
+            call = _call_of(*its[:4])
+            call.number = its[4]
+            found = find_thread_race(
+                ThreadUse(describe_call(_call_of(*use[:4])), main=_is_main(me)),
+                ThreadUse(describe_call(call), main=_is_main(other)),
+            )
+            if found is not None:
+                error = self.report(found)
+                if not _is_main(me):  # an exception there would be printed and forgotten
+                    self.fail(error)
+                raise error
+
+    def begin(
+        self,
+        met: Assembly,
+        member: int,
+        parts: Parts,
+        mark: Mark | None,
+        *,
+        number: int | None,
+        work: Any,
+    ) -> None:
+        """An asynchronous call has been made; `work` is what the program gets."""
+        origin = call_origin.origin_here(1)
+        if origin != call_origin.OWN:
+            return
+        call = _call_of(met, member, parts, mark)
+        call.number, call.origin = number, origin
+        if self.in_flight is None:
+            self.in_flight = _Book(self)
+        call.done = True  # or the guard would put something into the outputs
+        buffer_guard.depart(self, call)  # type: ignore[arg-type]
+        flight = call.flight
+        for region in flight.regions:
+            if region.writes or parts.name not in _ONLY_READ:
+                region.compare_nothing()
+        self.flying[work] = call
+        weakref.finalize(work, flight.drop).atexit = False
+
+    # -- waits ----------------------------------------------------------------------------
+
+    def arrive(self, work: Any) -> None:
+        """The program knows that the operation is complete."""
+        call = self.flying.pop(work, None)
+        error = None if call is None else buffer_guard.arrive(call)
+        if error is not None:
+            raise error
+
+    def give_up(self, work: Any) -> None:
+        call = self.flying.pop(work, None)
+        if call is not None:
+            buffer_guard.give_up(call)
+
+    # -- the end --------------------------------------------------------------------------
+
+    def dropped(self) -> list[Any]:
+        """Works that the program cannot wait for any more, while it runs or has failed."""
+        book = self.in_flight
+        if book is None:
+            return []
+        self.let_go()
+        book.fold()
+        return list(book.left.values())
+
+    def take_unwaited(self) -> list[Any]:
+        book, self.in_flight = self.in_flight, None
+        self.flying.clear()
+        if book is None:
+            return []
+        found = book.unwaited()
+        buffer_modes.leave_thread()
+        return list(found)
+
+
+def _is_main(thread: int) -> bool:
+    return thread == threading.main_thread().ident
+
+
+class _Book(buffer_guard.Book):
+    """Asks first whether the program has dropped its works."""
+
+    def __init__(self, alone: Alone) -> None:
+        super().__init__(alone)  # type: ignore[arg-type]
+        self._let_go = alone.let_go
+
+    def judge_touch(self, tensor: Tensor, how: How, by: str) -> None:
+        self._let_go()
+        super().judge_touch(tensor, how, by)
+
+
+def take_trail(met: Assembly, member: int) -> Trails | None:
+    """What was noted of a group, in a form that travels: code objects by value."""
+    noted = met.notes.pop(observe_order.KIND, None)
+    trail = None if noted is None else noted.trails[member]
+    if not trail:
+        return None
+    codes: dict[Any, int] = {}
+    calls = [
+        (
+            number,
+            what,
+            tuple((codes.setdefault(frame[0], len(codes)), *frame[1:]) for frame in frames),
+        )
+        for number, what, frames in trail
+    ]
+    return {
+        "name": met.name,
+        "ranks": met.ranks,
+        "member": member,
+        "codes": [marshal.dumps(code) for code in codes],
+        "calls": calls,
+    }
+
+
+def take_uses(met: Assembly, member: int) -> list[Any] | None:
+    """How roots were named on a group, in a form that travels."""
+    noted = met.notes.pop(observe_roots.KIND, None)
+    return noted and [
+        (None if mark is None else (marshal.dumps(mark[0]), mark[1]), *rest, op, sorted(ranks))
+        for (mark, *rest), (op, ranks) in noted.items()
+    ]
+
+
+def judge_uses(of_members: list[list[Any]]) -> list[Verdict]:
+    """In the program: what all members of one group have sent."""
+    known: dict[bytes, Any] = {}
+    noted: dict[Any, Any] = {}
+    for uses in of_members:
+        for mark, name, space, number, op, ranks in uses:
+            place = None if mark is None else (_code(mark[0], known), mark[1])
+            noted.setdefault((place, name, space, number), (op, set()))[1].update(ranks)
+    met = Assembly("", ())
+    met.notes[observe_roots.KIND] = noted
+    return observe_roots.look(met)
+
+
+def judge_trails(trails: list[Trails]) -> list[Verdict]:
+    """In the program: what all members of one group have sent."""
+    met = Assembly(trails[0]["name"], trails[0]["ranks"])
+    known: dict[bytes, Any] = {}
+    noted: list[list[Any]] = [[] for _ in met.ranks]
+    for trail in trails:
+        codes = [_code(data, known) for data in trail["codes"]]
+        noted[trail["member"]] = [
+            (number, what, tuple((codes[frame[0]], *frame[1:]) for frame in frames))
+            for number, what, frames in trail["calls"]
+        ]
+    met.notes[observe_order.KIND] = SimpleNamespace(trails=noted)
+    return observe_order.look(met)
+
+
+def _code(data: bytes, known: dict[bytes, Any]) -> Any:
+    if data not in known:
+        known[data] = marshal.loads(data)
+    return known[data]
+
+
+def _call_of(met: Assembly, member: int, parts: Parts, mark: Mark | None) -> Call:
+    call = Call(met, member, _NO_STRAND, parts.name, mark)
+    call.inputs, call.outputs = parts.inputs, parts.outputs
+    call.root, call.peer, call.tag = parts.root, parts.peer, parts.tag
+    call.op = None if parts.code is None else (parts.code,)
+    call.facts = parts.splits
+    return call

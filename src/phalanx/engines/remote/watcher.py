@@ -1,0 +1,573 @@
+"""Watch the calls that a process makes on real process groups, and announce them.
+
+For ranks that are processes. All callers, Python code, DDP's reducer, functional collectives,
+pass through torch's dispatcher; a kernel of ours stands there, before those of the devices.
+What a call is to meet is asked over a `Line` to the desk; a call that would make its rank
+wait is held here, in Python, until the others have announced theirs too, so that a verdict is
+raised at the caller and the backend only gets calls that fit. What this process sees alone
+goes to `single_rank_watcher.py`. Must never decide anything.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from itertools import count
+from threading import get_ident
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from phalanx import callsite
+from phalanx.backend.evidence.invalid_call import find_invalid_call
+from phalanx.backend.observers.observe_order import PERIOD
+from phalanx.backend.profiles.admission import Admission
+from phalanx.backend.rank_errors import InvalidCallError
+from phalanx.backend.torch_private import private
+from phalanx.backend.work.buffer_modes import backward_patches
+from phalanx.callsite import Mark
+from phalanx.engines.remote.c10d_arguments import (
+    READERS,
+    Arguments,
+    Doubt,
+    Parts,
+    check_places,
+    find_doubt,
+)
+from phalanx.engines.remote.c10d_callers import (
+    API,
+    BATCHED,
+    IN_BACKWARD,
+    NATIVE,
+    OTHER,
+    WAITING,
+    caller_of,
+    known_to_wait,
+)
+from phalanx.engines.remote.object_lifetimes import Lives
+from phalanx.engines.remote.single_rank_watcher import Alone, take_trail, take_uses
+from phalanx.errors import VerdictError
+from phalanx.kinds import ALL
+from phalanx.matching.announcement import Form, GroupForm
+from phalanx.matching.slots import Assembly
+from phalanx.model import Finding, Verdict
+from phalanx.system import getpid
+
+NO_TIMEOUT = timedelta(0)
+
+MOST_FORMS = 4096
+"""Programs whose sizes change all the time would fill the memory of both ends."""
+
+MOST_BUFFERS = 4096
+
+_PERIOD_MASK = PERIOD - 1
+
+
+def load_operators() -> None:
+    """Have torch make its objects for the operators now, which takes some milliseconds."""
+    for name in READERS:
+        getattr(torch.ops.c10d, name).default  # noqa: B018, it is made when it is looked up
+
+
+class Line(Protocol):
+    """The way to the desk. `announce` and `wait` raise what the desk answers; both return
+    whether everyone who belongs to the call has announced it."""
+
+    def define_group(self, form: GroupForm) -> int: ...
+
+    def define(self, form: Form) -> int: ...
+
+    def forget_forms(self) -> None: ...
+
+    def next_ticket(self) -> int: ...
+
+    def announce(
+        self, ticket: int, form: int, *, name: str, blocking: bool, limit: Limit
+    ) -> bool: ...
+
+    def wait(self, ticket: int, *, name: str, limit: Limit) -> bool: ...
+
+    def received(self, ticket: int, source: int) -> None: ...
+
+    def report(self, verdict: Verdict) -> VerdictError: ...
+
+    def failed(self, error: BaseException) -> None: ...
+
+
+class Limit:
+    """How long a call may wait: a time that the program named for it, or its group's."""
+
+    def __init__(self, group: _Group, explicit: timedelta | None) -> None:
+        self._group = group
+        self.explicit = explicit is not None
+        self._given = explicit
+
+    def at_first(self, most: float) -> float:
+        """Seconds to wait before `seconds` is asked for, which takes longer."""
+        return min(most, (self._given or self._group.first_timeout).total_seconds())
+
+    def seconds(self) -> float:
+        given = self._group.timeout() if self._given is None else self._given
+        return given.total_seconds()
+
+
+class _Group:
+    """What is known of a process group. `number` is None if the desk does not know it."""
+
+    def __init__(self, group: Any, form: GroupForm | None, number: int | None) -> None:
+        self.number = number
+        self.calls = 0
+        """How many collectives this rank has called."""
+        self.key = "" if form is None else form.key
+        self.met = _assembly_of(form)
+        self.member = 0 if form is None else form.member
+        ranks = () if form is None else form.ranks
+        self.shifted = frozenset(at for at, rank in enumerate(ranks) if at != rank)
+        """Members whose place is not their rank in the world."""
+        self._ref = weakref.ref(group)
+        self._holds: dict[str, bool] = {}
+        config = _config_of(group)
+        self.admission = Admission(config, lambda: config)
+        self.first_timeout = self.timeout()
+
+    def timeout(self) -> timedelta:
+        group = self._ref()
+        return timedelta(minutes=30) if group is None else private.group_timeout(group)
+
+    def holds(self, group: Any, device: torch.device) -> bool:
+        """Whether a call on such tensors makes the calling thread wait: NCCL's and the like
+        only make the device wait."""
+        kind = device.type
+        known = self._holds.get(kind)
+        if known is None:
+            name = private.backend_name(group, device)
+            known = self._holds[kind] = kind == "cpu" or name == "gloo"
+        return known
+
+
+def _assembly_of(form: GroupForm | None) -> Assembly:
+    """The group as a report names it."""
+    if form is None:
+        return Assembly("world", ())
+    world = form.name == "0" and len(form.ranks) == dist.get_world_size()
+    return Assembly("world" if world else f"group {form.name}", form.ranks)
+
+
+def _config_of(group: Any) -> str:
+    """Such as "cpu:gloo,cuda:nccl"; of a group that torch has in no table, its name."""
+    try:
+        return str(dist.get_backend_config(group))
+    except Exception:
+        return str(group.name())
+
+
+class _Ticket:
+    """A call that was announced and not yet met."""
+
+    def __init__(self, number: int, name: str, group: _Group, any_source: bool) -> None:
+        self.number = number
+        self.name = name
+        self.group = group
+        self.any_source = any_source
+
+
+def _place_of(tensor: torch.Tensor) -> int | None:
+    """Where its data is; sparse tensors have it in several places."""
+    if tensor.layout is not torch.strided:
+        return None
+    return tensor.untyped_storage().data_ptr()
+
+
+class Watcher:
+    """The hooks in torch, and what they need to know. One per process."""
+
+    def __init__(self, line: Line, rank: int, kinds: frozenset[str] = ALL) -> None:
+        self.line = line
+        self.rank = rank
+        self.alone = Alone(kinds, line.report, self._let_go, line.failed)
+        self.lives = Lives(rank, kinds, count=self._count, name=self._name)
+        self._makes = "mismatch" in kinds
+        self._recent = threading.local()
+        self._incarnations: dict[str, int] = {}
+        self._proposals = count()
+        self._adding = threading.Lock()
+        self._libraries: list[torch.library.Library] = []
+        self._undo: list[Callable[[], None]] = []
+        self._wait: Any = None
+        self._make: Any = None
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget groups and calls; the other end does the same."""
+        self.lives.reset()
+        self._groups: weakref.WeakKeyDictionary[Any, _Group] = weakref.WeakKeyDictionary()
+        self._noted: dict[str, _Group] = {}
+        """By key, also those that are gone, until what they had is told."""
+        self._names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        self._forms: dict[Any, tuple[int, Doubt | None]] = {}
+        self._works: weakref.WeakKeyDictionary[Any, _Ticket] = weakref.WeakKeyDictionary()
+        self._buffers: dict[int, _Ticket] = {}
+        self._recent.work = None
+        self._refused: tuple[str, Doubt] | None = None
+        self._doubted: Doubt | None = None
+        """What is wrong with the last call, if it need not fail before it is waited for."""
+
+    # -- hooks ------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        calls, waits = private.library_of("c10d"), private.library_of(private.FUNCTIONAL)
+        self._libraries = [calls, waits]
+        for name, read in READERS.items():
+            private.watch_operator(calls, name, self._watching(read))
+        private.watch_operator(waits, "wait_tensor", self._wait_for_tensor)
+        self._make = getattr(c10d, private.NEW_GROUP_NAME)
+        self._patch(c10d, private.NEW_GROUP_NAME, self._make_group)
+        coalesced = private.COALESCED_NAME
+        self._patch(dist, coalesced, known_to_wait(getattr(dist, coalesced)))
+        for owner, name, new in (*self.lives.patches(), *backward_patches()):
+            self._patch(owner, name, new)
+        self._wait = original = dist.Work.wait
+        watcher, flying = self, self.alone.flying
+
+        def wait(self: Any, timeout: timedelta = NO_TIMEOUT) -> bool:
+            ticket = watcher._works.get(self)
+            if ticket is None and self not in flying and watcher._doubted is None:
+                return bool(original(self, timeout))
+            return watcher._wait_for_work(self, ticket, timeout)
+
+        self._patch(dist.Work, "wait", wait)
+        for name in ("is_completed", "is_success", "synchronize", "result", "get_future"):
+            self._patch(dist.Work, name, self._asking(getattr(dist.Work, name)))
+
+    def _asking(self, original: Any) -> Any:
+        """A method of a `Work` by which the program gets to know that it is complete. Of a
+        future nobody here sees the end, so whoever asks for it has what it wants."""
+        alone = self.alone
+
+        def ask(self: Any, *args: Any) -> Any:
+            answer = original(self, *args)
+            if answer is not False:
+                alone.arrive(self)
+            return answer
+
+        return ask
+
+    def _patch(self, owner: Any, name: str, new: Any) -> None:
+        old = vars(owner)[name]  # not by getattr: a method of C++ would lose its binding
+        self._undo.append(lambda: setattr(owner, name, old))
+        setattr(owner, name, new)
+
+    def stop(self) -> None:
+        while self._undo:
+            self._undo.pop()()
+        while self._libraries:
+            private.forget_library(self._libraries.pop())
+
+    def take_notes(self) -> dict[str, Any]:
+        """What only this process has seen, by kind, at the end of a run."""
+        self._let_go()
+        found: dict[str, Any] = {"unwaited-work": self.alone.take_unwaited()}
+        found["lives"] = self.lives.take()
+        for kind, take in (("crossed-order", take_trail), ("rank-space", take_uses)):
+            taken = {key: take(group.met, group.member) for key, group in self._noted.items()}
+            found[kind] = {key: noted for key, noted in taken.items() if noted}
+        alive = {group.key for group in self._groups.values()}
+        self._noted = {key: group for key, group in self._noted.items() if key in alive}
+        return {kind: noted for kind, noted in found.items() if noted}
+
+    def _count(self, group: Any) -> int:
+        """How many collectives this rank has called on it."""
+        known = self._groups.get(group)
+        return 0 if known is None else known.calls
+
+    def _name(self, group: Any) -> str | None:
+        return self._names.get(group)
+
+    def _watching(self, read: Callable[[Arguments], Parts]) -> Any:
+        lives = self.lives
+
+        def around(given: Arguments, proceed: Callable[[], Any]) -> Any:
+            if private.function_modes():  # they see nothing of the inside of a backend
+                with private.no_function_modes():
+                    return look(given, proceed)
+            return look(given, proceed)
+
+        def look(given: Arguments, proceed: Callable[[], Any]) -> Any:
+            group = dist.ProcessGroup.unbox(given["process_group"])
+            if type(group) is not dist.ProcessGroup or private.is_fake(given):
+                return proceed()
+            known = self._groups.get(group) or self._add_group(group)
+            if group in lives.closed:
+                lives.refuse(group, read(given).name)
+            if known.number is None:
+                return proceed()
+            return self._call(group, known, read(given), given, proceed)
+
+        return around
+
+    # -- one call ---------------------------------------------------------------------------
+
+    def _call(
+        self, group: Any, known: _Group, parts: Parts, given: Arguments, proceed: Any
+    ) -> Any:
+        try:
+            caller = caller_of(sys._getframe(4))
+        except ValueError:  # nobody of Python's called: a thread of autograd's own, for a GPU
+            caller = IN_BACKWARD if private.is_in_backward() else OTHER
+        if parts.tag is not None and caller == BATCHED:
+            parts, caller = parts._replace(batched=True), API
+        place = callsite.mark(4) or callsite.mark_of_main_thread()
+        form, doubt = self._form(group, known, parts, given, place)
+        holds = known.holds(group, parts.device(given))
+        limit = self._limit(known, parts, given)
+        blocking = holds and self._is_blocking(parts, given, caller, limit)
+        number = self._look_alone(known, parts, place)
+        ticket = self.line.next_ticket()
+
+        def announce() -> bool:
+            return self.line.announce(
+                ticket, form, name=parts.name, blocking=blocking, limit=limit
+            )
+
+        self._doubted = doubt
+        alone, thread = self.alone, get_ident()
+        use = (known.met, known.member, parts, place, number)
+        if alone.inside:
+            alone.check_threads(thread, use)
+        entered = blocking and thread not in alone.inside
+        if entered:
+            alone.inside[thread] = use
+        try:
+            met, result = self._carry_out(announce, proceed, doubt)
+        finally:
+            if entered:
+                del alone.inside[thread]
+        any_source = parts.name == "recv" and parts.peer is None
+        if holds and not blocking and caller in (API, OTHER) and self.alone.tracks:
+            self._begin_alone(known, parts, number, result)
+        if holds and (any_source or not (blocking or met)):
+            self._remember(_Ticket(ticket, parts.name, known, any_source), result)
+            if caller == IN_BACKWARD:
+                private.call_after_backward(lambda: self._wait_at_desk(ticket, parts, known))
+            elif caller == OTHER:
+                self._remember_buffers(parts, _Ticket(ticket, parts.name, known, False))
+        return result
+
+    def _carry_out(
+        self, announce: Callable[[], bool], proceed: Any, doubt: Doubt | None
+    ) -> tuple[bool, Any]:
+        if doubt is not None:
+            if doubt.certain:
+                raise doubt.error.with_traceback(None)
+            result = self._try(proceed, doubt)
+            return announce(), result
+        return announce(), proceed()
+
+    def _try(self, proceed: Any, doubt: Doubt) -> Any:
+        """A call that the backend may refuse; whether it did is asked later."""
+        try:
+            return proceed()
+        except Exception as error:
+            self._refused = str(error), doubt
+            raise
+
+    def judge_error(self, error: BaseException) -> Finding | None:
+        """What was wrong with the rank's own call. Of errors of the backend those only that
+        were to be expected: a lost connection is no wrong argument."""
+        if isinstance(error, InvalidCallError):
+            return find_invalid_call(error)
+        if self._refused is not None and str(error) == self._refused[0]:
+            doubt = self._refused[1].error
+            if isinstance(doubt, InvalidCallError):  # its words are those of other engines
+                return find_invalid_call(doubt.with_traceback(error.__traceback__))
+        return None if isinstance(error, RuntimeError) else find_invalid_call(error)
+
+    def _look_alone(self, known: _Group, parts: Parts, place: Mark | None) -> int | None:
+        """What can be seen here before the call; its number, unless it is a message."""
+        alone, number = self.alone, known.calls
+        if parts.outputs and parts.tag is None:
+            check_places(parts, known.member)
+        if alone.in_flight is not None:
+            alone.before_call(known.met, known.member, parts, place)
+        if parts.tag is not None:
+            return None
+        known.calls = number + 1
+        if number & _PERIOD_MASK < alone.watched:
+            alone.note_call(known.met, known.member, parts, place, number)
+        root = parts.root
+        if root is not None and alone.compares_roots and root in known.shifted:
+            alone.note_root(known.met, known.member, parts, place)
+        return number
+
+    def _begin_alone(
+        self, known: _Group, parts: Parts, number: int | None, result: Any
+    ) -> None:
+        work = private.work_in(result)
+        if work is not None:
+            self._recent.work = work
+            mark = callsite.mark(5)
+            self.alone.begin(known.met, known.member, parts, mark, number=number, work=work)
+
+    def _is_blocking(self, parts: Parts, given: Arguments, caller: int, limit: Limit) -> bool:
+        if parts.tag is not None:
+            return caller == WAITING
+        if parts.name == "monitored_barrier":
+            return not limit.explicit
+        return caller == NATIVE or not given.get("async_op", True)
+
+    def _limit(self, known: _Group, parts: Parts, given: Arguments) -> Limit:
+        explicit = timedelta(milliseconds=given.get("timeout", -1))
+        if parts.name == "monitored_barrier":  # for which torch fills in the default
+            return Limit(known, explicit if explicit < known.timeout() else None)
+        return Limit(known, explicit if explicit > NO_TIMEOUT else None)
+
+    def _form(
+        self, group: Any, known: _Group, parts: Parts, given: Arguments, place: Mark | None
+    ) -> tuple[int, Doubt | None]:
+        key = (known.number, place, parts.key())
+        found = self._forms.get(key)
+        if found is None:
+            if len(self._forms) >= MOST_FORMS:
+                self._forms.clear()
+                self.line.forget_forms()
+            assert known.number is not None
+            number = self.line.define(parts.form(known.number, place))
+            doubt = find_doubt(group, known.admission, parts, given)
+            found = self._forms[key] = number, doubt
+        return found
+
+    # -- groups -----------------------------------------------------------------------------
+
+    def _add_group(self, group: Any) -> _Group:
+        with self._adding:
+            known = self._groups.get(group)  # another thread may have been faster
+            if known is None:
+                form = self._group_form(group)
+                number = None if form is None else self.line.define_group(form)
+                known = self._groups[group] = _Group(group, form, number)
+                self._noted[known.key] = known
+            return known
+
+    def _group_form(self, group: Any) -> GroupForm | None:
+        with suppress(Exception):  # no store, or one that is gone: it is left alone
+            key = self._names.get(group) or self._key(private.store_of(group), "phalanx")
+            return GroupForm(
+                key,
+                group.group_name,
+                tuple(dist.get_process_group_ranks(group)),
+                group.rank(),
+                _config_of(group),
+                group.bound_device_id is not None,
+            )
+        return None
+
+    def _make_group(self, size: int, rank: int | None, *args: Any, **options: Any) -> Any:
+        """A group gets its name before its backend connects: all members do so, and when they
+        have, the store may go."""
+        key = None
+        with suppress(ValueError):  # called by other means than torch 2.11 to 2.13 do
+            members, backend, store, name = args[:4]
+            if self._makes and members and str(name).isdigit():  # else only members call it
+                self._announce_making(tuple(members), str(backend))
+            if rank is not None and rank >= 0:
+                with suppress(Exception):
+                    key = self._key(store, f"phalanx {name}")
+        made = self._make(size, rank, *args, **options)
+        if key is not None and isinstance(made[0], dist.ProcessGroup):
+            self._names.setdefault(made[0], key)
+            self.lives.made(made[0], tuple(members), key, sys._getframe(1))
+        return made
+
+    def _announce_making(self, members: tuple[int, ...], backend: str) -> None:
+        """All ranks make all groups, in one order. Members of Gloo's wait for each other
+        there, out of our sight: so they do here first."""
+        group = dist.group.WORLD
+        if group is None or type(group) is not dist.ProcessGroup:
+            return
+        known = self._groups.get(group) or self._add_group(group)
+        if known.number is None:
+            return
+        place = callsite.mark(3)
+        holds = "gloo" in (backend if backend != "None" else _config_of(group))
+        form = Form(
+            "new_group",
+            known.number,
+            made=(members, backend),
+            holds=holds,
+            site=callsite.resolve(place),
+        )
+        number, ticket = self.line.define(form), self.line.next_ticket()
+        limit = Limit(known, None)
+        self.line.announce(ticket, number, name="new_group", blocking=True, limit=limit)
+
+    def _key(self, store: Any, at: str) -> str:
+        """The members of a group have its part of the store in common: the first one leaves
+        a name there. A group made again over the same store is another one each time."""
+        proposal = f"{self.rank}.{getpid()}.{next(self._proposals)}"
+        place = bytes(store.compare_set(at, "", proposal)).decode()
+        turn = self._incarnations[place] = self._incarnations.get(place, 0) + 1
+        return f"{place}.{turn}"
+
+    # -- waiting for what was begun ---------------------------------------------------------
+
+    def _remember(self, ticket: _Ticket, result: Any) -> None:
+        """Torch makes the Python object of a `Work` anew unless there is one, so this one is
+        kept until the caller has it."""
+        work = private.work_in(result)
+        if work is not None:
+            self._works[work] = ticket
+            self._recent.work = work
+
+    def _let_go(self) -> None:
+        self._recent.work = None
+
+    def _remember_buffers(self, parts: Parts, ticket: _Ticket) -> None:
+        if len(self._buffers) >= MOST_BUFFERS:
+            self._buffers.clear()
+        for tensor in parts.tensors():
+            if (at := _place_of(tensor)) is not None:
+                self._buffers[at] = ticket
+
+    def _wait_for_tensor(self, given: Arguments, proceed: Callable[[], Any]) -> Any:
+        """Functional collectives are waited for by the tensor they write."""
+        if self._buffers and not private.is_fake(given):
+            at = _place_of(given["tensor"])
+            ticket = None if at is None else self._buffers.pop(at, None)
+            if ticket is not None:
+                limit = Limit(ticket.group, None)
+                self.line.wait(ticket.number, name=ticket.name, limit=limit)
+        return proceed()
+
+    def _wait_at_desk(self, ticket: int, parts: Parts, known: _Group) -> None:
+        """DDP's reducer waits for its buckets in C++ at the end of backward: ours first."""
+        self.line.wait(ticket, name=parts.name, limit=Limit(known, None))
+
+    def _wait_for_work(self, work: Any, ticket: _Ticket | None, timeout: timedelta) -> bool:
+        try:
+            if ticket is None:
+                done = bool(self._wait(work, timeout))
+            else:
+                done = self._wait_for_ticket(work, ticket, timeout)
+        except BaseException as error:
+            self.alone.give_up(work)
+            if self._doubted is not None:
+                self._refused = str(error), self._doubted
+            raise
+        self._recent.work = None
+        self.alone.arrive(work)
+        return done
+
+    def _wait_for_ticket(self, work: Any, ticket: _Ticket, timeout: timedelta) -> bool:
+        explicit = timeout if timeout is not None and timeout > NO_TIMEOUT else None
+        self.line.wait(ticket.number, name=ticket.name, limit=Limit(ticket.group, explicit))
+        done = bool(self._wait(work, timeout))
+        self._works.pop(work, None)
+        if ticket.any_source:
+            self.line.received(ticket.number, private.source_of(work))
+        return done

@@ -1,0 +1,1 @@
+"""How functions, arguments, results and tensors travel between processes."""

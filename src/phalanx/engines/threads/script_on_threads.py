@@ -1,0 +1,86 @@
+"""Run a script or module as torchrun would: once per rank, as that rank's `__main__`.
+
+Used by the command line. The source is compiled once; every rank executes it in a module of
+its own, with its own `sys.argv`, so pickling a class of `__main__` finds the rank's own.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from dataclasses import replace
+from importlib import import_module
+from types import ModuleType
+
+from phalanx.backend.session import RankContext
+from phalanx.emulation.modules.importing import code_of_one_rank
+from phalanx.emulation.modules.isolating import own_main
+from phalanx.emulation.modules.isolation_rule import Rule
+from phalanx.emulation.modules.known_libraries import LIBRARIES
+from phalanx.emulation.random import randomness
+from phalanx.emulation.state.exits import call_own_hook
+from phalanx.engines.program import Program
+from phalanx.engines.run_settings import Settings
+from phalanx.engines.threads.threads_engine import ThreadsEngine
+from phalanx.errors import RankExited
+
+
+def run_program(program: Program, settings: Settings) -> bool:
+    """Execute it on every rank; whether it went about it as a distributed program: a rank
+    initialised `torch.distributed`, or left by `sys.exit` before it came to that."""
+    rule = settings.modules or Rule(script=True)
+    engine = ThreadsEngine(replace(settings, modules=rule))
+    settled: list[bool] = []
+    hook = sys.excepthook
+
+    def body(context: RankContext) -> None:
+        try:
+            _execute(program, context)
+            _finalise(rule)
+        except SystemExit:
+            settled.append(True)
+            raise
+        except Exception as error:
+            call_own_hook(error, hook)
+            raise
+        except RankExited as end:
+            settled.append(True)
+            if end.code:
+                raise
+        finally:
+            settled.append(context.initialised)
+
+    search_path, folders = list(sys.path), set(sys.path_importer_cache)
+    sys.path.insert(0, program.search_path)
+    for name in program.imported:
+        rule.decide(name.partition(".")[0])
+    try:
+        with randomness.script(settings.seed):
+            engine.run(body)
+    finally:
+        engine.close()
+        sys.path[:] = search_path
+        for name in filter(rule.covers, program.imported):
+            sys.modules.pop(name, None)
+        if program.search_path not in folders:
+            sys.path_importer_cache.pop(program.search_path, None)
+    return any(settled)
+
+
+def _finalise(rule: Rule) -> None:
+    """Objects of libraries that die in a circle go while their rank is there, with its
+    environment and modules (DeepSpeed's engine imports in `__del__`), as in a process that
+    ends. Only with libraries whose import takes far longer than this."""
+    if any(rule.covers(library.package) for library in LIBRARIES):
+        gc.collect()
+
+
+def _execute(program: Program, context: RankContext) -> None:
+    main = ModuleType("__main__")
+    names = main.__dict__
+    names.update(program.names_of_main())
+    own_main(context, main, program.code)
+    context.saved["argv"] = sys.argv = list(program.argv)
+    if program.spec is not None and program.spec.parent:
+        import_module(program.spec.parent)
+    exec(code_of_one_rank(program.code), names)

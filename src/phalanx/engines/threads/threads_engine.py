@@ -1,0 +1,538 @@
+"""The threads engine: ranks are threads of this process, and one of them runs at a time.
+
+`World` drives it. It owns a session for as long as the world is open and makes a baton for
+each run. Runs of different worlds take turns, because random generators and the like belong
+to the process: the second caller waits. A run started inside a rank is nested: the outer
+world stands still meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import thread as pools
+from contextlib import nullcontext, suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from phalanx.backend.devices import device_mode
+from phalanx.backend.devices.cuda_streams import default_backend
+from phalanx.backend.devices.device_calls import mapped
+from phalanx.backend.devices.device_map import hint_for, plan_devices
+from phalanx.backend.evidence.call_description import describe_pending
+from phalanx.backend.evidence.invalid_call import note_invalid_call
+from phalanx.backend.evidence.model_names import THREAD, names_for_failure, with_names
+from phalanx.backend.group_reuse import (
+    can_be_inherited,
+    inherit,
+    leaves_untouched,
+    made_more,
+    take_stock,
+)
+from phalanx.backend.meeting_checks import find_unheard
+from phalanx.backend.observers import find_at_end
+from phalanx.backend.rank_errors import error_for
+from phalanx.backend.session import Environ, RankContext, Session
+from phalanx.backend.stores.store import InProcessStore
+from phalanx.backend.torch_patches import leave_groups
+from phalanx.backend.torch_private import private, private_modes
+from phalanx.backend.work import buffer_modes, completion, execution_traces, profiler_events
+from phalanx.checks.unmatched_message import find_leftovers
+from phalanx.core.baton import Baton
+from phalanx.core.clock import Clock, RealClock, VirtualClock
+from phalanx.core.launcher import Launcher, end_threads
+from phalanx.core.schedule import schedule_from_seed
+from phalanx.core.strand import RUNNING, Strand, here
+from phalanx.core.thread_pool import FORGETS_LOCALS, Crew
+from phalanx.emulation.modules.isolating import isolating, own_modules
+from phalanx.emulation.modules.registrations import forget
+from phalanx.emulation.patch_table import hold, keep_groups_by_thread, release
+from phalanx.emulation.state import RankSwitcher, environ_here, environ_of_process, logs
+from phalanx.emulation.state.switcher import switchers
+from phalanx.emulation.stdlib.executor_pools import finish_jobs, see_off
+from phalanx.emulation.stdlib.rank_children import (
+    end_pools,
+    end_processes,
+    kill_processes,
+    leave_if_forked,
+)
+from phalanx.emulation.stdlib.replaced_calls import enter_thread
+from phalanx.emulation.stdlib.signals import SignalDesk
+from phalanx.engines.outcome import Outcome, Outcomes, find_error
+from phalanx.engines.run_settings import Settings, choose_findings, rank_environ, tell_findings
+from phalanx.engines.snapshots import group_views, is_debugging, take_snapshot, user_stacks
+from phalanx.engines.threads.renumbering import exchange
+from phalanx.engines.threads.verdicts import Judge
+from phalanx.errors import RankStopped, UsageError, VerdictError
+from phalanx.model import Silenced, Verdict
+from phalanx.report.positions import render_positions
+from phalanx.system import getpid, monotonic
+
+IDLE_STALL = 300.0
+"""Seconds without any sign of life after which a run without a timeout is given up."""
+
+COURIER = 1.0
+"""Seconds that callbacks may still take when all ranks have returned."""
+
+_one_run = threading.Lock()
+if hasattr(os, "register_at_fork"):  # a child of a rank is in no run
+    os.register_at_fork(after_in_child=_one_run._at_fork_reinit)  # type: ignore[attr-defined]
+
+
+class ThreadsEngine:
+    """Ranks as threads. One `Session` is kept from run to run until one fails."""
+
+    def __init__(self, settings: Settings, *, crew: Crew | None = None) -> None:
+        self.settings = settings
+        self._crew = crew
+        self.fingerprint = 0
+        self.findings: list[Verdict] = []
+        """What checks found in runs that succeeded."""
+        self.silenced: list[Silenced] = []
+        """What they found and the program has silenced."""
+        self._session: Session | None = None
+        self._lone = False
+        """Whether no thread is left that could look into the session."""
+        self._busy = False
+        self._holds = True
+        hold()
+
+    def __del__(self) -> None:
+        """One that was never closed and is forgotten still puts everything back."""
+        if getattr(self, "_holds", False):
+            self._holds = False
+            release()
+
+    def run(self, body: Callable[[RankContext], Any]) -> list[Any]:
+        """Run `body` once per rank and return the values in rank order."""
+        __tracebackhide__ = True
+        nested = here.strand
+        if nested is not None and (nested.helper or nested.state is not RUNNING):
+            raise UsageError(
+                "phalanx.run was called in a thread that a rank started; call it in the "
+                "rank's main thread"
+            )
+        if nested is not None:
+            nested.baton.frozen = True
+            try:
+                return self._run_once(body)
+            finally:
+                nested.baton.frozen = False
+        with _one_run:
+            return self._run_once(body)
+
+    def close(self) -> None:
+        """Destroy the groups that are left and put torch back as it was."""
+        if self._busy:
+            raise UsageError("a World cannot be closed while it runs; close it afterwards")
+        try:
+            if self._session is not None and self._has_groups(self._session):
+                self.run(leave_groups)
+        finally:
+            if self._session is not None and self._lone:
+                self._session.dissolve()
+            self._session = None
+            forget(self.settings.modules)
+            if self._holds:
+                self._holds = False
+                release()
+
+    @staticmethod
+    def _has_groups(session: Session) -> bool:
+        return any(context.torch_state.pg_names for context in session.ranks)
+
+    def _run_once(self, body: Callable[[RankContext], Any]) -> list[Any]:
+        __tracebackhide__ = True
+        if self._busy:
+            raise UsageError(
+                "this World is running already; nested runs need a World of their own"
+            )
+        session = self._session or self._new_session()
+        self._session = None
+        run = _Run(self.settings, session, body, crew=self._crew)
+        outer, here.strand = here.strand, None
+        excepthook = sys.excepthook
+        self._busy = True
+        try:
+            with isolating(self.settings.modules):
+                values = run.execute()
+            if self._crew is not None and not FORGETS_LOCALS and made_more(session):
+                self._crew.close()
+            ended = run.outcomes.any_stopped or self._bequeath(session)
+            self._session = None if ended else session
+            self._lone = run.dissolve()
+            if run.findings:
+                self._tell(run.findings)
+            return values
+        finally:
+            if self.settings.on_tally is not None:
+                found = replace(session.tally(), silenced=tuple(self.silenced))
+                self.settings.on_tally(found)
+            self._busy = False
+            self.fingerprint = run.baton.fingerprint
+            here.strand = outer
+            sys.excepthook = excepthook
+
+    def _tell(self, found: Sequence[Verdict]) -> None:
+        findings, silenced = choose_findings(found, self.settings)
+        self.findings += findings
+        self.silenced += silenced
+        tell_findings(findings, self.settings)
+
+    def _bequeath(self, session: Session) -> bool:
+        """Leave the groups to the next world of this kind, if the crew is to have one. Not
+        with a seed: making groups is part of what the schedule decides, and of its replay."""
+        if self._crew is None or self.settings.seed or not can_be_inherited(session):
+            return False
+        self._crew.heirlooms[self._kind()] = session
+        return True
+
+    def _former(self) -> Session | None:
+        """The one whose groups this world has, if any."""
+        if self._crew is None or not self.settings.init or self.settings.seed:
+            return None
+        former: Session | None = self._crew.heirlooms.pop(self._kind(), None)
+        store = self.settings.store
+        if former is not None and store is not None and former.stores["init"] is not store:
+            return None
+        return former
+
+    def _kind(self) -> tuple[Any, ...]:
+        settings = self.settings
+        checks = (settings.checked, settings.kinds, settings.profile)
+        return (settings.ranks, settings.backend, settings.device, settings.gpus, *checks)
+
+    def _new_session(self) -> Session:
+        settings = self.settings
+
+        def report(verdict: Verdict) -> VerdictError:
+            named = with_names(session, verdict)
+            session.raised.append(named)
+            return error_for(named, settings.replay)
+
+        per_node = settings.per_node or settings.ranks
+        former = self._former()
+        session = Session(
+            settings.ranks,
+            report=report,
+            environs=self._environs(),
+            checked=settings.checked,
+            kinds=settings.kinds,
+            profile=settings.profile,
+            completion=settings.completion or ("seeded" if settings.seed else "earliest"),
+            seed=settings.seed,
+            devices=plan_devices(settings.device, settings.gpus, per_node=per_node),
+            states=[each.torch_state for each in former.ranks] if former is not None else (),
+        )
+        session.makes_world = settings.init
+        if settings.on_devices is not None and session.devices is not None:
+            settings.on_devices(session.devices, settings.ranks)
+        own_modules(session.ranks, settings.modules)
+        if former is not None:
+            inherit(session, former)
+        else:
+            session.stores["init"] = settings.store or InProcessStore()
+        return session
+
+    def _environs(self) -> Iterable[Environ]:
+        """With a crew a session has one run, meanwhile the caller waits, and its environment
+        is what it was when a rank looks."""
+        settings, given, ranks = self.settings, self.settings.environ or {}, self.settings.ranks
+        if self._crew is not None and here.strand is None:
+            return [partial(_environ_later, settings, rank) for rank in range(ranks)]
+        base = {**environ_here(), **given}
+        return [rank_environ(base, settings, rank) for rank in range(ranks)]
+
+
+class _Run:
+    """One run of one body on all ranks."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        session: Session,
+        body: Callable[[RankContext], Any],
+        *,
+        crew: Crew | None = None,
+    ) -> None:
+        self.settings = settings
+        self.pid = getpid()
+        self.crew = crew
+        self.session = session
+        for context in session.ranks:
+            context.journal.clear()  # of an earlier run of the same world
+            context.holds.clear()
+        self.body = body
+        self.outcomes = Outcomes([Outcome(rank) for rank in range(settings.ranks)])
+        self.findings: Sequence[Verdict] = ()
+        self._left_threads = False
+        self._device = private_modes.default_device() if private.function_modes() else None
+        """The caller's default device, which torch keeps for each thread."""
+        self.switcher = RankSwitcher()
+        clock: Clock = VirtualClock() if settings.clock == "virtual" else RealClock()
+        self.baton = Baton(
+            schedule=schedule_from_seed(settings.seed),
+            clock=clock,
+            switcher=self.switcher,
+            courier=self._send_courier,
+            camp=crew.camp if crew is not None else None,
+        )
+        self.judge = Judge(session, self.baton, self.outcomes)
+        self.baton.on_stuck = self.judge.judge_stuck
+        self.baton.on_look = self.judge.look
+        self.baton.on_condemned = self.judge.forget
+        self.signals = SignalDesk(self.baton, session.ranks)
+        if settings.late_numbers:
+            session.renumber = partial(exchange, session, self.baton, self.outcomes)
+
+    def execute(self) -> list[Any]:
+        __tracebackhide__ = True
+        settings = self.settings
+        launcher = Launcher(
+            self.baton,
+            stall_after=settings.timeout or IDLE_STALL,
+            work_counts=settings.timeout is None,
+            on_stall=self._stall,
+            limit=settings.limit,
+            on_limit=lambda seconds: self._stall(seconds, over_limit=True),
+            on_tick=self._tick,
+            on_interrupt=self._tell_positions,
+            crew=self.crew,
+        )
+        strands = [self.baton.add(context.rank, context) for context in self.session.ranks]
+        self.signals.open()
+        try:
+            keep_groups_by_thread(True)
+            with mapped() if self.session.devices is not None else nullcontext():
+                stuck = launcher.run(strands, [self._main] * len(strands))
+        finally:
+            keep_groups_by_thread(False)
+            try:
+                self.switcher.restore()
+            finally:
+                self.signals.close()
+                if logs.in_use and not switchers:
+                    logs.relax()
+        self._end_helpers()
+        if launcher.interrupted is not None:
+            raise launcher.interrupted
+        for strand in stuck:
+            kill_processes(strand.local)
+        if stuck:
+            stacks = user_stacks(self.baton)
+            self.outcomes.stuck = tuple(
+                (s.rank, (stacks.get(s.rank) or (None,))[-1]) for s in stuck
+            )
+        error = find_error(self.outcomes, settings.replay)
+        if error is not None:
+            raise error
+        if settings.checked and not self.outcomes.any_stopped:
+            if self.session.put_off:
+                completion.complete_all(self.session)
+            unheard = find_unheard(self.session)
+            self.findings = [*unheard, *self._find_leftovers(), *find_at_end(self.session)]
+        return [outcome.value for outcome in self.outcomes.ranks]
+
+    def dissolve(self) -> bool:
+        """After a run that went well: let go of what refers back, so that all of it ends here.
+        The garbage collector would find it, but looking takes it as long as a small test. Not
+        if threads are left, which may still use it."""
+        if self._left_threads:
+            return False
+        baton = self.baton
+        for strand in baton.strands:
+            strand.inside = strand.why = None
+        baton.strands.clear()
+        baton.courier = baton.on_stuck = baton.on_look = baton.on_condemned = None
+        for context in self.session.ranks:
+            context.tell_failure = None
+        return True
+
+    def _tick(self) -> None:
+        self.signals.serve()
+        if self.settings.on_tick is not None:
+            self.settings.on_tick()
+
+    def _find_leftovers(self) -> Sequence[Verdict]:
+        waits, self.session.leftovers = self.session.leftovers, []
+        for met in self.session.assemblies.values():
+            for call in met.open_calls():
+                if not call.waited:
+                    waits.append(describe_pending(call))
+                    call.waited = True  # told once, also if the world runs again
+        return find_leftovers(waits)
+
+    # -- inside a rank's thread -----------------------------------------------------------
+
+    def _main(self, strand: Strand) -> None:
+        context: RankContext = strand.local
+        outcome = self.outcomes.ranks[context.rank]
+        context.tell_failure = partial(self._tell_failure, outcome)
+        try:
+            self.switcher.begin(context)
+            enter_thread(context)
+            context.saved[THREAD] = strand.ident
+            self._init(context)
+            if self._device is not None:
+                torch.set_default_device(self._device)
+            try:
+                outcome.value = self.body(context)
+            except SystemExit as end:
+                if end.code not in (None, 0):
+                    raise
+            leave_if_forked(self.pid)
+            if strand.errands:
+                self.baton.run_errands(strand)
+            finish_jobs(context)
+            if context.helpers:
+                self._join_helpers(context)
+        except BaseException as error:
+            leave_if_forked(self.pid, error)
+            self._tell_failure(outcome, error)
+        finally:
+            self._put_away(context)
+
+    def _tell_failure(self, outcome: Outcome, error: BaseException) -> None:
+        """At the end of a body, or before it cleans up: then what comes later is late."""
+        if outcome.error is not None:
+            outcome.late = error if error is not outcome.error else outcome.late
+            return
+        note_invalid_call(error)
+        if self.outcomes.record(outcome.rank, error, stopping=self.baton.stopping):
+            self._stop_others(outcome.rank, error)
+
+    def _put_away(self, context: RankContext) -> None:
+        """What a process would take with it when it ends."""
+        outcome = self.outcomes.ranks[context.rank]
+        if self._device is not None:
+            torch.set_default_device(None)
+        end_processes(context, failed=outcome.error is not None or self.baton.stopping)
+        try:
+            if self.switcher.end(context) or context.uses_pools:
+                leaves_untouched(context)  # what ran last may have changed that
+        except RankStopped:
+            pass
+        try:
+            profiler_events.leave_thread()
+            execution_traces.leave_thread(context, stopping=self.baton.stopping)
+        except RankStopped:
+            pass
+        buffer_modes.leave_thread()
+        if self.session.devices is not None:
+            device_mode.leave_thread()
+        private.unregister_groups()
+
+    def _init(self, context: RankContext) -> None:
+        settings = self.settings
+        if settings.init and settings.device == "cuda":
+            torch.cuda.set_device(context.rank % (settings.per_node or settings.ranks))
+        if settings.init and context.torch_state.default_pg is None:
+            dist.init_process_group(
+                settings.backend or default_backend(),
+                store=self.session.stores["init"],
+                rank=context.rank,
+                world_size=settings.ranks,
+            )
+            if self.crew is not None:
+                take_stock(context)
+
+    def _join_helpers(self, context: RankContext) -> None:
+        """As at the end of a process: threads that are no daemons are waited for."""
+        end_pools(context)
+        for thread in list(context.helpers):
+            if thread.is_alive() and not thread.daemon and not _is_pool_worker(thread):
+                context.joining = thread
+                thread.join()
+        context.joining = None
+
+    def _stop_others(self, rank: int, error: BaseException) -> None:
+        if not self.outcomes.stopped_at:
+            names = names_for_failure(self.session, rank, error)
+            hint = hint_for(error, self.session.devices, ranks=self.settings.ranks)
+            self.outcomes.names = (*names, *hint)
+            snapshot = take_snapshot(self.session, self.baton, self.outcomes)
+            others = [view for view in snapshot.ranks if view.status != "failed"]
+            self.outcomes.stopped_at = group_views(others)
+        self.baton.stop()
+
+    # -- called by the baton, the launcher and the monitor --------------------------------
+
+    def _stall(self, seconds: float, *, over_limit: bool = False) -> bool:
+        if is_debugging(self.baton):
+            return False  # somebody thinks, at a prompt
+        stall = self.judge.stalled(seconds, over_limit=over_limit)
+        error: VerdictError = self.session.report(stall)
+        verdict = error.verdict
+        rank = verdict.ranks[0] if verdict is not None and verdict.ranks else 0
+        self.outcomes.record(rank, error, stopping=False)
+        self.baton.stop()
+        return True
+
+    def _tell_positions(self) -> None:
+        snapshot = take_snapshot(self.session, self.baton, self.outcomes)
+        text = render_positions(
+            "interrupted; each rank was at", group_views(list(snapshot.ranks))
+        )
+        print(text, file=sys.stderr, flush=True)
+
+    def _send_courier(self, strand: Strand) -> None:
+        """Run a rank's errands although its own thread is blocked in native code, or done."""
+        child = self.baton.add(strand.rank, strand.local, helper=True)
+        strand.local.couriers.add(child)
+        strand.local.untouched = False
+
+        def deliver() -> None:
+            self.baton.adopt(child)
+            enter_thread(strand.local)
+            with suppress(RankStopped):
+                self.baton.rejoin(child)
+                self.baton.run_errands(strand)
+                self.baton.leave(child)
+            private.unregister_groups()
+            self.baton.finish(child)
+            strand.local.couriers.discard(child)
+
+        child.thread = thread = threading.Thread(target=deliver, daemon=True)
+        strand.local.helpers.append(thread)
+        outer, here.strand = here.strand, None
+        try:
+            thread.start()
+        finally:
+            here.strand = outer
+
+    def _end_helpers(self) -> None:
+        for context in self.session.ranks:
+            see_off(context)
+        if not any(context.helpers for context in self.session.ranks):
+            return
+        self._left_threads = True
+        until = monotonic() + (0.0 if self.baton.stopping else COURIER)
+        for context in self.session.ranks:
+            for courier in list(context.couriers):
+                if courier.thread is not None:
+                    courier.thread.join(max(0.0, until - monotonic()))
+        threads = [
+            thread
+            for context in self.session.ranks
+            for thread in context.helpers
+            if not _is_pool_worker(thread)
+        ]
+        end_threads(threads, patience=0.5)
+        for context in self.session.ranks:
+            context.helpers.clear()
+
+
+def _is_pool_worker(thread: threading.Thread) -> bool:
+    """Idle workers of a ThreadPoolExecutor end with the interpreter, not with a rank."""
+    return thread in pools._threads_queues
+
+
+def _environ_later(settings: Settings, rank: int) -> dict[str, str]:
+    base = {**environ_of_process(), **(settings.environ or {})}
+    return rank_environ(base, settings, rank)

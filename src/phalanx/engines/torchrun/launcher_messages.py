@@ -1,0 +1,150 @@
+"""What the launcher and the processes below it on its machine say to each other.
+
+Used by `torchrun_launcher.py` at one end, by `agent.py` and `torchrun_rank.py` at the other.
+They find the launcher by an address in the environment. A connection begins with one line of
+JSON that proves who is there; on those for control, messages follow as `processes.wire` sends
+them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Literal
+
+VARIABLE = "PHALANX_TORCHRUN"
+
+Stream = Literal["control", "out", "err", "agent"]
+
+
+@dataclass(frozen=True)
+class Base:
+    """Where the launcher listens, and what it wants done; travels in the environment."""
+
+    address: str
+    token: str
+    logs: str
+    """A folder for what torch's launcher would leave behind. Whoever ends last removes it."""
+    checked: bool = True
+    kinds: Sequence[str] = ()
+    """What is checked."""
+    own_output: bool = True
+    meeting: str = ""
+    """Names the meeting of the machines that these ranks came out of. Machines count restarts
+    each for itself, and not those because a machine came or went. Empty where it is unknown.
+    """
+
+    def export(self) -> str:
+        return json.dumps(asdict(self))
+
+
+def read_base() -> Base:
+    """In a process below the launcher. What the program starts has no business with it."""
+    return Base(**json.loads(os.environ.pop(VARIABLE)))
+
+
+@dataclass(frozen=True)
+class Hello:
+    """The first line of a connection: who, and what for."""
+
+    token: str
+    stream: Stream
+    pid: int
+    rank: int = -1
+    ranks: int = 0
+    local_rank: int = 0
+    local_ranks: int = 1
+    generation: int = 0
+    meeting: str = ""
+
+
+def connect(base: Base, hello: Hello) -> socket.socket:
+    """A connection to the launcher, after the first line."""
+    end = socket.socket(socket.AF_UNIX)
+    end.connect(_path(base.address))
+    end.sendall(json.dumps(asdict(hello)).encode() + b"\n")
+    return end
+
+
+def listen(address: str) -> socket.socket:
+    end = socket.socket(socket.AF_UNIX)
+    end.bind(_path(address))
+    end.listen(128)
+    return end
+
+
+def _path(address: str) -> str:
+    """Addresses that begin with @ are names in no folder: nothing is left of them."""
+    return "\0" + address[1:] if address.startswith("@") else address
+
+
+@dataclass(frozen=True)
+class OpenDesk:
+    """From rank 0: serve the checks where all ranks can reach it. `host` is an address of
+    this machine, or empty for all of them."""
+
+    host: str
+    ranks: int
+
+
+@dataclass(frozen=True)
+class DeskIsOpen:
+    """The answer."""
+
+    port: int
+    token: str
+
+
+@dataclass(frozen=True)
+class Unchecked:
+    """The rank runs without checks, and why."""
+
+    rank: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class HowFar:
+    """To a rank: how many calls have you begun? Answered by a thread of its own."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The answer."""
+
+    rank: int
+    calls: int
+
+
+@dataclass(frozen=True)
+class Done:
+    """The script came to its end; whether it went about it as a distributed program."""
+
+    rank: int
+    initialised: bool
+
+
+@dataclass(frozen=True)
+class Found:
+    """A check ended the rank: the name of the error and the report."""
+
+    rank: int
+    name: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """The rank was stopped because another one had failed."""
+
+    rank: int
+
+
+@dataclass(frozen=True)
+class Exits:
+    """From the agent: the exit codes of ranks that failed."""
+
+    codes: dict[int, int] = field(default_factory=dict)

@@ -1,0 +1,374 @@
+"""Stay between torch's launcher and the user.
+
+`torchrun_start.py` makes one per machine. Passes on what the ranks print, serves the desk if
+rank 0 is here, and turns what happened into the errors of the other engines. Must never start
+ranks itself.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+import sys
+from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from math import inf
+from multiprocessing.connection import Connection
+from typing import Any
+
+from phalanx.backend.rank_errors import error_for
+from phalanx.engines.processes.rank_messages import Asking, Position, Raised, Where
+from phalanx.engines.referee.referee_server import DeskServer
+from phalanx.engines.run_settings import Settings, choose_findings, tell_findings
+from phalanx.engines.snapshots import group_views
+from phalanx.engines.torchrun.connections import Greeting, Lines, Member
+from phalanx.engines.torchrun.launch_outcome import (
+    Incarnation,
+    find_error,
+    is_ended_from_outside,
+)
+from phalanx.engines.torchrun.launcher_messages import (
+    DeskIsOpen,
+    Done,
+    Exits,
+    Found,
+    Hello,
+    HowFar,
+    OpenDesk,
+    Progress,
+    Stopped,
+    Unchecked,
+)
+from phalanx.engines.torchrun.standstill import Standstill
+from phalanx.engines.torchrun.torchrun_start import Started, TorchrunSettings
+from phalanx.errors import RankFailedError
+from phalanx.model import RankView, Silenced, Stall, ViewBlock
+from phalanx.report.positions import render_positions
+from phalanx.system import monotonic
+
+TICK = 0.05
+
+MEETING = 10.0
+"""Seconds until it is said that other machines are waited for."""
+
+LAST_OUTPUT = 1.0
+"""Seconds for what is still under way when the agent has ended."""
+
+PATIENCE = 5.0
+"""Seconds that the agent has to end when told to; then it is killed."""
+
+STDERR_KEPT = 40
+"""Lines of standard error kept of each rank, for the report if it dies."""
+
+
+class Launch:
+    """One agent, from its start to its end."""
+
+    def __init__(self, settings: TorchrunSettings, started: Started) -> None:
+        self._settings = settings
+        self._now = Incarnation(-1, 0)
+        self._standstill = Standstill(settings.timeout)
+        self._loss: tuple[float, dict[int, RankView]] | None = None
+        """How long ranks had stood still when one ended, and who waited for whom."""
+        self._desk: DeskServer | None = None
+        self._notices: deque[str] = deque(maxlen=400)
+        self._selector = selectors.DefaultSelector()
+        self._number = 0
+        self._ending = False
+        self._farewell = signal.SIGTERM
+        """With what the agent, and by it the ranks, are told to end."""
+        self._unchecked = False
+        self._silenced: list[Silenced] = []
+        self._positions: dict[int, Position] = {}
+        self._base = started.base
+        self._agent = started.agent
+        self._listener = started.listener
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        for pipe in (self._agent.stdout, self._agent.stderr):
+            if pipe is not None:
+                os.set_blocking(pipe.fileno(), False)
+                lines = Lines(pipe.fileno(), self._notice)
+                self._selector.register(pipe, selectors.EVENT_READ, lines)
+
+    # -- waiting ----------------------------------------------------------------------------
+
+    def carry_out(self) -> bool:
+        try:
+            return self._carry_out()
+        finally:
+            if self._desk is not None and self._settings.on_tally is not None:
+                tally = self._desk.tally()
+                self._settings.on_tally(replace(tally, silenced=tuple(self._silenced)))
+
+    def _carry_out(self) -> bool:
+        try:
+            self._wait()
+        except KeyboardInterrupt:
+            self._tell_positions()
+            self._farewell = signal.SIGINT
+            raise
+        well = self._agent.returncode == 0
+        error = find_error(self._now, self._desk, self._settings.replay, well=well)
+        if self._agent.returncode < 0 and not (self._now.exits or self._now.ended):
+            raise _launcher_died(self._agent.returncode)
+        if self._loss is not None and is_ended_from_outside(error):
+            raise self._stall(*self._loss)
+        if error is not None:
+            raise error
+        for line in self._notices:
+            self._settings.on_notice(line)
+        if self._agent.returncode:
+            raise SystemExit(2 if self._agent.returncode == 2 else 1)
+        self._tell_findings()
+        return self._now.initialised
+
+    def _tell_findings(self) -> None:
+        """What can be said now that all ranks have returned; where the desk is."""
+        given = self._settings
+        if self._desk is None:
+            return
+        settings = Settings(
+            ranks=self._desk.ranks,
+            kinds=given.kinds,
+            strict=given.strict,
+            replay=given.replay,
+            on_findings=given.on_findings,
+        )
+        findings, self._silenced = choose_findings(self._desk.find_at_end(), settings)
+        tell_findings(findings, settings)
+
+    def _wait(self) -> None:
+        meeting = self._settings.meeting
+        patience = monotonic() + MEETING if meeting is not None else inf
+        while self._agent.poll() is None:
+            self._hear(TICK)
+            if meeting and monotonic() > patience and not self._now.members:
+                self._settings.on_notice(f"phalanx: {meeting()}")
+                patience = inf
+            if self._now.asking - self._now.gone:  # somebody thinks, at a prompt
+                self._standstill.renew()
+            if self._standstill.is_time_to_ask():
+                for member in self._now.living():
+                    member.send(HowFar())
+            seconds = self._standstill.seconds()
+            if seconds is not None and self._now.living():
+                waiting = self._waiting()
+                self._ask_positions()
+                raise self._stall(seconds, waiting)
+        deadline = monotonic() + LAST_OUTPUT
+        while len(self._selector.get_map()) > 1 and monotonic() < deadline:
+            self._hear(TICK)
+
+    def _hear(self, timeout: float) -> None:
+        for key, _ in self._selector.select(timeout):
+            if key.data() is False:
+                self._selector.unregister(key.fileobj)
+                if isinstance(key.data, Greeting):
+                    key.data.end()
+        for key in list(self._selector.get_map().values()):
+            if isinstance(key.data, Greeting) and key.data.is_late:
+                self._selector.unregister(key.fileobj)
+                key.data.end()
+        if self._desk is not None and self._desk.trouble is not None:
+            self._tell_unchecked(self._desk.trouble)
+        self._settings.on_tick()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            end, _ = self._listener.accept()
+            end.setblocking(False)
+            greeting = Greeting(end, self._base.token, self._welcome)
+            self._selector.register(end, selectors.EVENT_READ, greeting)
+
+    def _welcome(self, end: socket.socket, hello: Hello) -> None:
+        if hello.stream in ("out", "err"):
+            now, rank, stream = self._now, hello.rank, hello.stream
+            lines = Lines(end.fileno(), lambda text: self._show(now, rank, stream, text))
+            self._selector.register(end, selectors.EVENT_READ, lines)
+            return
+        if hello.stream == "control":
+            self._begin(hello)
+            self._standstill.renew()
+        control = Connection(end.detach())
+        member = Member(self.take_in, hello, control, self._now)
+        if hello.stream == "control":
+            self._now.members[hello.rank] = member
+        self._selector.register(control, selectors.EVENT_READ, member)
+
+    def _begin(self, hello: Hello) -> None:
+        """A rank has started; the first one of a restart starts a new world."""
+        now = self._now
+        known = (now.generation, now.ranks, now.meeting)
+        if known == (hello.generation, hello.ranks, hello.meeting) and (
+            hello.rank not in now.members
+        ):
+            return
+        if now.ranks:
+            self._tell_restart()
+        self._now = Incarnation(hello.generation, hello.ranks, hello.meeting)
+        self._loss = None
+        first = hello.rank - hello.local_rank
+        self._settings.on_world(hello.ranks, range(first, first + hello.local_ranks))
+
+    def _tell_restart(self) -> None:
+        error = find_error(self._now, self._desk, None)
+        if error is not None:
+            self._settings.on_notice(f"{type(error).__name__}: {error}")
+        self._settings.on_notice("torch's launcher starts the ranks again")
+        self._notices.clear()
+
+    def _show(self, now: Incarnation, rank: int, stream: str, text: str) -> None:
+        if now is self._now:
+            self._standstill.renew()
+        if stream == "err":
+            kept = now.stderr.setdefault(rank, deque(maxlen=STDERR_KEPT))
+            kept.extend(text.splitlines())
+        self._settings.on_output(rank, stream, text)
+
+    def _notice(self, text: str) -> None:
+        """What torch's launcher says after a failure is kept until we know better."""
+        if self._ending:
+            return  # because we told it to
+        if self._now.has_failed:
+            self._notices.extend(text.splitlines())
+        else:
+            for line in text.splitlines():
+                self._settings.on_notice(line)
+
+    # -- what ranks say ---------------------------------------------------------------------
+
+    def take_in(self, member: Member, message: Any) -> None:
+        if member.now is self._now and _is_progress(member, message):
+            if isinstance(message, Progress):
+                self._loss = None
+            elif not isinstance(message, Done):
+                self._note_loss()
+            self._standstill.renew()
+        if isinstance(message, OpenDesk):
+            self._open_desk(member, message)
+        elif isinstance(message, Position):
+            if member.now is self._now:
+                self._positions[message.rank] = message
+        elif isinstance(message, Asking):
+            asking = member.now.asking
+            (asking.add if message.begins else asking.discard)(message.rank)
+        elif isinstance(message, Exits):
+            member.now.exits.update(message.codes)
+        elif isinstance(message, Unchecked):
+            self._tell_unchecked(message.reason)
+        elif isinstance(message, Done):
+            member.now.done[message.rank] = message.initialised
+        elif isinstance(message, (Raised, Found, Stopped)):
+            member.now.ended[message.rank] = message
+        elif message is None:
+            member.now.take_leave(member.rank)
+
+    def _note_loss(self) -> None:
+        """Ranks end. If they stood still for nearly as long as they may, another machine may
+        have found that it is too long, and its launcher ends them all."""
+        seconds = self._standstill.seconds_nearly()
+        alone = len(self._now.members) == self._now.ranks
+        if seconds is not None and self._loss is None and not alone:
+            self._loss = (seconds, self._waiting())
+
+    def _tell_unchecked(self, reason: str) -> None:
+        if not self._unchecked:
+            self._settings.on_notice(f"phalanx: no checks: {reason}")
+        self._unchecked = True
+
+    def _open_desk(self, member: Member, wish: OpenDesk) -> None:
+        if self._desk is not None:
+            self._desk.close()
+        given = self._settings
+        self._desk = DeskServer(
+            ranks=wish.ranks,
+            host=wish.host,
+            replay=given.replay,
+            kinds=given.kinds,
+            profile=given.profile,
+        )
+        member.send(DeskIsOpen(self._desk.port, self._desk.token))
+
+    # -- where ranks are --------------------------------------------------------------------
+
+    def _ask_positions(self) -> None:
+        self._number += 1
+        for member in self._now.members.values():
+            member.send(Where(self._number))
+        deadline = monotonic() + 1.0
+        waited = set(self._now.members) - self._now.gone
+        while not waited <= set(self._positions) and monotonic() < deadline:
+            self._hear(TICK)
+
+    def _tell_positions(self) -> None:
+        self._ask_positions()
+        blocks = self._blocks()
+        if blocks:
+            text = render_positions("interrupted; each rank of this machine was at", blocks)
+            print(text, file=sys.stderr, flush=True)
+
+    def _waiting(self) -> dict[int, RankView]:
+        """Who waits in a call for whom, which the desk knows where there is one."""
+        views = () if self._desk is None else self._desk.snapshot().ranks
+        return {view.rank: view for view in views if view.status == "waiting"}
+
+    def _stall(self, seconds: float, waiting: Mapping[int, RankView]) -> BaseException:
+        views = [waiting.get(rank) or self._view(rank) for rank in sorted(self._now.members)]
+        verdict = Stall(
+            kind="stall",
+            severity="error",
+            ranks=tuple(view.rank for view in views if view.status == "outside"),
+            seconds=round(seconds, 1),
+            blocks=group_views(views),
+            stacks={rank: each.stack for rank, each in self._positions.items() if each.stack},
+        )
+        return error_for(verdict, self._settings.replay)
+
+    def _blocks(self) -> tuple[ViewBlock, ...]:
+        return group_views([self._view(rank) for rank in sorted(self._now.members)])
+
+    def _view(self, rank: int) -> RankView:
+        if rank in self._now.gone and (self._loss is None or rank in self._now.done):
+            return RankView(rank, "finished", traced=False)
+        position = self._positions.get(rank)
+        stack = () if position is None else position.stack
+        return RankView(rank, "outside", site=stack[-1] if stack else None, traced=False)
+
+    # -- the end ----------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Nothing that was started here outlives us."""
+        agent = self._agent
+        self._ending = True
+        if agent.poll() is None:
+            agent.send_signal(self._farewell)  # it ends the ranks, then itself
+            deadline = monotonic() + PATIENCE
+            while agent.poll() is None and monotonic() < deadline:
+                with suppress(KeyboardInterrupt):
+                    self._hear(TICK)
+            agent.kill()
+            agent.wait()
+        for key in list(self._selector.get_map().values()):
+            with suppress(OSError):
+                key.fileobj.close()  # type: ignore[union-attr]
+        self._selector.close()
+        if self._desk is not None:
+            self._desk.close()
+
+
+def _is_progress(member: Member, message: Any) -> bool:
+    """Whether the rank has moved: it has begun calls since it was asked before, or ended."""
+    if not isinstance(message, Progress):
+        return message is None or isinstance(message, (Done, Raised, Found, Stopped))
+    before, member.calls = member.calls, message.calls
+    return message.calls > before
+
+
+def _launcher_died(code: int) -> RankFailedError:
+    """The ranks end with it, by no fault of theirs."""
+    name = signal.Signals(-code).name
+    return RankFailedError(f"torch's launcher died of {name}, and the ranks with it", {})

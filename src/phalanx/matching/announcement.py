@@ -1,0 +1,86 @@
+"""What a rank in another process announces of a call, as frozen values that travel.
+
+The watcher in a rank (`engines/remote/watcher.py`) makes these and the desk
+(`engines/referee/`) reads them. A form is what repeats when a line of the program is
+executed again: it travels once and is named by a number from then on. Must never hold tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from math import prod
+
+from phalanx.model import Site, TensorSpec
+
+
+@dataclass(frozen=True)
+class GroupForm:
+    """One rank's end of a group. `key` is the same for all members and for no other group;
+    `ranks` are the members as the program numbers them; `member` is the place in it. `eager`:
+    the program bound a device to it."""
+
+    key: str
+    name: str
+    ranks: tuple[int, ...]
+    member: int
+    backend: str = ""
+    eager: bool = False
+
+
+@dataclass(frozen=True)
+class Form:
+    """A call without the moment it was made. `group` is the number of a group form, `root`
+    and `peer` are places in that group; `peer` is None for a receive from any source. A
+    message may be part of a batch. A `new_group` has `made` members and a backend, and
+    `holds` those members until all have come."""
+
+    name: str
+    group: int
+    root: int | None = None
+    peer: int | None = None
+    tag: int | None = None
+    reduce_op: str | None = None
+    inputs: tuple[TensorSpec, ...] = ()
+    outputs: tuple[TensorSpec, ...] = ()
+    input_splits: tuple[int, ...] = ()
+    output_splits: tuple[int, ...] = ()
+    site: Site | None = None
+    batched: bool = False
+    made: tuple[tuple[int, ...], str] | None = None
+    holds: bool = False
+
+    @property
+    def is_message(self) -> bool:
+        return self.tag is not None
+
+
+def signature_of(form: Form) -> Hashable | None:
+    """Equal on all ranks if the calls surely agree; None where only a full comparison of all
+    of them can tell (uneven sizes)."""
+    inputs, outputs = _kinds(form.inputs), _kinds(form.outputs)
+    head = (form.name, form.root, form.reduce_op)
+    if form.name == "gather":  # the root alone gives a list
+        return (*head, inputs)
+    if form.name == "scatter":
+        return (*head, outputs)
+    if form.input_splits or form.output_splits:
+        return None
+    if form.name in _UNEVEN and len({*inputs, *outputs}) > 1:
+        return None
+    return (*head, inputs, outputs)
+
+
+def message_signature_of(form: Form) -> Hashable | None:
+    """Equal for a send and a receive that surely fit; None where that is not so simple."""
+    specs = form.inputs or form.outputs
+    if len(specs) != 1:
+        return None
+    return "message", form.tag, specs[0].dtype, prod(specs[0].shape)
+
+
+_UNEVEN = frozenset({"all_gather", "all_to_all", "all_to_all_single"})
+
+
+def _kinds(specs: tuple[TensorSpec, ...]) -> tuple[Hashable, ...]:
+    return tuple((s.dtype, s.shape, s.device.partition(":")[0], s.strides) for s in specs)

@@ -1,0 +1,1 @@
+"""What pytest and its plugins expect, in tests that run on ranks."""

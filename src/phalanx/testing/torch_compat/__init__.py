@@ -1,0 +1,1 @@
+"""torch's test classes and helpers, under torch's names, on our engines."""
