@@ -21,7 +21,7 @@ class Clock:
         return self.now
 
 
-class Desk:
+class Folded:
     """A printer with its sink and clock at hand; `shown` empties the sink."""
 
     def __init__(self, ranks: int, *, only: frozenset[int] | None = None) -> None:
@@ -53,97 +53,97 @@ def test_the_docstring_tells_the_truth() -> None:
 
 
 def test_a_line_of_all_ranks_is_shown_once_and_at_once() -> None:
-    desk = Desk(4)
-    desk.write("012", "epoch 1 loss 0.42\n")
-    assert desk.shown() == []
-    desk.write("3", "epoch 1 loss 0.42\n")
-    assert desk.shown() == ["[0-3] epoch 1 loss 0.42"]
-    assert desk.rest() == []
+    folded = Folded(4)
+    folded.write("012", "epoch 1 loss 0.42\n")
+    assert folded.shown() == []
+    folded.write("3", "epoch 1 loss 0.42\n")
+    assert folded.shown() == ["[0-3] epoch 1 loss 0.42"]
+    assert folded.rest() == []
 
 
 def test_a_single_rank_never_waits() -> None:
-    desk = Desk(1)
-    desk.write("0", "one\ntwo\n")
-    assert desk.shown() == ["[0] one", "[0] two"]
+    folded = Folded(1)
+    folded.write("0", "one\ntwo\n")
+    assert folded.shown() == ["[0] one", "[0] two"]
 
 
 def test_the_same_line_twice_is_shown_twice() -> None:
-    desk = Desk(2)
-    desk.write("0", "step\nstep\n")
-    desk.write("1", "step\n")
-    assert desk.shown() == ["[0-1] step"]
-    desk.write("1", "step\n")
-    assert desk.shown() == ["[0-1] step"]
+    folded = Folded(2)
+    folded.write("0", "step\nstep\n")
+    folded.write("1", "step\n")
+    assert folded.shown() == ["[0-1] step"]
+    folded.write("1", "step\n")
+    assert folded.shown() == ["[0-1] step"]
 
 
 def test_lines_before_a_folded_one_go_first() -> None:
-    desk = Desk(3)
+    folded = Folded(3)
     for rank in "012":
-        desk.write(rank, f"I am {rank}\n")
-    desk.write("012", "ready\n")
-    assert desk.shown() == ["[0]   I am 0", "[1]   I am 1", "[2]   I am 2", "[0-2] ready"]
+        folded.write(rank, f"I am {rank}\n")
+    folded.write("012", "ready\n")
+    assert folded.shown() == ["[0]   I am 0", "[1]   I am 1", "[2]   I am 2", "[0-2] ready"]
 
 
 def test_ranks_that_run_one_after_the_other_fold_what_they_share() -> None:
-    desk = Desk(3)
+    folded = Folded(3)
     for rank in "012":
-        desk.write(rank, f"I am {rank}\nready\nsetting up\n{rank} is set up\ngo\n")
-    assert desk.shown() == [
+        folded.write(rank, f"I am {rank}\nready\nsetting up\n{rank} is set up\ngo\n")
+    assert folded.shown() == [
         *["[0]   I am 0", "[1]   I am 1", "[2]   I am 2", "[0-2] ready", "[0-2] setting up"],
         *["[0]   0 is set up", "[1]   1 is set up", "[2]   2 is set up", "[0-2] go"],
     ]
 
 
 def test_lines_that_moved_can_be_joined_and_have_others_move_before_them() -> None:
-    desk = Desk(4)
-    desk.write("0", "even\nready\n")
-    desk.write("1", "odd\nready\n")
-    desk.write("2", "even\nready\n")
-    desk.write("3", "I am 3\nodd\nready\n")
-    assert desk.shown() == ["[0, 2] even", "[3]   I am 3", "[1, 3] odd", "[0-3] ready"]
+    folded = Folded(4)
+    folded.write("0", "even\nready\n")
+    folded.write("1", "odd\nready\n")
+    folded.write("2", "even\nready\n")
+    folded.write("3", "I am 3\nodd\nready\n")
+    assert folded.shown() == ["[0, 2] even", "[3]   I am 3", "[1, 3] odd", "[0-3] ready"]
 
 
 def test_an_entry_before_a_line_shared_with_others_is_not_joined() -> None:
-    desk = Desk(3)
-    desk.write("0", "a\nb\n")
-    desk.write("1", "b\na\n")
-    assert desk.rest() == ["[0]   a", "[0-1] b", "[1]   a"]
+    folded = Folded(3)
+    folded.write("0", "a\nb\n")
+    folded.write("1", "b\na\n")
+    assert folded.rest() == ["[0]   a", "[0-1] b", "[1]   a"]
 
 
 def test_a_line_stays_where_it_is_once_another_rank_has_joined_it() -> None:
-    desk = Desk(3)
-    desk.write("0", "ready\n")
-    desk.write("1", "b\n")
-    desk.write("2", "b\n")
-    desk.write("1", "ready\n")
-    assert desk.rest() == ["[0]   ready", "[1-2] b", "[1]   ready"]
+    folded = Folded(3)
+    folded.write("0", "ready\n")
+    folded.write("1", "b\n")
+    folded.write("2", "b\n")
+    folded.write("1", "ready\n")
+    assert folded.rest() == ["[0]   ready", "[1-2] b", "[1]   ready"]
 
 
 def test_ranks_that_diverge_fold_as_far_as_they_agree() -> None:
-    desk = Desk(4)
-    desk.write("023", "even\n")
-    desk.write("1", "odd\n")
-    assert desk.shown() == []
-    assert desk.rest() == ["[0, 2-3] even", "[1]   odd"]
+    folded = Folded(4)
+    folded.write("023", "even\n")
+    folded.write("1", "odd\n")
+    assert folded.shown() == []
+    assert folded.rest() == ["[0, 2-3] even", "[1]   odd"]
 
 
 def test_partial_lines_wait_for_their_newline() -> None:
-    desk = Desk(2)
-    desk.write("0", "los")
-    desk.write("1", "loss ")
-    desk.write("0", "s 1\nnext")
-    assert desk.shown() == []
-    desk.write("1", "1\n")
-    assert desk.shown() == ["[0-1] loss 1"]
-    assert desk.rest() == ["[0]   next"]
+    folded = Folded(2)
+    folded.write("0", "los")
+    folded.write("1", "loss ")
+    folded.write("0", "s 1\nnext")
+    assert folded.shown() == []
+    folded.write("1", "1\n")
+    assert folded.shown() == ["[0-1] loss 1"]
+    assert folded.rest() == ["[0]   next"]
 
 
 def test_an_empty_line_is_a_line_and_an_empty_write_is_nothing() -> None:
-    desk = Desk(2)
-    desk.write("01", "")
-    desk.write("01", "\n")
-    desk.printer.close()
-    assert desk.sink.getvalue() == "[0-1]\n"
+    folded = Folded(2)
+    folded.write("01", "")
+    folded.write("01", "\n")
+    folded.printer.close()
+    assert folded.sink.getvalue() == "[0-1]\n"
 
 
 @pytest.mark.parametrize(
@@ -157,111 +157,111 @@ def test_an_empty_line_is_a_line_and_an_empty_write_is_nothing() -> None:
     ],
 )
 def test_a_progress_bar_shows_its_last_state(chunks: list[str]) -> None:
-    desk = Desk(1)
+    folded = Folded(1)
     for chunk in chunks:
-        desk.write("0", chunk)
-    assert desk.shown() == ["[0] 100%"]
+        folded.write("0", chunk)
+    assert folded.shown() == ["[0] 100%"]
 
 
 def test_a_progress_bar_that_wipes_itself_out_leaves_nothing() -> None:
-    desk = Desk(1)
+    folded = Folded(1)
     for chunk in ["\r 10%", "\r100%", "\r    \r"]:
-        desk.write("0", chunk)
-    assert desk.rest() == []
+        folded.write("0", chunk)
+    assert folded.rest() == []
 
 
 def test_a_progress_bar_keeps_one_state_only() -> None:
-    desk = Desk(1)
+    folded = Folded(1)
     for _ in range(1000):
-        desk.write("0", "\r" + "#" * 80)
-    partial = desk.printer._partial[0]
+        folded.write("0", "\r" + "#" * 80)
+    partial = folded.printer._partial[0]
     assert sum(map(len, partial._pieces)) == 80
 
 
 def test_an_entry_is_shown_when_it_has_waited_long_enough() -> None:
-    desk = Desk(2)
-    desk.write("0", "early\n")
-    desk.clock.now = 0.06
-    desk.write("0", "late\n")
-    desk.clock.now = 0.09
-    desk.printer.tick()
-    assert desk.shown() == []
-    desk.clock.now = 0.11
-    desk.printer.tick()
-    assert desk.shown() == ["[0]   early"]
-    desk.write("1", "early\nlate\n")
+    folded = Folded(2)
+    folded.write("0", "early\n")
+    folded.clock.now = 0.06
+    folded.write("0", "late\n")
+    folded.clock.now = 0.09
+    folded.printer.tick()
+    assert folded.shown() == []
+    folded.clock.now = 0.11
+    folded.printer.tick()
+    assert folded.shown() == ["[0]   early"]
+    folded.write("1", "early\nlate\n")
     # Its "early" comes too late to be folded, and must not be shown after its "late".
-    assert desk.shown() == ["[1]   early", "[0-1] late"]
+    assert folded.shown() == ["[1]   early", "[0-1] late"]
 
 
 def test_what_moves_in_front_of_an_entry_does_not_make_it_wait_longer() -> None:
-    desk = Desk(3)
-    desk.write("0", "ready\n")
-    desk.clock.now = 0.06
-    desk.write("1", "I am 1\nready\n")
-    desk.write("2", "other\n")
-    desk.clock.now = 0.11
-    desk.printer.tick()
-    assert desk.shown() == ["[1]   I am 1", "[0-1] ready"]
-    desk.clock.now = 0.17
-    desk.printer.tick()
-    assert desk.shown() == ["[2]   other"]
+    folded = Folded(3)
+    folded.write("0", "ready\n")
+    folded.clock.now = 0.06
+    folded.write("1", "I am 1\nready\n")
+    folded.write("2", "other\n")
+    folded.clock.now = 0.11
+    folded.printer.tick()
+    assert folded.shown() == ["[1]   I am 1", "[0-1] ready"]
+    folded.clock.now = 0.17
+    folded.printer.tick()
+    assert folded.shown() == ["[2]   other"]
 
 
 def test_nobody_waits_for_a_rank_that_has_finished() -> None:
-    desk = Desk(3)
-    desk.write("01", "x\n")
-    assert desk.shown() == []
-    desk.printer.finish(2)
-    assert desk.shown() == ["[0-1] x"]
-    desk.write("01", "y\n")
-    assert desk.shown() == ["[0-1] y"]
+    folded = Folded(3)
+    folded.write("01", "x\n")
+    assert folded.shown() == []
+    folded.printer.finish(2)
+    assert folded.shown() == ["[0-1] x"]
+    folded.write("01", "y\n")
+    assert folded.shown() == ["[0-1] y"]
 
 
 def test_the_last_line_of_a_finished_rank_still_folds() -> None:
-    desk = Desk(2)
-    desk.write("0", "bye")
-    desk.printer.finish(0)
-    desk.printer.finish(0)
-    assert desk.shown() == []
-    desk.write("1", "bye\n")
-    assert desk.shown() == ["[0-1] bye"]
+    folded = Folded(2)
+    folded.write("0", "bye")
+    folded.printer.finish(0)
+    folded.printer.finish(0)
+    assert folded.shown() == []
+    folded.write("1", "bye\n")
+    assert folded.shown() == ["[0-1] bye"]
 
 
 def test_a_finished_rank_may_still_print() -> None:
-    desk = Desk(2)
-    desk.printer.finish(0)
-    desk.write("0", "from a forgotten thread\n")
-    assert desk.shown() == []
-    desk.write("1", "from a forgotten thread\n")
-    assert desk.shown() == ["[0-1] from a forgotten thread"]
+    folded = Folded(2)
+    folded.printer.finish(0)
+    folded.write("0", "from a forgotten thread\n")
+    assert folded.shown() == []
+    folded.write("1", "from a forgotten thread\n")
+    assert folded.shown() == ["[0-1] from a forgotten thread"]
 
 
 def test_close_folds_partial_lines_and_later_text_passes_through() -> None:
-    desk = Desk(3)
-    desk.write("012", "done")
-    assert desk.rest() == ["[0-2] done"]
-    desk.write("1", "afterwards\n")
-    assert desk.shown() == ["[1]   afterwards"]
+    folded = Folded(3)
+    folded.write("012", "done")
+    assert folded.rest() == ["[0-2] done"]
+    folded.write("1", "afterwards\n")
+    assert folded.shown() == ["[1]   afterwards"]
 
 
 def test_only_the_ranks_asked_for_are_shown_and_counted() -> None:
-    desk = Desk(4, only=frozenset({1, 3}))
-    desk.write("0123", "x\n")
-    assert desk.shown() == ["[1, 3] x"]
-    desk.write("02", "hidden\n")
-    desk.write("3", "mine\n")
-    desk.printer.finish(0)
-    assert desk.shown() == []
-    desk.printer.finish(1)
-    assert desk.shown() == ["[3]    mine"]
+    folded = Folded(4, only=frozenset({1, 3}))
+    folded.write("0123", "x\n")
+    assert folded.shown() == ["[1, 3] x"]
+    folded.write("02", "hidden\n")
+    folded.write("3", "mine\n")
+    folded.printer.finish(0)
+    assert folded.shown() == []
+    folded.printer.finish(1)
+    assert folded.shown() == ["[3]    mine"]
 
 
 def test_only_nobody_shows_nothing() -> None:
-    desk = Desk(2, only=frozenset())
-    desk.write("01", "x\n")
-    desk.printer.finish(0)
-    assert desk.rest() == []
+    folded = Folded(2, only=frozenset())
+    folded.write("01", "x\n")
+    folded.printer.finish(0)
+    assert folded.rest() == []
 
 
 def test_only_must_name_ranks_that_exist() -> None:
@@ -280,9 +280,9 @@ def test_only_must_name_ranks_that_exist() -> None:
     ],
 )
 def test_labels_are_as_wide_as_the_label_of_all_ranks(ranks: int, line: str) -> None:
-    desk = Desk(ranks)
-    desk.write("0", "x\n")
-    assert desk.rest() == [line]
+    folded = Folded(ranks)
+    folded.write("0", "x\n")
+    assert folded.rest() == [line]
 
 
 # The limits below are no measurements: each test takes about a second at most, and a scan
@@ -293,18 +293,18 @@ def test_labels_are_as_wide_as_the_label_of_all_ranks(ranks: int, line: str) -> 
 @pytest.mark.parametrize("same", [False, True])
 def test_thousands_of_pending_lines_stay_cheap(same: bool) -> None:
     lines = ["" if same else f"step {number}" for number in range(10_000)]
-    desk = Desk(4)
+    folded = Folded(4)
     for rank in range(4):
         for line in lines:
-            desk.printer.write(rank, line + "\n")
-    assert len(desk.shown()) == len(lines)
+            folded.printer.write(rank, line + "\n")
+    assert len(folded.shown()) == len(lines)
 
 
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("own", ["rank {rank} step {step}", "rank {rank}", "{step}", ""])
 @pytest.mark.parametrize("common", ["step {step} done", "done"])
 def test_thousands_of_lines_that_move_stay_cheap(own: str, common: str) -> None:
-    desk = Desk(8)
+    folded = Folded(8)
     printed = [
         (rank, text.format(rank=rank, step=step) + "\n")
         for rank in range(8)
@@ -312,38 +312,38 @@ def test_thousands_of_lines_that_move_stay_cheap(own: str, common: str) -> None:
         for text in (own, common)
     ]
     for rank, line in printed:
-        desk.printer.write(rank, line)
-    assert len(desk.shown()) == 5_000 * (9 if "rank" in own else 2)
+        folded.printer.write(rank, line)
+    assert len(folded.shown()) == 5_000 * (9 if "rank" in own else 2)
 
 
 @pytest.mark.timeout(30)
 def test_thousands_of_lines_that_move_at_once_stay_cheap() -> None:
-    desk = Desk(8)
-    desk.write("0", "ready\n")
+    folded = Folded(8)
+    folded.write("0", "ready\n")
     for rank in "1234567":
         for _ in range(10_000):
-            desk.write(rank, f"I am {rank}\n")
-        desk.write(rank, "ready\n")
-    assert desk.shown() == [
+            folded.write(rank, f"I am {rank}\n")
+        folded.write(rank, "ready\n")
+    assert folded.shown() == [
         *(f"[{rank}]   I am {rank}" for rank in range(1, 8) for _ in range(10_000)),
         "[0-7] ready",
     ]
 
 
 def test_a_text_that_always_waits_somewhere_takes_no_more_room() -> None:
-    desk = Desk(2)
-    desk.write("0", "step\n")
+    folded = Folded(2)
+    folded.write("0", "step\n")
     for _ in range(1000):
-        desk.write("01", "step\n")
-    assert len(desk.printer._pending._same["step"]._all) < 5
+        folded.write("01", "step\n")
+    assert len(folded.printer._pending._same["step"]._all) < 5
 
 
 def test_lines_that_move_leave_nothing_behind() -> None:
-    desk = Desk(2)
+    folded = Folded(2)
     for _ in range(1000):
-        desk.write("0", "I am 0\nready\n")
-        desk.write("1", "I am 1\nready\n")
-    pending = desk.printer._pending
+        folded.write("0", "I am 0\nready\n")
+        folded.write("1", "I am 1\nready\n")
+    pending = folded.printer._pending
     assert len(pending._queue) < 5
     assert not any(pending._alone.values())
     assert not pending._same
@@ -351,10 +351,10 @@ def test_lines_that_move_leave_nothing_behind() -> None:
 
 @pytest.mark.timeout(30)
 def test_many_small_pieces_stay_cheap() -> None:
-    desk = Desk(1)
+    folded = Folded(1)
     for _ in range(100_000):
-        desk.printer.write(0, ".")
-    assert desk.rest() == ["[0] " + "." * 100_000]
+        folded.printer.write(0, ".")
+    assert folded.rest() == ["[0] " + "." * 100_000]
 
 
 def test_a_broken_sink_is_the_callers_business_and_stops_nothing_else() -> None:
@@ -391,21 +391,21 @@ def test_text_that_comes_in_while_printing_is_printed_next() -> None:
 
 
 def test_threads_may_print_at_the_same_time() -> None:
-    desk = Desk(4)
+    folded = Folded(4)
     lines = [f"line {number}" for number in range(500)]
 
     def print_all(rank: int) -> None:
         for line in lines:
-            desk.printer.write(rank, line[:3])
-            desk.printer.write(rank, line[3:] + "\n")
-            desk.printer.tick()
+            folded.printer.write(rank, line[:3])
+            folded.printer.write(rank, line[3:] + "\n")
+            folded.printer.tick()
 
     threads = [threading.Thread(target=print_all, args=(rank,)) for rank in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    shown = desk.rest()
+    shown = folded.rest()
     assert [lines_of(rank, shown) for rank in range(4)] == [lines] * 4
 
 
@@ -439,32 +439,32 @@ steps = st.lists(
 def test_every_rank_keeps_its_lines_and_their_order(
     steps: list[tuple[str, int, str, int]],
 ) -> None:
-    desk = Desk(4)
+    folded = Folded(4)
     printed: list[list[str]] = [[], [], [], []]
     for action, rank, word, cut in steps:
         if action == "print":
             printed[rank].append(word)
             line = word + "\n"
-            desk.printer.write(rank, line[:cut])
-            desk.printer.write(rank, line[cut:])
+            folded.printer.write(rank, line[:cut])
+            folded.printer.write(rank, line[cut:])
         elif action == "finish":
-            desk.printer.finish(rank)
+            folded.printer.finish(rank)
         else:
-            desk.clock.now += 0.06
-            desk.printer.tick()
-    shown = desk.rest()
+            folded.clock.now += 0.06
+            folded.printer.tick()
+    shown = folded.rest()
     assert [lines_of(rank, shown) for rank in range(4)] == printed
 
 
 @settings(deadline=None)
 @given(st.lists(words, max_size=30), st.randoms(use_true_random=False))
 def test_ranks_that_print_alike_fold_completely_in_any_interleaving(lines, random) -> None:
-    desk = Desk(3)
+    folded = Folded(3)
     left = [list(reversed(lines)) for _ in range(3)]
     while any(left):
         rank = random.choice([rank for rank in range(3) if left[rank]])
-        desk.printer.write(rank, left[rank].pop() + "\n")
-    assert desk.shown() == [f"[0-2] {line}".rstrip() for line in lines]
+        folded.printer.write(rank, left[rank].pop() + "\n")
+    assert folded.shown() == [f"[0-2] {line}".rstrip() for line in lines]
 
 
 @settings(deadline=None)
@@ -472,7 +472,7 @@ def test_ranks_that_print_alike_fold_completely_in_any_interleaving(lines, rando
 def test_lines_shared_by_all_fold_whatever_each_rank_prints_between(
     ranks: int, stretches: list[tuple[int, str]]
 ) -> None:
-    desk = Desk(ranks)
+    folded = Folded(ranks)
     expected = []
     for number, (count, word) in enumerate(stretches):
         for rank in range(ranks):
@@ -480,8 +480,8 @@ def test_lines_shared_by_all_fold_whatever_each_rank_prints_between(
         expected.append(f"[0-{ranks - 1}] {word}".rstrip())
     for rank in range(ranks):
         for number, (count, word) in enumerate(stretches):
-            desk.printer.write(rank, f"{number} by {rank}\n" * count + f"{word}\n")
-    assert desk.shown() == expected
+            folded.printer.write(rank, f"{number} by {rank}\n" * count + f"{word}\n")
+    assert folded.shown() == expected
 
 
 def fold_by_the_rule(ranks: int, printed: list[tuple[int, str]]) -> list[tuple[str, set[int]]]:
@@ -510,10 +510,10 @@ def fold_by_the_rule(ranks: int, printed: list[tuple[int, str]]) -> list[tuple[s
 @settings(deadline=None, max_examples=500)
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from("abcde")), max_size=80))
 def test_lines_fold_by_the_rule(printed: list[tuple[int, str]]) -> None:
-    desk = Desk(4)
+    folded = Folded(4)
     for rank, line in printed:
-        desk.printer.write(rank, line + "\n")
-    assert desk.rest() == [
+        folded.printer.write(rank, line + "\n")
+    assert folded.rest() == [
         f"{folded_output._label(members):5} {text}"
         for text, members in fold_by_the_rule(4, printed)
     ]

@@ -1,4 +1,4 @@
-"""The `Desk`: a baton, its strands and their bodies, for tests without torch or ranks."""
+"""The `Bench`: a baton, its strands and their bodies, for tests without torch or ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from phalanx.core.strand import Strand
 Body = Callable[[Strand], None]
 
 
-class Desk:
+class Bench:
     """`run` gives each body a strand of its own; bodies write what happens into `log`."""
 
     def __init__(self, **options: Any) -> None:
@@ -45,10 +45,10 @@ class Desk:
 
 
 @pytest.fixture
-def make_desk() -> type[Desk]:
-    return Desk
+def make_desk() -> type[Bench]:
+    return Bench
 
 
 @pytest.fixture
-def desk() -> Desk:
-    return Desk()
+def bench() -> Bench:
+    return Bench()

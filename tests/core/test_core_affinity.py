@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from phalanx.core import core_affinity as module
-from phalanx.core.core_affinity import Camp, Huddle
+from phalanx.core.core_affinity import CoreAffinity, SharedCore
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "SCHED_BATCH") or len(os.sched_getaffinity(0)) < 2,
@@ -64,58 +64,58 @@ TOGETHER = (1, os.SCHED_BATCH) if ALL else None
 
 
 def test_a_thread_enters_a_huddle_and_is_sent_away(worker: Worker) -> None:
-    huddle = Huddle()
+    affinity = CoreAffinity()
     assert worker.state() == APART
-    worker.do(huddle.enter)
+    worker.do(affinity.enter)
     assert worker.state() == TOGETHER
-    huddle.scatter()
+    affinity.scatter()
     assert worker.state() == APART
-    assert not huddle.together
+    assert not affinity.together
 
 
 def test_gathering_again_takes_only_threads_that_are_free(worker: Worker) -> None:
-    huddle = Huddle()
-    huddle.scatter()
+    affinity = CoreAffinity()
+    affinity.scatter()
     own = Worker()
     os.sched_setaffinity(own.native, {max(ALL)})
-    huddle.gather([worker.native, own.native])
+    affinity.gather([worker.native, own.native])
     assert worker.state() == TOGETHER
     assert os.sched_getscheduler(own.native) == os.SCHED_OTHER
-    huddle.scatter()
+    affinity.scatter()
     assert worker.state() == APART
     own.stop()
 
 
 def test_threads_started_in_the_huddle_are_sent_away_too(worker: Worker) -> None:
-    huddle = Huddle()
-    worker.do(huddle.enter)
+    affinity = CoreAffinity()
+    worker.do(affinity.enter)
     children: list[Worker] = []
     worker.do(lambda: children.append(Worker()))
     assert children[0].state()[0] == 1
-    huddle.scatter()
+    affinity.scatter()
     assert children[0].state() == APART
     children[0].stop()
 
 
 def test_who_asks_for_its_cores_does_not_hear_of_the_huddle(worker: Worker) -> None:
-    huddle, own = Huddle(), Worker()
-    worker.do(huddle.enter)
+    affinity, own = CoreAffinity(), Worker()
+    worker.do(affinity.enter)
     one = os.sched_getaffinity(worker.native)
     assert len(one) == 1
-    assert huddle.without_ours(worker.native, one) == ALL
+    assert affinity.without_ours(worker.native, one) == ALL
     os.sched_setaffinity(own.native, one)  # by its own will
-    assert huddle.without_ours(own.native, one) == one
-    huddle.scatter()
+    assert affinity.without_ours(own.native, one) == one
+    affinity.scatter()
     own.stop()
 
 
 def test_stepping_out_is_for_the_calling_thread_alone(worker: Worker) -> None:
-    huddle, other = Huddle(), Worker()
-    worker.do(huddle.enter)
-    other.do(huddle.enter)
-    worker.do(huddle.step_out)
+    affinity, other = CoreAffinity(), Worker()
+    worker.do(affinity.enter)
+    other.do(affinity.enter)
+    worker.do(affinity.step_out)
     assert (worker.state(), other.state()) == (APART, TOGETHER)
-    huddle.scatter()
+    affinity.scatter()
     other.stop()
 
 
@@ -123,49 +123,49 @@ def test_where_it_is_not_possible_nothing_happens(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_allowed_cores", lambda: set())
-    huddle = Huddle()
-    worker.do(huddle.enter)
-    huddle.gather([worker.native])
-    huddle.scatter()
+    affinity = CoreAffinity()
+    worker.do(affinity.enter)
+    affinity.gather([worker.native])
+    affinity.scatter()
     assert worker.state() == APART
-    assert not huddle.together
+    assert not affinity.together
 
 
 def test_the_launcher_waits_where_the_ranks_of_a_camp_are(worker: Worker) -> None:
-    huddle = Huddle(Camp())
-    worker.do(huddle.visit)
+    affinity = CoreAffinity(SharedCore())
+    worker.do(affinity.visit)
     assert worker.state() == TOGETHER
-    worker.do(huddle.end)
+    worker.do(affinity.end)
     assert worker.state() == APART
 
 
 def test_without_a_camp_the_launcher_stays_where_it_is(worker: Worker) -> None:
-    worker.do(Huddle().visit)
+    worker.do(CoreAffinity().visit)
     assert worker.state() == APART
 
 
 def test_a_launcher_on_one_core_does_not_hide_the_others() -> None:
-    huddle = Huddle(Camp())
+    affinity = CoreAffinity(SharedCore())
     try:
-        huddle.visit()
+        affinity.visit()
         assert len(os.sched_getaffinity(0)) == 1
-        assert Huddle().together
+        assert CoreAffinity().together
     finally:
-        huddle.end()
+        affinity.end()
     assert os.sched_getaffinity(0) == ALL
 
 
 def test_the_launcher_goes_home_when_a_rank_asks_for_cores(worker: Worker) -> None:
-    huddle = Huddle(Camp())
-    worker.do(huddle.visit)
-    huddle.step_out()
+    affinity = CoreAffinity(SharedCore())
+    worker.do(affinity.visit)
+    affinity.step_out()
     assert worker.state() == APART
 
 
 def test_a_launcher_with_a_mask_of_its_own_is_left_alone(worker: Worker) -> None:
     one = {min(ALL)}
     worker.do(lambda: os.sched_setaffinity(0, one))
-    huddle = Huddle(Camp())
-    worker.do(huddle.visit)
-    worker.do(huddle.end)
+    affinity = CoreAffinity(SharedCore())
+    worker.do(affinity.visit)
+    worker.do(affinity.end)
     assert worker.state() == (1, os.SCHED_OTHER)

@@ -16,37 +16,37 @@ from phalanx.core.strand import OUTSIDE, PARKED, RUNNING
 from phalanx.errors import RankStopped
 
 
-def test_a_holder_that_blocks_natively_loses_the_baton_until_it_comes_back(desk) -> None:
+def test_a_holder_that_blocks_natively_loses_the_baton_until_it_comes_back(bench) -> None:
     letters = queue.SimpleQueue()
 
     def blocking(strand):
-        desk.log.append(letters.get())
-        desk.log.append(strand.state)
+        bench.log.append(letters.get())
+        bench.log.append(strand.state)
         strand.baton.give_way(strand)
-        desk.log.append(strand.state)
+        bench.log.append(strand.state)
 
     def writer(strand):
-        desk.log.append(desk.strands[0].state)
+        bench.log.append(bench.strands[0].state)
         letters.put("letter")
-        desk.strands[0].baton.give_way(strand)
+        bench.strands[0].baton.give_way(strand)
 
-    desk.run(blocking, writer)
-    assert desk.log[0] == OUTSIDE and "letter" in desk.log
-    assert desk.log[-1] == RUNNING and not desk.errors
+    bench.run(blocking, writer)
+    assert bench.log[0] == OUTSIDE and "letter" in bench.log
+    assert bench.log[-1] == RUNNING and not bench.errors
 
 
-def test_a_holder_that_computes_keeps_the_baton(desk) -> None:
+def test_a_holder_that_computes_keeps_the_baton(bench) -> None:
     def computing(strand):
         until = time.monotonic() + 0.15
         while time.monotonic() < until:
             pass
-        desk.log.append((strand.state, desk.baton.hand_overs))
+        bench.log.append((strand.state, bench.baton.hand_overs))
 
-    desk.run(computing, lambda strand: desk.log.append("other"))
-    assert desk.log == [(RUNNING, 1), "other"]
+    bench.run(computing, lambda strand: bench.log.append("other"))
+    assert bench.log == [(RUNNING, 1), "other"]
 
 
-def test_a_holder_that_others_work_for_keeps_the_baton(desk, monkeypatch) -> None:
+def test_a_holder_that_others_work_for_keeps_the_baton(bench, monkeypatch) -> None:
     """As torch's threads do for an operator; on a busy machine they get little CPU time."""
     monkeypatch.setattr(time, "process_time", lambda: 0.0)
     ready = threading.Lock()
@@ -65,25 +65,25 @@ def test_a_holder_that_others_work_for_keeps_the_baton(desk, monkeypatch) -> Non
         worker = threading.Thread(target=work)
         worker.start()
         ready.acquire()
-        desk.log.append((strand.state, desk.baton.hand_overs))
+        bench.log.append((strand.state, bench.baton.hand_overs))
         worker.join()
 
-    desk.run(waiting, lambda strand: desk.log.append("other"))
-    assert desk.log == [(RUNNING, 1), "other"]
+    bench.run(waiting, lambda strand: bench.log.append("other"))
+    assert bench.log == [(RUNNING, 1), "other"]
 
 
-def test_nobody_is_pushed_while_the_world_is_frozen(desk) -> None:
+def test_nobody_is_pushed_while_the_world_is_frozen(bench) -> None:
     def nested(strand):
         strand.baton.frozen = True
         threading.Event().wait(0.1)
-        desk.log.append(strand.state)
+        bench.log.append(strand.state)
         strand.baton.frozen = False
 
-    desk.run(nested, lambda strand: desk.log.append("other"))
-    assert desk.log == [RUNNING, "other"]
+    bench.run(nested, lambda strand: bench.log.append("other"))
+    assert bench.log == [RUNNING, "other"]
 
 
-def test_a_threads_clock_stands_while_it_sleeps(desk) -> None:
+def test_a_threads_clock_stands_while_it_sleeps(bench) -> None:
     may_look, looked = threading.Event(), threading.Event()
 
     def body(strand):
@@ -92,46 +92,46 @@ def test_a_threads_clock_stands_while_it_sleeps(desk) -> None:
 
     def look():
         may_look.wait()
-        strand = desk.strands[0]
+        strand = bench.strands[0]
         while not is_asleep(strand.native):
             pass
         before = cpu_time(strand)
-        desk.log.append((before > 0, cpu_time(strand) - before < 0.01))
+        bench.log.append((before > 0, cpu_time(strand) - before < 0.01))
         looked.set()
 
     observer = threading.Thread(target=look)
     observer.start()
-    desk.run(body)
+    bench.run(body)
     observer.join()
-    assert desk.log == [(True, True)]
+    assert bench.log == [(True, True)]
 
 
-def test_where_there_is_no_thread_clock_the_place_in_the_code_has_to_do(desk) -> None:
+def test_where_there_is_no_thread_clock_the_place_in_the_code_has_to_do(bench) -> None:
     def body(strand):
         strand.cpu_clock = None
-        desk.log.append(cpu_time(strand) != 0.0)
+        bench.log.append(cpu_time(strand) != 0.0)
 
-    desk.run(body)
-    assert desk.log == [True]
-    assert cpu_time(desk.strands[0]) == 0.0
+    bench.run(body)
+    assert bench.log == [True]
+    assert cpu_time(bench.strands[0]) == 0.0
 
 
 # -- the launcher ----------------------------------------------------------------------------
 
 
-def test_every_body_runs_in_a_thread_of_its_own_and_none_is_left(desk) -> None:
+def test_every_body_runs_in_a_thread_of_its_own_and_none_is_left(bench) -> None:
     before = threading.active_count()
-    desk.run(*[lambda strand: desk.log.append(threading.current_thread().name)] * 3)
-    assert desk.log == ["rank-0", "rank-1", "rank-2"]
+    bench.run(*[lambda strand: bench.log.append(threading.current_thread().name)] * 3)
+    assert bench.log == ["rank-0", "rank-1", "rank-2"]
     assert threading.active_count() == before
 
 
-def test_a_standstill_is_reported_after_the_given_time(desk) -> None:
+def test_a_standstill_is_reported_after_the_given_time(bench) -> None:
     seen = []
 
     def on_stall(seconds):
-        seen.append((seconds, [strand.state for strand in desk.strands]))
-        desk.baton.stop()
+        seen.append((seconds, [strand.state for strand in bench.strands]))
+        bench.baton.stop()
 
     def outside(strand):
         strand.baton.wait_outside(strand, lambda seconds: threading.Event().wait(seconds), None)
@@ -139,12 +139,12 @@ def test_a_standstill_is_reported_after_the_given_time(desk) -> None:
     def waiting(strand):
         strand.baton.park(strand)
 
-    desk.run(outside, waiting, stall_after=0.05, on_stall=on_stall)
+    bench.run(outside, waiting, stall_after=0.05, on_stall=on_stall)
     assert seen == [(0.05, [OUTSIDE, PARKED])]
-    assert {type(error) for error in desk.errors.values()} == {RankStopped}
+    assert {type(error) for error in bench.errors.values()} == {RankStopped}
 
 
-def test_computing_is_no_standstill(desk) -> None:
+def test_computing_is_no_standstill(bench) -> None:
     stalls = []
 
     def computing(strand):
@@ -152,18 +152,18 @@ def test_computing_is_no_standstill(desk) -> None:
         while time.monotonic() < until:
             pass
 
-    desk.run(computing, stall_after=0.05, on_stall=stalls.append)
+    bench.run(computing, stall_after=0.05, on_stall=stalls.append)
     assert stalls == []
 
 
-def test_the_tick_is_called_while_ranks_run(desk) -> None:
+def test_the_tick_is_called_while_ranks_run(bench) -> None:
     ticks = []
 
     def body(strand):
         while not ticks:
             pass
 
-    desk.run(body, on_tick=lambda: ticks.append(1))
+    bench.run(body, on_tick=lambda: ticks.append(1))
     assert ticks
 
 
@@ -172,7 +172,7 @@ def impatient(monkeypatch):
     monkeypatch.setattr(launcher, "AFTER_FAILURE", Patience(nudge=0.05, again=0.1, give_up=0.5))
 
 
-def test_a_rank_that_computes_for_ever_is_thrown_out(desk, impatient) -> None:
+def test_a_rank_that_computes_for_ever_is_thrown_out(bench, impatient) -> None:
     def endless(strand):
         turns = 0
         try:
@@ -182,17 +182,17 @@ def test_a_rank_that_computes_for_ever_is_thrown_out(desk, impatient) -> None:
             began = time.monotonic()
             while time.monotonic() - began < 0.08:  # it has `again` for this
                 pass
-            desk.log.append("cleaned up")
+            bench.log.append("cleaned up")
 
     def stopper(strand):
         strand.baton.stop()
 
-    assert desk.run(stopper, endless) == []
-    assert desk.log == ["cleaned up"]
-    assert isinstance(desk.errors[1], RankStopped)
+    assert bench.run(stopper, endless) == []
+    assert bench.log == ["cleaned up"]
+    assert isinstance(bench.errors[1], RankStopped)
 
 
-def test_a_rank_that_cannot_be_stopped_is_named_and_left(desk, impatient) -> None:
+def test_a_rank_that_cannot_be_stopped_is_named_and_left(bench, impatient) -> None:
     letters = queue.SimpleQueue()
 
     def deaf(strand):
@@ -202,36 +202,36 @@ def test_a_rank_that_cannot_be_stopped_is_named_and_left(desk, impatient) -> Non
     def stopper(strand):
         strand.baton.stop()
 
-    assert desk.run(deaf, stopper) == [desk.strands[0]]
+    assert bench.run(deaf, stopper) == [bench.strands[0]]
     letters.put("now end")
     for thread in threading.enumerate():
         if thread.name == "rank-0":
             thread.join()
 
 
-def test_a_rank_that_eats_every_refusal_is_put_to_sleep(desk, impatient) -> None:
+def test_a_rank_that_eats_every_refusal_is_put_to_sleep(bench, impatient) -> None:
     def swallowing(strand):
         while True:
             try:
                 strand.baton.park(strand)
             except RankStopped:
-                desk.log.append(1)
-                if len(desk.log) > 1500:
+                bench.log.append(1)
+                if len(bench.log) > 1500:
                     return
 
     def stopper(strand):
         strand.baton.stop()
 
-    assert desk.run(swallowing, stopper) == [desk.strands[0]]
-    assert 1000 <= len(desk.log) <= 1001 + 100  # those thrown in count as well
-    desk.strands[0].refusals = -10_000
-    desk.strands[0].gate.release()
+    assert bench.run(swallowing, stopper) == [bench.strands[0]]
+    assert 1000 <= len(bench.log) <= 1001 + 100  # those thrown in count as well
+    bench.strands[0].refusals = -10_000
+    bench.strands[0].gate.release()
     for thread in threading.enumerate():
         if thread.name == "rank-0":
             thread.join()
 
 
-def test_an_interrupt_stops_everybody_and_tells_where_they_were(desk) -> None:
+def test_an_interrupt_stops_everybody_and_tells_where_they_were(bench) -> None:
     told = []
 
     def interrupt_once():
@@ -239,26 +239,26 @@ def test_an_interrupt_stops_everybody_and_tells_where_they_were(desk) -> None:
             raise KeyboardInterrupt
 
     starter = Launcher(
-        desk.baton,
+        bench.baton,
         on_tick=interrupt_once,
-        on_interrupt=lambda: told.append([strand.state for strand in desk.strands]),
+        on_interrupt=lambda: told.append([strand.state for strand in bench.strands]),
     )
 
     def endless(strand):
         while True:
             pass
 
-    desk.strands = [desk.baton.add(rank) for rank in range(2)]
+    bench.strands = [bench.baton.add(rank) for rank in range(2)]
 
     def waiting(strand):
         strand.baton.park(strand)
 
-    assert starter.run(desk.strands, [waiting, endless]) == []
+    assert starter.run(bench.strands, [waiting, endless]) == []
     assert starter.interrupted
     assert told == [[PARKED, RUNNING]]
 
 
-def test_threads_left_behind_are_ended(desk) -> None:
+def test_threads_left_behind_are_ended(bench) -> None:
     def spin():
         while True:
             try:

@@ -476,9 +476,12 @@ def test_ranks_of_a_script_differ_and_can_be_repeated(tmp_path: Path) -> None:
 
 def test_the_shortcuts_through_memory_are_in_use_here() -> None:
     """Without them everything works too, but slowly; the tests below show that."""
-    assert isinstance(generator_memory.python_twister(), generator_memory.PythonTwister)
     assert isinstance(
-        generator_memory.numpy_twister(numpy.random.mtrand), generator_memory.NumpyTwister
+        generator_memory.python_generator(), generator_memory.PythonGeneratorMemory
+    )
+    assert isinstance(
+        generator_memory.numpy_generator(numpy.random.mtrand),
+        generator_memory.NumpyGeneratorMemory,
     )
     assert private_generators.look_at_cpu_generator(torch.default_generator) is not None
 

@@ -513,8 +513,8 @@ def test_where_threads_share_the_folder_it_is_swapped(tmp_path: Path) -> None:
 def test_the_threads_of_a_crew_begin_in_the_callers_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from phalanx.engines.rank_thread_pools import make_thread_pool
     from phalanx.engines.run_settings import Settings
-    from phalanx.engines.test_thread_pools import make_crew
     from phalanx.engines.threads.threads_engine import ThreadsEngine
 
     def go(context: Any) -> tuple[str, int]:
@@ -525,17 +525,17 @@ def test_the_threads_of_a_crew_begin_in_the_callers_folder(
         dist.barrier()
         return found, mask
 
-    crew = make_crew()
+    thread_pool = make_thread_pool()
     found = []
     try:
         for name in ("a", "b", "b"):
             (tmp_path / name).mkdir(exist_ok=True)
             monkeypatch.chdir(tmp_path / name)
-            engine = ThreadsEngine(Settings(ranks=2), crew=crew)
+            engine = ThreadsEngine(Settings(ranks=2), thread_pool=thread_pool)
             found.append(engine.run(go))
             engine.close()
     finally:
-        crew.close()
+        thread_pool.close()
     mask = found[0][0][1]
     assert found == [[(str(tmp_path / name), mask)] * 2 for name in ("a", "b", "b")]
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 import phalanx
-from phalanx.engines import test_thread_pools
+from phalanx.engines import rank_thread_pools
 
 
 def have(monkeypatch: pytest.MonkeyPatch, gpus: int) -> None:
@@ -118,10 +118,10 @@ def test_a_kept_thread_with_another_gpu_or_stream_is_not_used_again(monkeypatch)
     stream = type("Stream", (), {"cuda_stream": property(lambda self: now["stream"])})
     monkeypatch.setattr(torch.cuda, "current_device", lambda: now["device"])
     monkeypatch.setattr(torch.cuda, "current_stream", stream)
-    before = test_thread_pools._state_of_thread()
+    before = rank_thread_pools._state_of_thread()
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    assert test_thread_pools._state_of_thread() == before
+    assert rank_thread_pools._state_of_thread() == before
     for name in now:
         now[name] = 1
-        assert test_thread_pools._state_of_thread() != before
+        assert rank_thread_pools._state_of_thread() != before
         now[name] = 0

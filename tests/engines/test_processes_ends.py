@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 import phalanx
 from phalanx.engines.processes import fork_server
-from phalanx.engines.processes.rank_processes import Team
+from phalanx.engines.processes.rank_processes import RankProcesses
 
 GLOO: dict[str, Any] = {"engine": "processes", "backend": "gloo", "timeout": 30.0}
 
@@ -184,7 +184,7 @@ def test_the_parent_of_ranks_is_replaced_when_it_dies() -> None:
         with pytest.raises(phalanx.PhalanxError):
             world.run(parent)
         fresh = world.run(parent)
-    assert fresh == [fork_server.nursery().pid] * 2
+    assert fresh == [fork_server.fork_server().pid] * 2
 
 
 # -- programs -----------------------------------------------------------------------------
@@ -296,8 +296,8 @@ def test_a_rank_that_cannot_be_started_leaves_nothing_open(monkeypatch) -> None:
         raise OSError(errno.EMFILE, "too many open files")
 
     def start() -> None:
-        team = SimpleNamespace(nursery=SimpleNamespace(fork=fork), _board=None)
-        Team._start(team, SimpleNamespace(rank=0, checked=True), None)  # type: ignore[arg-type]
+        ranks_alive = SimpleNamespace(fork_server=SimpleNamespace(fork=fork), _fast_path=None)
+        RankProcesses._start(ranks_alive, SimpleNamespace(rank=0, checked=True), None)  # type: ignore[arg-type]
 
     real_pipe = os.pipe
     before = set(os.listdir("/proc/self/fd"))

@@ -1,4 +1,4 @@
-"""The desk over TCP: plain processes attach to it, as those of torchrun do."""
+"""The referee over TCP: plain processes attach to it, as those of torchrun do."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 import pytest
 
 import phalanx
-from phalanx.engines.referee.referee_server import DIED, DeskServer, _Caller
+from phalanx.engines.referee.referee_server import DIED, RefereeServer, _Caller
 from phalanx.engines.remote import frames as wire
 from phalanx.engines.remote.frames import Decoder, encode
 
@@ -18,9 +18,9 @@ PROGRAM = """
 import os, sys, torch, torch.distributed as dist
 from phalanx.engines.remote.link import attach_tcp
 
-rank, desk, store, token, what = sys.argv[1:]
+rank, referee, store, token, what = sys.argv[1:]
 rank = int(rank)
-link = attach_tcp("127.0.0.1", int(desk), token=token, rank=rank)
+link = attach_tcp("127.0.0.1", int(referee), token=token, rank=rank)
 os.environ["GLOO_SOCKET_IFNAME"] = "lo"
 dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{store}", rank=rank, world_size=2)
 try:
@@ -52,12 +52,12 @@ def free_port() -> int:
 
 @pytest.fixture
 def server():
-    made = DeskServer(ranks=2, replay="torchrun train.py")
+    made = RefereeServer(ranks=2, replay="torchrun train.py")
     yield made
     made.close()
 
 
-def launch(server: DeskServer, what: str) -> list[str]:
+def launch(server: RefereeServer, what: str) -> list[str]:
     store = free_port()
     given = [str(server.port), str(store), server.token, what]
     ranks = [
@@ -106,7 +106,7 @@ def test_a_rank_that_returns_early(server) -> None:
     assert isinstance(server.error, phalanx.DeadlockError)
 
 
-def say_hello(server: DeskServer, token: str, *, rank: int = 0, generation: int = 0):
+def say_hello(server: RefereeServer, token: str, *, rank: int = 0, generation: int = 0):
     caller = socket.create_connection(("127.0.0.1", server.port), timeout=10)
     caller.sendall(encode(wire.HELLO, rank, generation, body=token.encode()))
     return caller

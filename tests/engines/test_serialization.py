@@ -210,7 +210,7 @@ def _is_alive(pid: int) -> bool:
 
 
 class Interruption:
-    """Opening it takes until another thread has opened a parcel of its own, too."""
+    """Opening it takes until another thread has opened a serialized of its own, too."""
 
     def __init__(self, turns: threading.Barrier) -> None:
         turns.wait(10)

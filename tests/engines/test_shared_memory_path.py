@@ -1,4 +1,4 @@
-"""The board that ranks of one machine share, in one process and on real ranks."""
+"""The fast path that ranks of one machine share, in one process and on real ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 import phalanx
 from phalanx.engines.remote import shared_memory_path
-from phalanx.engines.remote.shared_memory_path import PATIENCE, ROWS, Board, Row, digest_of
+from phalanx.engines.remote.shared_memory_path import PATIENCE, ROWS, FastPath, Row, digest_of
 
 pytestmark = pytest.mark.skipif(not shared_memory_path.is_available(), reason="needs Linux")
 
@@ -24,14 +24,14 @@ pytestmark = pytest.mark.skipif(not shared_memory_path.is_available(), reason="n
 @pytest.fixture
 def rows():
     fd = shared_memory_path.make(2)
-    views = [Board(os.dup(fd), 2) for _ in range(2)]
+    views = [FastPath(os.dup(fd), 2) for _ in range(2)]
     yield [view.row("a group", member, 2) for member, view in enumerate(views)]
     os.close(fd)
 
 
 @pytest.fixture
 def patient(monkeypatch):
-    """Who waits on the board does so for long enough to be noticed."""
+    """Who waits on the fast path does so for long enough to be noticed."""
     monkeypatch.setattr(shared_memory_path, "PATIENCE", LONG)
 
 
@@ -39,7 +39,7 @@ LONG = 5.0
 
 
 def meet_later(row: Row, digest: int) -> tuple[threading.Thread, list[bool]]:
-    """Another rank, which waits on the board until something happens."""
+    """Another rank, which waits on the fast path until something happens."""
     found: list[bool] = []
     thread = threading.Thread(target=lambda: found.append(row.meet(digest)))
     thread.start()
@@ -67,7 +67,7 @@ def test_who_waits_too_long_goes_to_the_desk_and_so_does_who_comes_then(
     assert time.monotonic() - start < LONG
 
 
-@pytest.mark.parametrize("how", ["another signature", "at the desk", "never here", "ahead"])
+@pytest.mark.parametrize("how", ["another signature", "at the referee", "never here", "ahead"])
 def test_a_call_that_will_not_be_met_here_goes_to_the_desk_at_once(
     rows, how, monkeypatch
 ) -> None:
@@ -103,7 +103,7 @@ def test_who_waits_is_woken_when_the_other_goes_to_the_desk(rows, patient) -> No
 
 def test_a_full_board() -> None:
     fd = shared_memory_path.make(2)
-    view = Board(fd, 2)
+    view = FastPath(fd, 2)
     assert all(view.row(f"group {each}", 0, 2) is not None for each in range(ROWS))
     assert view.row("one more", 0, 2) is None
     assert view.row("group 3", 1, 2) is not None
@@ -114,12 +114,12 @@ def test_a_full_board() -> None:
 
 SEVERAL_THREADS = """
 import os, sys, threading, time
-from phalanx.engines.remote.shared_memory_path import Board, make
+from phalanx.engines.remote.shared_memory_path import FastPath, make
 
 fd = make(2)
 pid = os.fork()
-board = Board(fd, 2)
-rows = [board.row(key, 0 if pid else 1, 2) for key in "ab"]
+fast_path = FastPath(fd, 2)
+rows = [fast_path.row(key, 0 if pid else 1, 2) for key in "ab"]
 end = time.monotonic() + 2
 failed = []
 
@@ -149,7 +149,7 @@ def test_threads_of_two_ranks_on_two_rows() -> None:
 
 def test_what_a_dead_rank_could_not_tell() -> None:
     fd = shared_memory_path.make(2)
-    view = Board(fd, 2)
+    view = FastPath(fd, 2)
     for at in range(shared_memory_path.MOST_PAST):
         view.note_past(0, at, 7 + at)
     view.note_past(0, shared_memory_path.MOST_PAST, 5)

@@ -179,11 +179,11 @@ def test_a_rank_that_dies_is_told_where_it_did(on_both) -> None:
 def test_an_exception_on_the_second_machine_is_told_on_both(on_both) -> None:
     answers = on_both("program.py", "raise")
     assert [each.status for each in answers] == [1, 1]
-    there, desk = sorted(answers, key=lambda each: not each.err.startswith("Traceback"))
+    there, referee = sorted(answers, key=lambda each: not each.err.startswith("Traceback"))
     headline = "RankFailedError: rank 3 raised ValueError: bad batch\n"
-    assert headline in there.err and desk.err.startswith(headline)
+    assert headline in there.err and referee.err.startswith(headline)
     assert "program.py:12 in <module>" in there.err
-    assert "stopped   ranks 0-2 in all_reduce(op=SUM) (call #1)" in desk.err
+    assert "stopped   ranks 0-2 in all_reduce(op=SUM) (call #1)" in referee.err
 
 
 @pytest.mark.slow

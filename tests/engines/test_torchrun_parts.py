@@ -160,7 +160,7 @@ def test_a_verdict_is_told_on_every_machine() -> None:
     elsewhere.ended = {2: found, 3: Stopped(3)}
     error = find_error(elsewhere, None, None)
     assert type(error) is CollectiveMismatchError and str(error) == "the report"
-    verdict = CollectiveMismatchError("of the desk")
+    verdict = CollectiveMismatchError("of the referee")
     assert find_error(elsewhere, FakeDesk(error=verdict), None) is verdict
 
 
@@ -184,10 +184,10 @@ def test_ranks_that_torchs_launcher_ended_are_no_cause() -> None:
 def test_a_failure_elsewhere_is_in_the_report_of_the_desk() -> None:
     now = world(0, 1)
     now.ended = {0: Stopped(0), 1: Stopped(1)}
-    desk = FakeDesk({3: "ValueError: bad batch", 2: "died", 0: "died"})
-    assert first_line(find_error(now, desk, None)) == "rank 3 raised ValueError: bad batch"
-    desk = FakeDesk({2: "died", 3: "died"})
-    assert first_line(find_error(now, desk, None)) == "rank 2 died on another machine"
+    referee = FakeDesk({3: "ValueError: bad batch", 2: "died", 0: "died"})
+    assert first_line(find_error(now, referee, None)) == "rank 3 raised ValueError: bad batch"
+    referee = FakeDesk({2: "died", 3: "died"})
+    assert first_line(find_error(now, referee, None)) == "rank 2 died on another machine"
 
 
 def test_ranks_that_end_without_a_word_are_blamed_on_no_other_machine() -> None:

@@ -19,13 +19,13 @@ from phalanx.model import Verdict
 
 
 class Notes:
-    """A desk that lets everything go on."""
+    """A referee that lets everything go on."""
 
     def __init__(self) -> None:
         self.groups: list[GroupForm] = []
         self.forms: list[Form] = []
         self.announced: list[tuple[str, bool]] = []
-        self._tickets = count()
+        self._call_ids = count()
 
     def define_group(self, form: GroupForm) -> int:
         self.groups.append(form)
@@ -37,19 +37,19 @@ class Notes:
 
     def forget_forms(self) -> None: ...
 
-    def next_ticket(self) -> int:
-        return next(self._tickets)
+    def next_call_id(self) -> int:
+        return next(self._call_ids)
 
     def announce(
-        self, ticket: int, form: int, *, name: str, blocking: bool, limit: Any
+        self, call_id: int, form: int, *, name: str, blocking: bool, limit: Any
     ) -> bool:
         self.announced.append((name, blocking))
         return True
 
-    def wait(self, ticket: int, *, name: str, limit: Any) -> bool:
+    def wait(self, call_id: int, *, name: str, limit: Any) -> bool:
         return True
 
-    def received(self, ticket: int, source: int) -> None: ...
+    def received(self, call_id: int, source: int) -> None: ...
 
     def report(self, verdict: Verdict) -> VerdictError:
         raise AssertionError(verdict)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from phalanx.matching.slots import HISTORY, Assembly, Call
 
 
-class Desk:
+class Bench:
     """A baton that notes who was woken and what was posted."""
 
     def __init__(self) -> None:
@@ -17,12 +17,12 @@ class Desk:
     def wake(self, strand) -> None:
         self.woken.append(strand.rank)
 
-    def post(self, strand, errand) -> None:
-        self.posted.append((strand.rank, errand))
+    def post(self, strand, pending_callback) -> None:
+        self.posted.append((strand.rank, pending_callback))
 
 
 def call(met: Assembly, member: int, name: str = "all_reduce", **facts) -> Call:
-    made = Call(met, member, SimpleNamespace(baton=Desk(), rank=member), name, None)
+    made = Call(met, member, SimpleNamespace(baton=Bench(), rank=member), name, None)
     for key, value in {"signature": name, **facts}.items():
         setattr(made, key, value)
     return made

@@ -331,7 +331,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         if private.recording and private.is_recorded():
             profiler_events.begin(call, self._backend_name)
         context = strand.local
-        if context.helpers or context.uses_pools or strand.on_errand:
+        if context.helpers or context.uses_pools or strand.on_pending_callback:
             observe_threads.check(call)
         call.asynchronous = opts is None or opts.asyncOp or self._coalescing is not None
         if context.in_flight is not None or call.asynchronous:
@@ -387,7 +387,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         if not call.done:
             limit, explicit = self._limit_of(opts)
             wait_for(call, limit, explicit=explicit)
-        elif call.error is not None or call.event is not None or call.strand.errands:
+        elif call.error is not None or call.event is not None or call.strand.pending_callbacks:
             wait_for(call, 0.0)
         if private.recording:
             profiler_events.end(call)
@@ -455,7 +455,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         if private.recording and private.is_recorded():
             profiler_events.begin(call, self._backend_name)
         context = strand.local
-        if context.helpers or context.uses_pools or strand.on_errand:
+        if context.helpers or context.uses_pools or strand.on_pending_callback:
             observe_threads.check(call)
         call.asynchronous = True
         self._before_departure(call)

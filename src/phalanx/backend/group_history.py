@@ -43,7 +43,7 @@ class _Destroyed(NamedTuple):
     made: int
 
 
-class Makings:
+class GroupMakings:
     """The calls of `new_group` by the ranks of one default group, in order."""
 
     def __init__(self, met: Assembly) -> None:
@@ -96,7 +96,7 @@ class MakingWait:
 
     __slots__ = ("makings", "rank")
 
-    def __init__(self, makings: Makings, rank: int) -> None:
+    def __init__(self, makings: GroupMakings, rank: int) -> None:
         self.makings = makings
         self.rank = rank
 
@@ -162,15 +162,15 @@ def note_split(context: RankContext, met: Assembly, number: int, parts: Iterable
         raise context.session.report(verdict)
 
 
-def _makings(context: RankContext) -> Makings | None:
+def _makings(context: RankContext) -> GroupMakings | None:
     """Those of the rank's default group."""
     group = context.torch_state.default_pg
     if group is None or group._assembly is None:
         return None
-    known: dict[Any, Makings] = context.session.makings
+    known: dict[Any, GroupMakings] = context.session.makings
     found = known.get(group._place)
     if found is None:
-        found = known[group._place] = Makings(group._assembly)
+        found = known[group._place] = GroupMakings(group._assembly)
     return found
 
 
@@ -212,7 +212,7 @@ def find_open_mismatch(session: Session, gone: Iterable[int] = ()) -> Verdict | 
     """When ranks cannot move: do their groups explain it? `gone` are ranks that have ended
     and that others wait for in a group that these never made."""
     lost = set(gone)
-    everyones: list[Makings] = list(session.makings.values())
+    everyones: list[GroupMakings] = list(session.makings.values())
     for makings in everyones:
         verdict = makings.find_mismatch()
         if verdict is None and lost:

@@ -72,8 +72,8 @@ class RankContext:
         self.holds: dict[int, int] = {}
         """Calls that are held up for a moment, and how often for which thread; see
         `observers/thread_race.py`."""
-        self.couriers: set[Strand] = set()
-        """Threads of ours that run errands of the rank's."""
+        self.callback_threads: set[Strand] = set()
+        """Threads of ours that run pending callbacks of the rank's."""
         self.joining: threading.Thread | None = None
         """The thread of its own that the rank waits for after it has returned."""
         self.tell_failure: Callable[[BaseException], None] | None = None

@@ -36,7 +36,7 @@ MOST_RANKS = 4
 
 
 @dataclass
-class _Lane:
+class _Issuing:
     """What one thread of a rank issued, as units and their joints."""
 
     calls: list[list[Issued]] = field(default_factory=list)
@@ -84,8 +84,8 @@ def _again(known: Hazard, firsts: list[Issued]) -> Hazard:
     return replace(known, ranks=tuple(sorted({call.rank for call in firsts})))
 
 
-def _lanes(trace: Trace, messages: dict[int, Hashable]) -> list[_Lane]:
-    found: dict[tuple[int, int], _Lane] = {}
+def _lanes(trace: Trace, messages: dict[int, Hashable]) -> list[_Issuing]:
+    found: dict[tuple[int, int], _Issuing] = {}
     for calls in trace.ranks:
         for call in calls:
             if call.number is not None:
@@ -94,7 +94,7 @@ def _lanes(trace: Trace, messages: dict[int, Hashable]) -> list[_Lane]:
                 joint = messages[id(call)]
             else:
                 continue
-            found.setdefault((call.rank, call.thread), _Lane()).add(call, joint)
+            found.setdefault((call.rank, call.thread), _Issuing()).add(call, joint)
     return list(found.values())
 
 
@@ -103,7 +103,7 @@ Row = tuple[tuple[int, ...], Issued, Issued]
 
 
 def _orders(
-    lanes: Sequence[_Lane], cycle: Cycle, firsts: list[Issued], laters: list[Issued]
+    lanes: Sequence[_Issuing], cycle: Cycle, firsts: list[Issued], laters: list[Issued]
 ) -> list[Row]:
     """Of two operations: all ranks that have both, by order. Else those of the cycle alone."""
     if len(cycle) != 2:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from phalanx.core.clock import Clock, RealClock
-from phalanx.core.core_affinity import Camp, Huddle
+from phalanx.core.core_affinity import CoreAffinity, SharedCore
 from phalanx.core.schedule import FirstInFirstOut, Schedule
 from phalanx.core.strand import DONE, OUTSIDE, PARKED, READY, RUNNING, Strand, here
 from phalanx.errors import RankInterrupted, RankStopped
@@ -54,19 +54,19 @@ class Baton:
         clock: Clock | None = None,
         switcher: Switcher | None = None,
         on_stuck: Callable[[], None] | None = None,
-        courier: Callable[[Strand], None] | None = None,
-        camp: Camp | None = None,
+        callback_thread: Callable[[Strand], None] | None = None,
+        shared_core: SharedCore | None = None,
     ) -> None:
         self.schedule = schedule or FirstInFirstOut()
         self.clock = clock or RealClock()
         self.switcher = switcher or Switcher()
         self.on_stuck = on_stuck
-        self.courier = courier
+        self.callback_thread = callback_thread
         self.on_look: Callable[[], None] | None = None
         """Called by the monitor now and then, in the launcher's thread."""
         self.on_condemned: Callable[[Any], None] | None = None
         """Called by a strand whose wait ends with an error, with what it waited for."""
-        self.huddle = Huddle(camp)
+        self.affinity = CoreAffinity(shared_core)
         self.strands: list[Strand] = []
         self.holder: Strand | None = None
         self.hand_overs = 0
@@ -117,14 +117,14 @@ class Baton:
 
     def adopt(self, strand: Strand) -> None:
         """Make the calling thread this strand's."""
-        if strand.ident != threading.get_ident():  # else the crew has noted it
+        if strand.ident != threading.get_ident():  # else the thread pool has noted it
             strand.ident = threading.get_ident()
             strand.native = threading.get_native_id()
             with contextlib.suppress(AttributeError):  # macOS and Windows have no such clock
                 strand.cpu_clock = time.pthread_getcpuclockid(strand.ident)
         here.strand = strand
         if not strand.helper:
-            self.huddle.enter(strand.native)
+            self.affinity.enter(strand.native)
 
     def finish(self, strand: Strand) -> None:
         """Last thing in a strand's thread."""
@@ -186,7 +186,7 @@ class Baton:
             return
         until = self.clock.now() + seconds
         while self.park(strand, why, deadline=until, sleeping=True):
-            self.run_errands(strand)
+            self.run_pending_callbacks(strand)
 
     def give_way(self, strand: Strand) -> None:
         """Let the others that are ready run first; for calls that poll."""
@@ -206,9 +206,9 @@ class Baton:
 
     def leave(self, strand: Strand) -> None:
         """The strand goes where it may block out of our sight, perhaps until one of its own
-        errands is done."""
+        pending callbacks is done."""
         self._admit(strand)
-        self.run_errands(strand)
+        self.run_pending_callbacks(strand)
         with self._mutex:
             granted = self._stop_running(strand, OUTSIDE)
         _open(granted)
@@ -258,27 +258,27 @@ class Baton:
             if strand.state is PARKED:
                 self._set_state(strand, READY)
 
-    def post(self, strand: Strand, errand: Callable[[], None]) -> None:
-        """Have `errand` run in that strand's thread as soon as it runs next; if it is
-        outside (it may be waiting natively for this very errand), or has ended, by the
-        courier."""
-        strand.errands.append(errand)
+    def post(self, strand: Strand, pending_callback: Callable[[], None]) -> None:
+        """Have `pending_callback` run in that strand's thread as soon as it runs next; if it is
+        outside (it may be waiting natively for this very pending callback), or has ended, by
+        the callback thread."""
+        strand.pending_callbacks.append(pending_callback)
         self.wake(strand)
-        first = len(strand.errands) == 1  # else one is on its way
-        if first and strand.state in (OUTSIDE, DONE) and self.courier is not None:
-            self.courier(strand)
+        first = len(strand.pending_callbacks) == 1  # else one is on its way
+        if first and strand.state in (OUTSIDE, DONE) and self.callback_thread is not None:
+            self.callback_thread(strand)
 
-    def run_errands(self, strand: Strand) -> None:
-        """One after the other, in the order posted: an errand that waits does not let the
-        next one start, or their order would depend on timing."""
-        if strand.on_errand:
+    def run_pending_callbacks(self, strand: Strand) -> None:
+        """One after the other, in the order posted: a pending callback that waits does not let
+        the next one start, or their order would depend on timing."""
+        if strand.on_pending_callback:
             return
-        strand.on_errand = True
+        strand.on_pending_callback = True
         try:
-            while strand.errands:
-                strand.errands.popleft()()
+            while strand.pending_callbacks:
+                strand.pending_callbacks.popleft()()
         finally:
-            strand.on_errand = False
+            strand.on_pending_callback = False
 
     # -- for the monitor and the launcher -------------------------------------------------
 
@@ -296,8 +296,8 @@ class Baton:
                 return False
             granted = self._stop_running(strand, OUTSIDE)
         _open(granted)
-        if strand.errands and self.courier is not None:
-            self.courier(strand)
+        if strand.pending_callbacks and self.callback_thread is not None:
+            self.callback_thread(strand)
         return True
 
     def fire_due(self) -> None:

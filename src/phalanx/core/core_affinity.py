@@ -38,7 +38,7 @@ with suppress(AttributeError, OSError, TypeError):  # not everywhere
     _sched_getcpu = ctypes.CDLL(None).sched_getcpu
 
 
-class Camp:
+class SharedCore:
     """Threads that stay together on one core from run to run, because they are kept: see
     `thread_pool.py`. Moving four of them there and back takes as long as a barrier of all."""
 
@@ -49,35 +49,35 @@ class Camp:
         """How many threads the process had when all others were sent away."""
 
 
-class Huddle:
+class CoreAffinity:
     """Whether the threads of a run are on one core, and which.
 
-    In the huddle they are *batch* threads too: such a thread does not interrupt the one that
+    In the affinity they are *batch* threads too: such a thread does not interrupt the one that
     wakes it up, which is about to go to sleep anyway.
     """
 
-    def __init__(self, camp: Camp | None = None) -> None:
-        self._camp = Camp() if camp is None else camp
+    def __init__(self, shared_core: SharedCore | None = None) -> None:
+        self._shared_core = SharedCore() if shared_core is None else shared_core
         self._all = _allowed_cores()
-        if not self._camp.natives or not self._camp.core <= self._all:
-            self._camp.natives.clear()
-            self._camp.core = {_current_core(self._all)}
-        self._one = self._camp.core
-        self._has_camp = camp is not None
+        if not self._shared_core.natives or not self._shared_core.core <= self._all:
+            self._shared_core.natives.clear()
+            self._shared_core.core = {_current_core(self._all)}
+        self._one = self._shared_core.core
+        self._is_shared = shared_core is not None
         self._launcher = 0
         self.together = len(self._all) > 1
 
     def enter(self, native: int = 0) -> None:
         """First thing in a rank's thread, which may know its number."""
         native = native or threading.get_native_id()
-        if self.together and native not in self._camp.natives:
+        if self.together and native not in self._shared_core.natives:
             _bring(0, self._one)
-            self._camp.natives.add(native)
+            self._shared_core.natives.add(native)
 
     def visit(self) -> None:
-        """First thing in the launcher, if there is a camp: it waits on the core of the ranks,
-        for both wake the other without waking a core, and find all in its cache."""
-        if not self._has_camp or not self.together:
+        """First thing in the launcher, if there is a shared core: it waits on the core of the
+        ranks, for both wake the other without waking a core, and find all in its cache."""
+        if not self._is_shared or not self.together:
             return
         if _cores_of(0) == self._all and os.sched_getscheduler(0) == os.SCHED_OTHER:
             self._launcher = threading.get_native_id()
@@ -92,27 +92,27 @@ class Huddle:
             self._launcher = 0
 
     def end(self) -> None:
-        """After a run: threads in a camp stay unless they have started others."""
+        """After a run: threads in a shared core stay unless they have started others."""
         self.go_home()
-        if self.together and _number_of_threads() != self._camp.threads:
+        if self.together and _number_of_threads() != self._shared_core.threads:
             self.scatter()
-            self._camp.threads = _number_of_threads()
+            self._shared_core.threads = _number_of_threads()
 
     def gather(self, natives: Iterable[int]) -> None:
         """Onto the core that the launcher is on now."""
         if not self.together and len(self._all) > 1:
             self.together = True
-            self._one = self._camp.core = {_current_core(self._all)}
+            self._one = self._shared_core.core = {_current_core(self._all)}
             for native in natives:
                 if _cores_of(native) == self._all:
                     _bring(native, self._one)
 
     def scatter(self) -> None:
-        """Everywhere again: also threads that were started by those in the huddle, torch's
+        """Everywhere again: also threads that were started by those in the affinity, torch's
         own among them, which have their core from them."""
         if self.together:
             self.together = False
-            self._camp.natives.clear()
+            self._shared_core.natives.clear()
             for native in os.listdir(_TASKS):
                 self._send_away(int(native))
 
@@ -121,7 +121,7 @@ class Huddle:
         asks for the cores of this one."""
         self.go_home()
         if self.together:
-            self._camp.natives.discard(threading.get_native_id())
+            self._shared_core.natives.discard(threading.get_native_id())
             self._send_away(0)
 
     def without_ours(self, native: int, cores: set[int]) -> set[int]:

@@ -17,7 +17,7 @@ from functools import partial
 from phalanx.core.baton import Baton
 from phalanx.core.monitor import TICK, Monitor
 from phalanx.core.strand import DONE, OUTSIDE, RUNNING, Strand
-from phalanx.core.thread_pool import Crew, no_daemon
+from phalanx.core.thread_pool import RankThreadPool, no_daemon
 from phalanx.errors import RankInterrupted, RankStopped
 from phalanx.system import monotonic
 
@@ -57,10 +57,10 @@ class Launcher:
         on_limit: Callable[[float], bool] | None = None,
         on_tick: Callable[[], object] | None = None,
         on_interrupt: Callable[[], None] | None = None,
-        crew: Crew | None = None,
+        thread_pool: RankThreadPool | None = None,
     ) -> None:
         self.baton = baton
-        self._crew = crew
+        self._thread_pool = thread_pool
         self.interrupted: BaseException | None = None
         """What ended the run from outside: Ctrl-C, a signal handler's error, or, in a nested
         run, what was thrown in because the outer one is stopped."""
@@ -85,16 +85,16 @@ class Launcher:
         self._left = len(strands)
         threads: list[threading.Thread] = []
         try:
-            self.baton.huddle.visit()
+            self.baton.affinity.visit()
             self._start_all(strands, bodies, threads)
             stuck = self._supervise_all(strands)
         finally:
-            self.baton.huddle.end()
+            self.baton.affinity.end()
         for thread, strand in zip(threads, strands, strict=False):
             if strand not in stuck:
                 thread.join(1.0)
-        if self._crew is not None and self.baton.stopping:
-            self._crew.close()
+        if self._thread_pool is not None and self.baton.stopping:
+            self._thread_pool.close()
         return stuck
 
     def _start_all(
@@ -107,8 +107,8 @@ class Launcher:
         started = 0
         try:
             for strand, body in zip(strands, bodies, strict=True):
-                if self._crew is not None:
-                    self._crew.begin(strand, partial(self._main, strand, body))
+                if self._thread_pool is not None:
+                    self._thread_pool.begin(strand, partial(self._main, strand, body))
                 else:
                     threads.append(self._new_thread(strand, body))
                 started += 1
@@ -165,7 +165,7 @@ class Launcher:
 
     def _supervise(self, strands: Sequence[Strand]) -> list[Strand]:
         while not self._all_done.acquire(True, TICK):
-            self.baton.huddle.go_home()
+            self.baton.affinity.go_home()
             self._monitor.check()
             if self._on_tick is not None:
                 self._on_tick()

@@ -87,13 +87,13 @@ class Monitor:
         too for a while if somebody else works on that core."""
         last, spent, count = self._tick
         self._tick = now, process, hand_overs
-        elapsed, huddle = now - last, self._baton.huddle
-        if huddle.together and process - spent < 0.7 * elapsed:
+        elapsed, affinity = now - last, self._baton.affinity
+        if affinity.together and process - spent < 0.7 * elapsed:
             self._apart_until = now + APART
         if hand_overs - count > MANY * elapsed and now >= self._apart_until:
-            huddle.gather(strand.native for strand in self._baton.strands if strand.native)
+            affinity.gather(strand.native for strand in self._baton.strands if strand.native)
         else:
-            huddle.scatter()
+            affinity.scatter()
 
     def _notice_helpers(self, now: float, process: float) -> None:
         """Nobody holds the baton: CPU use shows that somebody outside is at work."""

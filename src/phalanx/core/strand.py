@@ -37,7 +37,7 @@ class Strand:
         "baton",
         "cpu_clock",
         "error",
-        "errands",
+        "pending_callbacks",
         "gate",
         "granted",
         "helper",
@@ -46,7 +46,7 @@ class Strand:
         "limit",
         "local",
         "native",
-        "on_errand",
+        "on_pending_callback",
         "rank",
         "refusals",
         "state",
@@ -69,8 +69,8 @@ class Strand:
         self.native = 0
         self.cpu_clock: int | None = None
         self.error: BaseException | None = None
-        self.errands: deque[Callable[[], None]] = deque()
-        self.on_errand = False
+        self.pending_callbacks: deque[Callable[[], None]] = deque()
+        self.on_pending_callback = False
         self.limit: float | None = None
         self.timer = 0
         self.timed_out = False

@@ -1,9 +1,9 @@
 """Keep the threads of ranks from one run to the next.
 
-Starting four threads takes as long as a small test. Whoever runs many tests keeps a crew and
-gives it to the launcher; without one every run has new threads, and none outlives it. A thread
-is used again only if the run went well and left the thread as it was; what the run kept in a
-`threading.local` is dropped, as at the end of a thread.
+Starting four threads takes as long as a small test. Whoever runs many tests keeps a thread pool
+and gives it to the launcher; without one every run has new threads, and none outlives it. A
+thread is used again only if the run went well and left the thread as it was; what the run kept
+in a `threading.local` is dropped, as at the end of a thread.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import weakref
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from phalanx.core.core_affinity import Camp
+from phalanx.core.core_affinity import SharedCore
 from phalanx.core.strand import Strand
 from phalanx.errors import RankStopped
 
 Job = Callable[[], None]
 
 
-class Crew:
+class RankThreadPool:
     """One thread per rank. `state_of_thread` tells what a thread keeps by itself, tracing and
     the like: where that has changed, a new thread takes the next job. The old one starts it,
     and calls `undo` before that, for what a thread inherits from the one that starts it."""
@@ -38,46 +38,46 @@ class Crew:
     ) -> None:
         self._state_of_thread = state_of_thread
         self._undo = undo
-        self._mates: list[_Mate] = []
-        self.camp = Camp()
-        self.heirlooms: dict[Hashable, Any] = {}
+        self._workers: list[_Worker] = []
+        self.shared_core = SharedCore()
+        self.groups_for_reuse: dict[Hashable, Any] = {}
         """What the layers above keep from a run that went well for one like it."""
-        _crews.add(self)
+        _thread_pools.add(self)
 
     def begin(self, strand: Strand, job: Job) -> None:
         """Let the thread of that rank do the job; the one of before must have ended. The
         thread wakes when the strand gets the baton for the first time, not before."""
-        while len(self._mates) <= strand.rank:
-            self._mates.append(_Mate(len(self._mates), self._state_of_thread, self._undo))
-        self._mates[strand.rank].begin(strand, job)
+        while len(self._workers) <= strand.rank:
+            self._workers.append(_Worker(len(self._workers), self._state_of_thread, self._undo))
+        self._workers[strand.rank].begin(strand, job)
 
     def close(self) -> None:
         """Let the threads end; those that are stuck are left where they are."""
-        self.heirlooms.clear()
-        mates, self._mates = self._mates, []
-        for mate in mates:
-            mate.end()
+        self.groups_for_reuse.clear()
+        workers, self._workers = self._workers, []
+        for worker in workers:
+            worker.end()
 
     def become_a_process(self) -> None:
         """In a forked child: the threads are not there."""
-        self._mates = []
-        self.heirlooms.clear()
-        self.camp = Camp()
+        self._workers = []
+        self.groups_for_reuse.clear()
+        self.shared_core = SharedCore()
 
 
-_crews: weakref.WeakSet[Crew] = weakref.WeakSet()
+_thread_pools: weakref.WeakSet[RankThreadPool] = weakref.WeakSet()
 
 
 def _become_a_process() -> None:
-    for crew in list(_crews):
-        crew.become_a_process()
+    for thread_pool in list(_thread_pools):
+        thread_pool.become_a_process()
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_become_a_process)
 
 
-class _Mate:
+class _Worker:
     def __init__(
         self, rank: int, state_of_thread: Callable[[], Hashable], undo: Callable[[], object]
     ) -> None:
@@ -140,7 +140,7 @@ class _Mate:
 
 FORGETS_LOCALS = sys.implementation.name == "cpython" and sys.version_info < (3, 13)
 """Whether a thread that lives on can lose what it has in `threading.local` objects. Where it
-cannot, the engine lets the crew go after a run that may have left something there."""
+cannot, the engine lets the thread pool go after a run that may have left something there."""
 
 
 def _locals_here() -> dict[Any, Any]:

@@ -153,7 +153,7 @@ class Step:
         self.batch = call.batch
         self.device = call.device
         strand = call.strand
-        self.thread = id(strand) if strand.helper else int(strand.on_errand)
+        self.thread = id(strand) if strand.helper else int(strand.on_pending_callback)
         self.withdrawn = False
 
 

@@ -38,7 +38,7 @@ def in_lanes(tensors: Sequence[Tensor], work: Work) -> None:
         _work_through(tensors, work, SHARED_BLOCK_BYTES)
         return
     if here.strand is not None:
-        here.strand.baton.huddle.step_out()  # or all lanes would share its core
+        here.strand.baton.affinity.step_out()  # or all lanes would share its core
     size = -(-tensors[0].numel() // lanes)
     parts = list(zip(*(torch.split(tensor, size) for tensor in tensors), strict=True))
     torch.set_num_threads(1)  # for this thread and those it starts

@@ -1,9 +1,10 @@
 """Thread race: a thread calls on a group while another of its rank is inside a call there.
 
 `check` is called for calls of ranks that have threads, and for those of callbacks. Threads that
-run errands of another one (`engines/threads/threads_engine.py`: couriers) stand for that one. A
-call of the program may be several of ours (`all_gather_object`), so what counts is where the
-other thread stands: still in torch's code, below the line that made its last call.
+run pending callbacks of another one (`engines/threads/threads_engine.py`: callback threads)
+stand for that one. A call of the program may be several of ours (`all_gather_object`), so what
+counts is where the other thread stands: still in torch's code, below the line that made its
+last call.
 
 Who comes first is chance, and calls that are over tell nothing. So for a moment a rank with a
 young thread is held before its first calls: if the thread comes to the same group meanwhile,
@@ -42,10 +43,10 @@ def check(call: Call) -> None:
     """Raise if the call, which has not met the others yet, races with one of its rank."""
     strand = call.strand
     context = strand.local
-    if KIND not in context.session.kinds or strand in context.couriers:
+    if KIND not in context.session.kinds or strand in context.callback_threads:
         return
-    if strand.on_errand:
-        _check_errand(call)
+    if strand.on_pending_callback:
+        _check_pending_callback(call)
         return
     _hold(call)
     for other, held in list(context.held.items()):
@@ -64,7 +65,9 @@ def _others(strand: Strand) -> list[Strand]:
     return [
         other
         for other in strand.baton.strands
-        if other.local is context and other is not strand and other not in context.couriers
+        if other.local is context
+        and other is not strand
+        and other not in context.callback_threads
     ]
 
 
@@ -91,7 +94,7 @@ def _hold(call: Call) -> None:
         del context.held[strand]
 
 
-def _check_errand(call: Call) -> None:
+def _check_pending_callback(call: Call) -> None:
     """A callback of a future calls on a group while its rank is inside a call there. Elsewhere
     callbacks run in threads of their own, so nothing orders the two."""
     inside = call.strand.inside

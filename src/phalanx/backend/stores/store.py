@@ -78,7 +78,7 @@ def _park_once(strand: Strand, why: StoreWait, until: float, sleeping: bool) -> 
     if strand not in waiters:
         waiters.append(strand)
     woken = strand.baton.park(strand, why, deadline=until, sleeping=sleeping)
-    strand.baton.run_errands(strand)
+    strand.baton.run_pending_callbacks(strand)
     return woken
 
 

@@ -40,8 +40,8 @@ def wait_for(call: Call, timeout: float, *, explicit: bool = False) -> None:
     early = buffer_guard.arrive(call) if call.flight is not None else None
     if private.recording:
         profiler_events.end(call)
-    if strand.errands:
-        strand.baton.run_errands(strand)
+    if strand.pending_callbacks:
+        strand.baton.run_pending_callbacks(strand)
     if call.error is not None:
         raise call.error
     if early is not None:
@@ -66,16 +66,18 @@ def _park_until_done(strand: Strand, call: Call, timeout: float, explicit: bool)
         baton.rejoin(strand)  # before looking: what completes meanwhile wakes nobody
     complete_now(call)
     limit = baton.clock.now() + timeout
-    if strand.errands:
-        baton.run_errands(strand)  # of what was complete when its future was asked for
+    if strand.pending_callbacks:
+        baton.run_pending_callbacks(
+            strand
+        )  # of what was complete when its future was asked for
     while not call.done:
         if call.waiters is None:
             call.waiters = [strand]
         elif strand not in call.waiters:
             call.waiters.append(strand)
         woken = baton.park(strand, call, deadline=limit, sleeping=explicit)
-        if strand.errands:
-            baton.run_errands(strand)
+        if strand.pending_callbacks:
+            baton.run_pending_callbacks(strand)
         if not woken and not call.done:
             error = OpTimeoutError(
                 f"{call.name}: Timed out waiting {timeout * 1000:.0f}ms for the other ranks"
@@ -129,7 +131,7 @@ class OpWork(dist.Work):
                     part.put_off.poll()
             if not call.done:
                 strand.baton.give_way(strand)
-                strand.baton.run_errands(strand)
+                strand.baton.run_pending_callbacks(strand)
         return _see_done(call)
 
     def is_success(self) -> bool:
@@ -218,7 +220,7 @@ class OpFuture(torch.futures.Future[Any]):
             future._settle()
             return future
         if call.done:
-            call.strand.errands.append(future._settle)
+            call.strand.pending_callbacks.append(future._settle)
         else:
             call.callbacks = [*(call.callbacks or ()), future._settle]
         if private.is_in_backward():

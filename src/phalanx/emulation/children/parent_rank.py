@@ -2,8 +2,8 @@
 
 Used by `self_spawning_scripts.py` when a program that starts its ranks calls
 `init_process_group` itself. It may do so several times: when its group and the other ranks are
-gone and it starts processes anew, it leaves the seat, and finds another one in the world that
-these make.
+gone and it starts processes anew, it leaves the parent rank, and finds another one in the world
+that these make.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from phalanx.backend.session import RankContext
 from phalanx.backend.torch_private import private
 from phalanx.backend.work import buffer_modes
 from phalanx.core.strand import Strand, here
-from phalanx.emulation.children.parent_state import Belongings, is_feeder
+from phalanx.emulation.children.parent_state import ParentState, is_feeder
 from phalanx.emulation.modules.isolating import own_main
 from phalanx.emulation.stdlib.replaced_calls import enter_thread
 
 
-class ParentSeat:
+class ParentRank:
     """The program itself as one of the ranks. A thread of the world's holds its place; the
     program's own thread acts for it, from its first call of `init_process_group` on."""
 
@@ -38,7 +38,7 @@ class ParentSeat:
         main: ModuleType,
         code: CodeType,
         modules: dict[str, ModuleType],
-        before: Belongings | None,
+        before: ParentState | None,
     ) -> None:
         """`modules` are those of the program's that it has imported so far, `before` what it
         has from the time when it was a rank of an earlier world."""
@@ -106,13 +106,13 @@ class ParentSeat:
         ended = all(child.has_ended() for child in self.children)
         return ended and all(is_feeder(each) or not each.is_alive() for each in threads)
 
-    def give_up(self) -> Belongings:
+    def give_up(self) -> ParentState:
         """The program is no rank any more, but goes on: with what it has taken along."""
         strand = self._strand
         assert strand is not None
         strand.baton.rejoin(strand)
-        strand.baton.huddle.step_out()
-        found = Belongings(strand.local, but=self._interrupt)
+        strand.baton.affinity.step_out()
+        found = ParentState(strand.local, but=self._interrupt)
         self.leave(None)
         self.world_is_over.wait()
         found.put_in_place()

@@ -38,7 +38,7 @@ _LOGGING, _HANDLERS = "logging", "signal handlers"
 """Where `isolation/logs.py` and `signals.py` keep what a rank has changed."""
 
 
-class Belongings:
+class ParentState:
     """Made in the rank, which holds the baton; put in place when its world is over."""
 
     def __init__(self, context: RankContext, *, but: Any) -> None:

@@ -1,10 +1,11 @@
 """What a child that becomes a rank gets from its parent, as a process would get it.
 
-Used by `spawned_ranks.py`. `Luggage` is packed in the parent when the process is started and
-opened in the rank's thread. By *spawn* and *forkserver* the process object travels by pickle,
-with multiprocessing's own rules, and the script is executed anew as `__mp_main__`. By *fork* a
-child has a copy of everything: the names of `__main__` are copied, its functions and classes so
-that they use the copies. What cannot be copied (open files, locks, lambdas' cells) is shared.
+Used by `spawned_ranks.py`. `SpawnPayload` is packed in the parent when the process is started
+and opened in the rank's thread. By *spawn* and *forkserver* the process object travels by
+pickle, with multiprocessing's own rules, and the script is executed anew as `__mp_main__`. By
+*fork* a child has a copy of everything: the names of `__main__` are copied, its functions and
+classes so that they use the copies. What cannot be copied (open files, locks, lambdas' cells)
+is shared.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class Passage:
 _set_spawning: Any = multiprocessing.context.set_spawning_popen
 
 
-class Luggage:
+class SpawnPayload:
     """One child's process object and surroundings, as they were when it was started."""
 
     def __init__(

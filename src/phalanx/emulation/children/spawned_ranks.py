@@ -4,7 +4,7 @@ Used by `self_spawning_scripts.py` for `phalanx run SCRIPT` without a number of 
 stands behind `multiprocessing`: a process that could be a rank (`spawn_rules.py`) is not
 started but kept, as a `Child`, until the program waits for something; then all that were kept
 begin together, as the ranks of one world. The program itself is no rank and waits outside the
-baton, unless it calls `init_process_group`: then it is one of them (`ParentSeat`).
+baton, unless it calls `init_process_group`: then it is one of them (`ParentRank`).
 """
 
 from __future__ import annotations
@@ -73,11 +73,11 @@ class Child:
         family: Family,
         process: Any,
         original: Callable[[Any], Any],
-        luggage: Any,
+        payload: Any,
         environ: Mapping[str, str],
     ) -> None:
         self.process = process
-        self.luggage = luggage
+        self.payload = payload
         self.environ = environ
         self.starter = threading.get_ident()
         self.returncode: int | None = None
@@ -255,8 +255,8 @@ def _is_called_by(package: str) -> bool:
 
 
 class Family:
-    """The program and the processes that it starts. `open_world(children, numbers, seat)` runs
-    them as ranks, in a thread of its own."""
+    """The program and the processes that it starts. `open_world(children, numbers,
+    parent_rank)` runs them as ranks, in a thread of its own."""
 
     def __init__(
         self, pack: Callable[[Any, bool], Any], open_world: Callable[..., Any]
@@ -276,25 +276,29 @@ class Family:
         self._slept = self._spaced = False
         """Whether the program slept since its last start, or ever between two of them."""
         self._open = True
-        self.seat: Any = None
+        self.parent_rank: Any = None
         """The program's own, while it is a rank."""
-        self.belongings: Any = None
+        self.parent_state: Any = None
         """What it has from the time when it was one."""
 
     def takes_back(self, process: Any) -> bool:
         """The program, which is a rank, starts a process. Whether it is no rank any more: its
         group and the other ranks are gone, and this could be one of the next."""
-        seat = self.seat
-        if seat is None or not seat.is_free() or not could_be_rank(process, dict(os.environ)):
+        parent_rank = self.parent_rank
+        if (
+            parent_rank is None
+            or not parent_rank.is_free()
+            or not could_be_rank(process, dict(os.environ))
+        ):
             return False
         limit = monotonic() + HELD
-        for child in seat.children:
+        for child in parent_rank.children:
             child.wait(max(0.0, limit - monotonic()))
-        if not seat.is_alone():
-            seat.is_overdue = True
+        if not parent_rank.is_alone():
+            parent_rank.is_overdue = True
             return False
-        self.belongings = seat.give_up()
-        self.seat = None
+        self.parent_state = parent_rank.give_up()
+        self.parent_rank = None
         return True
 
     def start(self, process: Any, original: Callable[[Any], Any], *, forked: bool) -> Any:
@@ -313,14 +317,14 @@ class Family:
                 self._watcher.start()
         return child
 
-    def begin(self, seat: Any = None) -> bool:
+    def begin(self, parent_rank: Any = None) -> bool:
         """Let those that were kept begin; whether there are any."""
         with self._lock:
             batch, self._pending = self._choose(self._pending)
             if not batch:
                 return False
             ranks = _find_ranks(batch)
-            if seat is not None and not ranks:
+            if parent_rank is not None and not ranks:
                 ranks = [(place, place + 1) for place in range(len(batch))]
             chosen = {place for place, _ in ranks}
             for place, child in enumerate(batch):
@@ -328,7 +332,9 @@ class Family:
                     child.become_a_process()
             if not ranks:
                 return False
-            self._open_one([batch[place] for place, _ in ranks], [r for _, r in ranks], seat)
+            self._open_one(
+                [batch[place] for place, _ in ranks], [r for _, r in ranks], parent_rank
+            )
         return True
 
     def _choose(self, kept: list[Child]) -> tuple[list[Child], list[Child]]:
@@ -343,17 +349,17 @@ class Family:
             return kept, []
         return ready, [child for child in kept if child not in ready]
 
-    def _open_one(self, children: list[Child], numbers: list[int], seat: Any) -> None:
+    def _open_one(self, children: list[Child], numbers: list[int], parent_rank: Any) -> None:
         first = min(numbers)
         for child in children:
-            child.lacks_rank_0 = seat is None and first == 1
-        if seat is None or first > 1:
+            child.lacks_rank_0 = parent_rank is None and first == 1
+        if parent_rank is None or first > 1:
             numbers = [number - first for number in numbers]
         self.children += children
-        if seat is not None:
-            seat.children, self.seat = children, seat
+        if parent_rank is not None:
+            parent_rank.children, self.parent_rank = children, parent_rank
         world = threading.Thread(
-            target=self._open_world, args=(children, numbers, seat), daemon=True
+            target=self._open_world, args=(children, numbers, parent_rank), daemon=True
         )
         self._worlds.append(world)
         world.start()

@@ -47,7 +47,7 @@ class Generator:
 # differs. Of two normal numbers that are drawn together the second one waits for its turn.
 
 
-class PythonTwister(Generator):
+class PythonGeneratorMemory(Generator):
     """A `random.Random`."""
 
     def __init__(self, owner: Any) -> None:
@@ -63,13 +63,13 @@ class PythonTwister(Generator):
         self.raw[:], self.owner.gauss_next = snapshot
 
     def spare(self) -> Generator:
-        return PythonTwister(random.Random())
+        return PythonGeneratorMemory(random.Random())
 
     def seed(self, seed: bytes) -> None:
         random.Random.seed(self.owner, seed)
 
 
-class PlainPythonTwister(Generator):
+class PythonGeneratorState(Generator):
     """The same by its own methods, for a Python that keeps it elsewhere."""
 
     def __init__(self, owner: random.Random) -> None:
@@ -83,13 +83,13 @@ class PlainPythonTwister(Generator):
         random.Random.setstate(self.owner, snapshot)
 
     def spare(self) -> Generator:
-        return PlainPythonTwister(random.Random())
+        return PythonGeneratorState(random.Random())
 
     def seed(self, seed: bytes) -> None:
         random.Random.seed(self.owner, seed)
 
 
-class NumpyTwister(Generator):
+class NumpyGeneratorMemory(Generator):
     """A `numpy.random.RandomState` over an `MT19937`."""
 
     def __init__(self, owner: Any, bits: Any, gauss_place: int) -> None:
@@ -109,13 +109,13 @@ class NumpyTwister(Generator):
     def spare(self) -> Generator:
         bits = type(self._bits)()
         owner = type(self.owner)(bits)
-        return NumpyTwister(owner, bits, self._place)
+        return NumpyGeneratorMemory(owner, bits, self._place)
 
     def seed(self, seed: bytes) -> None:
         self.owner.seed(_numbers(seed))
 
 
-class PlainNumpyTwister(Generator):
+class NumpyGeneratorState(Generator):
     """The same by its own methods."""
 
     def __init__(self, owner: Any) -> None:
@@ -130,7 +130,7 @@ class PlainNumpyTwister(Generator):
         self.owner.set_state(snapshot)
 
     def spare(self) -> Generator:
-        return PlainNumpyTwister(type(self.owner)())
+        return NumpyGeneratorState(type(self.owner)())
 
     def seed(self, seed: bytes) -> None:
         self.owner.seed(_numbers(seed))
@@ -140,14 +140,14 @@ def _numbers(seed: bytes) -> list[int]:
     return [*struct.unpack(f"{len(seed) // 4}I", seed)]
 
 
-def python_twister() -> Generator:
+def python_generator() -> Generator:
     """The one behind the functions of `random`."""
     seed: Any = random.seed
-    kind = PythonTwister if _is_where_we_think() else PlainPythonTwister
+    kind = PythonGeneratorMemory if _is_where_we_think() else PythonGeneratorState
     return kind(seed.__self__)
 
 
-def numpy_twister(module: ModuleType) -> Generator | None:
+def numpy_generator(module: ModuleType) -> Generator | None:
     """The one behind the functions of `numpy.random`; `module` is `numpy.random.mtrand`. None
     if the program has put another kind of generator there."""
     owner = module._rand
@@ -157,8 +157,8 @@ def numpy_twister(module: ModuleType) -> Generator | None:
     kinds: Any = (type(owner), type(bits))
     place = _gauss_place(kinds[0])
     if place is None or not _is_where_numpy_says(*kinds):
-        return PlainNumpyTwister(owner)
-    return NumpyTwister(owner, bits, place)
+        return NumpyGeneratorState(owner)
+    return NumpyGeneratorMemory(owner, bits, place)
 
 
 def _memory(address: int, size: int) -> memoryview:
@@ -172,10 +172,10 @@ def _is_where_we_think() -> bool:
     if not least <= random.Random.__mro__[1].__basicsize__ < least + 16:
         return False
     one.getrandbits(1000)
-    words = PythonTwister(one).raw.cast("I")
+    words = PythonGeneratorMemory(one).raw.cast("I")
     if (*words[1:], words[0]) != one.getstate()[1]:
         return False
-    PythonTwister(other).put(PythonTwister(one).snapshot())
+    PythonGeneratorMemory(other).put(PythonGeneratorMemory(one).snapshot())
     return one.getstate() == other.getstate()
 
 
@@ -204,6 +204,8 @@ def _is_where_numpy_says(kind: Hashable, bits_kind: Hashable) -> bool:
     one, other = make(bits), make(other_bits)
     one.standard_normal()
     place = _gauss_place(kind) or 0
-    NumpyTwister(other, other_bits, place).put(NumpyTwister(one, bits, place).snapshot())
+    NumpyGeneratorMemory(other, other_bits, place).put(
+        NumpyGeneratorMemory(one, bits, place).snapshot()
+    )
     (_, words, *rest), (_, other_words, *other_rest) = one.get_state(), other.get_state()
     return bool(rest == other_rest and words.tobytes() == other_words.tobytes())

@@ -21,7 +21,11 @@ import torch
 
 from phalanx.backend.session import RankContext
 from phalanx.backend.torch_private import private_generators
-from phalanx.emulation.random.generator_memory import Generator, numpy_twister, python_twister
+from phalanx.emulation.random.generator_memory import (
+    Generator,
+    numpy_generator,
+    python_generator,
+)
 
 NUMPY = "numpy.random.mtrand"
 PYTHON = "generator of random"
@@ -93,7 +97,7 @@ def sources(*, nested: bool = False) -> list[Source]:
     """For a run that begins now."""
     if not _live:
         _live[TORCH] = TorchGenerator(torch.default_generator)
-        _live[PYTHON] = python_twister()
+        _live[PYTHON] = python_generator()
     if NUMPY not in _live and NUMPY in sys.modules:
         note_numpy(sys.modules[NUMPY])
     in_script = bool(_script) and not nested
@@ -103,7 +107,7 @@ def sources(*, nested: bool = False) -> list[Source]:
 def note_numpy(module: ModuleType, *, nested: bool = False) -> Source | None:
     """NumPy's generator is there, perhaps because a rank has just imported it."""
     if NUMPY not in _live:
-        live = numpy_twister(module)
+        live = numpy_generator(module)
         if live is None:
             return None
         if _script:

@@ -53,7 +53,7 @@ def _libc() -> Any:
 def begin(folder: str | None) -> None:
     """In a rank's main thread, before anything of the program: start where the caller is."""
     if can_be_own() and _unshare() and folder is not None and folder_here() != folder:
-        with suppress(OSError):  # a thread of a crew, which was a rank before
+        with suppress(OSError):  # a thread of a thread pool, which was a rank before
             os.chdir(folder)
 
 

@@ -2,9 +2,9 @@
 
 Used by `signals.py`, and by `spawned_ranks.py` to end one rank. Python runs handlers in the
 main thread of a process only. A rank runs its own where it waits; one that does not come by
-gets a thread that acts for it meanwhile, as a courier does for a rank that is blocked. An
-exception of the handler is raised in the rank's own thread, where that executes the program's
-code and not ours.
+gets a thread that acts for it meanwhile, as a callback thread does for a rank that is blocked.
+An exception of the handler is raised in the rank's own thread, where that executes the
+program's code and not ours.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _BELOW = (
 _sleep = time.sleep
 
 
-class Ring:
+class PendingSignal:
     """One signal for one rank. Whoever takes it runs the handler: the rank, or a thread for
     it."""
 
@@ -64,8 +64,8 @@ class Ring:
         self._open.clear()
 
     def __call__(self) -> None:
-        """In the rank's thread where it waits, or, while that is blocked, in a courier's: then
-        what the handler raises is raised when the rank comes back."""
+        """In the rank's thread where it waits, or, while that is blocked, in a callback
+        thread's: then what the handler raises is raised when the rank comes back."""
         handle = self.take()
         if handle is None:
             return
@@ -77,13 +77,13 @@ class Ring:
             self.strand.baton.wake(self.strand, error)
 
 
-def run_beside(ring: Ring) -> bool:
+def run_beside(ring: PendingSignal) -> bool:
     """Called by the launcher now and then: whether nothing is left to do for it, perhaps
     because a thread has just been started that does."""
     strand = ring.strand
     if ring.is_taken() or strand.state is DONE:
         return True
-    if strand.state is not RUNNING or strand.baton.stopping or strand.on_errand:
+    if strand.state is not RUNNING or strand.baton.stopping or strand.on_pending_callback:
         return False
     if monotonic() - ring.posted_at < LATE:
         return False
@@ -97,22 +97,22 @@ def run_beside(ring: Ring) -> bool:
     return True
 
 
-def _act(ring: Ring, helper: Strand, handle: Callable[..., None]) -> None:
+def _act(ring: PendingSignal, helper: Strand, handle: Callable[..., None]) -> None:
     """In a thread of the rank's: run the handler, and throw in what it raises."""
     strand, baton = ring.strand, ring.strand.baton
     baton.adopt(helper)
-    strand.local.couriers.add(helper)
+    strand.local.callback_threads.add(helper)
     try:
         with suppress(RankStopped):
             _handle(ring, handle)
     finally:
         baton.finish(helper)
-        strand.local.couriers.discard(helper)
+        strand.local.callback_threads.discard(helper)
         with suppress(ValueError):
             strand.local.helpers.remove(threading.current_thread())
 
 
-def _handle(ring: Ring, handle: Callable[..., None]) -> None:
+def _handle(ring: PendingSignal, handle: Callable[..., None]) -> None:
     try:
         handle(frame=current_frames().get(ring.strand.ident))
     except RankStopped:

@@ -142,7 +142,7 @@ def _forking(original: Any) -> Any:
     def fork() -> int:
         strand = here.strand
         if strand is not None:
-            strand.baton.huddle.step_out()
+            strand.baton.affinity.step_out()
         pid = int(original())
         if pid and strand is not None:
             _remember(strand.local, _FORKED, pid, _is_own_child)
@@ -281,7 +281,7 @@ def _with_environ(original: Any) -> Any:
         strand = here.strand
         if strand is None:
             return original(path, args, passfds)
-        strand.baton.huddle.step_out()
+        strand.baton.affinity.step_out()
         own, outer, shown = environ_for_c(strand.local), _process_environ(), dict(seen_by_c)
         differing = {key for key in own.keys() | outer.keys() if own.get(key) != outer.get(key)}
         new = differing - shown.keys()

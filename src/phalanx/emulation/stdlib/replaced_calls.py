@@ -167,7 +167,7 @@ def _inheriting(original: Any) -> Any:
     def construct(self: Any, *args: Any, **kwargs: Any) -> None:
         strand = here.strand
         if strand is not None:
-            strand.baton.huddle.step_out()
+            strand.baton.affinity.step_out()
             if len(args) <= _ENV_PLACE and kwargs.get("env") is None:
                 kwargs["env"] = dict(environ_for_c(strand.local))
             if len(args) <= _STREAMS_PLACE:
@@ -279,12 +279,12 @@ def _starters() -> list[tuple[Any, str, Any]]:
 
 
 def _on_all_cores(original: Any) -> Any:
-    """A process started by a rank must not inherit the one core of the huddle."""
+    """A process started by a rank must not inherit the one core of the affinity."""
 
     def start(*args: Any, **kwargs: Any) -> Any:
         strand = here.strand
         if strand is not None:
-            strand.baton.huddle.step_out()
+            strand.baton.affinity.step_out()
         return original(*args, **kwargs)
 
     return start
@@ -300,8 +300,8 @@ def _affinity_patches() -> list[tuple[Any, str, Any]]:
         strand = here.strand
         if strand is None:
             return set(original(pid))
-        strand.baton.huddle.step_out()
-        return strand.baton.huddle.without_ours(pid, original(pid))
+        strand.baton.affinity.step_out()
+        return strand.baton.affinity.without_ours(pid, original(pid))
 
     return [(os, "sched_getaffinity", ask)]
 

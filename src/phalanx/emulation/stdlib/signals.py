@@ -5,8 +5,8 @@ process, `signal.raise_signal`) runs its handler at once. One from outside is no
 of ours and handed to every rank, which runs its own at its next waiting point, or has it run
 beside it while it computes (`interrupts.py`); a rank without one does what the system would do
 with a process. Alarms are kept per rank. The engine makes a
-`SignalDesk` for each run, whose launcher looks at it every few milliseconds; programs that use
-no signals cost it one comparison. What only a main thread can do is refused, and says so.
+`SignalDispatch` for each run, whose launcher looks at it every few milliseconds; programs that
+use no signals cost it one comparison. What only a main thread can do is refused, and says so.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 from phalanx.backend.session import RankContext, context_here
 from phalanx.core.baton import Baton
 from phalanx.core.strand import DONE, Strand, here
-from phalanx.emulation.stdlib.interrupts import Ring, run_beside
+from phalanx.emulation.stdlib.interrupts import PendingSignal, run_beside
 from phalanx.errors import RankExited, UsageError
 from phalanx.system import getpid, monotonic
 
@@ -43,7 +43,7 @@ Handler = Callable[[int, Any], Any] | int | signal.Handlers | None
 _signal, _getsignal, _raise = signal.signal, signal.getsignal, signal.raise_signal
 _main_thread = threading.main_thread
 """That of the process: a rank's is another one."""
-_desks: list[SignalDesk] = []
+_dispatches: list[SignalDispatch] = []
 _arrived: deque[int] = deque()
 _wanted: deque[tuple[int, threading.Event]] = deque()
 _ours: dict[int, Any] = {}
@@ -52,9 +52,9 @@ _ours: dict[int, Any] = {}
 
 def _note(number: int, frame: Any) -> None:
     """Our handler: it runs in the middle of anything, so it only takes a note."""
-    if number == signal.SIGINT and _desks and _desks[-1].is_pressed():
+    if number == signal.SIGINT and _dispatches and _dispatches[-1].is_pressed():
         raise KeyboardInterrupt
-    if any(desk.has_handler(number) for desk in _desks):
+    if any(dispatch.has_handler(number) for dispatch in _dispatches):
         _arrived.append(number)
         return
     before = _ours.pop(number, signal.SIG_DFL)
@@ -114,7 +114,7 @@ def _get(number: int, /) -> Any:
 
 def _want(number: int) -> None:
     """Have our handler put in place by the main thread, where alone that is possible."""
-    if not _desks or not _desks[0].in_main_thread:
+    if not _dispatches or not _dispatches[0].in_main_thread:
         return
     done = threading.Event()
     _wanted.append((number, done))
@@ -221,19 +221,19 @@ def _set_alarm(context: RankContext, seconds: float, interval: float) -> tuple[f
     if ring is not None:
         ring.cancel()
     context.saved[_ALARM] = (_now() + seconds if seconds > 0 else None), interval
-    if _desks:
-        _desks[-1].alarms = True
+    if _dispatches:
+        _dispatches[-1].alarms = True
     return before
 
 
 def _now() -> float:
-    return _desks[-1].baton.clock.now() if _desks else monotonic()
+    return _dispatches[-1].baton.clock.now() if _dispatches else monotonic()
 
 
 def _registering(original: Any) -> Any:
     def register(signum: int, *args: Any, **kwargs: Any) -> Any:
-        if context_here() is not None and _desks:
-            _desks[-1].registered.add(signum)
+        if context_here() is not None and _dispatches:
+            _dispatches[-1].registered.add(signum)
         return original(signum, *args, **kwargs)
 
     return register
@@ -255,7 +255,7 @@ def _refusing(name: str, original: Any) -> Any:
 # -- the launcher's side -------------------------------------------------------------------
 
 
-class SignalDesk:
+class SignalDispatch:
     """The signals of one run. `serve` is called by its launcher now and then."""
 
     def __init__(self, baton: Baton, ranks: list[RankContext]) -> None:
@@ -264,16 +264,16 @@ class SignalDesk:
         self.registered: set[int] = set()
         self.in_main_thread = threading.current_thread() is _main_thread()
         self._ranks = ranks
-        self._rings: list[Ring] = []
+        self._rings: list[PendingSignal] = []
         """What ranks have not yet come by for."""
         self._interrupted_at = -AGAIN
 
     def open(self) -> None:
-        _desks.append(self)
+        _dispatches.append(self)
 
     def close(self) -> None:
         """Put back what was there before ranks asked for signals."""
-        _desks.remove(self)
+        _dispatches.remove(self)
         self._rings.clear()
         for context in self._ranks:
             context.saved.pop(_TABLE, None)
@@ -281,7 +281,7 @@ class SignalDesk:
             context.saved.pop(_RING, None)
         for number in self.registered:
             faulthandler.unregister(number)
-        if not _desks:
+        if not _dispatches:
             _arrived.clear()
             while _ours and self.in_main_thread:
                 number, before = _ours.popitem()
@@ -294,7 +294,7 @@ class SignalDesk:
             if number not in _ours:
                 _ours[number] = _signal(number, _note)
             done.set()
-        while _arrived and _desks[-1] is self:
+        while _arrived and _dispatches[-1] is self:
             self._deliver(_arrived.popleft())
         if self.alarms:
             self._ring()
@@ -329,9 +329,9 @@ class SignalDesk:
                 strand.local.saved[_RING] = self.post(strand, signal.SIGALRM)
         self.alarms = waiting
 
-    def post(self, strand: Strand, number: int) -> Ring:
+    def post(self, strand: Strand, number: int) -> PendingSignal:
         """Hand a signal to one rank."""
-        ring = Ring(strand, partial(run_handler, strand.local, number))
+        ring = PendingSignal(strand, partial(run_handler, strand.local, number))
         self._rings.append(ring)
         self.baton.post(strand, ring)
         return ring
@@ -342,9 +342,9 @@ def send(strand: Strand, number: int) -> bool:
     handler = strand.local.saved.get(_TABLE, {}).get(number, signal.SIG_DFL)
     if handler == signal.SIG_DFL:
         return False
-    for desk in _desks:
-        if desk.baton is strand.baton:
-            desk.post(strand, number)
+    for dispatch in _dispatches:
+        if dispatch.baton is strand.baton:
+            dispatch.post(strand, number)
     return True
 
 
@@ -370,7 +370,7 @@ def _become_a_process() -> None:
     for number, handler in table.items():
         _signal(number, handler)
     _ours.clear()
-    _desks.clear()
+    _dispatches.clear()
 
 
 if hasattr(os, "register_at_fork"):

@@ -1,4 +1,4 @@
-"""One call on all ranks of a team: wait for the answers, and judge what went wrong.
+"""One call on all ranks of a world: wait for the answers, and judge what went wrong.
 
 Used by the processes engine. A rank raises, dies, or nothing moves for too long: in each case
 the others are asked where they are, and the caller gets the error that threads would give.
@@ -43,7 +43,7 @@ from phalanx.engines.processes.rank_messages import (
     Unsendable,
     Where,
 )
-from phalanx.engines.processes.rank_processes import Member, Team
+from phalanx.engines.processes.rank_processes import Member, RankProcesses
 from phalanx.engines.referee.end_of_run import find_reasons
 from phalanx.engines.serialization.serialization import unpack_value
 from phalanx.engines.snapshots import group_views
@@ -84,7 +84,7 @@ class CallInProgress:
 
     def __init__(
         self,
-        team: Team,
+        ranks_alive: RankProcesses,
         *,
         timeout: float | None,
         limit: float | None,
@@ -93,15 +93,15 @@ class CallInProgress:
         patient: bool = False,
         may_exit: bool = False,
     ) -> None:
-        self._team = team
-        self._counter = team.counter
+        self._ranks_alive = ranks_alive
+        self._codec = ranks_alive.codec
         self._timeout = timeout
         self._limit = limit
         self._replay = replay
         self._on_tick = on_tick
         self._patient = patient
         self._may_exit = may_exit
-        self._pending = {member.rank: member for member in team.members}
+        self._pending = {member.rank: member for member in ranks_alive.members}
         self._values: dict[int, Any] = {}
         self._refused: dict[int, str] = {}
         self._failed: list[tuple[float, int, Failure]] = []
@@ -121,17 +121,17 @@ class CallInProgress:
     @property
     def tally(self) -> Tally:
         """How much was checked."""
-        ranks = len(self._team.members)
-        return Tally(ranks) if self._counter is None else self._counter.desk.tally()
+        ranks = len(self._ranks_alive.members)
+        return Tally(ranks) if self._codec is None else self._codec.referee.tally()
 
     def carry_out(self, call: Call, *, whole_lines: bool = True) -> list[Any]:
         __tracebackhide__ = True
         self._number = call.number
-        self._team.begin(fresh=call.fresh, replay=self._replay)
+        self._ranks_alive.begin(fresh=call.fresh, replay=self._replay)
         data = pickle.dumps(call, pickle.HIGHEST_PROTOCOL)
-        for member in self._team.members:
+        for member in self._ranks_alive.members:
             if member.status is None:
-                member.send_bytes(data, call.parcel.memories)
+                member.send_bytes(data, call.serialized.memories)
             else:  # it returned from its last call and then died
                 self._take_in(member, None)
         try:
@@ -140,19 +140,19 @@ class CallInProgress:
             self._tell_positions()
             self._let_clean_up()
             raise
-        self._team.drain(whole=not whole_lines)
+        self._ranks_alive.drain(whole=not whole_lines)
         if self._failed:
             self._find_reasons()
             raise self._with_values(self._with_names(self._failure()))
-        if self._stopped and self._counter is not None and self._counter.error is not None:
-            raise self._with_values(self._counter.error)  # of a thread that nobody waits for
+        if self._stopped and self._codec is not None and self._codec.error is not None:
+            raise self._with_values(self._codec.error)  # of a thread that nobody waits for
         self.is_whole = True
         if self._refused:
             rank = min(self._refused)
             raise UsageError(f"rank {rank} {self._refused[rank]}")
-        if self._counter is not None:
-            self.findings = tuple(self._counter.find_at_end())
-        for member in self._team.members:
+        if self._codec is not None:
+            self.findings = tuple(self._codec.find_at_end())
+        for member in self._ranks_alive.members:
             member.stderr.clear()
         return [self._values[rank] for rank in sorted(self._values)]
 
@@ -195,10 +195,10 @@ class CallInProgress:
         return self._patient and not any(isinstance(each, Raised) for *_, each in self._failed)
 
     def _note_late(self) -> None:
-        """Who has not answered in time, and who of them waits, which the desk only knows."""
+        """Who has not answered in time, and who of them waits, which the referee only knows."""
         self._late = dict.fromkeys(self._pending)
-        if self._counter is not None:
-            views = self._counter.desk.snapshot().ranks
+        if self._codec is not None:
+            views = self._codec.referee.snapshot().ranks
             waiting = {rank: views[rank] for rank in self._late}
             self._late.update((r, v) for r, v in waiting.items() if v.status == "waiting")
 
@@ -217,12 +217,12 @@ class CallInProgress:
     def _hear(self, timeout: float) -> bool:
         """Take in what ranks say; whether one of them has finished its call."""
         before = len(self._pending)
-        for member, message in self._team.hear(max(0.0, timeout)):
+        for member, message in self._ranks_alive.hear(max(0.0, timeout)):
             self._take_in(member, message)
         if self._on_tick is not None:
             self._on_tick()
-        if self._counter is not None and monotonic() - self._looked > TICK:
-            self._team.answer(self._counter.look())
+        if self._codec is not None and monotonic() - self._looked > TICK:
+            self._ranks_alive.answer(self._codec.look())
             self._looked = monotonic()
         return len(self._pending) < before
 
@@ -259,30 +259,30 @@ class CallInProgress:
         self._pending.pop(rank, None)
 
     def _last_view(self, member: Member) -> RankView | None:
-        if self._counter is None:
+        if self._codec is None:
             return None
-        self._team.attend(member)
-        self._team.attend_dead(member)
-        return self._counter.desk.snapshot().ranks[member.rank]
+        self._ranks_alive.attend(member)
+        self._ranks_alive.attend_dead(member)
+        return self._codec.referee.snapshot().ranks[member.rank]
 
     def _tell_desk(self, member: Member, message: Any) -> None:
         """A rank has ended its call. What it announced before comes first."""
-        if self._counter is None:
+        if self._codec is None:
             return
-        self._team.attend(member)
+        self._ranks_alive.attend(member)
         if message is None:
-            replies = self._counter.failed(member.rank, "died")
+            replies = self._codec.failed(member.rank, "died")
         elif isinstance(message, Raised):
-            replies = self._counter.failed(member.rank, f"{message.kind}: {message.message}")
+            replies = self._codec.failed(member.rank, f"{message.kind}: {message.message}")
         else:
-            replies = self._counter.finished(member.rank)
-        self._team.answer(replies)
+            replies = self._codec.finished(member.rank)
+        self._ranks_alive.answer(replies)
 
     def _take_value(self, rank: int, message: Returned) -> None:
         self.is_worn = self.is_worn or message.worn
-        self._team.nursery.preload(message.loaded)
+        self._ranks_alive.fork_server.preload(message.loaded)
         try:
-            self._values[rank] = unpack_value(message.parcel)
+            self._values[rank] = unpack_value(message.serialized)
         except Exception as error:
             self._refused[rank] = (
                 "returned what this process cannot read: "
@@ -323,7 +323,7 @@ class CallInProgress:
             member.send(Interrupt())
         began = last = monotonic()
         while self._pending and monotonic() - began < CLEANING_UP:
-            for member, message in self._team.hear(TICK):
+            for member, message in self._ranks_alive.hear(TICK):
                 last = monotonic()
                 if isinstance(message, Heard):
                     (heard if message.hears else deaf).add(member.rank)
@@ -337,10 +337,10 @@ class CallInProgress:
             if monotonic() - last > patience and not heard & set(self._pending):
                 return
         deadline = monotonic() + HEARING  # for what is still to be done at exit
-        while any(each.status is None for each in self._team.members):
+        while any(each.status is None for each in self._ranks_alive.members):
             if self._pending or monotonic() > deadline:
                 return
-            for _ in self._team.hear(TICK):
+            for _ in self._ranks_alive.hear(TICK):
                 pass
 
     # -- judging ----------------------------------------------------------------------------
@@ -349,14 +349,14 @@ class CallInProgress:
         """The first failure is the cause, and a death comes before what others raised at
         that moment: they notice it before we do. A rank that only lost its connection to
         another one, which failed for a reason of its own, is a consequence."""
-        found = self._counter.error if self._counter is not None else None
+        found = self._codec.error if self._codec is not None else None
         ranked = sorted(self._failed, key=lambda each: precedence(each, found))
         first = ranked[0][2]
         if found is not None and is_consequence(first):
             return found
         if isinstance(first, Raised) and first.loading and first.kind == UsageError.__name__:
             return UsageError(first.message)
-        outcomes = Outcomes([Outcome(rank) for rank in range(len(self._team.members))])
+        outcomes = Outcomes([Outcome(rank) for rank in range(len(self._ranks_alive.members))])
         for _, rank, failure in ranked:
             if is_lost_peer(failure) and not is_lost_peer(first):
                 continue
@@ -367,7 +367,7 @@ class CallInProgress:
             error, _ = restored(stopped)
             error.__context__ = RankStopped()
             outcomes.record(rank, error, stopping=True)
-        others = [m.rank for m in self._team.members if m.rank not in outcomes.order]
+        others = [m.rank for m in self._ranks_alive.members if m.rank not in outcomes.order]
         outcomes.stopped_at = group_views([self._view(rank) for rank in others])
         error_found = find_error(outcomes, self._replay)
         assert error_found is not None
@@ -376,8 +376,8 @@ class CallInProgress:
     def _find_reasons(self) -> None:
         """Findings that are told though the ranks failed: only where the backend did."""
         *_, first = min(self._failed, key=lambda each: each[0])
-        if self._counter is not None and is_broken_off(first):
-            self.findings = tuple(find_reasons(self._counter.desk))
+        if self._codec is not None and is_broken_off(first):
+            self.findings = tuple(find_reasons(self._codec.referee))
 
     def _with_names(self, error: BaseException) -> BaseException:
         """The same, with what the ranks know of the parts of their models."""
@@ -392,17 +392,17 @@ class CallInProgress:
         return named.with_traceback(error.__traceback__)
 
     def _view(self, rank: int) -> RankView:
-        """Where the rank was: as the desk knows, as it said, or where it lost the connection
+        """Where the rank was: as the referee knows, as it said, or where it lost the connection
         to a failed one."""
-        at_desk = None if self._counter is None else self._counter.desk.stopped.get(rank)
-        return at_desk or self._view_from_outside(rank)
+        at_referee = None if self._codec is None else self._codec.referee.stopped.get(rank)
+        return at_referee or self._view_from_outside(rank)
 
     def _view_from_outside(self, rank: int) -> RankView:
         stack, call = self._place(rank)
         failed = {each for _, each, _ in self._failed}
         if rank not in {*self._pending, *self._late, *failed}:
             return RankView(rank, "finished", traced=False)
-        everyone = Group("world", tuple(member.rank for member in self._team.members))
+        everyone = Group("world", tuple(member.rank for member in self._ranks_alive.members))
         return RankView(
             rank,
             "outside" if call is None else "waiting",
@@ -419,7 +419,7 @@ class CallInProgress:
         return ((), None) if position is None else (position.stack, position.call)
 
     def _stall(self, seconds: float, *, over_limit: bool) -> BaseException:
-        views = [self._stalled(member.rank) for member in self._team.members]
+        views = [self._stalled(member.rank) for member in self._ranks_alive.members]
         verdict = Stall(
             kind="stall",
             severity="error",
@@ -432,7 +432,7 @@ class CallInProgress:
         return error_for(verdict, self._replay)
 
     def _stalled(self, rank: int) -> RankView:
-        """Who waits is known from the desk only; the others are somewhere."""
+        """Who waits is known from the referee only; the others are somewhere."""
         waiting = self._late.get(rank)
         if waiting is not None:
             return waiting
@@ -441,7 +441,7 @@ class CallInProgress:
 
     def _tell_positions(self) -> None:
         self._await_positions()
-        blocks = group_views([self._view(member.rank) for member in self._team.members])
+        blocks = group_views([self._view(member.rank) for member in self._ranks_alive.members])
         text = render_positions("interrupted; each rank was at", blocks)
         print(text, file=sys.stderr, flush=True)
 

@@ -51,8 +51,8 @@ class RemoteTraceback(Exception):
 def precedence(
     failed: tuple[float, int, Failure], found: VerdictError | None = None
 ) -> tuple[bool, bool, float]:
-    """What comes first is the cause. `found` is a verdict of the desk, which goes before what
-    it causes."""
+    """What comes first is the cause. `found` is a verdict of the referee, which goes before
+    what it causes."""
     when, _, failure = failed
     follows = is_lost_peer(failure) or (found is not None and is_consequence(failure))
     return follows, isinstance(failure, Raised), when
@@ -77,7 +77,7 @@ def is_broken_off(failure: Failure) -> bool:
 
 
 def death(status: int, stderr: Iterable[str], view: RankView | None = None) -> RankDied:
-    """`view` is what the desk knew of the rank."""
+    """`view` is what the referee knew of the rank."""
     code = os.waitstatus_to_exitcode(status)
     name = _signal_name(-code) if code < 0 else None
     lines = _readable(stderr)

@@ -25,7 +25,7 @@ from phalanx.errors import PhalanxError
 
 REQUEST = "!Bi"
 REPLY = "!i"
-FORK, BURY, LOAD = 1, 2, 3
+FORK, REAP, LOAD = 1, 2, 3
 READY = 1
 MOST_FDS = 6
 
@@ -74,7 +74,7 @@ def _environ() -> dict[str, str]:
     return {**kept, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
 
-class Nursery:
+class ForkServer:
     """A running parent. Requests of several threads take turns."""
 
     def __init__(self) -> None:
@@ -115,22 +115,22 @@ class Nursery:
 
     def fork(self, fds: Sequence[int]) -> int:
         """Fork a rank that gets these file descriptors: control, output, error, perhaps the
-        line to the desk, the board, the socket that the store is to be served on. Its process
-        number."""
+        line to the referee, the fast path, the socket that the store is to be served on. Its
+        process number."""
         while self._abandoned:
-            self.bury(self._abandoned.pop())
+            self.reap(self._abandoned.pop())
         self.preload(preloadable())
         pid = self._ask(FORK, 0, fds)
         if pid < 0:
             raise OSError(-pid, f"cannot start a rank: {os.strerror(-pid)}")
         return pid
 
-    def bury(self, pid: int) -> int:
+    def reap(self, pid: int) -> int:
         """Kill a rank with all that it started, unless it is dead; its wait status."""
-        return self._ask(BURY, pid, ())
+        return self._ask(REAP, pid, ())
 
     def abandon(self, pid: int) -> None:
-        """Bury it when next a rank is started. For the garbage collector, which may come by
+        """Reap it when next a rank is started. For the garbage collector, which may come by
         in the middle of a request."""
         self._abandoned.append(pid)
 
@@ -185,20 +185,20 @@ def _executable() -> str:
     return os.fsdecode(found) if found else sys.executable
 
 
-_one: Nursery | None = None
+_one: ForkServer | None = None
 _starting = threading.Lock()
 
 
-def nursery() -> Nursery:
+def fork_server() -> ForkServer:
     """The program's parent of ranks; started if there is none. Does not wait for it."""
     global _one
     with _starting:
         if _one is None:
-            _one = Nursery()
+            _one = ForkServer()
         return _one
 
 
-def _give_up(broken: Nursery) -> None:
+def _give_up(broken: ForkServer) -> None:
     """The next world gets a new one."""
     global _one
     if _one is broken:

@@ -20,11 +20,11 @@ import weakref
 from collections.abc import Sequence
 
 from phalanx.engines.processes.fork_server import (
-    BURY,
     FORK,
     LOAD,
     MOST_FDS,
     READY,
+    REAP,
     REPLY,
     REQUEST,
 )
@@ -56,15 +56,15 @@ def main(fd: int, preload: Sequence[str]) -> None:
                     for each in fds:
                         os.close(each)
                 else:
-                    assert kind == BURY
-                    answer = _bury(number) if number in ranks else 0
+                    assert kind == REAP
+                    answer = _reap(number) if number in ranks else 0
                     ranks.discard(number)
                 program.sendall(struct.pack(REPLY, answer))
         except (BrokenPipeError, ConnectionResetError):
             pass
         finally:
             for pid in ranks:
-                _bury(pid)
+                _reap(pid)
             os._exit(0)  # at once: the program waits for us when it ends
 
 
@@ -125,7 +125,7 @@ def _become_rank(fds: Sequence[int]) -> None:
     os.close(fds[2])
 
 
-def _bury(pid: int) -> int:
+def _reap(pid: int) -> int:
     """Kill the rank and everything in its group, and say how it ended. A rank that is dead
     already keeps the status it died with, and its number until we have asked for it."""
     with contextlib.suppress(ProcessLookupError, PermissionError):

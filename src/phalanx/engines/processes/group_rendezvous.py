@@ -105,14 +105,14 @@ class Meeting:
         is counted in the store. `timeout` becomes that of the connection, hence a new one."""
         connection = self._connect(timeout)
         name = f"{self._call()}{kind} of {size}"
-        tickets = f"{name}: how often rank {rank} came"
-        number = connection.add(tickets, 1)
+        call_ids = f"{name}: how often rank {rank} came"
+        number = connection.add(call_ids, 1)
         lobby = c10d.PrefixStore(f"{name}, before {number};", connection)
         try:
             _wait_for_all(lobby, rank, size, timeout)
         except BaseException:
             lobby.delete_key(str(rank))
-            connection.add(tickets, -1)
+            connection.add(call_ids, -1)
             raise
         self._meetings += 1
         if rank == 0:

@@ -55,7 +55,7 @@ from phalanx.engines.processes.rank_messages import (
     Where,
 )
 from phalanx.engines.remote.link import Link, attach
-from phalanx.engines.remote.shared_memory_path import Board
+from phalanx.engines.remote.shared_memory_path import FastPath
 from phalanx.engines.serialization.serialization import pack_value, pickled_error, unpack_call
 from phalanx.engines.serialization.socket_wire import memories_of, receive, send
 from phalanx.engines.terminal import attach_terminal
@@ -68,7 +68,7 @@ _libc = ctypes.CDLL(None)
 
 def live(control: int, more: Sequence[int]) -> None:
     """Be a rank until told to end. Never returns. `more` are sockets that the first message
-    explains: the line to the desk, and that on which rank 0 serves the store."""
+    explains: the line to the referee, and that on which rank 0 serves the store."""
     code = 1
     try:
         _die_with_parent()
@@ -122,8 +122,8 @@ class _Rank:
         self._inbox: SimpleQueue[Call | End] = SimpleQueue()
         self._main_thread = threading.get_ident()
         self._start: Start = pickle.loads(control.recv_bytes())
-        self._desk = more[0] if self._start.checked else None
-        self._board = more[1] if self._start.has_board else None
+        self._referee = more[0] if self._start.checked else None
+        self._fast_path = more[1] if self._start.has_fast_path else None
         self._meeting = Meeting(self._start, more[-1] if self._start.rank == 0 else None)
         self._link: Link | None = None
         self._beginning: Beginning | None = None
@@ -206,7 +206,7 @@ class _Rank:
         rank, loading = self._start.rank, True
         try:
             self._prepare(call)
-            fn, args, kwargs = unpack_call(call.parcel)
+            fn, args, kwargs = unpack_call(call.serialized)
             loading = False
             if not call.bare:
                 self._init()
@@ -250,10 +250,14 @@ class _Rank:
         dist.set_debug_level_from_env()  # type: ignore[attr-defined]
         for name in start.imports:
             importlib.import_module(name)
-        if self._desk is not None:
-            board = None if self._board is None else Board(self._board, start.ranks)
-            desk = socket.socket(fileno=self._desk)
-            self._link = attach(desk, rank=start.rank, board=board, kinds=start.kinds)
+        if self._referee is not None:
+            fast_path = (
+                None if self._fast_path is None else FastPath(self._fast_path, start.ranks)
+            )
+            referee = socket.socket(fileno=self._referee)
+            self._link = attach(
+                referee, rank=start.rank, fast_path=fast_path, kinds=start.kinds
+            )
         self._meeting.open()
         coverage_in_ranks.begin()
         attach_terminal(start.rank, start.input, self._tell_asking)

@@ -19,11 +19,11 @@ from phalanx.backend.devices.device_map import visible_to_processes
 from phalanx.engines.processes import inherited_settings
 from phalanx.engines.processes.call_on_ranks import CallInProgress
 from phalanx.engines.processes.failure_evidence import death
-from phalanx.engines.processes.fork_server import nursery
+from phalanx.engines.processes.fork_server import fork_server
 from phalanx.engines.processes.group_rendezvous import LOOPBACK
-from phalanx.engines.processes.rank_messages import Call, Parcel, Start
-from phalanx.engines.processes.rank_processes import Member, OnOutput, Team, print_line
-from phalanx.engines.referee.codec import Counter
+from phalanx.engines.processes.rank_messages import Call, Serialized, Start
+from phalanx.engines.processes.rank_processes import Member, OnOutput, RankProcesses, print_line
+from phalanx.engines.referee.codec import RefereeCodec
 from phalanx.engines.remote import shared_memory_path
 from phalanx.engines.run_settings import Settings, choose_findings, rank_environ, tell_findings
 from phalanx.engines.serialization.serialization import check_not_loading, pack_call
@@ -58,11 +58,11 @@ class ProcessesEngine:
         self.silenced: list[Silenced] = []
         self.base_environ: dict[str, str] | None = None
         """The program's environment when the present ranks were started, if they were."""
-        self._team: Team | None = None
+        self._ranks_alive: RankProcesses | None = None
         self._busy = False
         self._calls = 0
         self._replay: str | None = None
-        nursery()  # begins to load torch while the caller goes on
+        fork_server()  # begins to load torch while the caller goes on
 
     def call(
         self,
@@ -93,11 +93,11 @@ class ProcessesEngine:
         __tracebackhide__ = True
         if self._busy:
             raise UsageError("this World is running already; use another one")
-        parcel = pack_call(fn, args, kwargs or {})
+        serialized = pack_call(fn, args, kwargs or {})
         self._busy = True
         try:
             return self._call(
-                parcel,
+                serialized,
                 timeout=self.settings.timeout if timeout is None else timeout,
                 fresh=fresh,
                 limit=self.settings.limit if limit is None else limit,
@@ -112,7 +112,7 @@ class ProcessesEngine:
 
     def _call(
         self,
-        parcel: Parcel,
+        serialized: Serialized,
         *,
         timeout: float | None,
         fresh: bool,
@@ -126,12 +126,12 @@ class ProcessesEngine:
         __tracebackhide__ = True
         if fresh:
             self.replace_dead()
-        team = self._take_team()
-        team.show = on_output or self.settings.on_output
+        ranks_alive = self._take_ranks()
+        ranks_alive.show = on_output or self.settings.on_output
         self._calls += 1
         self._replay = replay
         call = CallInProgress(
-            team,
+            ranks_alive,
             timeout=timeout,
             limit=limit,
             replay=replay,
@@ -141,7 +141,7 @@ class ProcessesEngine:
         )
         try:
             values = call.carry_out(
-                Call(self._calls, parcel, fresh, bare, inherited_settings.look()),
+                Call(self._calls, serialized, fresh, bare, inherited_settings.look()),
                 whole_lines=on_output is None,
             )
             findings, silenced = choose_findings(call.findings, self.settings)
@@ -159,12 +159,12 @@ class ProcessesEngine:
             if self.settings.on_tally is not None:
                 self.settings.on_tally(replace(call.tally, silenced=tuple(self.silenced)))
             if not call.is_whole:
-                team.kill()
+                ranks_alive.kill()
             elif call.is_worn:
-                team.close()
+                ranks_alive.close()
             else:
-                team.show = self.settings.on_output
-                self._team = team
+                ranks_alive.show = self.settings.on_output
+                self._ranks_alive = ranks_alive
 
     def _tell_reasons(self, call: CallInProgress) -> None:
         """What was found though the ranks failed; their error follows."""
@@ -178,33 +178,33 @@ class ProcessesEngine:
         """Let the ranks leave their groups and end."""
         if self._busy:
             raise UsageError("a World cannot be closed while it runs; close it afterwards")
-        team, self._team = self._team, None
-        if team is not None:
-            team.close()
+        ranks_alive, self._ranks_alive = self._ranks_alive, None
+        if ranks_alive is not None:
+            ranks_alive.close()
 
     def replace_dead(self) -> bool:
         """Whether ranks have died since the last call, of something it had left running. Then
         all of them are replaced, and a warning says so: the next call is not to blame."""
-        team = self._team
-        if team is None or not team.is_ours:
+        ranks_alive = self._ranks_alive
+        if ranks_alive is None or not ranks_alive.is_ours:
             return False
-        for _ in team.hear(0):
+        for _ in ranks_alive.hear(0):
             pass
-        dead = [member for member in team.members if member.status is not None]
+        dead = [member for member in ranks_alive.members if member.status is not None]
         if not dead:
             return False
-        self._team = None
-        team.kill()
+        self._ranks_alive = None
+        ranks_alive.kill()
         warnings.warn(PhalanxWarning(_tell_dead(dead, self._replay)), stacklevel=2)
         return True
 
-    def _take_team(self) -> Team:
-        team, self._team = self._team, None
-        if team is not None and team.is_ours:
-            return team
-        return self._new_team()
+    def _take_ranks(self) -> RankProcesses:
+        ranks_alive, self._ranks_alive = self._ranks_alive, None
+        if ranks_alive is not None and ranks_alive.is_ours:
+            return ranks_alive
+        return self._new_ranks()
 
-    def _new_team(self) -> Team:
+    def _new_ranks(self) -> RankProcesses:
         settings = self.settings
         self.base_environ = dict(os.environ)
         per_node = settings.per_node or settings.ranks
@@ -234,18 +234,18 @@ class ProcessesEngine:
                     imports=tuple(settings.imports),
                     store_port=listener.getsockname()[1],
                     checked=settings.checked,
-                    has_board=settings.checked and shared_memory_path.is_available(),
+                    has_fast_path=settings.checked and shared_memory_path.is_available(),
                     kinds=settings.kinds,
                     gpu=rank % per_node if settings.device == "cuda" else None,
                     input=given,
                 )
                 for rank in range(settings.ranks)
             ]
-            counter = None
+            codec = None
             if settings.checked:
                 kinds, profile = settings.kinds, settings.profile
-                counter = Counter(settings.ranks, kinds=kinds, profile=profile)
-            return Team(starts, listener, show=settings.on_output, counter=counter)
+                codec = RefereeCodec(settings.ranks, kinds=kinds, profile=profile)
+            return RankProcesses(starts, listener, show=settings.on_output, codec=codec)
 
 
 def _tell_dead(dead: Sequence[Member], replay: str | None) -> str:

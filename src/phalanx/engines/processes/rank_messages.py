@@ -34,7 +34,7 @@ class Start:
     imports: tuple[str, ...]
     store_port: int
     checked: bool = True
-    has_board: bool = False
+    has_fast_path: bool = False
     kinds: frozenset[str] = ALL
     gpu: int | None = None
     """The device that is the rank's own when its group is made for it."""
@@ -43,7 +43,7 @@ class Start:
 
 
 @dataclass(frozen=True)
-class Parcel:
+class Serialized:
     """Something pickled, the files of the modules that the pickle names, the memory that its
     large tensors are in, and source text that is in no file (of a notebook's cells)."""
 
@@ -56,12 +56,12 @@ class Parcel:
 
 @dataclass(frozen=True)
 class Call:
-    """Call a function: the parcel holds (function, arguments, keyword arguments). `fresh`:
+    """Call a function: the serialized holds (function, arguments, keyword arguments). `fresh`:
     begin as a rank that has just been started. `bare`: whether there is a group or not.
     `inherited`: what ranks that begin have from the program."""
 
     number: int
-    parcel: Parcel
+    serialized: Serialized
     fresh: bool = False
     bare: bool = False
     inherited: Inherited = NOTHING
@@ -99,7 +99,7 @@ class Returned:
     that is `worn` should be replaced: too much of earlier calls lies about in it."""
 
     rank: int
-    parcel: Parcel
+    serialized: Serialized
     loaded: tuple[str, ...] = ()
     worn: bool = False
 

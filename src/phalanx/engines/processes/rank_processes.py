@@ -1,7 +1,8 @@
 """The live processes of one world: start them, hear from them, end them.
 
-Used by the processes engine. A team belongs to one nursery and is never repaired: after a
-failure it is killed and the engine makes another. Must never decide what a failure means.
+Used by the processes engine. The processes belong to one fork server and are never repaired:
+after a failure they are killed and the engine starts others. Must never decide what a failure
+means.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, Literal
 
-from phalanx.engines.processes.fork_server import Nursery, nursery
+from phalanx.engines.processes.fork_server import ForkServer, fork_server
 from phalanx.engines.processes.rank_messages import End, Start
-from phalanx.engines.referee.codec import Counter, Outgoing
+from phalanx.engines.referee.codec import Outgoing, RefereeCodec
 from phalanx.engines.remote import shared_memory_path
 from phalanx.engines.serialization.buffers import Memory
 from phalanx.engines.serialization.socket_wire import receive, send
@@ -50,12 +51,12 @@ class Member:
         control: Connection,
         out: int,
         err: int,
-        desk: socket.socket | None,
+        referee: socket.socket | None,
     ) -> None:
         self.rank = rank
         self.pid = pid
         self.control = control
-        self.desk = desk
+        self.referee = referee
         self.pipes: dict[int, Stream] = {out: "out", err: "err"}
         self.rests = {out: b"", err: b""}
         self.stderr: deque[str] = deque(maxlen=STDERR_KEPT)
@@ -74,14 +75,14 @@ class Member:
         self.control.close()
         for fd in (*self.pipes, *([] if self.exit_watch is None else [self.exit_watch])):
             os.close(fd)
-        if self.desk is not None:
-            self.desk.close()
-        self.pipes, self.exit_watch, self.desk = {}, None, None
+        if self.referee is not None:
+            self.referee.close()
+        self.pipes, self.exit_watch, self.referee = {}, None, None
 
 
 def _descriptors(member: Member) -> list[int]:
-    desk = None if member.desk is None else member.desk.fileno()
-    found = (member.control.fileno(), member.exit_watch, desk, *member.pipes)
+    referee = None if member.referee is None else member.referee.fileno()
+    found = (member.control.fileno(), member.exit_watch, referee, *member.pipes)
     return [fd for fd in found if fd is not None]
 
 
@@ -105,9 +106,9 @@ def _pipe(reader: contextlib.ExitStack, writer: contextlib.ExitStack) -> tuple[i
     return out, out_end
 
 
-class Team:
+class RankProcesses:
     """All ranks of one world. `hear` yields what they say and who has ended; what they
-    announce goes to the counter, and its answers back. `show` gets their output."""
+    announce goes to the codec, and its answers back. `show` gets their output."""
 
     def __init__(
         self,
@@ -115,18 +116,20 @@ class Team:
         listener: socket.socket,
         *,
         show: OnOutput,
-        counter: Counter | None,
+        codec: RefereeCodec | None,
     ) -> None:
-        self.nursery = nursery()
-        self._board = shared_memory_path.make(len(starts)) if starts[0].has_board else None
+        self.fork_server = fork_server()
+        self._fast_path = (
+            shared_memory_path.make(len(starts)) if starts[0].has_fast_path else None
+        )
         self.show = show
-        self.counter = counter
+        self.codec = codec
         self.members: list[Member] = []
         self._selector = selectors.DefaultSelector()
         self._finalizer = weakref.finalize(
-            self, _discard, self.nursery, self.members, self._selector, self._board
+            self, _discard, self.fork_server, self.members, self._selector, self._fast_path
         )
-        _open_teams.add(self)
+        _open_worlds.add(self)
         try:
             for start in starts:
                 member = self._start(start, listener if start.rank == 0 else None)
@@ -140,7 +143,7 @@ class Team:
     @property
     def is_ours(self) -> bool:
         """False in a forked child of the program that started it."""
-        return self in _open_teams
+        return self in _open_worlds
 
     def _start(self, start: Start, listener: socket.socket | None) -> Member:
         # What is made here is closed again if anything fails, the rank's ends in any case.
@@ -149,17 +152,17 @@ class Team:
             out, out_end = _pipe(ours, theirs)
             err, err_end = _pipe(ours, theirs)
             given = [control_end.fileno(), out_end, err_end]
-            desk = None
+            referee = None
             if start.checked:
-                desk, desk_end = map(_enter, (ours, theirs), socket.socketpair())
-                given.append(desk_end.fileno())
-            given += [self._board] if self._board is not None else []
+                referee, referee_end = map(_enter, (ours, theirs), socket.socketpair())
+                given.append(referee_end.fileno())
+            given += [self._fast_path] if self._fast_path is not None else []
             given += [listener.fileno()] if listener is not None else []
             os.set_blocking(out, False)
             os.set_blocking(err, False)
-            pid = self.nursery.fork(given)
+            pid = self.fork_server.fork(given)
             ours.pop_all()
-        return Member(start.rank, pid, Connection(control.detach()), out, err, desk)
+        return Member(start.rank, pid, Connection(control.detach()), out, err, referee)
 
     def _register(self, member: Member) -> None:
         for fd in _descriptors(member):
@@ -172,7 +175,7 @@ class Team:
             member: Member = key.data
             if member.status is not None:
                 continue
-            if member.desk is not None and key.fd == member.desk.fileno():
+            if member.referee is not None and key.fd == member.referee.fileno():
                 self.attend(member)
             elif key.fd in member.pipes:
                 self._pass_on(member, key.fd)
@@ -201,9 +204,9 @@ class Team:
         if member.status is not None:
             return
         try:
-            member.status = self.nursery.bury(member.pid)
+            member.status = self.fork_server.reap(member.pid)
         except PhalanxError:
-            member.status = 9  # the nursery is gone, and its ranks with it
+            member.status = 9  # the fork server is gone, and its ranks with it
         try:
             self._drain(member, at_end=True)
         finally:
@@ -215,44 +218,44 @@ class Team:
         if fd in self._selector.get_map():
             self._selector.unregister(fd)
 
-    # -- the desk ---------------------------------------------------------------------------
+    # -- the referee ---------------------------------------------------------------------------
 
     def begin(self, *, fresh: bool, replay: str | None) -> None:
         """A new call begins on all ranks, which do nothing yet."""
-        if self._board is not None and fresh:
-            shared_memory_path.clear(self._board, len(self.members))
-        if self.counter is not None:
-            self.counter.begin(fresh=fresh, replay=replay)
+        if self._fast_path is not None and fresh:
+            shared_memory_path.clear(self._fast_path, len(self.members))
+        if self.codec is not None:
+            self.codec.begin(fresh=fresh, replay=replay)
 
     def attend(self, member: Member) -> None:
         """Take in what the rank has announced until now, and answer."""
-        while self.counter is not None and member.desk is not None:
+        while self.codec is not None and member.referee is not None:
             try:
-                data = member.desk.recv(READ_SIZE, socket.MSG_DONTWAIT)
+                data = member.referee.recv(READ_SIZE, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return
             except OSError:
                 data = b""
             if not data:  # the rank is gone, or does not want to be watched any more
-                self._unregister(member.desk.fileno())
+                self._unregister(member.referee.fileno())
                 return
-            self.answer(self.counter.feed(member.rank, data))
+            self.answer(self.codec.feed(member.rank, data))
             if len(data) < READ_SIZE:
                 return
 
     def attend_dead(self, member: Member) -> None:
         """Take in what the rank did and could not tell any more."""
-        if self.counter is not None and self._board is not None:
-            forms = shared_memory_path.past_of(self._board, len(self.members), member.rank)
+        if self.codec is not None and self._fast_path is not None:
+            forms = shared_memory_path.past_of(self._fast_path, len(self.members), member.rank)
             with contextlib.suppress(LookupError):  # it died before it had told what they are
-                self.answer(self.counter.past(member.rank, forms))
+                self.answer(self.codec.past(member.rank, forms))
 
     def answer(self, replies: Outgoing) -> None:
         for rank, data in replies:
-            desk = self.members[rank].desk
-            if desk is not None:
+            referee = self.members[rank].referee
+            if referee is not None:
                 with contextlib.suppress(OSError):  # it died, which is noticed elsewhere
-                    desk.sendall(data)
+                    referee.sendall(data)
 
     # -- output -----------------------------------------------------------------------------
 
@@ -310,40 +313,40 @@ class Team:
         for member in self.members:
             with contextlib.suppress(OSError, ValueError):  # nowhere to show its last lines
                 self._end(member)
-        _open_teams.discard(self)
+        _open_worlds.discard(self)
         self._finalizer()
 
 
 def _discard(
-    nursery: Nursery, members: list[Member], selector: Any, shared: int | None
+    fork_server: ForkServer, members: list[Member], selector: Any, shared: int | None
 ) -> None:
-    """For a team that nobody closed."""
+    """For processes that nobody closed."""
     for member in members:
         if member.status is None:
             member.status = 0
             member.close()  # which the rank notices
-            nursery.abandon(member.pid)
+            fork_server.abandon(member.pid)
     selector.close()
     if shared is not None:
         os.close(shared)
 
 
-_open_teams: weakref.WeakSet[Team] = weakref.WeakSet()
+_open_worlds: weakref.WeakSet[RankProcesses] = weakref.WeakSet()
 
 
 def _forget_all() -> None:
     """In a forked child of the program: the ranks are not ours, and must not be kept from
     seeing that the program has ended."""
-    for team in list(_open_teams):
-        team._finalizer.detach()
-        for member in team.members:
+    for ranks_alive in list(_open_worlds):
+        ranks_alive._finalizer.detach()
+        for member in ranks_alive.members:
             if member.status is None:
                 member.status = 0
                 member.close()
-        team._selector.close()
-        if team._board is not None:
-            os.close(team._board)
-    _open_teams.clear()
+        ranks_alive._selector.close()
+        if ranks_alive._fast_path is not None:
+            os.close(ranks_alive._fast_path)
+    _open_worlds.clear()
 
 
 if hasattr(os, "register_at_fork"):

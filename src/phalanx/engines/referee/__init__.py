@@ -1,1 +1,1 @@
-"""Checks for ranks in processes of their own, which announce what they do at a desk."""
+"""Checks for ranks in processes of their own, which announce what they do at a referee."""

@@ -1,6 +1,7 @@
-"""What the ranks of a world did, as the desk heard of it, for checks that look back at the end.
+"""What the ranks of a world did, as the referee heard of it, for checks that look back at the
+end.
 
-The desk adds every call; ranks send along what only they can see (`notes`, by kind). Who
+The referee adds every call; ranks send along what only they can see (`notes`, by kind). Who
 judges it is `end_of_run.py`. Must never decide anything.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, NamedTuple
 
-from phalanx.engines.referee.group_mailbox import DeskCall, Place
+from phalanx.engines.referee.group_mailbox import AnnouncedCall, GroupMailbox
 from phalanx.matching.announcement import Form
 
 JOURNAL = 262144
@@ -20,12 +21,12 @@ LEAST_JOURNAL = 128
 class Entry(NamedTuple):
     """One call of a rank. `number` is None for a message."""
 
-    place: Place
+    place: GroupMailbox
     member: int
     form: Form
     number: int | None
     asynchronous: bool
-    ticket: int = 0
+    call_id: int = 0
 
 
 class Records:
@@ -35,7 +36,7 @@ class Records:
         self.length = max(LEAST_JOURNAL, JOURNAL // size)
         self.journals: list[deque[Entry]] = [deque(maxlen=self.length) for _ in range(size)]
         self.sources: dict[tuple[int, int], int | None] = {}
-        """Of receives from any source, by rank and ticket: the member that they took from."""
+        """Of receives from any source, by rank and call id: the member that they took from."""
         self.told: set[Any] = set()
         """Findings about journals, which go on from call to call."""
         self.threaded = False
@@ -46,13 +47,13 @@ class Records:
         """A new call of the program."""
         self.notes: dict[str, dict[int, Any]] = {}
 
-    def add(self, call: DeskCall, *, asynchronous: bool = False, threads: int = 1) -> None:
+    def add(self, call: AnnouncedCall, *, asynchronous: bool = False, threads: int = 1) -> None:
         """Before the call meets others, which gives it its number."""
         place, member = call.place, call.member
         number = None if call.form.is_message else place.next_number[member]
-        entry = Entry(place, member, call.form, number, asynchronous, call.ticket)
+        entry = Entry(place, member, call.form, number, asynchronous, call.call_id)
         if call.is_any_source:
-            self.sources[call.rank, call.ticket] = None
+            self.sources[call.rank, call.call_id] = None
         self.journals[call.rank].append(entry)
         self.threaded = self.threaded or threads > 1
 

@@ -1,4 +1,4 @@
-"""The desk for ranks that speak in frames: bytes in, bytes out.
+"""The referee for ranks that speak in frames: bytes in, bytes out.
 
 Used by the processes engine, which pumps it in its own loop, and by the server for torchrun.
 Verdicts become errors here, rendered once, and travel with their text. Must never touch a
@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from phalanx.backend.rank_errors import error_for
 from phalanx.engines.referee.end_of_run import find_at_end
-from phalanx.engines.referee.remote_referee import Desk, Reply
+from phalanx.engines.referee.remote_referee import Referee, Reply
 from phalanx.engines.remote import frames
 from phalanx.engines.remote.frames import Decoder, Frame, encode
 from phalanx.errors import VerdictError
@@ -23,8 +23,8 @@ Outgoing = list[tuple[int, bytes]]
 """(rank, bytes) to be sent."""
 
 
-class Counter:
-    """One world's desk."""
+class RefereeCodec:
+    """One world's referee."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class Counter:
         kinds: frozenset[str] = ALL,
         profile: str | None = None,
     ) -> None:
-        self.desk = Desk(size, kinds)
+        self.referee = Referee(size, kinds)
         self._profile = profile
         self._replay = replay
         self._decoders = [Decoder() for _ in range(size)]
@@ -45,14 +45,14 @@ class Counter:
         self._replay = replay
         self._rendered.clear()
         if fresh:
-            self.desk.reset()
+            self.referee.reset()
         else:
-            self.desk.begin()
+            self.referee.begin()
 
     @property
     def error(self) -> VerdictError | None:
-        """What the desk found first, as the error that ranks raise."""
-        verdict = self.desk.verdict
+        """What the referee found first, as the error that ranks raise."""
+        verdict = self.referee.verdict
         return None if verdict is None else self._render(verdict)[1]
 
     def feed(self, rank: int, data: bytes) -> Outgoing:
@@ -64,64 +64,64 @@ class Counter:
 
     def look(self) -> Outgoing:
         """Now and then, while ranks wait."""
-        return self._encoded(self.desk.look())
+        return self._encoded(self.referee.look())
 
     def find_at_end(self) -> list[Verdict]:
         """Once all ranks have returned."""
-        return find_at_end(self.desk, self._profile)
+        return find_at_end(self.referee, self._profile)
 
     def past(self, rank: int, forms: Iterable[int]) -> Outgoing:
-        """Calls of a rank that met on the board."""
+        """Calls of a rank that met on the fast_path."""
         return self._encoded(self._past(rank, forms))
 
     def _past(self, rank: int, forms: Iterable[int]) -> list[Reply]:
-        return [reply for form in forms for reply in self.desk.met(rank, form)]
+        return [reply for form in forms for reply in self.referee.met(rank, form)]
 
     def finished(self, rank: int) -> Outgoing:
-        return self._encoded(self.desk.finished(rank))
+        return self._encoded(self.referee.finished(rank))
 
     def failed(self, rank: int, error: str) -> Outgoing:
-        return self._encoded(self.desk.failed(rank, error))
+        return self._encoded(self.referee.failed(rank, error))
 
     def _take_in(self, rank: int, frame: Frame) -> list[Reply]:
-        desk, kind, ticket = self.desk, frame.kind, frame.ticket
+        referee, kind, call_id = self.referee, frame.kind, frame.call_id
         if kind in (frames.ANNOUNCE, frames.WAIT):
             timed = bool(frame.flags & frames.TIMED)
             threads = frame.flags & frames.MOST_THREADS
             if kind == frames.WAIT:
-                return desk.wait(rank, ticket, timed=timed, threads=threads)
+                return referee.wait(rank, call_id, timed=timed, threads=threads)
             blocking = bool(frame.flags & frames.BLOCKING)
-            return desk.announce(
-                rank, ticket, frame.number, blocking=blocking, timed=timed, threads=threads
+            return referee.announce(
+                rank, call_id, frame.number, blocking=blocking, timed=timed, threads=threads
             )
         if kind == frames.FORM:
-            desk.define_form(rank, frame.number, pickle.loads(frame.body))
+            referee.define_form(rank, frame.number, pickle.loads(frame.body))
         elif kind == frames.GROUP:
-            desk.define_group(rank, frame.number, pickle.loads(frame.body))
+            referee.define_group(rank, frame.number, pickle.loads(frame.body))
         elif kind == frames.PAST:
             return self._past(rank, frames.past_in(frame))
         elif kind == frames.GIVE_UP:
-            return desk.give_up(rank, ticket)
+            return referee.give_up(rank, call_id)
         elif kind == frames.RECEIVED:
-            return desk.received(rank, ticket, frame.number)
+            return referee.received(rank, call_id, frame.number)
         elif kind == frames.FOUND:
-            return desk.found(rank, ticket, pickle.loads(frame.body))
+            return referee.found(rank, call_id, pickle.loads(frame.body))
         elif kind == frames.NOTES:
             for name, noted in pickle.loads(frame.body).items():
-                desk.records.note(rank, name, noted)
+                referee.records.note(rank, name, noted)
         elif kind == frames.FORGET:
-            desk.forget(rank)
+            referee.forget(rank)
         elif kind == frames.FINISHED:
-            return desk.finished(rank)
+            return referee.finished(rank)
         elif kind == frames.FAILED:
-            return desk.failed(rank, frame.body.decode("utf-8", errors="replace"))
+            return referee.failed(rank, frame.body.decode("utf-8", errors="replace"))
         return []
 
     def _encoded(self, replies: Iterable[Reply]) -> Outgoing:
         return [
             (
                 reply.rank,
-                encode(frames.ANSWERS[reply.answer], reply.ticket, body=self._body(reply)),
+                encode(frames.ANSWERS[reply.answer], reply.call_id, body=self._body(reply)),
             )
             for reply in replies
         ]

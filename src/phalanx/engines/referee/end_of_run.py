@@ -1,4 +1,5 @@
-"""What can be said once all ranks have returned: from the desk's records and the ranks' notes.
+"""What can be said once all ranks have returned: from the referee's records and the ranks'
+notes.
 
 Used by the engines of real process groups. It asks the same functions of `checks/` as the
 threads engine does; a table in `docs/checks.md` says which kinds are found so. Must never be
@@ -23,9 +24,9 @@ from phalanx.checks.nccl_order import find_orders
 from phalanx.checks.unmatched_message import find_leftovers
 from phalanx.checks.unwaited_work import Unwaited, find_unwaited
 from phalanx.engines.referee.call_records import Entry, Records
-from phalanx.engines.referee.group_mailbox import Place
+from phalanx.engines.referee.group_mailbox import GroupMailbox
 from phalanx.engines.referee.remote_races import find_message_races
-from phalanx.engines.referee.remote_referee import Desk
+from phalanx.engines.referee.remote_referee import Referee
 from phalanx.engines.remote.object_lifetimes import judge_lives
 from phalanx.engines.remote.single_rank_watcher import judge_trails, judge_uses
 from phalanx.model import Finding, Group, Op, Severity, Unmet, Verdict
@@ -33,13 +34,13 @@ from phalanx.model import Finding, Group, Op, Severity, Unmet, Verdict
 NCCL = "nccl"
 
 
-def find_at_end(desk: Desk, profile: str | None = None) -> list[Verdict]:
+def find_at_end(referee: Referee, profile: str | None = None) -> list[Verdict]:
     """Of the kinds that are wanted; told once."""
-    kinds, records = desk.kinds, desk.records
-    open_ones = find_leftovers(desk.leftovers())
+    kinds, records = referee.kinds, referee.records
+    open_ones = find_leftovers(referee.leftovers())
     found: list[Verdict] = [*open_ones]
     if "mismatch" in kinds:
-        found += desk.find_missing_groups()
+        found += referee.find_missing_groups()
     found += judge_lives(records.notes.get("lives", {}), profile, kinds)
     if "unwaited-work" in kinds:
         found += _find_unwaited(records, open_ones)
@@ -58,10 +59,10 @@ def find_at_end(desk: Desk, profile: str | None = None) -> list[Verdict]:
     return [each for each in found if each.kind in kinds]
 
 
-def find_reasons(desk: Desk) -> list[Verdict]:
+def find_reasons(referee: Referee) -> list[Verdict]:
     """What may be why the backend failed: where the `Work` of an operation is dropped, Gloo
     gives the operation up, and others wait for it in vain."""
-    return list(_find_unwaited(desk.records, ())) if "unwaited-work" in desk.kinds else []
+    return list(_find_unwaited(referee.records, ())) if "unwaited-work" in referee.kinds else []
 
 
 def _find_unwaited(records: Records, open_ones: Iterable[Unmet]) -> tuple[Finding, ...]:
@@ -122,7 +123,7 @@ def _hazards_in(trace: Trace) -> Iterator[Hazard]:
     yield from find_refused_calls(trace)
 
 
-def _chosen(records: Records, profile: str | None) -> dict[Place, int]:
+def _chosen(records: Records, profile: str | None) -> dict[GroupMailbox, int]:
     """The groups that are NCCL's, or stand for such."""
     asked = {entry.place: None for journal in records.journals for entry in journal}
     by_name = [place for place in asked if NCCL in place.form.backend]
@@ -132,7 +133,7 @@ def _chosen(records: Records, profile: str | None) -> dict[Place, int]:
     return {place: index for index, place in enumerate(chosen)}
 
 
-def _trace_of(records: Records, chosen: dict[Place, int]) -> Trace:
+def _trace_of(records: Records, chosen: dict[GroupMailbox, int]) -> Trace:
     return Trace(
         groups=tuple(Group(place.name, place.ranks) for place in chosen),
         ranks=tuple(tuple(_issued(journal, chosen)) for journal in records.journals),
@@ -141,7 +142,7 @@ def _trace_of(records: Records, chosen: dict[Place, int]) -> Trace:
     )
 
 
-def _issued(journal: Iterable[Entry], chosen: dict[Place, int]) -> Iterator[Issued]:
+def _issued(journal: Iterable[Entry], chosen: dict[GroupMailbox, int]) -> Iterator[Issued]:
     """Messages of a batch follow each other; two batches with nothing between them are taken
     for one, which hides a hazard at most."""
     batch = 0

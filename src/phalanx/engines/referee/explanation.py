@@ -1,4 +1,5 @@
-"""Why ranks cannot move or calls do not fit, from all that a desk knows. Used by the desk.
+"""Why ranks cannot move or calls do not fit, from all that a referee knows. Used by the
+referee.
 
 The order in which explanations are tried is that of the threads engine, so that reports read
 the same. Deciding is done in `checks/`.
@@ -12,7 +13,7 @@ from typing import Any, TypeVar
 
 from phalanx.backend.evidence.call_history import add_parting
 from phalanx.engines.referee.call_records import Entry, Records
-from phalanx.engines.referee.group_mailbox import Place
+from phalanx.engines.referee.group_mailbox import GroupMailbox
 from phalanx.matching.divergence import Pace
 from phalanx.matching.other_group import find_other_group
 from phalanx.matching.waitgraph import find_deadlock
@@ -24,7 +25,7 @@ _Any = TypeVar("_Any", bound=Verdict)
 def explain_waiting(
     records: Records,
     snapshot: Snapshot,
-    places: Iterable[Place],
+    places: Iterable[GroupMailbox],
     *,
     partial: bool,
     compare: bool,

@@ -1,6 +1,6 @@
 """Where calls of `new_group` meet: those of all ranks of one default group, in order.
 
-Used by the desk. torch asks every rank to make every group, in one order; the members of one
+Used by the referee. torch asks every rank to make every group, in one order; the members of one
 wait for each other while their backend connects, the other ranks do not wait. A rank whose
 call does not fit is held until all have come to theirs, so that all can be asked who is odd.
 Deciding is done in `checks/group_lifecycle.py`.
@@ -11,25 +11,25 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from phalanx.checks.group_lifecycle import do_clash, find_making_mismatch, find_missing_making
-from phalanx.engines.referee.group_mailbox import DeskCall, Place
+from phalanx.engines.referee.group_mailbox import AnnouncedCall, GroupMailbox
 from phalanx.matching.announcement import Form
 from phalanx.model import Finding, Group, Op, Wait
 
 
-class Makings(Place):
+class GroupCreations(GroupMailbox):
     """`world` is the place of the default group."""
 
-    def __init__(self, world: Place) -> None:
+    def __init__(self, world: GroupMailbox) -> None:
         super().__init__(world.form, world.size)
         self.ranks = world.ranks
-        self.made: dict[int, list[DeskCall]] = {rank: [] for rank in world.ranks}
-        self._first: list[DeskCall] = []
+        self.made: dict[int, list[AnnouncedCall]] = {rank: [] for rank in world.ranks}
+        self._first: list[AnnouncedCall] = []
         """Who came first, in each place."""
         self._mixed: set[int] = set()
         """Places where not all ranks make the same group, which may be in order."""
         self.disagree_at: int | None = None
 
-    def add(self, call: DeskCall) -> None:
+    def add(self, call: AnnouncedCall) -> None:
         own = self.made.setdefault(call.rank, [])
         call.turn = len(own)
         own.append(call)
@@ -48,7 +48,7 @@ class Makings(Place):
             if do_clash(there):
                 self.disagree_at = turn
 
-    def missing(self, call: DeskCall) -> tuple[int, ...]:
+    def missing(self, call: AnnouncedCall) -> tuple[int, ...]:
         """Whom a call waits for: members that have not come to theirs, or, where calls
         disagree, anyone."""
         at, whom = call.turn, self._members(call)
@@ -56,12 +56,12 @@ class Makings(Place):
             at, whom = self.disagree_at, tuple(self.made)
         return tuple(rank for rank in whom if len(self.made.get(rank, ())) <= at)
 
-    def _members(self, call: DeskCall) -> tuple[int, ...]:
+    def _members(self, call: AnnouncedCall) -> tuple[int, ...]:
         members, _ = call.form.made or ((), "")
         ranks = tuple(self.ranks[at] for at in members if at < self.size)
         return ranks if call.form.holds and call.rank in ranks else ()
 
-    def wait_of(self, call: DeskCall) -> Wait:
+    def wait_of(self, call: AnnouncedCall) -> Wait:
         return Wait(op=call.as_op(), needs=self.missing(call))
 
     def op_of(self, form: Form, member: int, number: int | None, *, bare: bool = False) -> Op:

@@ -1,7 +1,7 @@
 """Where announced calls meet: the slots and mailboxes of a group, and its calls as ops.
 
-Used by the desk. `core.meeting` knows how calls meet; this adds who made them, in the words of
-`phalanx.model`, and receives from any source, of which only the real backend decides what
+Used by the referee. `core.meeting` knows how calls meet; this adds who made them, in the words
+of `phalanx.model`, and receives from any source, of which only the real backend decides what
 they take. Must never decide what is right or wrong.
 """
 
@@ -16,7 +16,7 @@ from phalanx.matching.slots import HISTORY, Assembly, Call, Slot
 from phalanx.model import Group, Meeting, Op, Wait
 
 
-class DeskCall(Call):
+class AnnouncedCall(Call):
     """One announced call. `asked` says that its rank waits for an answer about it, `timed`
     that it counts on a time of its own; `entered` that the backend has the call already."""
 
@@ -27,11 +27,13 @@ class DeskCall(Call):
     turn = 0
     verdict: Any = None
 
-    def __init__(self, place: Place, rank: int, ticket: int, form: Form, member: int) -> None:
+    def __init__(
+        self, place: GroupMailbox, rank: int, call_id: int, form: Form, member: int
+    ) -> None:
         super().__init__(place, member, _NO_STRAND, form.name, None)
         self.place = place
         self.rank = rank
-        self.ticket = ticket
+        self.call_id = call_id
         self.form = form
         self.peer, self.tag, self.root = form.peer, form.tag, form.root
 
@@ -48,7 +50,7 @@ _NO_STRAND: Any = None
 """Nobody parks here: the ranks wait in their own processes."""
 
 
-class Place(Assembly):
+class GroupMailbox(Assembly):
     """The meeting place of one group."""
 
     def __init__(self, form: GroupForm, size: int) -> None:
@@ -56,11 +58,11 @@ class Place(Assembly):
         super().__init__("world" if world else f"group {form.name}", form.ranks)
         self.form = form
         self.past: list[deque[tuple[int, Form]]] = [deque(maxlen=HISTORY) for _ in form.ranks]
-        self.deciding: list[DeskCall] = []
+        self.deciding: list[AnnouncedCall] = []
         """Receives from any source for which there is a message, or several: the backend
         decides which, and the receiver tells."""
 
-    def meet(self, call: DeskCall) -> Slot | None:
+    def meet(self, call: AnnouncedCall) -> Slot | None:
         """Put a collective into its slot; the slot, once the last member is there."""
         slot = self.join(call)
         assert call.number is not None
@@ -111,10 +113,10 @@ class Place(Assembly):
                     site=op.site,
                 )
 
-    def pending_sends(self) -> list[DeskCall]:
+    def pending_sends(self) -> list[AnnouncedCall]:
         return _present(send for sent in self.sends.values() for send in sent)
 
-    def wait_of(self, call: DeskCall) -> Wait:
+    def wait_of(self, call: AnnouncedCall) -> Wait:
         """What this call needs before it is met."""
         op = call.as_op()
         if call.number is not None:
@@ -128,7 +130,7 @@ class Place(Assembly):
         others = tuple(rank for rank in self.ranks if rank != op.rank)
         return Wait(op=op, needs=others, any_of=True, near=near)
 
-    def _near_misses(self, call: DeskCall) -> Iterator[str]:
+    def _near_misses(self, call: AnnouncedCall) -> Iterator[str]:
         """Pending messages between the same two ranks that do not fit."""
         me = self.ranks[call.member]
         if call.name == "recv":
@@ -149,7 +151,7 @@ class Place(Assembly):
 
     # -- receives from any source -----------------------------------------------------------
 
-    def is_undecided(self, call: DeskCall) -> bool:
+    def is_undecided(self, call: AnnouncedCall) -> bool:
         """Whether a receive from any source may take this message, or take what this receive
         waits for: then only the backend knows."""
         receiver = call.member if call.name == "recv" else call.peer
@@ -158,7 +160,7 @@ class Place(Assembly):
             for each in self.deciding
         )
 
-    def post(self, call: DeskCall) -> None:
+    def post(self, call: AnnouncedCall) -> None:
         """Put a message or a receive where it waits, without looking for what it meets."""
         self.messages += call.name == "send"
         boxes, owner = (
@@ -166,9 +168,9 @@ class Place(Assembly):
         )
         boxes.setdefault(owner or 0, []).append(call)
 
-    def match_rest(self, decided: DeskCall) -> list[DeskCall]:
+    def match_rest(self, decided: AnnouncedCall) -> list[AnnouncedCall]:
         """What met while the last receive from any source of this kind was undecided."""
-        met: list[DeskCall] = []
+        met: list[AnnouncedCall] = []
         for receive in _present(list(self.receives.get(decided.member, ()))):
             if receive.tag == decided.tag and not receive.is_any_source:
                 send = self.take_message(receive, receive.peer or 0)
@@ -177,18 +179,20 @@ class Place(Assembly):
                     met += [send, receive]
         return met
 
-    def open_receives_from_any(self, member: int | None, tag: int | None) -> list[DeskCall]:
+    def open_receives_from_any(
+        self, member: int | None, tag: int | None
+    ) -> list[AnnouncedCall]:
         return [
             receive
             for receive in _present(self.receives.get(member or 0, ()))
             if receive.is_any_source and receive.tag == tag
         ]
 
-    def messages_for(self, receive: DeskCall) -> list[DeskCall]:
+    def messages_for(self, receive: AnnouncedCall) -> list[AnnouncedCall]:
         pending = _present(self.sends.get(receive.member, ()))
         return [send for send in pending if send.tag == receive.tag]
 
-    def take_message(self, receive: DeskCall, source: int) -> DeskCall | None:
+    def take_message(self, receive: AnnouncedCall, source: int) -> AnnouncedCall | None:
         """The backend gave this receive a message from there."""
         if receive in self.deciding:
             self.deciding.remove(receive)
@@ -199,5 +203,5 @@ class Place(Assembly):
         return None
 
 
-def _present(calls: Iterable[Call | None]) -> list[DeskCall]:
-    return [call for call in calls if isinstance(call, DeskCall)]
+def _present(calls: Iterable[Call | None]) -> list[AnnouncedCall]:
+    return [call for call in calls if isinstance(call, AnnouncedCall)]

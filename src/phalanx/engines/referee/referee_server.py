@@ -1,10 +1,10 @@
-"""The desk over TCP, in a thread of its own: for ranks that torchrun starts.
+"""The referee over TCP, in a thread of its own: for ranks that torchrun starts.
 
 Used by the torchrun engine's launcher, once for all nodes. Every rank says hello with the
 secret token, its rank and its generation; a later generation (torchrun restarts all ranks
-after a failure) begins with an empty desk. Whoever does not know the token is sent away. What
-the desk does not understand ends the checks, and the ranks go on without them. Must never end
-a rank: torchrun does that.
+after a failure) begins with an empty referee. Whoever does not know the token is sent away.
+What the referee does not understand ends the checks, and the ranks go on without them. Must
+never end a rank: torchrun does that.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import socket
 import threading
 from functools import partial
 
-from phalanx.engines.referee.codec import Counter, Outgoing
+from phalanx.engines.referee.codec import Outgoing, RefereeCodec
 from phalanx.engines.remote import frames
 from phalanx.engines.remote.frames import Decoder
 from phalanx.engines.snapshots import group_views
@@ -53,7 +53,7 @@ class _Caller:
         self.said_goodbye = False
 
 
-class DeskServer:
+class RefereeServer:
     """Listens until closed. `port` and `token` are for the ranks."""
 
     def __init__(
@@ -70,9 +70,9 @@ class DeskServer:
         self.ranks = ranks
         self.token = token or secrets.token_hex(16)
         self.generation = 0
-        self._new_counter = partial(Counter, ranks, replay, kinds=kinds, profile=profile)
+        self._new_codec = partial(RefereeCodec, ranks, replay, kinds=kinds, profile=profile)
         self._lock = threading.Lock()
-        self._counter = self._new_counter()
+        self._codec = self._new_codec()
         self._looked = 0.0
         self._left = threading.Condition(self._lock)
         self._failures: dict[int, str] = {}
@@ -86,16 +86,17 @@ class DeskServer:
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._wake, self._woken = socket.socketpair()
         self._selector.register(self._woken, selectors.EVENT_READ)
-        self._thread = threading.Thread(target=self._serve, daemon=True, name="phalanx-desk")
+        self._thread = threading.Thread(target=self._serve, daemon=True, name="phalanx-referee")
         self._thread.start()
 
     # -- what came out ----------------------------------------------------------------------
 
     @property
     def error(self) -> VerdictError | None:
-        """What the desk found first in the latest generation, as the error that ranks raise."""
+        """What the referee found first in the latest generation, as the error that ranks
+        raise."""
         with self._lock:
-            return self._counter.error
+            return self._codec.error
 
     @property
     def trouble(self) -> str | None:
@@ -113,24 +114,24 @@ class DeskServer:
     def stopped(self) -> tuple[ViewBlock, ...]:
         """Where the others were when the first one failed."""
         with self._lock:
-            views: dict[int, RankView] = self._counter.desk.stopped
+            views: dict[int, RankView] = self._codec.referee.stopped
             return group_views([views[rank] for rank in sorted(views)])
 
     def snapshot(self) -> Snapshot:
-        """What every rank is doing now, as far as the desk knows."""
+        """What every rank is doing now, as far as the referee knows."""
         with self._lock:
-            return self._counter.desk.snapshot()
+            return self._codec.referee.snapshot()
 
     def tally(self) -> Tally:
         """How much was checked."""
         with self._lock:
-            return self._counter.desk.tally()
+            return self._codec.referee.tally()
 
     def find_at_end(self) -> list[Verdict]:
         """Once all ranks have ended well, and all that they said has been heard."""
         with self._lock:
             self._left.wait_for(lambda: not self._callers, LAST_WORDS)
-            return self._counter.find_at_end() if self._trouble is None else []
+            return self._codec.find_at_end() if self._trouble is None else []
 
     def close(self) -> None:
         self._wake.close()
@@ -164,7 +165,7 @@ class DeskServer:
         if self._callers and monotonic() - self._looked > LOOK:
             self._looked = monotonic()
             with self._lock:
-                self._send(self._counter.look())
+                self._send(self._codec.look())
         return True
 
     def _end(self) -> None:
@@ -208,7 +209,7 @@ class DeskServer:
                     self._give_up(_named(error))
 
     def _give_up(self, why: str) -> None:
-        """The desk does not know any more what the ranks do: they go on without it."""
+        """The referee does not know any more what the ranks do: they go on without it."""
         self._trouble = why
         callers = list(self._callers.values())
         self._callers.clear()
@@ -226,10 +227,10 @@ class DeskServer:
             return
         del self._callers[rank]
         self._notify_left()
-        stopped = rank in self._counter.desk.stopped  # and went without another word
+        stopped = rank in self._codec.referee.stopped  # and went without another word
         if not caller.said_goodbye and not stopped:
             self._failures.setdefault(rank, DIED)
-            self._send(self._counter.failed(rank, DIED))
+            self._send(self._codec.failed(rank, DIED))
 
     def _notify_left(self) -> None:
         if not self._callers:
@@ -240,7 +241,7 @@ class DeskServer:
         known = hello.kind == frames.HELLO and hmac.compare_digest(
             hello.body, self.token.encode()
         )
-        if not known or not hello.ticket < self.ranks or hello.number < self.generation:
+        if not known or not hello.call_id < self.ranks or hello.number < self.generation:
             self._hang_up(caller)
             return
         if hello.number > self.generation:
@@ -249,12 +250,12 @@ class DeskServer:
             self._hang_up(caller)
             return
         self._strangers.discard(caller)
-        caller.rank = hello.ticket
+        caller.rank = hello.call_id
         self._callers[caller.rank] = caller
 
     def _begin(self, generation: int) -> None:
         self.generation = generation
-        self._counter = self._new_counter()
+        self._codec = self._new_codec()
         self._trouble = None
         self._failures.clear()
         self._callers.clear()
@@ -262,11 +263,11 @@ class DeskServer:
     def _hear(self, caller: _Caller, rank: int, data: bytes) -> None:
         if self._callers.get(rank) is not caller:
             return  # left over from an earlier generation
-        self._send(self._counter.feed(rank, data))
-        status = self._counter.desk.status_of(rank)
+        self._send(self._codec.feed(rank, data))
+        status = self._codec.referee.status_of(rank)
         caller.said_goodbye = status is not None
         if status == "failed":
-            self._failures.setdefault(rank, self._counter.desk.error_of(rank) or DIED)
+            self._failures.setdefault(rank, self._codec.referee.error_of(rank) or DIED)
 
     def _send(self, replies: Outgoing) -> None:
         for rank, data in replies:
@@ -277,4 +278,4 @@ class DeskServer:
 
 
 def _named(error: Exception) -> str:
-    return f"the desk did not understand a rank: {type(error).__name__}: {error}"
+    return f"the referee did not understand a rank: {type(error).__name__}: {error}"

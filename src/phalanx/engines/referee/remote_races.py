@@ -1,9 +1,9 @@
-"""Receives from any source that could have had another message, from the desk's records.
+"""Receives from any source that could have had another message, from the referee's records.
 
-Used by `end_of_run.py`. The desk hears of ranks in no particular order, so what happened before
-what is found out at the end: the ranks' calls are gone through once more, each when those that
-it needs have come. Whoever waits in the program waits here, and so do some who need not; a
-program that cannot be gone through in this way is left alone. Deciding:
+Used by `end_of_run.py`. The referee hears of ranks in no particular order, so what happened
+before what is found out at the end: the ranks' calls are gone through once more, each when
+those that it needs have come. Whoever waits in the program waits here, and so do some who need
+not; a program that cannot be gone through in this way is left alone. Deciding:
 `checks/message_race.py`.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 
 from phalanx.checks.message_race import Arrival, Taken, find_rival, is_chosen, message_race
 from phalanx.engines.referee.call_records import Entry, Records
-from phalanx.engines.referee.group_mailbox import Place
+from phalanx.engines.referee.group_mailbox import GroupMailbox
 from phalanx.matching.happens_before import Known, Ordering
 from phalanx.model import Finding, Op
 
@@ -49,7 +49,7 @@ class _Again:
         self._sources = records.sources
         self._at = [0] * len(self._journals)
         self._order = Ordering(len(self._journals))
-        self._met: dict[tuple[Place, int | None], list[int]] = defaultdict(list)
+        self._met: dict[tuple[GroupMailbox, int | None], list[int]] = defaultdict(list)
         self._sends: dict[Any, deque[_Sent]] = defaultdict(deque)
         self._waits: dict[int, _Sent] = {}
         self._taken: dict[Any, list[Taken]] = defaultdict(list)
@@ -106,7 +106,7 @@ class _Again:
     def _pass_receive(self, rank: int, entry: Entry) -> bool:
         form, source = entry.form, entry.form.peer
         if source is None:
-            source = self._sources.get((rank, entry.ticket))
+            source = self._sources.get((rank, entry.call_id))
         sends = self._sends[entry.place, entry.member, form.tag, source]
         if not sends:
             return False

@@ -1,7 +1,8 @@
-"""The desk: every rank announces here what it is about to do, and is told to go on or why not.
+"""The referee: every rank announces here what it is about to do, and is told to go on or why
+not.
 
 A state machine without I/O, threads or torch: each event returns the answers that ranks are
-to get. The counter feeds it; the engines ask it what the ranks were doing. A rank whose last
+to get. The codec feeds it; the engines ask it what the ranks were doing. A rank whose last
 word was a question that is not answered yet is blocked, exactly; when all ranks are blocked,
 finished or failed, nobody can move any more. Must never use a clock.
 """
@@ -14,8 +15,8 @@ from typing import Literal
 
 from phalanx.engines.referee.call_records import Records
 from phalanx.engines.referee.explanation import explain_waiting, with_parting
-from phalanx.engines.referee.group_creation import Makings
-from phalanx.engines.referee.group_mailbox import DeskCall, Place
+from phalanx.engines.referee.group_creation import GroupCreations
+from phalanx.engines.referee.group_mailbox import AnnouncedCall, GroupMailbox
 from phalanx.engines.remote.frames import FORMS_KEPT
 from phalanx.kinds import ALL
 from phalanx.matching.agreement import find_mismatch, find_pair_mismatch
@@ -40,22 +41,23 @@ class Reply:
     """
 
     rank: int
-    ticket: int
+    call_id: int
     answer: Answer
     verdict: Verdict | None = None
     text: str = ""
 
 
 class _Rank:
-    """What the desk knows of one rank. `calls` holds its calls that are not met, or failed."""
+    """What the referee knows of one rank. `calls` holds its calls that are not met, or
+    failed."""
 
     def __init__(self) -> None:
-        self.groups: dict[int, tuple[Place, int] | None] = {}
+        self.groups: dict[int, tuple[GroupMailbox, int] | None] = {}
         self.forms: dict[int, tuple[Form, Hashable | None]] = {}
-        self.calls: dict[int, DeskCall] = {}
-        self.asking: dict[int, DeskCall] = {}
+        self.calls: dict[int, AnnouncedCall] = {}
+        self.asking: dict[int, AnnouncedCall] = {}
         self.threads = 1
-        self.last: DeskCall | None = None
+        self.last: AnnouncedCall | None = None
         self.gone: Status | None = None
         self.error: str | None = None
 
@@ -68,7 +70,7 @@ class _Rank:
         return len(asking) < self.threads or any(call.timed for call in asking.values())
 
 
-class Desk:
+class Referee:
     """All ranks of one world, from call to call."""
 
     def __init__(self, size: int, kinds: frozenset[str] = ALL) -> None:
@@ -79,8 +81,8 @@ class Desk:
     def reset(self) -> None:
         """Forget everything: groups, calls, ranks."""
         self._ranks = [_Rank() for _ in range(self.size)]
-        self._places: dict[str, Place] = {}
-        self._makings: dict[Place, Makings] = {}
+        self._places: dict[str, GroupMailbox] = {}
+        self._makings: dict[GroupMailbox, GroupCreations] = {}
         self.records = Records(self.size)
         self.begin()
 
@@ -90,8 +92,8 @@ class Desk:
         self.stopping = False
         self.verdict: Verdict | None = None
         """The first that was found."""
-        self._halted: dict[int, DeskCall] = {}
-        self._steady: dict[int, list[DeskCall]] = {}
+        self._halted: dict[int, AnnouncedCall] = {}
+        self._steady: dict[int, list[AnnouncedCall]] = {}
         self.records.begin()
         for rank in self._ranks:
             rank.asking.clear()
@@ -104,7 +106,7 @@ class Desk:
     def define_group(self, rank: int, number: int, form: GroupForm) -> None:
         place = self._places.get(form.key)
         if place is None:
-            place = self._places[form.key] = Place(form, self.size)
+            place = self._places[form.key] = GroupMailbox(form, self.size)
         taken = place.size != len(form.ranks) or place.claim(form.member, rank) is not None
         # Two groups that cannot be told apart: neither is judged.
         self._ranks[rank].groups[number] = None if taken else (place, form.member)
@@ -121,7 +123,7 @@ class Desk:
     def announce(
         self,
         rank: int,
-        ticket: int,
+        call_id: int,
         form: int,
         *,
         blocking: bool,
@@ -134,21 +136,21 @@ class Desk:
         what, signature = here.forms[form]
         at = here.groups[what.group]
         if at is None:
-            return [Reply(rank, ticket, "met")]
+            return [Reply(rank, call_id, "met")]
         place, member = at
         if what.made is not None:
-            return self._make(place, rank, ticket, what, timed=timed, threads=threads)
-        call = DeskCall(place, rank, ticket, what, member)
+            return self._make(place, rank, call_id, what, timed=timed, threads=threads)
+        call = AnnouncedCall(place, rank, call_id, what, member)
         call.signature = call if signature is None else signature
         call.entered = not blocking
         call.waited = call.entered and what.name == "monitored_barrier"  # it waits by itself
         here.last = call
-        here.calls[ticket] = call
+        here.calls[call_id] = call
         self.records.add(call, asynchronous=not blocking, threads=threads)
         if self.stopping:
             if not what.is_message:
                 place.meet(call)
-            return [self._stop(call) if blocking else Reply(rank, ticket, "go")]
+            return [self._stop(call) if blocking else Reply(rank, call_id, "go")]
         self._ask(call, timed=timed, threads=threads)
         if what.is_message:
             return self._exchange(call, blocking=blocking)
@@ -160,54 +162,54 @@ class Desk:
         return self._prove()
 
     def met(self, rank: int, form: int) -> list[Reply]:
-        """A call of the rank that met all its counterparts elsewhere, on the board."""
+        """A call of the rank that met all its counterparts elsewhere, on the fast_path."""
         here = self._ranks[rank]
         what, signature = here.forms[form]
         at = here.groups[what.group]
         if at is None:
             return []
         place, member = at
-        call = here.last = DeskCall(place, rank, 0, what, member)
+        call = here.last = AnnouncedCall(place, rank, 0, what, member)
         call.signature = signature
         self.records.add(call)
         if what.is_message:
             sent = what.name == "send"
             other = place.post_send(call) if sent else place.post_receive(call)
-            return list(self._settle([call, other])) if isinstance(other, DeskCall) else []
+            return list(self._settle([call, other])) if isinstance(other, AnnouncedCall) else []
         slot = place.meet(call)
         return self._complete(place, slot) if slot is not None else []
 
     def wait(
-        self, rank: int, ticket: int, *, timed: bool = False, threads: int = 1
+        self, rank: int, call_id: int, *, timed: bool = False, threads: int = 1
     ) -> list[Reply]:
         """A rank is about to wait for what it announced before."""
-        call = self._ranks[rank].calls.get(ticket)
+        call = self._ranks[rank].calls.get(call_id)
         if call is None:
-            return [Reply(rank, ticket, "met")]
+            return [Reply(rank, call_id, "met")]
         if call.verdict is not None:
-            return [Reply(rank, ticket, "verdict", call.verdict)]
+            return [Reply(rank, call_id, "verdict", call.verdict)]
         if call.place.is_undecided(call) or call in call.place.deciding:
-            return [Reply(rank, ticket, "go")]
+            return [Reply(rank, call_id, "go")]
         if self.stopping:
             return [self._stop(call)]
         self._ask(call, timed=timed, threads=threads)
         return self._prove()
 
-    def give_up(self, rank: int, ticket: int) -> list[Reply]:
+    def give_up(self, rank: int, call_id: int) -> list[Reply]:
         """A rank's time ran out. If it has been answered meanwhile, that counts."""
-        call = self._ranks[rank].asking.get(ticket)
+        call = self._ranks[rank].asking.get(call_id)
         if call is None:
             return []
         if call.place.withdraw(call) or not call.entered:
-            self._ranks[rank].calls.pop(ticket, None)
+            self._ranks[rank].calls.pop(call_id, None)
         call.gave_up = not call.entered and call.number is not None
         call.waited = True
         return [self._answer(call, "withdrawn")]
 
-    def received(self, rank: int, ticket: int, source: int) -> list[Reply]:
+    def received(self, rank: int, call_id: int, source: int) -> list[Reply]:
         """What a receive from any source took."""
-        self.records.sources[rank, ticket] = source
-        receive = self._ranks[rank].calls.pop(ticket, None)
+        self.records.sources[rank, call_id] = source
+        receive = self._ranks[rank].calls.pop(call_id, None)
         if receive is None:
             return []
         place = receive.place
@@ -284,10 +286,10 @@ class Desk:
         raised = () if self.verdict is None else (self.verdict,)
         return Tally(self.size, collectives, messages, groups, raised=raised)
 
-    def found(self, rank: int, ticket: int, verdict: Verdict) -> list[Reply]:
+    def found(self, rank: int, call_id: int, verdict: Verdict) -> list[Reply]:
         """What a rank found out by itself; it is to raise it."""
         self.verdict = self.verdict or verdict
-        return [Reply(rank, ticket, "verdict", verdict)]
+        return [Reply(rank, call_id, "verdict", verdict)]
 
     def look(self) -> list[Reply]:
         """Now and then: are there ranks that can never move, though others do? Only of ranks
@@ -308,13 +310,20 @@ class Desk:
     # -- making groups ----------------------------------------------------------------------
 
     def _make(
-        self, world: Place, rank: int, ticket: int, form: Form, *, timed: bool, threads: int
+        self,
+        world: GroupMailbox,
+        rank: int,
+        call_id: int,
+        form: Form,
+        *,
+        timed: bool,
+        threads: int,
     ) -> list[Reply]:
         """A rank is about to make a group."""
         place = self._makings.get(world)
         if place is None:
-            place = self._makings[world] = Makings(world)
-        call = DeskCall(place, rank, ticket, form, world.ranks.index(rank))
+            place = self._makings[world] = GroupCreations(world)
+        call = AnnouncedCall(place, rank, call_id, form, world.ranks.index(rank))
         place.add(call)
         if self.stopping:
             return [self._stop(call)]
@@ -337,15 +346,15 @@ class Desk:
 
     # -- meeting ----------------------------------------------------------------------------
 
-    def _complete(self, place: Place, slot: Slot) -> list[Reply]:
-        calls = [call for call in slot.calls if isinstance(call, DeskCall)]
+    def _complete(self, place: GroupMailbox, slot: Slot) -> list[Reply]:
+        calls = [call for call in slot.calls if isinstance(call, AnnouncedCall)]
         late = [call.rank for call in calls if call.gave_up]
         if late:
             return list(self._lose(calls, late))
         verdict = self._find_mismatch(place, slot)
         return list(self._settle(calls, verdict))
 
-    def _find_mismatch(self, place: Place, slot: Slot) -> Verdict | None:
+    def _find_mismatch(self, place: GroupMailbox, slot: Slot) -> Verdict | None:
         if not slot.clash or "mismatch" not in self.kinds:
             return None
         verdict = find_mismatch(place.meeting(slot))
@@ -353,7 +362,7 @@ class Desk:
             return None
         return with_parting(self.records, verdict, verdict.group.ranks)
 
-    def _exchange(self, call: DeskCall, *, blocking: bool) -> list[Reply]:
+    def _exchange(self, call: AnnouncedCall, *, blocking: bool) -> list[Reply]:
         place, sending = call.place, call.name == "send"
         if call.is_any_source and place.size == 2:
             call.peer = 1 - call.member
@@ -368,14 +377,14 @@ class Desk:
             place.post(call)
             return [self._answer(call, "go"), *self._decide(open_ones)]
         other = place.post_send(call) if sending else place.post_receive(call)
-        if isinstance(other, DeskCall):
+        if isinstance(other, AnnouncedCall):
             send, receive = (call, other) if sending else (other, call)
             checked = "mismatch" in self.kinds
             verdict = find_pair_mismatch(send.as_op(), receive.as_op()) if checked else None
             return list(self._settle([call, other], verdict))
         return self._prove() if blocking else [self._answer(call, "go")]
 
-    def _decide(self, receives: list[DeskCall]) -> list[Reply]:
+    def _decide(self, receives: list[AnnouncedCall]) -> list[Reply]:
         """There is a message for these receives from any source. Which, the backend decides,
         so whoever may be concerned goes on and waits there."""
         replies = []
@@ -389,45 +398,45 @@ class Desk:
                 replies.append(self._answer(call, "go"))
         return replies
 
-    def _is_clashing(self, place: Place, call: DeskCall) -> bool:
+    def _is_clashing(self, place: GroupMailbox, call: AnnouncedCall) -> bool:
         """Whether the backend must not get a call that need not wait: members that have it
         already gave it other arguments, which some backends do not survive."""
         slot = place.slots[call.number or 0]
         return self._find_mismatch(place, slot) is not None
 
     def _settle(
-        self, calls: Iterable[DeskCall], verdict: Verdict | None = None
+        self, calls: Iterable[AnnouncedCall], verdict: Verdict | None = None
     ) -> Iterator[Reply]:
         """These calls are met, or disagree."""
         self.verdict = self.verdict or verdict
         for call in calls:
             call.done, call.verdict = True, verdict
             if verdict is None:
-                self._ranks[call.rank].calls.pop(call.ticket, None)
+                self._ranks[call.rank].calls.pop(call.call_id, None)
             if call.asked:
                 yield self._answer(call, "met" if verdict is None else "verdict")
 
-    def _lose(self, calls: Iterable[DeskCall], late: list[int]) -> Iterator[Reply]:
+    def _lose(self, calls: Iterable[AnnouncedCall], late: list[int]) -> Iterator[Reply]:
         text = f"rank {late[0]} gave up waiting in this call, which it does not take part in"
         for call in calls:
-            self._ranks[call.rank].calls.pop(call.ticket, None)
+            self._ranks[call.rank].calls.pop(call.call_id, None)
             if call.asked:
                 yield replace(self._answer(call, "lost"), text=f"{call.name}: {text}")
 
     # -- asking and answering ---------------------------------------------------------------
 
-    def _ask(self, call: DeskCall, *, timed: bool, threads: int) -> None:
+    def _ask(self, call: AnnouncedCall, *, timed: bool, threads: int) -> None:
         here = self._ranks[call.rank]
         call.asked, call.timed = True, timed
-        here.asking[call.ticket] = call
+        here.asking[call.call_id] = call
         here.threads = threads
         self._update(call.rank)
 
-    def _answer(self, call: DeskCall, answer: Answer) -> Reply:
+    def _answer(self, call: AnnouncedCall, answer: Answer) -> Reply:
         call.asked = call.timed = False
-        self._ranks[call.rank].asking.pop(call.ticket, None)
+        self._ranks[call.rank].asking.pop(call.call_id, None)
         self._update(call.rank)
-        return Reply(call.rank, call.ticket, answer, call.verdict)
+        return Reply(call.rank, call.call_id, answer, call.verdict)
 
     def _update(self, rank: int) -> None:
         if self._ranks[rank].is_free:
@@ -435,10 +444,10 @@ class Desk:
         else:
             self._free.discard(rank)
 
-    def _stop(self, call: DeskCall) -> Reply:
+    def _stop(self, call: AnnouncedCall) -> Reply:
         """A rank that waits, or would, although another has failed."""
         self._halted.setdefault(call.rank, call)
-        return Reply(call.rank, call.ticket, "stop")
+        return Reply(call.rank, call.call_id, "stop")
 
     def _leave(self, rank: int, how: Literal["finished", "failed"]) -> list[Reply]:
         here = self._ranks[rank]
@@ -480,7 +489,7 @@ class Desk:
             call.gave_up = call.number is not None
         return list(self._settle(calls, verdict))
 
-    def _mismatch_of(self, calls: Iterable[DeskCall]) -> Verdict | None:
+    def _mismatch_of(self, calls: Iterable[AnnouncedCall]) -> Verdict | None:
         for call in calls:
             slot = call.place.slots.get(call.number) if call.number is not None else None
             verdict = None if slot is None else self._find_mismatch(call.place, slot)
@@ -505,7 +514,7 @@ class Desk:
             return None  # several threads of one rank: a view tells of one wait only
         return self._explain(self.snapshot())
 
-    def _find_missing_group(self, makings: Makings) -> Verdict | None:
+    def _find_missing_group(self, makings: GroupCreations) -> Verdict | None:
         """Nobody can move: if ranks wait in `new_group`, nobody else will come there; else
         those that have returned will not."""
         waiting = (call.place for each in self._ranks for call in each.asking.values())
@@ -536,7 +545,7 @@ class Desk:
             return RankView(rank, "computing", last=last)
         return self._waiting(next(iter(here.asking.values())))
 
-    def _waiting(self, call: DeskCall) -> RankView:
+    def _waiting(self, call: AnnouncedCall) -> RankView:
         wait = call.place.wait_of(call)
         return RankView(call.rank, "waiting", wait, call.as_op())
 

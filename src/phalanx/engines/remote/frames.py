@@ -1,4 +1,4 @@
-"""The frames that travel between a rank and the desk.
+"""The frames that travel between a rank and the referee.
 
 Used by both ends. A frame is a header of fixed size and perhaps a pickle: calls that repeat
 need the header only. Must never know what a frame leads to.
@@ -15,7 +15,7 @@ _HEADER = struct.Struct("!IBIIB")
 # From a rank.
 HELLO, GROUP, FORM, FORGET, ANNOUNCE, WAIT, GIVE_UP, RECEIVED, FINISHED, FAILED = range(10)
 PAST, FOUND, NOTES = 10, 11, 12
-# From the desk.
+# From the referee.
 MET, GO, VERDICT, STOP, WITHDRAWN, LOST = range(20, 26)
 
 ANSWERS = {
@@ -40,23 +40,23 @@ the rank may be about to use them."""
 
 
 class Frame(NamedTuple):
-    """`ticket` names a call of the rank; what `number` is depends on the kind."""
+    """`call_id` names a call of the rank; what `number` is depends on the kind."""
 
     kind: int
-    ticket: int = 0
+    call_id: int = 0
     number: int = 0
     flags: int = 0
     body: bytes = b""
 
 
 def encode(
-    kind: int, ticket: int = 0, number: int = 0, flags: int = 0, body: bytes = b""
+    kind: int, call_id: int = 0, number: int = 0, flags: int = 0, body: bytes = b""
 ) -> bytes:
-    return _HEADER.pack(len(body), kind, ticket, number, flags) + body
+    return _HEADER.pack(len(body), kind, call_id, number, flags) + body
 
 
 def encode_past(forms: Sequence[int]) -> bytes:
-    """Calls that met on the board, by the numbers of their forms, in order."""
+    """Calls that met on the fast path, by the numbers of their forms, in order."""
     return encode(PAST, body=struct.pack(f"!{len(forms)}I", *forms))
 
 
@@ -86,12 +86,12 @@ class Decoder:
         start, size = 0, _HEADER.size
         try:
             while len(self._data) - start >= size:
-                length, kind, ticket, number, flags = _HEADER.unpack_from(self._data, start)
+                length, kind, call_id, number, flags = _HEADER.unpack_from(self._data, start)
                 end = start + size + length
                 if len(self._data) < end:
                     return
                 body = bytes(self._data[start + size : end])
                 start = end
-                yield Frame(kind, ticket, number, flags, body)
+                yield Frame(kind, call_id, number, flags, body)
         finally:
             del self._data[:start]

@@ -1,6 +1,6 @@
 """Threads of libraries that cannot communicate, or not before somebody gives them work.
 
-Used by `link.py`, which tells the desk how many threads of a rank may still make a call: as
+Used by `link.py`, which tells the referee how many threads of a rank may still make a call: as
 long as one may, nothing is a proved deadlock. Names private to `multiprocessing` are here only,
 checked with Python 3.11 to 3.13; where they are others, a thread counts as one that may.
 """

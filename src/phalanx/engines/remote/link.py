@@ -1,9 +1,9 @@
-"""A rank's end of the line to the desk: announce, wait for the answer, raise what it says.
+"""A rank's end of the line to the referee: announce, wait for the answer, raise what it says.
 
 Used by ranks that are processes, over the socket that the program gave them, and by ranks
 that torchrun started, over TCP. Several threads of a rank may ask at once: one of them reads
-for all. When the desk is gone the program goes on unchecked. Must never hook anything itself:
-`engines/remote/watcher.py` does.
+for all. When the referee is gone the program goes on unchecked. Must never hook anything
+itself: `engines/remote/watcher.py` does.
 """
 
 from __future__ import annotations
@@ -21,7 +21,13 @@ from phalanx.backend.rank_errors import OpTimeoutError, error_for, error_of
 from phalanx.engines.remote import frames
 from phalanx.engines.remote.frames import Decoder, Frame, encode
 from phalanx.engines.remote.idle_threads import is_mute, leave_executors, watch_executors
-from phalanx.engines.remote.shared_memory_path import MOST_PAST, PATIENCE, Board, Row, digest_of
+from phalanx.engines.remote.shared_memory_path import (
+    MOST_PAST,
+    PATIENCE,
+    FastPath,
+    Row,
+    digest_of,
+)
 from phalanx.engines.remote.watcher import Limit, Watcher
 from phalanx.errors import PhalanxError, RankStopped, VerdictError, text_of
 from phalanx.kinds import ALL
@@ -38,7 +44,7 @@ SOON = 0.25
 """Most answers come within so many seconds."""
 
 CONNECT = 60.0
-"""Seconds that the desk of a cluster has to accept."""
+"""Seconds that the referee of a cluster has to accept."""
 
 
 class Link:
@@ -48,13 +54,13 @@ class Link:
         self,
         connection: socket.socket,
         rank: int,
-        board: Board | None = None,
+        fast_path: FastPath | None = None,
         kinds: frozenset[str] = ALL,
     ) -> None:
         self.rank = rank
         self.calls = 0
         """How many were announced, roughly where several threads do."""
-        self._board = board
+        self._fast_path = fast_path
         self._members: dict[int, GroupForm] = {}
         self._rows: dict[str, Row | None] = {}
         self._digests: dict[int, tuple[Row, int | None, bool]] = {}
@@ -67,7 +73,7 @@ class Link:
         self._replies: dict[int, Frame] = {}
         self._reading = False
         self._decoder = Decoder()
-        self._tickets = count(1)
+        self._call_ids = count(1)
         self._groups = count()
         self._forms = count()
         self._off = False
@@ -81,7 +87,7 @@ class Link:
         os.register_at_fork(after_in_child=self._forget)
 
     def reset(self) -> None:
-        """Forget all groups and calls, as the desk has."""
+        """Forget all groups and calls, as the referee has."""
         self._watcher.reset()
         self._groups, self._forms = count(), count()
         self._members.clear()
@@ -90,7 +96,7 @@ class Link:
         self._past.clear()
 
     def flush(self) -> None:
-        """Tell the desk of all calls that it has not heard of."""
+        """Tell the referee of all calls that it has not heard of."""
         self._send(b"")
 
     def tell_notes(self) -> None:
@@ -137,10 +143,10 @@ class Link:
         self._socket.close()
 
     def _forget(self) -> None:
-        """In a forked child: it is no rank, and must not write on the board, whose lock
+        """In a forked child: it is no rank, and must not write on the fast path, whose lock
         another thread of the rank may have held."""
         self._off = True
-        self._board = None
+        self._fast_path = None
         self._rows.clear()
         self._digests.clear()
         self._socket.close()
@@ -168,15 +174,15 @@ class Link:
         return number
 
     def _row(self, key: str, member: int, members: int) -> Row | None:
-        if self._board is None:
+        if self._fast_path is None:
             return None
         if key not in self._rows:
-            self._rows[key] = self._board.row(key, member, members)
+            self._rows[key] = self._fast_path.row(key, member, members)
         return self._rows[key]
 
     def _channel(self, group: GroupForm, form: Form) -> Row | None:
         """Where messages from one rank to another meet. A receive from any source may take
-        what others wait for, so from then on they ask the desk."""
+        what others wait for, so from then on they ask the referee."""
         mine = group.member
         if form.name == "send":
             return self._row(f"{group.key} {mine}>{form.peer}", 0, 2)
@@ -197,22 +203,22 @@ class Link:
         for number in list(self._digests)[: -frames.FORMS_KEPT]:
             self._digests.pop(number, None)
 
-    def next_ticket(self) -> int:
-        return next(self._tickets)
+    def next_call_id(self) -> int:
+        return next(self._call_ids)
 
     def announce(
-        self, ticket: int, form: int, *, name: str, blocking: bool, limit: Limit
+        self, call_id: int, form: int, *, name: str, blocking: bool, limit: Limit
     ) -> bool:
         self.calls += 1
         if self._off:
             return True
         known = self._digests.get(form)
-        if known is not None and self._meet_on_board(form, known, blocking, limit):
+        if known is not None and self._meet_on_fast_path(form, known, blocking, limit):
             return True
         flags = frames.BLOCKING if blocking else 0
-        return self._ask(frames.ANNOUNCE, ticket, form, flags, name=name, limit=limit)
+        return self._ask(frames.ANNOUNCE, call_id, form, flags, name=name, limit=limit)
 
-    def _meet_on_board(
+    def _meet_on_fast_path(
         self, form: int, known: tuple[Row, int | None, bool], blocking: bool, limit: Limit
     ) -> bool:
         """Whether the call has met all others there. Only one that waits as long as need be,
@@ -228,45 +234,45 @@ class Link:
         if not row.meet(digest):
             return False
         with self._sending:
-            if self._board is not None:
-                self._board.note_past(self.rank, len(self._past), form)
+            if self._fast_path is not None:
+                self._fast_path.note_past(self.rank, len(self._past), form)
             self._past.append(form)
         if len(self._past) >= MOST_PAST:
             self.flush()
         return True
 
-    def wait(self, ticket: int, *, name: str, limit: Limit) -> bool:
-        return self._ask(frames.WAIT, ticket, 0, 0, name=name, limit=limit)
+    def wait(self, call_id: int, *, name: str, limit: Limit) -> bool:
+        return self._ask(frames.WAIT, call_id, 0, 0, name=name, limit=limit)
 
     def report(self, verdict: Verdict) -> VerdictError:
-        """Tell the desk what this rank has found out by itself; the error to raise."""
-        ticket = self.next_ticket()
-        self._send(encode(frames.FOUND, ticket, body=pickle.dumps(verdict)))
-        reply = None if self._off else self._await(ticket, None)
+        """Tell the referee what this rank has found out by itself; the error to raise."""
+        call_id = self.next_call_id()
+        self._send(encode(frames.FOUND, call_id, body=pickle.dumps(verdict)))
+        reply = None if self._off else self._await(call_id, None)
         if reply is None or reply.kind != frames.VERDICT:
             return error_for(verdict, None)
         return _error_in(reply)
 
-    def received(self, ticket: int, source: int) -> None:
-        self._send(encode(frames.RECEIVED, ticket, source))
+    def received(self, call_id: int, source: int) -> None:
+        self._send(encode(frames.RECEIVED, call_id, source))
 
     # -- asking -----------------------------------------------------------------------------
 
     def _ask(
-        self, kind: int, ticket: int, number: int, flags: int, *, name: str, limit: Limit
+        self, kind: int, call_id: int, number: int, flags: int, *, name: str, limit: Limit
     ) -> bool:
         """Whether the call is met; raises if it is not to go on."""
         if self._off:
             return True
         flags |= (frames.TIMED if limit.explicit else 0) | _thread_count()
-        self._send(encode(kind, ticket, number, flags))
+        self._send(encode(kind, call_id, number, flags))
         first = limit.at_first(SOON)
-        reply = self._await(ticket, first)
+        reply = self._await(call_id, first)
         if reply is None and not self._off:
-            reply = self._await(ticket, limit.seconds() - first)
+            reply = self._await(call_id, limit.seconds() - first)
         if reply is None and not self._off:
-            self._send(encode(frames.GIVE_UP, ticket))
-            reply = self._await(ticket, None)
+            self._send(encode(frames.GIVE_UP, call_id))
+            reply = self._await(call_id, None)
         if reply is None or reply.kind == frames.MET:
             return True
         if reply.kind != frames.GO:
@@ -284,32 +290,32 @@ class Link:
                 if self._past:
                     data = frames.encode_past(self._past) + data
                     self._past.clear()
-                    if self._board is not None:
-                        self._board.forget_past(self.rank)
+                    if self._fast_path is not None:
+                        self._fast_path.forget_past(self.rank)
                 self._socket.sendall(data)
         except OSError:
             self._lose()
 
-    def _await(self, ticket: int, seconds: float | None) -> Frame | None:
-        """The answer about a call, or None if the time ran out or the desk is gone."""
+    def _await(self, call_id: int, seconds: float | None) -> Frame | None:
+        """The answer about a call, or None if the time ran out or the referee is gone."""
         deadline = None if seconds is None else monotonic() + seconds
         with self._changed:
-            while self._reading and ticket not in self._replies and not self._off:
+            while self._reading and call_id not in self._replies and not self._off:
                 if not self._changed.wait(_left(deadline)):
                     return None
-            if ticket in self._replies:
-                return self._replies.pop(ticket)
+            if call_id in self._replies:
+                return self._replies.pop(call_id)
             if self._off:
                 return None
             self._reading = True
         try:
-            return self._read_until(ticket, deadline)
+            return self._read_until(call_id, deadline)
         finally:
             with self._changed:
                 self._reading = False
                 self._changed.notify_all()
 
-    def _read_until(self, ticket: int, deadline: float | None) -> Frame | None:
+    def _read_until(self, call_id: int, deadline: float | None) -> Frame | None:
         """Read for all threads, until this one's answer is there."""
         while not self._off:
             left = _left(deadline)
@@ -318,7 +324,7 @@ class Link:
                     return None
                 continue
             self._read()
-            found = self._replies.pop(ticket, None)
+            found = self._replies.pop(call_id, None)
             if found is not None:
                 return found
         return None
@@ -333,7 +339,7 @@ class Link:
             return
         with self._changed:
             for frame in self._decoder.feed(data):
-                self._replies[frame.ticket] = frame
+                self._replies[frame.call_id] = frame
             self._changed.notify_all()
 
     def _lose(self) -> None:
@@ -346,13 +352,13 @@ def attach(
     connection: socket.socket,
     *,
     rank: int,
-    board: Board | None = None,
+    fast_path: FastPath | None = None,
     kinds: frozenset[str] = ALL,
 ) -> Link:
-    """Announce what this process does to the desk at the other end."""
+    """Announce what this process does to the referee at the other end."""
     connection.setblocking(True)
     global _current
-    link = Link(connection, rank, board, kinds)
+    link = Link(connection, rank, fast_path, kinds)
     link.start()
     watch_executors()
     _current = link
@@ -414,7 +420,7 @@ def _error_in(reply: Frame) -> VerdictError:
 
 
 def _refuse(reply: Frame, name: str, limit: Limit) -> None:
-    """Raise what the desk answered."""
+    """Raise what the referee answered."""
     if reply.kind == frames.STOP:
         raise RankStopped
     if reply.kind == frames.VERDICT:
@@ -425,4 +431,4 @@ def _refuse(reply: Frame, name: str, limit: Limit) -> None:
         raise OpTimeoutError(
             f"{name}: Timed out waiting {limit.seconds() * 1000:.0f}ms for the other ranks"
         )
-    raise PhalanxError(f"the desk answered with {reply!r}")
+    raise PhalanxError(f"the referee answered with {reply!r}")

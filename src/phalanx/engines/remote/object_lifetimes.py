@@ -3,7 +3,7 @@
 Used by `watcher.py`, which hooks `made` in; `patches` are this module's own hooks. What was
 seen is told at the end of a run, in values that travel; `judge_lives` puts together what all
 ranks have told. Deciding is done in `checks/leak.py` and `checks/group_lifecycle.py`. Must
-never know the desk.
+never know the referee.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""A board in shared memory on which ranks of one machine see each other's calls.
+"""A fast path in shared memory on which ranks of one machine see each other's calls.
 
-The short way past the desk, for the commonest calls: those that make their rank wait. Each rank
-writes the number of its call on the group and a hash of its signature; who comes last sees
+The short way past the referee, for the commonest calls: those that make their rank wait. Each
+rank writes the number of its call on the group and a hash of its signature; who comes last sees
 that all agree and wakes the others. Messages from one rank to another are a group of two.
-Nobody asks the desk then, which takes two more wake-ups of a process that is busy with
+Nobody asks the referee then, which takes two more wake-ups of a process that is busy with
 everyone. Whatever is not that simple (calls that differ, that need not wait, a rank that is
-late) goes to the desk: a call is on the board or at the desk, never on both, so what the desk
-proves stays a proof. Used by the link; must never decide what is wrong.
+late) goes to the referee: a call is on the fast path or at the referee, never on both, so what
+the referee proves stays a proof. Used by the link; must never decide what is wrong.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from collections.abc import Hashable
 from phalanx.system import monotonic
 
 ROWS = 512
-"""Groups, and pairs of ranks that exchange messages, that have a place on the board; the
-others go to the desk."""
+"""Groups, and pairs of ranks that exchange messages, that have a place on the fast path; the
+others go to the referee."""
 
 PATIENCE = 0.005
-"""Seconds that a rank waits here before it asks the desk."""
+"""Seconds that a rank waits here before it asks the referee."""
 
 GLANCES = 0.0001
-"""Seconds that a rank looks at the board again and again before it sleeps, if every rank has a
-core of its own: being woken takes about as long."""
+"""Seconds that a rank looks at the fast path again and again before it sleeps, if every rank
+has a core of its own: being woken takes about as long."""
 
 TRIES = 30
 """How often a rank tries to get the lock before it sleeps."""
 
 AT_DESK = 1
-"""Stands for a signature: the rank has taken this call to the desk."""
+"""Stands for a signature: the rank has taken this call to the referee."""
 
 NEVER_HERE = 2
-"""The rank takes all its calls on this group to the desk."""
+"""The rank takes all its calls on this group to the referee."""
 
 MOST_PAST = 256
-"""Calls of a rank that met here before it tells the desk of them. Their forms stand behind the
-rows, for the case that it dies before that."""
+"""Calls of a rank that met here before it tells the referee of them. Their forms stand behind
+the rows, for the case that it dies before that."""
 
 _HEAD = struct.Struct("=QII")  # the group's key, completed calls, events (what is waited on)
 _WORD = struct.Struct("=QQ")  # of each member: number of its call, signature
@@ -63,8 +63,8 @@ def is_available() -> bool:
 
 
 def make(size: int) -> int:
-    """A file descriptor for a board of so many ranks."""
-    fd = os.memfd_create("phalanx-board")
+    """A file descriptor for a fast path of so many ranks."""
+    fd = os.memfd_create("phalanx-fast_path")
     os.ftruncate(fd, _size_of(size))
     return fd
 
@@ -75,7 +75,7 @@ def clear(fd: int, size: int) -> None:
 
 
 def past_of(fd: int, size: int, rank: int) -> tuple[int, ...]:
-    """Forms of calls that a rank, which is dead, has not told the desk of."""
+    """Forms of calls that a rank, which is dead, has not told the referee of."""
     many, *forms = _PAST.unpack(os.pread(fd, _PAST.size, _past_at(size, rank)))
     return tuple(forms[:many])
 
@@ -98,7 +98,7 @@ def _size_of(size: int) -> int:
     return _past_at(size, size)
 
 
-class Board:
+class FastPath:
     """One rank's view of it."""
 
     def __init__(self, fd: int, size: int) -> None:
@@ -111,7 +111,7 @@ class Board:
         self._syscall = libc.syscall
 
     def note_past(self, rank: int, at: int, form: int) -> None:
-        """The rank has made such a call here; `at` others are not told to the desk yet."""
+        """The rank has made such a call here; `at` others are not told to the referee yet."""
         if at >= MOST_PAST:
             return  # another thread is about to tell it
         start = _past_at(self._size, rank)
@@ -119,11 +119,12 @@ class Board:
         _NUMBER.pack_into(self._memory, start, at + 1)
 
     def forget_past(self, rank: int) -> None:
-        """The desk is about to be told."""
+        """The referee is about to be told."""
         _NUMBER.pack_into(self._memory, _past_at(self._size, rank), 0)
 
     def row(self, key: str, member: int, members: int) -> Row | None:
-        """This rank's place in the row of a group, or of a pair; None if the board is full."""
+        """This rank's place in the row of a group, or of a pair; None if the fast path is
+        full."""
         wanted = digest_of(key)
         for at in range(ROWS):
             start = (wanted + at) % ROWS * _row_size(self._size)
@@ -141,9 +142,9 @@ class _Lock:
     dies. To the system all threads of a process are one, and a process that holds one row
     and waits for another might be in a circle: so a process has one of these at a time."""
 
-    def __init__(self, board: Board, start: int) -> None:
-        self._threads = board._threads
-        self._fd, self._start = board._fd, start
+    def __init__(self, fast_path: FastPath, start: int) -> None:
+        self._threads = fast_path._threads
+        self._fd, self._start = fast_path._fd, start
 
     def __enter__(self) -> None:
         self._threads.acquire()
@@ -172,21 +173,21 @@ class _Lock:
 class Row:
     """One rank's place in the row of a group. `number` counts its calls there."""
 
-    def __init__(self, board: Board, start: int, member: int, members: int) -> None:
-        self._board = board
-        self._memory = board._memory
+    def __init__(self, fast_path: FastPath, start: int, member: int, members: int) -> None:
+        self._fast_path = fast_path
+        self._memory = fast_path._memory
         self._start = start
         self._own = start + _HEAD.size + member * _WORD.size
         self._words = struct.Struct(f"={2 * members}Q")
-        self._lock = _Lock(board, start)
-        self._word = ctypes.c_uint32.from_buffer(board._memory, start + _EVENTS)
+        self._lock = _Lock(fast_path, start)
+        self._word = ctypes.c_uint32.from_buffer(fast_path._memory, start + _EVENTS)
         self._address = ctypes.addressof(self._word)
         self._closed = False
         self.number = 0
 
     def meet(self, digest: int) -> bool:
         """Whether all members have made this call by now or soon, with this signature. If
-        not, the desk knows more."""
+        not, the referee knows more."""
         with self._lock:
             number, self.number = self.number, self.number + 1
             if self._closed:
@@ -209,14 +210,14 @@ class Row:
         return self._wait(number, digest, events)
 
     def pass_by(self) -> None:
-        """A call that goes to the desk at once."""
+        """A call that goes to the referee at once."""
         with self._lock:
             number, self.number = self.number, self.number + 1
             if not self._closed:
                 self._take_away(number)
 
     def close(self) -> None:
-        """Take all calls to the desk from now on: after a verdict members may have made
+        """Take all calls to the referee from now on: after a verdict members may have made
         different numbers of calls."""
         with self._lock:
             if not self._closed:
@@ -225,7 +226,7 @@ class Row:
 
     def _wait(self, number: int, digest: int, events: int) -> bool:
         start = monotonic()
-        if self._board.is_roomy:
+        if self._fast_path.is_roomy:
             while monotonic() - start < GLANCES:
                 if self._head()[1] > number:
                     return True
@@ -245,7 +246,8 @@ class Row:
                     return False
 
     def _is_elsewhere(self, words: tuple[int, ...], number: int, digest: int) -> bool:
-        """Whether a member will not meet this call here: it is at the desk, or is another."""
+        """Whether a member will not meet this call here: it is at the referee, or is
+        another."""
         for at in range(0, len(words), 2):
             if words[at + 1] == NEVER_HERE or words[at] > number:
                 return True
@@ -277,7 +279,9 @@ class Row:
     def _call(self, what: int, value: int, limit: object) -> None:
         address, nothing = ctypes.c_void_p(self._address), ctypes.c_void_p(None)
         number = ctypes.c_long(_FUTEX or 0)
-        self._board._syscall(number, address, what, ctypes.c_uint32(value), limit, nothing, 0)
+        self._fast_path._syscall(
+            number, address, what, ctypes.c_uint32(value), limit, nothing, 0
+        )
 
 
 class _Timespec(ctypes.Structure):

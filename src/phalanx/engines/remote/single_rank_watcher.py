@@ -3,7 +3,8 @@
 Used by `watcher.py`, which tells it of calls and waits on real process groups. The guard and
 the observers are those of the threads engine; this gives them a `Call` for what they look at.
 A real backend writes whenever it likes, so of what an operation may write to neither contents
-nor versions are compared: only what the program does to it is seen. Must never know the desk.
+nor versions are compared: only what the program does to it is seen. Must never know the
+referee.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 For ranks that are processes. All callers, Python code, DDP's reducer, functional collectives,
 pass through torch's dispatcher; a kernel of ours stands there, before those of the devices.
-What a call is to meet is asked over a `Line` to the desk; a call that would make its rank
+What a call is to meet is asked over a `Line` to the referee; a call that would make its rank
 wait is held here, in Python, until the others have announced theirs too, so that a verdict is
 raised at the caller and the backend only gets calls that fit. What this process sees alone
 goes to `single_rank_watcher.py`. Must never decide anything.
@@ -76,7 +76,7 @@ def load_operators() -> None:
 
 
 class Line(Protocol):
-    """The way to the desk. `announce` and `wait` raise what the desk answers; both return
+    """The way to the referee. `announce` and `wait` raise what the referee answers; both return
     whether everyone who belongs to the call has announced it."""
 
     def define_group(self, form: GroupForm) -> int: ...
@@ -85,15 +85,15 @@ class Line(Protocol):
 
     def forget_forms(self) -> None: ...
 
-    def next_ticket(self) -> int: ...
+    def next_call_id(self) -> int: ...
 
     def announce(
-        self, ticket: int, form: int, *, name: str, blocking: bool, limit: Limit
+        self, call_id: int, form: int, *, name: str, blocking: bool, limit: Limit
     ) -> bool: ...
 
-    def wait(self, ticket: int, *, name: str, limit: Limit) -> bool: ...
+    def wait(self, call_id: int, *, name: str, limit: Limit) -> bool: ...
 
-    def received(self, ticket: int, source: int) -> None: ...
+    def received(self, call_id: int, source: int) -> None: ...
 
     def report(self, verdict: Verdict) -> VerdictError: ...
 
@@ -118,7 +118,7 @@ class Limit:
 
 
 class _Group:
-    """What is known of a process group. `number` is None if the desk does not know it."""
+    """What is known of a process group. `number` is None if the referee does not know it."""
 
     def __init__(self, group: Any, form: GroupForm | None, number: int | None) -> None:
         self.number = number
@@ -167,7 +167,7 @@ def _config_of(group: Any) -> str:
         return str(group.name())
 
 
-class _Ticket:
+class _PendingWork:
     """A call that was announced and not yet met."""
 
     def __init__(self, number: int, name: str, group: _Group, any_source: bool) -> None:
@@ -211,8 +211,8 @@ class Watcher:
         """By key, also those that are gone, until what they had is told."""
         self._names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._forms: dict[Any, tuple[int, Doubt | None]] = {}
-        self._works: weakref.WeakKeyDictionary[Any, _Ticket] = weakref.WeakKeyDictionary()
-        self._buffers: dict[int, _Ticket] = {}
+        self._works: weakref.WeakKeyDictionary[Any, _PendingWork] = weakref.WeakKeyDictionary()
+        self._buffers: dict[int, _PendingWork] = {}
         self._recent.work = None
         self._refused: tuple[str, Doubt] | None = None
         self._doubted: Doubt | None = None
@@ -236,10 +236,10 @@ class Watcher:
         watcher, flying = self, self.alone.flying
 
         def wait(self: Any, timeout: timedelta = NO_TIMEOUT) -> bool:
-            ticket = watcher._works.get(self)
-            if ticket is None and self not in flying and watcher._doubted is None:
+            call_id = watcher._works.get(self)
+            if call_id is None and self not in flying and watcher._doubted is None:
                 return bool(original(self, timeout))
-            return watcher._wait_for_work(self, ticket, timeout)
+            return watcher._wait_for_work(self, call_id, timeout)
 
         self._patch(dist.Work, "wait", wait)
         for name in ("is_completed", "is_success", "synchronize", "result", "get_future"):
@@ -328,11 +328,11 @@ class Watcher:
         limit = self._limit(known, parts, given)
         blocking = holds and self._is_blocking(parts, given, caller, limit)
         number = self._look_alone(known, parts, place)
-        ticket = self.line.next_ticket()
+        call_id = self.line.next_call_id()
 
         def announce() -> bool:
             return self.line.announce(
-                ticket, form, name=parts.name, blocking=blocking, limit=limit
+                call_id, form, name=parts.name, blocking=blocking, limit=limit
             )
 
         self._doubted = doubt
@@ -352,11 +352,13 @@ class Watcher:
         if holds and not blocking and caller in (API, OTHER) and self.alone.tracks:
             self._begin_alone(known, parts, number, result)
         if holds and (any_source or not (blocking or met)):
-            self._remember(_Ticket(ticket, parts.name, known, any_source), result)
+            self._remember(_PendingWork(call_id, parts.name, known, any_source), result)
             if caller == IN_BACKWARD:
-                private.call_after_backward(lambda: self._wait_at_desk(ticket, parts, known))
+                private.call_after_backward(
+                    lambda: self._wait_for_referee(call_id, parts, known)
+                )
             elif caller == OTHER:
-                self._remember_buffers(parts, _Ticket(ticket, parts.name, known, False))
+                self._remember_buffers(parts, _PendingWork(call_id, parts.name, known, False))
         return result
 
     def _carry_out(
@@ -502,9 +504,9 @@ class Watcher:
             holds=holds,
             site=callsite.resolve(place),
         )
-        number, ticket = self.line.define(form), self.line.next_ticket()
+        number, call_id = self.line.define(form), self.line.next_call_id()
         limit = Limit(known, None)
-        self.line.announce(ticket, number, name="new_group", blocking=True, limit=limit)
+        self.line.announce(call_id, number, name="new_group", blocking=True, limit=limit)
 
     def _key(self, store: Any, at: str) -> str:
         """The members of a group have its part of the store in common: the first one leaves
@@ -516,44 +518,46 @@ class Watcher:
 
     # -- waiting for what was begun ---------------------------------------------------------
 
-    def _remember(self, ticket: _Ticket, result: Any) -> None:
+    def _remember(self, call_id: _PendingWork, result: Any) -> None:
         """Torch makes the Python object of a `Work` anew unless there is one, so this one is
         kept until the caller has it."""
         work = private.work_in(result)
         if work is not None:
-            self._works[work] = ticket
+            self._works[work] = call_id
             self._recent.work = work
 
     def _let_go(self) -> None:
         self._recent.work = None
 
-    def _remember_buffers(self, parts: Parts, ticket: _Ticket) -> None:
+    def _remember_buffers(self, parts: Parts, call_id: _PendingWork) -> None:
         if len(self._buffers) >= MOST_BUFFERS:
             self._buffers.clear()
         for tensor in parts.tensors():
             if (at := _place_of(tensor)) is not None:
-                self._buffers[at] = ticket
+                self._buffers[at] = call_id
 
     def _wait_for_tensor(self, given: Arguments, proceed: Callable[[], Any]) -> Any:
         """Functional collectives are waited for by the tensor they write."""
         if self._buffers and not private.is_fake(given):
             at = _place_of(given["tensor"])
-            ticket = None if at is None else self._buffers.pop(at, None)
-            if ticket is not None:
-                limit = Limit(ticket.group, None)
-                self.line.wait(ticket.number, name=ticket.name, limit=limit)
+            call_id = None if at is None else self._buffers.pop(at, None)
+            if call_id is not None:
+                limit = Limit(call_id.group, None)
+                self.line.wait(call_id.number, name=call_id.name, limit=limit)
         return proceed()
 
-    def _wait_at_desk(self, ticket: int, parts: Parts, known: _Group) -> None:
+    def _wait_for_referee(self, call_id: int, parts: Parts, known: _Group) -> None:
         """DDP's reducer waits for its buckets in C++ at the end of backward: ours first."""
-        self.line.wait(ticket, name=parts.name, limit=Limit(known, None))
+        self.line.wait(call_id, name=parts.name, limit=Limit(known, None))
 
-    def _wait_for_work(self, work: Any, ticket: _Ticket | None, timeout: timedelta) -> bool:
+    def _wait_for_work(
+        self, work: Any, call_id: _PendingWork | None, timeout: timedelta
+    ) -> bool:
         try:
-            if ticket is None:
+            if call_id is None:
                 done = bool(self._wait(work, timeout))
             else:
-                done = self._wait_for_ticket(work, ticket, timeout)
+                done = self._wait_for_call(work, call_id, timeout)
         except BaseException as error:
             self.alone.give_up(work)
             if self._doubted is not None:
@@ -563,11 +567,11 @@ class Watcher:
         self.alone.arrive(work)
         return done
 
-    def _wait_for_ticket(self, work: Any, ticket: _Ticket, timeout: timedelta) -> bool:
+    def _wait_for_call(self, work: Any, call_id: _PendingWork, timeout: timedelta) -> bool:
         explicit = timeout if timeout is not None and timeout > NO_TIMEOUT else None
-        self.line.wait(ticket.number, name=ticket.name, limit=Limit(ticket.group, explicit))
+        self.line.wait(call_id.number, name=call_id.name, limit=Limit(call_id.group, explicit))
         done = bool(self._wait(work, timeout))
         self._works.pop(work, None)
-        if ticket.any_source:
-            self.line.received(ticket.number, private.source_of(work))
+        if call_id.any_source:
+            self.line.received(call_id.number, private.source_of(work))
         return done

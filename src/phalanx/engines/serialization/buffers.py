@@ -79,7 +79,7 @@ class Block:
 
 
 class Hold:
-    """Where a parcel's storages are put. `inline`: all of them into the pickle itself.
+    """Where a serialized's storages are put. `inline`: all of them into the pickle itself.
     `sharing`: what is in shared memory stays there, however small."""
 
     def __init__(self, *, inline: bool = False, sharing: bool = False) -> None:
@@ -186,7 +186,7 @@ def _write(fd: int, address: int, size: int, offset: int) -> None:
 
 
 class _Arriving(threading.local):
-    """Parcels that this thread is opening, the innermost last."""
+    """Serialized values that this thread is opening, the innermost last."""
 
     def __init__(self) -> None:
         self.memories: list[tuple[Memory, ...]] = []
@@ -196,7 +196,7 @@ _arriving = _Arriving()
 
 
 class Arrival:
-    """While a parcel is opened: where its pickle finds the memory that came with it."""
+    """While a serialized is opened: where its pickle finds the memory that came with it."""
 
     def __init__(self, memories: tuple[Memory, ...]) -> None:
         self._memories = memories

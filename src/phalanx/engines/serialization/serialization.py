@@ -1,7 +1,7 @@
 """Make functions, arguments and results travel between the program and its ranks.
 
 Used by both ends of the processes engine. Functions and classes go by name where a rank can
-find them: a parcel says in which files their modules are, because a test module or a script
+find them: a serialized says in which files their modules are, because a test module or a script
 often has a name that no import finds (`module_finder.py` loads them). Those without such a name
 (lambdas, nested functions, what was typed into a session or notebook) go by value, which
 cloudpickle does. Tensors are `buffers.py`'s. Must never run what it packs.
@@ -23,7 +23,7 @@ from contextlib import suppress
 from types import FunctionType, ModuleType
 from typing import Any
 
-from phalanx.engines.processes.rank_messages import Parcel
+from phalanx.engines.processes.rank_messages import Serialized
 from phalanx.engines.serialization import module_finder
 from phalanx.engines.serialization.buffers import Arrival, Hold
 from phalanx.errors import UsageError
@@ -114,7 +114,7 @@ def _by_value() -> type[_Packer] | None:
     return ByValue
 
 
-def pack(thing: Any, *, inline: bool = False, sharing: bool = False) -> Parcel:
+def pack(thing: Any, *, inline: bool = False, sharing: bool = False) -> Serialized:
     """Pickle it; the error of pickle, or a `UsageError`, if that cannot be done."""
     try:
         return _packed(thing, _Packer, Hold(inline=inline, sharing=sharing))
@@ -125,12 +125,14 @@ def pack(thing: Any, *, inline: bool = False, sharing: bool = False) -> Parcel:
         return _packed(thing, packer, Hold(inline=inline, sharing=sharing))
 
 
-def _packed(thing: Any, kind: type[_Packer], hold: Hold) -> Parcel:
+def _packed(thing: Any, kind: type[_Packer], hold: Hold) -> Serialized:
     file = io.BytesIO()
     packer = kind(file, hold)
     packer.dump(thing)
     main = module_finder.main() if module_finder.MAIN in packer.modules else {}
-    return Parcel(file.getvalue(), packer.modules, main, tuple(hold.memories), packer.sources)
+    return Serialized(
+        file.getvalue(), packer.modules, main, tuple(hold.memories), packer.sources
+    )
 
 
 def pickled(thing: Any) -> bytes:
@@ -185,16 +187,16 @@ def _remake(kind: type[BaseException], args: tuple[Any, ...], state: Any) -> Bas
     return error
 
 
-def pack_call(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Parcel:
-    """The parcel of a call. What cannot travel is named."""
+def pack_call(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Serialized:
+    """The serialized of a call. What cannot travel is named."""
     try:
         return pack((fn, tuple(args), dict(kwargs)), sharing=True)
     except Exception as error:
         raise UsageError(_find_culprit(fn, args, kwargs) or _reason(error)) from None
 
 
-def pack_value(value: Any) -> Parcel:
-    """The parcel of a result."""
+def pack_value(value: Any) -> Serialized:
+    """The serialized of a result."""
     try:
         return pack(value)
     except Exception as error:
@@ -204,25 +206,25 @@ def pack_value(value: Any) -> Parcel:
         ) from None
 
 
-def unpack_call(parcel: Parcel) -> Any:
+def unpack_call(serialized: Serialized) -> Any:
     """In a rank: what was packed; modules that are not there yet are loaded first."""
-    _loading.append(parcel)
+    _loading.append(serialized)
     try:
-        module_finder.provide(parcel.modules, parcel.main)
-        return unpack_value(parcel)
+        module_finder.provide(serialized.modules, serialized.main)
+        return unpack_value(serialized)
     finally:
         _loading.pop()
 
 
-def unpack_value(parcel: Parcel) -> Any:
+def unpack_value(serialized: Serialized) -> Any:
     """In the program: what a rank returned."""
-    for file, text in parcel.sources.items():
+    for file, text in serialized.sources.items():
         linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
-    with Arrival(parcel.memories) as buffers:
-        return pickle.loads(parcel.data, buffers=buffers)
+    with Arrival(serialized.memories) as buffers:
+        return pickle.loads(serialized.data, buffers=buffers)
 
 
-_loading: list[Parcel] = []
+_loading: list[Serialized] = []
 
 
 def check_not_loading() -> None:

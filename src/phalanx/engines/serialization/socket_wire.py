@@ -1,7 +1,7 @@
 """Send and receive one message over a rank's socket, with the memory that belongs to it.
 
 Used by both ends of the processes engine. A message is one pickle; the file descriptors of its
-parcel's memory follow it. Must never look into a parcel.
+serialized's memory follow it. Must never look into a serialized.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 def memories_of(message: Any) -> Sequence[Memory]:
     """What `send` has to send with the message."""
-    parcel = getattr(message, "parcel", None)
-    return () if parcel is None else parcel.memories
+    serialized = getattr(message, "serialized", None)
+    return () if serialized is None else serialized.memories
 
 
 def send(control: Connection, data: bytes, memories: Sequence[Memory] = ()) -> None:

@@ -92,7 +92,7 @@ class PartialWatch:
         for strand in strands:
             node = Node(strand.rank, _name(strand), free=True)
             seen = steady.get(strand)
-            if seen is not None and seen[0] == strand.granted and not strand.errands:
+            if seen is not None and seen[0] == strand.granted and not strand.pending_callbacks:
                 if strand.state is PARKED:
                     node = self._waiting(node, strand.why, known)
                 elif strand.state is OUTSIDE:
@@ -164,7 +164,11 @@ def _frames_of_others() -> dict[int, FrameType]:
 def _name(strand: Strand) -> str | None:
     if not strand.helper:
         return None
-    return f"{strand.thread.name}/{strand.ident}" if strand.thread is not None else "courier"
+    return (
+        f"{strand.thread.name}/{strand.ident}"
+        if strand.thread is not None
+        else "callback_thread"
+    )
 
 
 def _positions(baton: Baton) -> dict[Strand, _Seen]:

@@ -31,9 +31,9 @@ import torch.multiprocessing
 from phalanx.backend.session import RankContext
 from phalanx.backend.torch_private import private
 from phalanx.core.strand import here
-from phalanx.emulation.children.parent_rank import ParentSeat
+from phalanx.emulation.children.parent_rank import ParentRank
 from phalanx.emulation.children.parent_state import put_environ
-from phalanx.emulation.children.spawn_payload import Luggage
+from phalanx.emulation.children.spawn_payload import SpawnPayload
 from phalanx.emulation.children.spawn_rules import is_torch_spawn
 from phalanx.emulation.children.spawned_ranks import HELD, LONG, PREPARING, Child, Family
 from phalanx.emulation.modules.isolating import own_main
@@ -135,10 +135,10 @@ class _Launching:
     def _end(self, stack: ExitStack) -> None:
         interrupted = isinstance(self.launch.error, KeyboardInterrupt)
         try:
-            if self._family.seat is not None:
-                self._leave_seat(self._family.seat, interrupted=interrupted)
-            elif self._family.belongings is not None:
-                self._family.belongings.end()
+            if self._family.parent_rank is not None:
+                self._leave_world(self._family.parent_rank, interrupted=interrupted)
+            elif self._family.parent_state is not None:
+                self._family.parent_state.end()
             self._family.stop() if interrupted else self._family.finish()
             if isinstance(self.launch.error, UsageError):  # what it began will not go on
                 end_programs(self._family.programs)
@@ -146,14 +146,14 @@ class _Launching:
             self.launch.error = error
             self._family.stop()
 
-    def _leave_seat(self, seat: ParentSeat, *, interrupted: bool) -> None:
+    def _leave_world(self, parent_rank: ParentRank, *, interrupted: bool) -> None:
         """What the program has raised is an error of its rank; but if it leaves by `sys.exit`
         when the others have ended, this is the status it wants."""
         error = self.launch.error
-        if isinstance(error, SystemExit) and _exit_code(error) and seat.is_alone():
-            seat.leave(None)
+        if isinstance(error, SystemExit) and _exit_code(error) and parent_rank.is_alone():
+            parent_rank.leave(None)
             return
-        seat.leave(error)
+        parent_rank.leave(error)
         if not interrupted:
             self.launch.error = None
 
@@ -201,18 +201,18 @@ class _Launching:
         else:
             self._execute(main)
 
-    def _pack(self, process: Any, forked: bool) -> Luggage:
+    def _pack(self, process: Any, forked: bool) -> SpawnPayload:
         modules = (
             {name: sys.modules[name] for name in _programs_own(self._rule)} if forked else {}
         )
         modules[MAIN] = self._main
         number = len(self._family.children)
-        return Luggage(process, number, forked=forked, modules=modules)
+        return SpawnPayload(process, number, forked=forked, modules=modules)
 
     def _join(self) -> None:
         """The program itself calls `init_process_group`."""
         family = self._family
-        if family.seat is not None or not family.has_pending():
+        if family.parent_rank is not None or not family.has_pending():
             script = self._program.argv[0]
             if family.children:
                 raise UsageError(
@@ -225,15 +225,15 @@ class _Launching:
                 f"be its ranks; say how many ranks to run: phalanx run -n 4 {script}"
             )
         modules = {name: sys.modules[name] for name in _programs_own(self._rule)}
-        seat = ParentSeat(self._main, self._program.code, modules, family.belongings)
-        family.begin(seat)
-        seat.take()
+        parent_rank = ParentRank(self._main, self._program.code, modules, family.parent_state)
+        family.begin(parent_rank)
+        parent_rank.take()
 
     def _check_round(self) -> None:
         """A rank calls `init_process_group`: the program itself, for processes that it has
         started since the last time?"""
-        seat = self._family.seat
-        if seat is not None and seat.is_overdue and seat.is_here():
+        parent_rank = self._family.parent_rank
+        if parent_rank is not None and parent_rank.is_overdue and parent_rank.is_here():
             raise UsageError(
                 "init_process_group in the program itself, which has started processes since "
                 "it was a rank the last time; these could not become its ranks, because the "
@@ -244,23 +244,23 @@ class _Launching:
     # -- in the world's thread ------------------------------------------------------------
 
     def _open_world(
-        self, children: list[Child], numbers: list[int], seat: ParentSeat | None
+        self, children: list[Child], numbers: list[int], parent_rank: ParentRank | None
     ) -> None:
         with self._one_world:  # threads of the program may start ranks at the same time
-            self._run_world(children, numbers, seat)
-        if seat is not None:
-            seat.world_is_over.set()
+            self._run_world(children, numbers, parent_rank)
+        if parent_rank is not None:
+            parent_rank.world_is_over.set()
 
     def _run_world(
-        self, children: list[Child], numbers: list[int], seat: ParentSeat | None
+        self, children: list[Child], numbers: list[int], parent_rank: ParentRank | None
     ) -> None:
-        left = _Left(children, waits=seat is None)
+        left = _Left(children, waits=parent_rank is None)
         bodies: dict[int, Body] = {
             number: self._body(child, left)
             for child, number in zip(children, numbers, strict=True)
         }
-        if seat is not None:
-            bodies[next(n for n in range(len(bodies) + 1) if n not in bodies)] = seat.sit
+        if parent_rank is not None:
+            bodies[next(n for n in range(len(bodies) + 1) if n not in bodies)] = parent_rank.sit
         for top in _to_decide(self._rule):
             self._rule.decide(top)
         tallies: list[Tally] = []
@@ -325,19 +325,19 @@ class _Launching:
         return body
 
     def _run_child(self, child: Child, context: RankContext) -> int:
-        luggage: Luggage = child.luggage
+        payload: SpawnPayload = child.payload
         context.environ.clear()
-        context.environ.update(luggage.environ)
+        context.environ.update(payload.environ)
 
-        context.saved["argv"] = sys.argv = luggage.argv
-        modules = dict(luggage.make_modules())
+        context.saved["argv"] = sys.argv = payload.argv
+        modules = dict(payload.make_modules())
         main = modules.pop(MAIN)
         own_main(context, main, self._program.code)
         for name, module in modules.items():
             sys.modules[name] = module
-        if not luggage.forked:
+        if not payload.forked:
             self._execute_anew(main)
-        process = luggage.open()
+        process = payload.open()
         context.saved["process"] = process
         try:
             if is_torch_spawn(process):
@@ -381,12 +381,12 @@ Body = Callable[[RankContext], None]
 
 
 def _run_body(
-    bodies: dict[int, Body], seats: dict[RankContext, Body], context: RankContext
+    bodies: dict[int, Body], parent_ranks: dict[RankContext, Body], context: RankContext
 ) -> None:
     """By the numbers that ranks begin with; later they may have others."""
-    if not seats:
-        seats.update((each, bodies[each.rank]) for each in context.session.ranks)
-    seats[context](context)
+    if not parent_ranks:
+        parent_ranks.update((each, bodies[each.rank]) for each in context.session.ranks)
+    parent_ranks[context](context)
 
 
 def _to_decide(rule: Rule) -> set[str]:
@@ -515,7 +515,7 @@ def _keeping(original: Any, stores: list[Any]) -> Any:
     def construct(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         child = _saved("child")
-        if child is not None and child.luggage.forked:
+        if child is not None and child.payload.forked:
             stores.append(self)
 
     return construct

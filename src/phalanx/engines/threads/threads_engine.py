@@ -49,7 +49,7 @@ from phalanx.core.clock import Clock, RealClock, VirtualClock
 from phalanx.core.launcher import Launcher, end_threads
 from phalanx.core.schedule import schedule_from_seed
 from phalanx.core.strand import RUNNING, Strand, here
-from phalanx.core.thread_pool import FORGETS_LOCALS, Crew
+from phalanx.core.thread_pool import FORGETS_LOCALS, RankThreadPool
 from phalanx.emulation.modules.isolating import isolating, own_modules
 from phalanx.emulation.modules.registrations import forget
 from phalanx.emulation.patch_table import hold, keep_groups_by_thread, release
@@ -63,7 +63,7 @@ from phalanx.emulation.stdlib.rank_children import (
     leave_if_forked,
 )
 from phalanx.emulation.stdlib.replaced_calls import enter_thread
-from phalanx.emulation.stdlib.signals import SignalDesk
+from phalanx.emulation.stdlib.signals import SignalDispatch
 from phalanx.engines.outcome import Outcome, Outcomes, find_error
 from phalanx.engines.run_settings import Settings, choose_findings, rank_environ, tell_findings
 from phalanx.engines.snapshots import group_views, is_debugging, take_snapshot, user_stacks
@@ -77,7 +77,7 @@ from phalanx.system import getpid, monotonic
 IDLE_STALL = 300.0
 """Seconds without any sign of life after which a run without a timeout is given up."""
 
-COURIER = 1.0
+CALLBACK_THREAD = 1.0
 """Seconds that callbacks may still take when all ranks have returned."""
 
 _one_run = threading.Lock()
@@ -88,9 +88,11 @@ if hasattr(os, "register_at_fork"):  # a child of a rank is in no run
 class ThreadsEngine:
     """Ranks as threads. One `Session` is kept from run to run until one fails."""
 
-    def __init__(self, settings: Settings, *, crew: Crew | None = None) -> None:
+    def __init__(
+        self, settings: Settings, *, thread_pool: RankThreadPool | None = None
+    ) -> None:
         self.settings = settings
-        self._crew = crew
+        self._thread_pool = thread_pool
         self.fingerprint = 0
         self.findings: list[Verdict] = []
         """What checks found in runs that succeeded."""
@@ -155,16 +157,16 @@ class ThreadsEngine:
             )
         session = self._session or self._new_session()
         self._session = None
-        run = _Run(self.settings, session, body, crew=self._crew)
+        run = _Run(self.settings, session, body, thread_pool=self._thread_pool)
         outer, here.strand = here.strand, None
         excepthook = sys.excepthook
         self._busy = True
         try:
             with isolating(self.settings.modules):
                 values = run.execute()
-            if self._crew is not None and not FORGETS_LOCALS and made_more(session):
-                self._crew.close()
-            ended = run.outcomes.any_stopped or self._bequeath(session)
+            if self._thread_pool is not None and not FORGETS_LOCALS and made_more(session):
+                self._thread_pool.close()
+            ended = run.outcomes.any_stopped or self._keep_for_reuse(session)
             self._session = None if ended else session
             self._lone = run.dissolve()
             if run.findings:
@@ -185,19 +187,20 @@ class ThreadsEngine:
         self.silenced += silenced
         tell_findings(findings, self.settings)
 
-    def _bequeath(self, session: Session) -> bool:
-        """Leave the groups to the next world of this kind, if the crew is to have one. Not
-        with a seed: making groups is part of what the schedule decides, and of its replay."""
-        if self._crew is None or self.settings.seed or not can_be_inherited(session):
+    def _keep_for_reuse(self, session: Session) -> bool:
+        """Leave the groups to the next world of this kind, if the thread pool is to have one.
+        Not with a seed: making groups is part of what the schedule decides, and of its
+        replay."""
+        if self._thread_pool is None or self.settings.seed or not can_be_inherited(session):
             return False
-        self._crew.heirlooms[self._kind()] = session
+        self._thread_pool.groups_for_reuse[self._kind()] = session
         return True
 
     def _former(self) -> Session | None:
         """The one whose groups this world has, if any."""
-        if self._crew is None or not self.settings.init or self.settings.seed:
+        if self._thread_pool is None or not self.settings.init or self.settings.seed:
             return None
-        former: Session | None = self._crew.heirlooms.pop(self._kind(), None)
+        former: Session | None = self._thread_pool.groups_for_reuse.pop(self._kind(), None)
         store = self.settings.store
         if former is not None and store is not None and former.stores["init"] is not store:
             return None
@@ -241,10 +244,10 @@ class ThreadsEngine:
         return session
 
     def _environs(self) -> Iterable[Environ]:
-        """With a crew a session has one run, meanwhile the caller waits, and its environment
-        is what it was when a rank looks."""
+        """With a thread pool a session has one run, meanwhile the caller waits, and its
+        environment is what it was when a rank looks."""
         settings, given, ranks = self.settings, self.settings.environ or {}, self.settings.ranks
-        if self._crew is not None and here.strand is None:
+        if self._thread_pool is not None and here.strand is None:
             return [partial(_environ_later, settings, rank) for rank in range(ranks)]
         base = {**environ_here(), **given}
         return [rank_environ(base, settings, rank) for rank in range(ranks)]
@@ -259,11 +262,11 @@ class _Run:
         session: Session,
         body: Callable[[RankContext], Any],
         *,
-        crew: Crew | None = None,
+        thread_pool: RankThreadPool | None = None,
     ) -> None:
         self.settings = settings
         self.pid = getpid()
-        self.crew = crew
+        self.thread_pool = thread_pool
         self.session = session
         for context in session.ranks:
             context.journal.clear()  # of an earlier run of the same world
@@ -280,14 +283,14 @@ class _Run:
             schedule=schedule_from_seed(settings.seed),
             clock=clock,
             switcher=self.switcher,
-            courier=self._send_courier,
-            camp=crew.camp if crew is not None else None,
+            callback_thread=self._start_callback_thread,
+            shared_core=thread_pool.shared_core if thread_pool is not None else None,
         )
         self.judge = Judge(session, self.baton, self.outcomes)
         self.baton.on_stuck = self.judge.judge_stuck
         self.baton.on_look = self.judge.look
         self.baton.on_condemned = self.judge.forget
-        self.signals = SignalDesk(self.baton, session.ranks)
+        self.signals = SignalDispatch(self.baton, session.ranks)
         if settings.late_numbers:
             session.renumber = partial(exchange, session, self.baton, self.outcomes)
 
@@ -303,7 +306,7 @@ class _Run:
             on_limit=lambda seconds: self._stall(seconds, over_limit=True),
             on_tick=self._tick,
             on_interrupt=self._tell_positions,
-            crew=self.crew,
+            thread_pool=self.thread_pool,
         )
         strands = [self.baton.add(context.rank, context) for context in self.session.ranks]
         self.signals.open()
@@ -349,7 +352,7 @@ class _Run:
         for strand in baton.strands:
             strand.inside = strand.why = None
         baton.strands.clear()
-        baton.courier = baton.on_stuck = baton.on_look = baton.on_condemned = None
+        baton.callback_thread = baton.on_stuck = baton.on_look = baton.on_condemned = None
         for context in self.session.ranks:
             context.tell_failure = None
         return True
@@ -387,8 +390,8 @@ class _Run:
                 if end.code not in (None, 0):
                     raise
             leave_if_forked(self.pid)
-            if strand.errands:
-                self.baton.run_errands(strand)
+            if strand.pending_callbacks:
+                self.baton.run_pending_callbacks(strand)
             finish_jobs(context)
             if context.helpers:
                 self._join_helpers(context)
@@ -439,7 +442,7 @@ class _Run:
                 rank=context.rank,
                 world_size=settings.ranks,
             )
-            if self.crew is not None:
+            if self.thread_pool is not None:
                 take_stock(context)
 
     def _join_helpers(self, context: RankContext) -> None:
@@ -481,10 +484,11 @@ class _Run:
         )
         print(text, file=sys.stderr, flush=True)
 
-    def _send_courier(self, strand: Strand) -> None:
-        """Run a rank's errands although its own thread is blocked in native code, or done."""
+    def _start_callback_thread(self, strand: Strand) -> None:
+        """Run a rank's pending callbacks although its own thread is blocked in native code, or
+        done."""
         child = self.baton.add(strand.rank, strand.local, helper=True)
-        strand.local.couriers.add(child)
+        strand.local.callback_threads.add(child)
         strand.local.untouched = False
 
         def deliver() -> None:
@@ -492,11 +496,11 @@ class _Run:
             enter_thread(strand.local)
             with suppress(RankStopped):
                 self.baton.rejoin(child)
-                self.baton.run_errands(strand)
+                self.baton.run_pending_callbacks(strand)
                 self.baton.leave(child)
             private.unregister_groups()
             self.baton.finish(child)
-            strand.local.couriers.discard(child)
+            strand.local.callback_threads.discard(child)
 
         child.thread = thread = threading.Thread(target=deliver, daemon=True)
         strand.local.helpers.append(thread)
@@ -512,11 +516,11 @@ class _Run:
         if not any(context.helpers for context in self.session.ranks):
             return
         self._left_threads = True
-        until = monotonic() + (0.0 if self.baton.stopping else COURIER)
+        until = monotonic() + (0.0 if self.baton.stopping else CALLBACK_THREAD)
         for context in self.session.ranks:
-            for courier in list(context.couriers):
-                if courier.thread is not None:
-                    courier.thread.join(max(0.0, until - monotonic()))
+            for callback_thread in list(context.callback_threads):
+                if callback_thread.thread is not None:
+                    callback_thread.thread.join(max(0.0, until - monotonic()))
         threads = [
             thread
             for context in self.session.ranks

@@ -1,6 +1,6 @@
 """What became of the ranks that torch's launcher started, and which error tells it.
 
-Used by `torchrun_launcher.py`. Each machine knows its own ranks; the one with the desk knows
+Used by `torchrun_launcher.py`. Each machine knows its own ranks; the one with the referee knows
 what it found and who failed elsewhere. Pure decisions: must never talk to a rank.
 """
 
@@ -32,8 +32,8 @@ from phalanx.system import monotonic
 ELSEWHERE = "died on another machine"
 
 
-class DeskView(Protocol):
-    """What of a desk is looked at here."""
+class RefereeView(Protocol):
+    """What of a referee is looked at here."""
 
     @property
     def error(self) -> VerdictError | None: ...
@@ -83,18 +83,18 @@ class Incarnation:
 
 
 def find_error(
-    now: Incarnation, desk: DeskView | None, replay: str | None, *, well: bool = False
+    now: Incarnation, referee: RefereeView | None, replay: str | None, *, well: bool = False
 ) -> BaseException | None:
     """The one error to raise on this machine, or None if there is nothing to tell. If torch's
     launcher says that all is `well`, ranks that ended without a word left by `os._exit(0)`."""
     if now.has_succeeded or not (now.ended or now.lost or now.exits):
         return None
-    verdict = _verdict_of(now, desk)
+    verdict = _verdict_of(now, referee)
     if verdict is not None:
         return verdict
     if well and not now.ended:
         return None
-    failed = _failed(now, desk) or _left(now)
+    failed = _failed(now, referee) or _left(now)
     if not failed:
         return _stopped_elsewhere(now)
     first = failed[0][2]
@@ -105,13 +105,13 @@ def find_error(
         error, site = restored(failure)
         outcomes.ranks[rank].site = site
         outcomes.record(rank, error, stopping=False)
-    outcomes.stopped_at = () if desk is None else desk.stopped
+    outcomes.stopped_at = () if referee is None else referee.stopped
     return outcome.find_error(outcomes, replay)
 
 
-def _verdict_of(now: Incarnation, desk: DeskView | None) -> VerdictError | None:
-    if desk is not None and desk.error is not None:
-        return desk.error
+def _verdict_of(now: Incarnation, referee: RefereeView | None) -> VerdictError | None:
+    if referee is not None and referee.error is not None:
+        return referee.error
     found = next((each for each in now.ended.values() if isinstance(each, Found)), None)
     if found is None:
         return None
@@ -122,9 +122,9 @@ def _verdict_of(now: Incarnation, desk: DeskView | None) -> VerdictError | None:
     return error
 
 
-def _failed(now: Incarnation, desk: DeskView | None) -> list[tuple[float, int, Failure]]:
-    """Who failed when. The desk heard of all machines' failures in order; clocks differ."""
-    heard = {} if desk is None else desk.failures
+def _failed(now: Incarnation, referee: RefereeView | None) -> list[tuple[float, int, Failure]]:
+    """Who failed when. The referee heard of all machines' failures in order; clocks differ."""
+    heard = {} if referee is None else referee.failures
     order = {rank: place - len(heard) for place, rank in enumerate(heard)}
     failed: list[tuple[float, int, Failure]] = []
     for rank, each in now.ended.items():
@@ -173,7 +173,7 @@ def _death(code: int, stderr: Iterable[str]) -> RankDied:
 
 
 def _elsewhere(rank: int, text: str) -> Failure:
-    """What the desk knows of a failure on another machine."""
+    """What the referee knows of a failure on another machine."""
     if text == "died":
         died = RankDied(code=1, signal=None)
         died.args = (ELSEWHERE,)

@@ -82,7 +82,7 @@ def _path(address: str) -> str:
 
 
 @dataclass(frozen=True)
-class OpenDesk:
+class OpenReferee:
     """From rank 0: serve the checks where all ranks can reach it. `host` is an address of
     this machine, or empty for all of them."""
 
@@ -91,7 +91,7 @@ class OpenDesk:
 
 
 @dataclass(frozen=True)
-class DeskIsOpen:
+class RefereeIsOpen:
     """The answer."""
 
     port: int

@@ -19,7 +19,7 @@ PATIENCE = 60.0
 
 
 @dataclass(frozen=True)
-class Place:
+class RankPlace:
     """What torch's launcher says about this rank."""
 
     rank: int
@@ -38,10 +38,10 @@ class Place:
         return f"{self.meeting or self.generation} of {self.ranks}"
 
 
-def read_place(meeting: str = "") -> Place:
+def read_place(meeting: str = "") -> RankPlace:
     """`meeting` names the meeting of the machines, if it is known."""
     environ = os.environ
-    return Place(
+    return RankPlace(
         rank=int(environ["RANK"]),
         ranks=int(environ["WORLD_SIZE"]),
         local_rank=int(environ["LOCAL_RANK"]),
@@ -66,7 +66,7 @@ def choose_interface(master: str) -> None:
         os.environ["GLOO_SOCKET_IFNAME"] = interface
 
 
-def open_store(place: Place) -> Store | None:
+def open_store(place: RankPlace) -> Store | None:
     """The store that torch's launcher serves for the ranks; None where it has none."""
     if not place.has_store:
         return None
@@ -82,7 +82,7 @@ def open_store(place: Place) -> Store | None:
     return store
 
 
-def _forget_before(store: TCPStore, place: Place) -> None:
+def _forget_before(store: TCPStore, place: RankPlace) -> None:
     """After a restart torch 2.11-2.13 gives the ranks the store of before, with the addresses
     of ranks that are gone in it: with plain torchrun, 5 of 7 restarts on Gloo failed or hung.
     """

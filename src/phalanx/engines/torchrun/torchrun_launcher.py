@@ -1,6 +1,6 @@
 """Stay between torch's launcher and the user.
 
-`torchrun_start.py` makes one per machine. Passes on what the ranks print, serves the desk if
+`torchrun_start.py` makes one per machine. Passes on what the ranks print, serves the referee if
 rank 0 is here, and turns what happened into the errors of the other engines. Must never start
 ranks itself.
 """
@@ -22,7 +22,7 @@ from typing import Any
 
 from phalanx.backend.rank_errors import error_for
 from phalanx.engines.processes.rank_messages import Asking, Position, Raised, Where
-from phalanx.engines.referee.referee_server import DeskServer
+from phalanx.engines.referee.referee_server import RefereeServer
 from phalanx.engines.run_settings import Settings, choose_findings, tell_findings
 from phalanx.engines.snapshots import group_views
 from phalanx.engines.torchrun.connections import Greeting, Lines, Member
@@ -32,14 +32,14 @@ from phalanx.engines.torchrun.launch_outcome import (
     is_ended_from_outside,
 )
 from phalanx.engines.torchrun.launcher_messages import (
-    DeskIsOpen,
     Done,
     Exits,
     Found,
     Hello,
     HowFar,
-    OpenDesk,
+    OpenReferee,
     Progress,
+    RefereeIsOpen,
     Stopped,
     Unchecked,
 )
@@ -74,7 +74,7 @@ class Launch:
         self._standstill = Standstill(settings.timeout)
         self._loss: tuple[float, dict[int, RankView]] | None = None
         """How long ranks had stood still when one ended, and who waited for whom."""
-        self._desk: DeskServer | None = None
+        self._referee: RefereeServer | None = None
         self._notices: deque[str] = deque(maxlen=400)
         self._selector = selectors.DefaultSelector()
         self._number = 0
@@ -100,8 +100,8 @@ class Launch:
         try:
             return self._carry_out()
         finally:
-            if self._desk is not None and self._settings.on_tally is not None:
-                tally = self._desk.tally()
+            if self._referee is not None and self._settings.on_tally is not None:
+                tally = self._referee.tally()
                 self._settings.on_tally(replace(tally, silenced=tuple(self._silenced)))
 
     def _carry_out(self) -> bool:
@@ -112,7 +112,7 @@ class Launch:
             self._farewell = signal.SIGINT
             raise
         well = self._agent.returncode == 0
-        error = find_error(self._now, self._desk, self._settings.replay, well=well)
+        error = find_error(self._now, self._referee, self._settings.replay, well=well)
         if self._agent.returncode < 0 and not (self._now.exits or self._now.ended):
             raise _launcher_died(self._agent.returncode)
         if self._loss is not None and is_ended_from_outside(error):
@@ -127,18 +127,18 @@ class Launch:
         return self._now.initialised
 
     def _tell_findings(self) -> None:
-        """What can be said now that all ranks have returned; where the desk is."""
+        """What can be said now that all ranks have returned; where the referee is."""
         given = self._settings
-        if self._desk is None:
+        if self._referee is None:
             return
         settings = Settings(
-            ranks=self._desk.ranks,
+            ranks=self._referee.ranks,
             kinds=given.kinds,
             strict=given.strict,
             replay=given.replay,
             on_findings=given.on_findings,
         )
-        findings, self._silenced = choose_findings(self._desk.find_at_end(), settings)
+        findings, self._silenced = choose_findings(self._referee.find_at_end(), settings)
         tell_findings(findings, settings)
 
     def _wait(self) -> None:
@@ -173,8 +173,8 @@ class Launch:
             if isinstance(key.data, Greeting) and key.data.is_late:
                 self._selector.unregister(key.fileobj)
                 key.data.end()
-        if self._desk is not None and self._desk.trouble is not None:
-            self._tell_unchecked(self._desk.trouble)
+        if self._referee is not None and self._referee.trouble is not None:
+            self._tell_unchecked(self._referee.trouble)
         self._settings.on_tick()
 
     def _accept(self) -> None:
@@ -215,7 +215,7 @@ class Launch:
         self._settings.on_world(hello.ranks, range(first, first + hello.local_ranks))
 
     def _tell_restart(self) -> None:
-        error = find_error(self._now, self._desk, None)
+        error = find_error(self._now, self._referee, None)
         if error is not None:
             self._settings.on_notice(f"{type(error).__name__}: {error}")
         self._settings.on_notice("torch's launcher starts the ranks again")
@@ -248,7 +248,7 @@ class Launch:
             elif not isinstance(message, Done):
                 self._note_loss()
             self._standstill.renew()
-        if isinstance(message, OpenDesk):
+        if isinstance(message, OpenReferee):
             self._open_desk(member, message)
         elif isinstance(message, Position):
             if member.now is self._now:
@@ -280,18 +280,18 @@ class Launch:
             self._settings.on_notice(f"phalanx: no checks: {reason}")
         self._unchecked = True
 
-    def _open_desk(self, member: Member, wish: OpenDesk) -> None:
-        if self._desk is not None:
-            self._desk.close()
+    def _open_desk(self, member: Member, wish: OpenReferee) -> None:
+        if self._referee is not None:
+            self._referee.close()
         given = self._settings
-        self._desk = DeskServer(
+        self._referee = RefereeServer(
             ranks=wish.ranks,
             host=wish.host,
             replay=given.replay,
             kinds=given.kinds,
             profile=given.profile,
         )
-        member.send(DeskIsOpen(self._desk.port, self._desk.token))
+        member.send(RefereeIsOpen(self._referee.port, self._referee.token))
 
     # -- where ranks are --------------------------------------------------------------------
 
@@ -312,8 +312,8 @@ class Launch:
             print(text, file=sys.stderr, flush=True)
 
     def _waiting(self) -> dict[int, RankView]:
-        """Who waits in a call for whom, which the desk knows where there is one."""
-        views = () if self._desk is None else self._desk.snapshot().ranks
+        """Who waits in a call for whom, which the referee knows where there is one."""
+        views = () if self._referee is None else self._referee.snapshot().ranks
         return {view.rank: view for view in views if view.status == "waiting"}
 
     def _stall(self, seconds: float, waiting: Mapping[int, RankView]) -> BaseException:
@@ -356,8 +356,8 @@ class Launch:
             with suppress(OSError):
                 key.fileobj.close()  # type: ignore[union-attr]
         self._selector.close()
-        if self._desk is not None:
-            self._desk.close()
+        if self._referee is not None:
+            self._referee.close()
 
 
 def _is_progress(member: Member, message: Any) -> bool:

@@ -1,6 +1,6 @@
 """What a rank runs that torch's launcher started (`python -m`, with this module).
 
-Connects to the launcher on its machine (output, control) and to the desk of the whole job
+Connects to the launcher on its machine (output, control) and to the referee of the whole job
 (checks), then is the script: `rank script train.py ARGUMENTS` or `rank module NAME ARGUMENTS`.
 Ends with what the script ended with. Must never be imported by a program.
 """
@@ -36,13 +36,13 @@ from phalanx.engines.terminal import NAMES, attach_terminal
 from phalanx.engines.torchrun.addresses import is_loopback, own_address
 from phalanx.engines.torchrun.launcher_messages import (
     Base,
-    DeskIsOpen,
     Done,
     Found,
     Hello,
     HowFar,
-    OpenDesk,
+    OpenReferee,
     Progress,
+    RefereeIsOpen,
     Stopped,
     Stream,
     Unchecked,
@@ -51,7 +51,7 @@ from phalanx.engines.torchrun.launcher_messages import (
 )
 from phalanx.engines.torchrun.rank_place import (
     PATIENCE,
-    Place,
+    RankPlace,
     choose_interface,
     open_store,
     read_place,
@@ -78,7 +78,7 @@ def main(arguments: list[str]) -> int:
         program = (load_module if kind == "module" else load_script)(name, rest)
         store = open_store(place)
         kinds = frozenset(base.kinds)
-        link = find_desk(home, place, store, kinds) if base.checked else None
+        link = find_referee(home, place, store, kinds) if base.checked else None
     except Exception as error:
         home.tell(_raised(place.rank, error))
         return 1
@@ -89,7 +89,7 @@ def main(arguments: list[str]) -> int:
 class Home:
     """The launcher on this machine, as the rank sees it."""
 
-    def __init__(self, base: Base, place: Place) -> None:
+    def __init__(self, base: Base, place: RankPlace) -> None:
         self._base = base
         self._place = place
         self._sending = threading.Lock()
@@ -160,8 +160,8 @@ def _end_with_agent() -> None:
 # -- the checks -------------------------------------------------------------------------------
 
 
-def find_desk(
-    home: Home, place: Place, store: Store | None, kinds: frozenset[str]
+def find_referee(
+    home: Home, place: RankPlace, store: Store | None, kinds: frozenset[str]
 ) -> Link | None:
     """Attach the checks. Rank 0 has its launcher serve them and says where in the store that
     torch's launcher serves; without such a store there are none."""
@@ -169,11 +169,11 @@ def find_desk(
         reason = "torch's launcher shares no store with the ranks (use --rdzv-backend c10d)"
         home.tell(Unchecked(place.rank, reason))
         return None
-    key = f"phalanx desk {place.world}"
+    key = f"phalanx referee {place.world}"
     if place.rank == 0:
-        desk = home.ask(OpenDesk(_address_to_serve(place), place.ranks))
-        assert isinstance(desk, DeskIsOpen)
-        store.set(key, f"{desk.port} {desk.token}")
+        referee = home.ask(OpenReferee(_address_to_serve(place), place.ranks))
+        assert isinstance(referee, RefereeIsOpen)
+        store.set(key, f"{referee.port} {referee.token}")
     deadline = monotonic() + PATIENCE
     while True:
         port, token = store.get(key).decode().split()
@@ -191,7 +191,7 @@ def find_desk(
             time.sleep(0.1)
 
 
-def _address_to_serve(place: Place) -> str:
+def _address_to_serve(place: RankPlace) -> str:
     """That which all ranks use towards rank 0, or all addresses if its name leads elsewhere
     on other machines."""
     own = own_address(place.master) or ""

@@ -1,7 +1,8 @@
 """A test's part in a rank that is a process: finds the item there and runs it.
 
-`run_errand` is what `on_processes.py` calls in every rank. The process keeps a session of
-pytest between tests, so a file is collected once. Never used in pytest's own process.
+`run_pending_callback` is what `on_processes.py` calls in every rank. The process keeps a
+session of pytest between tests, so a file is collected once. Never used in pytest's own
+process.
 """
 
 from __future__ import annotations
@@ -22,7 +23,13 @@ from phalanx.testing.pytest.fixtures import FixturePlan, Maker, RankRequest
 from phalanx.testing.pytest.isolated import new_packages
 from phalanx.testing.pytest.part import Part
 from phalanx.testing.pytest.rank_record import Record
-from phalanx.testing.pytest.travel import Errand, PartFailed, is_picklable, note_of, pack_record
+from phalanx.testing.pytest.travel import (
+    ItemTask,
+    PartFailed,
+    is_picklable,
+    note_of,
+    pack_record,
+)
 from phalanx.testing.pytest.world_fixture import RankWorld
 from phalanx.testing.pytest_compat import pytest_private as private
 from phalanx.testing.pytest_compat.captured_output import KEEP, SHOW
@@ -32,15 +39,15 @@ _present: list[RankProcess] = []
 """The session of pytest in this process, for the file whose tests run now."""
 
 
-def get_ready(errand: Errand) -> None:
+def get_ready(task: ItemTask) -> None:
     """Collect the file of a test, so that all ranks begin the test together."""
-    _settle(errand).find(errand)
+    _settle(task).find(task)
 
 
-def run_errand(errand: Errand) -> Record:
+def run_pending_callback(task: ItemTask) -> Record:
     """The rank's record; raises it, as `PartFailed`, if the part failed."""
     __tracebackhide__ = True
-    return _settle(errand).run(errand)
+    return _settle(task).run(task)
 
 
 def leave_wide(wanted: Collection[str]) -> None:
@@ -50,23 +57,23 @@ def leave_wide(wanted: Collection[str]) -> None:
         present.leave_wide(wanted)
 
 
-def _settle(errand: Errand) -> RankProcess:
-    for name, value in errand.environ.items():
+def _settle(task: ItemTask) -> RankProcess:
+    for name, value in task.environ.items():
         if value is None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
-    os.environ["PYTEST_CURRENT_TEST"] = f"{errand.nodeid} (call)"
-    if _present and not _present[0].is_for(errand):
+    os.environ["PYTEST_CURRENT_TEST"] = f"{task.nodeid} (call)"
+    if _present and not _present[0].is_for(task):
         _present.pop().close()
     if not _present:
         atexit.unregister(_leave)
         atexit.register(_leave)
         with suppress(OSError):  # gone
-            os.chdir(errand.started_in)
-        _present.append(RankProcess(errand))
+            os.chdir(task.started_in)
+        _present.append(RankProcess(task))
     with suppress(OSError):
-        os.chdir(errand.working_in)
+        os.chdir(task.working_in)
     return _present[0]
 
 
@@ -81,25 +88,25 @@ class RankProcess:
     file gets another session, which takes 50 ms: pytest 9.2 loses sight of the fixtures in
     conftest files when a session collects twice."""
 
-    def __init__(self, errand: Errand) -> None:
-        self._key = (errand.args, errand.file)
-        self._pytest = private.RankSession(errand.args, errand.worker)
+    def __init__(self, task: ItemTask) -> None:
+        self._key = (task.args, task.file)
+        self._pytest = private.RankSession(task.args, task.worker)
         pytest.CaptureFixture.disabled = _disabled  # type: ignore[method-assign]
         self._wide: dict[str, Iterator[None]] = {}
         self._trace = sys.gettrace()  # of pytest-cov
 
-    def is_for(self, errand: Errand) -> bool:
-        return self._key == (errand.args, errand.file)
+    def is_for(self, task: ItemTask) -> bool:
+        return self._key == (task.args, task.file)
 
     def close(self) -> None:
         self.leave_wide(())
         self._pytest.close()
 
-    def find(self, errand: Errand) -> Any:
-        item = self._pytest.item(errand.file, errand.nodeid)
+    def find(self, task: ItemTask) -> Any:
+        item = self._pytest.item(task.file, task.nodeid)
         if item is None:
-            problems = "\n".join(self._pytest.problems) or self._tell_others(errand.nodeid)
-            pytest.fail(f"a rank did not find {errand.nodeid}:\n{problems}", pytrace=False)
+            problems = "\n".join(self._pytest.problems) or self._tell_others(task.nodeid)
+            pytest.fail(f"a rank did not find {task.nodeid}:\n{problems}", pytrace=False)
         return item
 
     def _tell_others(self, nodeid: str) -> str:
@@ -112,20 +119,20 @@ class RankProcess:
             "process (an address, a random number); give parametrize ids=[...] of your own"
         )
 
-    def run(self, errand: Errand) -> Record:
+    def run(self, task: ItemTask) -> Record:
         __tracebackhide__ = True
-        item = self.find(errand)
+        item = self.find(task)
         if self._trace is not None:
             sys.settrace(self._trace)
-        if errand.folder is not None:
-            private.share_base_folder(item.config, errand.folder)
-        way = errand.way
+        if task.folder is not None:
+            private.share_base_folder(item.config, task.folder)
+        way = task.way
         rank = int(os.environ["RANK"])
         world = RankWorld(rank, way.size, way.engine, way.backend, way.seed, way.device)
         plan = FixturePlan(
             item,
             way,
-            shared=errand.shared,
+            shared=task.shared,
             makers=PROCESS_MAKERS,
             plain=PLAIN_MAKERS,
             ask=_refuse_late,
@@ -133,7 +140,7 @@ class RankProcess:
         part = Part(
             plan,
             world,
-            extra=errand.extra,
+            extra=task.extra,
             tell=lambda error: _tell(error, part.record),
         )
         with new_packages(way.isolate):

@@ -15,16 +15,21 @@ from functools import partial
 from typing import Any
 
 from phalanx.engines.processes.failure_evidence import tidied
-from phalanx.engines.processes.fork_server import nursery
+from phalanx.engines.processes.fork_server import fork_server
 from phalanx.engines.processes.processes_engine import ProcessesEngine, ProcessSettings
 from phalanx.engines.serialization.serialization import pack
 from phalanx.errors import PhalanxError, PhalanxWarning, RankFailedError, StallError, UsageError
 from phalanx.testing.pytest.fixtures import is_per_rank
-from phalanx.testing.pytest.in_rank import OWN_MAKERS, get_ready, leave_wide, run_errand
+from phalanx.testing.pytest.in_rank import (
+    OWN_MAKERS,
+    get_ready,
+    leave_wide,
+    run_pending_callback,
+)
 from phalanx.testing.pytest.item_run import RanksRun
 from phalanx.testing.pytest.marker import Ranks
 from phalanx.testing.pytest.rank_record import Record
-from phalanx.testing.pytest.travel import Errand, PartFailed, read_note, unpack_record
+from phalanx.testing.pytest.travel import ItemTask, PartFailed, read_note, unpack_record
 from phalanx.testing.pytest_compat import pytest_private as private
 from phalanx.testing.pytest_compat.captured_output import Collected, Sieve, show_live
 
@@ -62,7 +67,7 @@ class _Kept:
 
 def begin() -> None:
     """Let the parent of the ranks' processes load torch while other tests run."""
-    nursery()
+    fork_server()
 
 
 def close_engines() -> None:
@@ -91,16 +96,16 @@ def run_on_processes(
     if engine.replace_dead():
         kept.file = None
         kept.wide.clear()
-    errand = _errand(item, way, shared, extra, kept.changes())
+    task = _task(item, way, shared, extra, kept.changes())
     kept.wide.update(private.wide_setups(item))
     try:
-        if errand.file != kept.file:
-            ready = replace(errand, shared={}, extra={})
+        if task.file != kept.file:
+            ready = replace(task, shared={}, extra={})
             engine.call(get_ready, (ready,), limit=way.limit, replay=replay, bare=not way.init)
-            kept.file = errand.file
+            kept.file = task.file
         values = engine.call(
-            run_errand,
-            (errand,),
+            run_pending_callback,
+            (task,),
             fresh=True,
             limit=way.limit,
             on_output=output.write,
@@ -108,7 +113,7 @@ def run_on_processes(
             bare=not way.init,
         )
     except UsageError as problem:
-        error = _name_value(errand.shared, item.callspec.params) or problem
+        error = _name_value(task.shared, item.callspec.params) or problem
         kept.file = None
     except BaseException as problem:
         error = problem
@@ -216,16 +221,16 @@ def _kept_engine(way: Ranks) -> _Kept:
     return kept
 
 
-def _errand(
+def _task(
     item: Any,
     way: Ranks,
     shared: Mapping[tuple[str, int], Any],
     extra: Mapping[str, Any],
     environ: Mapping[str, str | None],
-) -> Errand:
+) -> ItemTask:
     needed = _needed(item, way)
     sent = {key: value for key, value in shared.items() if key[0] in needed}
-    return Errand(
+    return ItemTask(
         nodeid=item.nodeid,
         file=str(item.path),
         args=_arguments(item.config),

@@ -16,12 +16,12 @@ from typing import Any
 from phalanx.backend.session import RankContext
 from phalanx.backend.torch_patches import leave_groups
 from phalanx.core.strand import here
-from phalanx.core.thread_pool import Crew
+from phalanx.core.thread_pool import RankThreadPool
 from phalanx.emulation.modules.isolation_rule import Rule
 from phalanx.emulation.patch_table import patched
 from phalanx.emulation.random.randomness import sources
+from phalanx.engines.rank_thread_pools import make_thread_pool
 from phalanx.engines.run_settings import Settings
-from phalanx.engines.test_thread_pools import make_crew
 from phalanx.engines.threads.threads_engine import ThreadsEngine
 from phalanx.testing.pytest.fixtures import FixturePlan
 from phalanx.testing.pytest.item_run import RanksRun
@@ -40,7 +40,7 @@ from phalanx.testing.pytest_compat.fixture_standins import (
 from phalanx.testing.pytest_compat.mocks import patches_by_rank, undo_rest_of_mocks
 
 _between_tests = ExitStack()
-_crews: list[Crew] = []
+_thread_pools: list[RankThreadPool] = []
 
 
 def begin() -> None:
@@ -51,19 +51,19 @@ def begin() -> None:
         sources()
 
 
-def hold_patches() -> Crew:
+def hold_patches() -> RankThreadPool:
     """What ranks need patched, and their threads."""
-    if not _crews:
+    if not _thread_pools:
         _between_tests.enter_context(patched())
         _between_tests.enter_context(patches_by_rank())
-        _crews.append(make_crew())
-        _between_tests.callback(_crews[0].close)
-    return _crews[0]
+        _thread_pools.append(make_thread_pool())
+        _between_tests.callback(_thread_pools[0].close)
+    return _thread_pools[0]
 
 
 def release_patches() -> None:
     _between_tests.close()
-    _crews.clear()
+    _thread_pools.clear()
 
 
 def run_on_threads(
@@ -95,17 +95,17 @@ class _Threads:
         self._logs = RankLogs.of(item.config, way.size)
         self._patches = SharedPatches()
         self._place = SharedPlace(self._streams, self._logs, self._patches)
-        self._errands = Errands(item)
+        self._tasks = FixtureTasks(item)
         self._plan = FixturePlan(
             item,
             way,
             shared=shared,
             makers=THREAD_MAKERS,
             plain=PLAIN_MAKERS,
-            ask=self._errands.ask,
+            ask=self._tasks.ask,
         )
 
-    def run(self, replay: str, crew: Crew) -> RanksRun:
+    def run(self, replay: str, thread_pool: RankThreadPool) -> RanksRun:
         way = self._way
         engine = ThreadsEngine(
             Settings(
@@ -126,7 +126,7 @@ class _Threads:
                 on_tick=self._tick,
                 modules=Rule(way.isolate) if way.isolate else None,
             ),
-            crew=crew,
+            thread_pool=thread_pool,
         )
         error: BaseException | None = None
         search_path = list(sys.path)
@@ -165,7 +165,7 @@ class _Threads:
 
     def _tick(self) -> None:
         self._streams.tick()
-        self._errands.run_waiting()
+        self._tasks.run_waiting()
 
     def _collect_output(self, records: list[Record]) -> None:
         out, err = self._streams.collected
@@ -196,7 +196,7 @@ def leave_debugger() -> None:
             _running[-1].install()
 
 
-class Errands:
+class FixtureTasks:
     """Shared fixtures that a rank asks for by name while it runs: pytest makes them in the
     thread it runs in, which has the time."""
 

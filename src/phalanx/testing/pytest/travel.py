@@ -20,7 +20,7 @@ from phalanx.testing.pytest_compat import pytest_private as private
 
 
 @dataclass(frozen=True)
-class Errand:
+class ItemTask:
     """A rank's part of a test, as it is told to the rank's process."""
 
     nodeid: str

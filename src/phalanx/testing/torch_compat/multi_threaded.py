@@ -23,10 +23,10 @@ from phalanx.backend.devices.cuda_streams import default_backend
 from phalanx.backend.session import RankContext, context_here
 from phalanx.backend.stores.store import InProcessStore
 from phalanx.backend.torch_patches import leave_groups
-from phalanx.core.thread_pool import Crew
+from phalanx.core.thread_pool import RankThreadPool
 from phalanx.emulation.patch_table import patched
+from phalanx.engines.rank_thread_pools import make_thread_pool
 from phalanx.engines.run_settings import Settings
-from phalanx.engines.test_thread_pools import make_crew
 from phalanx.engines.threads.threads_engine import ThreadsEngine
 from phalanx.errors import PhalanxError
 from phalanx.model import Verdict
@@ -99,7 +99,7 @@ class MultiThreadedTestCase(RanksTestCase):
             limit=get_timeout(self.id()),
             replay=replay_of(self),
             test=fn,
-            crew=_crew_of(type(self)),
+            thread_pool=_thread_pool_of(type(self)),
             init=_lives_in_its_group(type(self)),
             store=self.global_store,
         )
@@ -177,7 +177,7 @@ def spawn_threads_and_init_comms(
             limit=timeout,
             replay=replay_of(self) if is_case else None,
             test=func,
-            crew=_crew_of(type(self)) if is_case else None,
+            thread_pool=_thread_pool_of(type(self)) if is_case else None,
             init=True,
         )
 
@@ -201,9 +201,9 @@ def leave_group(*, for_good: bool = False) -> None:
 
 def _store_for(case: MultiThreadedTestCase) -> Any:
     """That of the group which the next test is going to have, or a new one."""
-    crew = _crews.get(type(case))
+    thread_pool = _thread_pools.get(type(case))
     with suppress(Exception):  # how many ranks there are may be known only later
-        for session in crew.heirlooms.values() if crew is not None else ():
+        for session in thread_pool.groups_for_reuse.values() if thread_pool is not None else ():
             if session.size == int(case.world_size):
                 return session.stores["init"]
     return InProcessStore()
@@ -228,7 +228,7 @@ def run_on_threads(
     limit: float,
     replay: str | None,
     test: Callable[..., Any],
-    crew: Crew | None = None,
+    thread_pool: RankThreadPool | None = None,
     init: bool = False,
     store: Any = None,
 ) -> None:
@@ -254,7 +254,7 @@ def run_on_threads(
             as_torchrun=False,
             on_findings=findings.extend,
         )
-        engine = ThreadsEngine(settings, crew=crew)
+        engine = ThreadsEngine(settings, thread_pool=thread_pool)
         try:
             return engine.run(main)
         except PhalanxError as error:
@@ -267,28 +267,28 @@ def run_on_threads(
     warn_of(findings, test)
 
 
-_crews: dict[type, Crew] = {}
+_thread_pools: dict[type, RankThreadPool] = {}
 
 
-def _crew_of(cls: type[unittest.TestCase]) -> Crew | None:
+def _thread_pool_of(cls: type[unittest.TestCase]) -> RankThreadPool | None:
     """While the class runs: the threads of its ranks, and the patches of torch. Both take
     longer to set up than a small test takes. None for a test that runs by itself, without a
     suite or pytest, which tell a class when it is done."""
-    if cls in _crews:
-        return _crews[cls]
+    if cls in _thread_pools:
+        return _thread_pools[cls]
     if pytest_id() is None and not _in_suite():
         return None
     kept = ExitStack()
     kept.enter_context(patched())
-    _crews[cls] = crew = make_crew()
-    kept.callback(crew.close)
+    _thread_pools[cls] = thread_pool = make_thread_pool()
+    kept.callback(thread_pool.close)
 
     def release() -> None:
-        _crews.pop(cls, None)
+        _thread_pools.pop(cls, None)
         kept.close()
 
     cls.addClassCleanup(release)
-    return crew
+    return thread_pool
 
 
 def _in_suite() -> bool:

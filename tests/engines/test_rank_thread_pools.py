@@ -19,25 +19,25 @@ import torch.distributed as dist
 import phalanx
 from phalanx.backend.session import RankContext
 from phalanx.backend.torch_patches import leave_groups
-from phalanx.core.thread_pool import FORGETS_LOCALS, Crew
+from phalanx.core.thread_pool import FORGETS_LOCALS, RankThreadPool
 from phalanx.emulation.patch_table import patched
+from phalanx.engines.rank_thread_pools import make_thread_pool
 from phalanx.engines.run_settings import Settings
-from phalanx.engines.test_thread_pools import make_crew
 from phalanx.engines.threads.threads_engine import ThreadsEngine
 
 _left = contextvars.ContextVar("_left", default="nothing")
 
 
 @pytest.fixture
-def crew() -> Iterator[Crew]:
-    made = make_crew()
+def thread_pool() -> Iterator[RankThreadPool]:
+    made = make_thread_pool()
     yield made
     made.close()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("rank-")]
 
 
-def run(crew: Crew, body, *, ranks: int = 3, **settings) -> list:
-    engine = ThreadsEngine(Settings(ranks=ranks, **settings), crew=crew)
+def run(thread_pool: RankThreadPool, body, *, ranks: int = 3, **settings) -> list:
+    engine = ThreadsEngine(Settings(ranks=ranks, **settings), thread_pool=thread_pool)
 
     def main(context: RankContext):
         value = body()
@@ -50,14 +50,14 @@ def run(crew: Crew, body, *, ranks: int = 3, **settings) -> list:
         engine.close()
 
 
-def test_threads_are_used_again(crew: Crew) -> None:
-    first = run(crew, threading.get_ident)
-    assert run(crew, threading.get_ident) == first
-    assert run(crew, threading.get_ident, ranks=2) == first[:2]
-    assert run(crew, threading.get_ident, ranks=4)[:3] == first
+def test_threads_are_used_again(thread_pool: RankThreadPool) -> None:
+    first = run(thread_pool, threading.get_ident)
+    assert run(thread_pool, threading.get_ident) == first
+    assert run(thread_pool, threading.get_ident, ranks=2) == first[:2]
+    assert run(thread_pool, threading.get_ident, ranks=4)[:3] == first
 
 
-def test_nothing_of_a_run_waits_for_the_garbage_collector(crew: Crew) -> None:
+def test_nothing_of_a_run_waits_for_the_garbage_collector(thread_pool: RankThreadPool) -> None:
     def body() -> None:
         tensor = torch.ones(2)
         dist.all_reduce(tensor)
@@ -66,12 +66,12 @@ def test_nothing_of_a_run_waits_for_the_garbage_collector(crew: Crew) -> None:
 
     with patched():
         for _ in range(3):  # what is made once
-            run(crew, body, ranks=2)
+            run(thread_pool, body, ranks=2)
         gc.collect()
         gc.disable()
         try:
             for _ in range(3):
-                run(crew, body, ranks=2)
+                run(thread_pool, body, ranks=2)
             assert gc.collect() == 0
         finally:
             gc.enable()
@@ -83,31 +83,31 @@ def test_without_a_crew_no_thread_outlives_a_run() -> None:
     assert threading.active_count() == before
 
 
-def test_groups_are_new_each_time(crew: Crew) -> None:
+def test_groups_are_new_each_time(thread_pool: RankThreadPool) -> None:
     def body() -> tuple[int, float]:
         tensor = torch.ones(1)
         dist.all_reduce(tensor)
         dist.new_group([0, 1])
         return dist.get_pg_count(), tensor.item()
 
-    assert run(crew, body) == run(crew, body) == [(2, 3.0)] * 3
+    assert run(thread_pool, body) == run(thread_pool, body) == [(2, 3.0)] * 3
 
 
 def which_group() -> int:
     return id(dist.group.WORLD)
 
 
-def test_a_group_that_was_left_alone_is_handed_on(crew: Crew) -> None:
+def test_a_group_that_was_left_alone_is_handed_on(thread_pool: RankThreadPool) -> None:
     def use() -> int:
         dist.all_reduce(torch.ones(1))
         work = dist.all_reduce(torch.ones(1), async_op=True)
         work.wait()
         return which_group()
 
-    first = run(crew, use)
-    assert run(crew, use) == first
-    assert run(crew, which_group) == first
-    assert run(crew, which_group, ranks=2) != first[:2]
+    first = run(thread_pool, use)
+    assert run(thread_pool, use) == first
+    assert run(thread_pool, which_group) == first
+    assert run(thread_pool, which_group, ranks=2) != first[:2]
 
 
 def make_another() -> None:
@@ -177,7 +177,7 @@ def change_it_on_one_rank() -> None:
         change_it_on_one_rank,
     ],
 )
-def test_a_group_that_was_changed_is_not(crew: Crew, change) -> None:
+def test_a_group_that_was_changed_is_not(thread_pool: RankThreadPool, change) -> None:
     def look() -> tuple:
         group = dist.group.WORLD
         store = dist.distributed_c10d._get_default_store()
@@ -192,24 +192,24 @@ def test_a_group_that_was_changed_is_not(crew: Crew, change) -> None:
             group.bound_device_id,
         )
 
-    before = run(crew, look)
-    groups = run(crew, lambda: dist.group.WORLD)
-    run(crew, change)
-    after = run(crew, lambda: dist.group.WORLD)
+    before = run(thread_pool, look)
+    groups = run(thread_pool, lambda: dist.group.WORLD)
+    run(thread_pool, change)
+    after = run(thread_pool, lambda: dist.group.WORLD)
     assert not any(one is other for one in groups for other in after)
-    assert run(crew, look) == before
+    assert run(thread_pool, look) == before
 
 
-def test_calls_are_counted_anew(crew: Crew) -> None:
+def test_calls_are_counted_anew(thread_pool: RankThreadPool) -> None:
     def disagree() -> None:
         dist.all_reduce(torch.ones(1 + dist.get_rank()))
 
-    run(crew, lambda: [dist.barrier() for _ in range(5)] and None)
+    run(thread_pool, lambda: [dist.barrier() for _ in range(5)] and None)
     with pytest.raises(phalanx.CollectiveMismatchError, match="call #0 on this group"):
-        run(crew, disagree)
+        run(thread_pool, disagree)
 
 
-def test_what_was_left_open_is_told_once(crew: Crew) -> None:
+def test_what_was_left_open_is_told_once(thread_pool: RankThreadPool) -> None:
     def send() -> None:
         if dist.get_rank() == 0:
             dist.isend(torch.ones(1), dst=1)
@@ -217,14 +217,14 @@ def test_what_was_left_open_is_told_once(crew: Crew) -> None:
     found = []
     for body in (send, which_group, send, which_group):
         told: list = []
-        run(crew, body, on_findings=told.extend)
+        run(thread_pool, body, on_findings=told.extend)
         found.append(len(told))
     assert found == [1, 0, 1, 0]
 
 
-def test_a_schedule_makes_its_own_groups(crew: Crew) -> None:
+def test_a_schedule_makes_its_own_groups(thread_pool: RankThreadPool) -> None:
     def once() -> tuple[list, int]:
-        engine = ThreadsEngine(Settings(ranks=3, seed=7), crew=crew)
+        engine = ThreadsEngine(Settings(ranks=3, seed=7), thread_pool=thread_pool)
         try:
             return engine.run(lambda context: which_group()), engine.fingerprint
         finally:
@@ -233,7 +233,7 @@ def test_a_schedule_makes_its_own_groups(crew: Crew) -> None:
     _, fingerprint = once()
     _, same = once()
     assert fingerprint == same
-    run(crew, which_group)
+    run(thread_pool, which_group)
     assert once()[1] == fingerprint
 
 
@@ -282,7 +282,9 @@ def leave_a_trace() -> None:
         leave_a_trace,
     ],
 )
-def test_what_a_thread_keeps_does_not_reach_the_next_run(crew: Crew, leave) -> None:
+def test_what_a_thread_keeps_does_not_reach_the_next_run(
+    thread_pool: RankThreadPool, leave
+) -> None:
     def state():
         return (
             torch.is_grad_enabled(),
@@ -295,14 +297,14 @@ def test_what_a_thread_keeps_does_not_reach_the_next_run(crew: Crew, leave) -> N
             sys.gettrace(),
         )
 
-    before = run(crew, state)
-    run(crew, leave)
-    assert run(crew, state) == before
+    before = run(thread_pool, state)
+    run(thread_pool, leave)
+    assert run(thread_pool, state) == before
 
 
-def test_context_variables_do_not_reach_the_next_run(crew: Crew) -> None:
-    run(crew, lambda: _left.set("something") and None)
-    assert run(crew, _left.get) == ["nothing"] * 3
+def test_context_variables_do_not_reach_the_next_run(thread_pool: RankThreadPool) -> None:
+    run(thread_pool, lambda: _left.set("something") and None)
+    assert run(thread_pool, _left.get) == ["nothing"] * 3
 
 
 class Defaults(threading.local):
@@ -312,7 +314,7 @@ class Defaults(threading.local):
 
 @pytest.mark.parametrize("forgets", [FORGETS_LOCALS, False])
 def test_what_a_program_keeps_by_thread_does_not_reach_the_next_run(
-    crew: Crew, forgets: bool, monkeypatch: pytest.MonkeyPatch
+    thread_pool: RankThreadPool, forgets: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As libraries do, with their groups. A thread that cannot forget is not used again."""
     cache, more = threading.local(), Defaults()
@@ -331,24 +333,24 @@ def test_what_a_program_keeps_by_thread_does_not_reach_the_next_run(
     def idents(values: list) -> list:
         return [value[0] for value in values]
 
-    first, second = run(crew, body), run(crew, body)
+    first, second = run(thread_pool, body), run(thread_pool, body)
     assert [value[1:] for value in first + second] == [(1, 3.0)] * 6
     if forgets:
         assert idents(first) == idents(second)
 
 
-def test_a_forked_child_starts_threads_of_its_own(crew: Crew) -> None:
-    first = run(crew, which_group)
+def test_a_forked_child_starts_threads_of_its_own(thread_pool: RankThreadPool) -> None:
+    first = run(thread_pool, which_group)
     child = os.fork()
     if child == 0:
         status = 1
         try:
-            again = run(crew, which_group, timeout=5)
+            again = run(thread_pool, which_group, timeout=5)
             status = 0 if len(again) == 3 else 2
         finally:
             os._exit(status)
     assert os.waitstatus_to_exitcode(wait_for(child)) == 0
-    assert run(crew, which_group) == first
+    assert run(thread_pool, which_group) == first
 
 
 def wait_for(child: int) -> int:
@@ -361,39 +363,44 @@ def wait_for(child: int) -> int:
     return os.waitpid(child, 0)[1]
 
 
-def test_a_run_that_fails_takes_its_threads_with_it(crew: Crew) -> None:
+def test_a_run_that_fails_takes_its_threads_with_it(thread_pool: RankThreadPool) -> None:
     def fail() -> None:
         if dist.get_rank() == 1:
             raise ValueError("on purpose")
         dist.barrier()
 
-    first = run(crew, threading.current_thread)
+    first = run(thread_pool, threading.current_thread)
     with pytest.raises(phalanx.RankFailedError, match="on purpose"):
-        run(crew, fail)
-    second = run(crew, threading.current_thread)
+        run(thread_pool, fail)
+    second = run(thread_pool, threading.current_thread)
     assert not any(thread.is_alive() for thread in first)
     assert not set(first) & set(second)
 
 
-def test_threads_of_ranks_start_threads_that_are_waited_for(crew: Crew) -> None:
+def test_threads_of_ranks_start_threads_that_are_waited_for(
+    thread_pool: RankThreadPool,
+) -> None:
     def body() -> bool:
         return threading.Thread(target=int).daemon
 
-    assert run(crew, body) == [False] * 3
-    assert run(crew, body) == [False] * 3
+    assert run(thread_pool, body) == [False] * 3
+    assert run(thread_pool, body) == [False] * 3
 
 
 @pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="Linux only")
-def test_threads_stay_on_one_core_until_they_start_others(crew: Crew) -> None:
+def test_threads_stay_on_one_core_until_they_start_others(thread_pool: RankThreadPool) -> None:
     def natives() -> list[int]:
-        return [thread.native_id for thread in run(crew, threading.current_thread)]
+        return [thread.native_id for thread in run(thread_pool, threading.current_thread)]
 
     for _ in range(3):
         ids = natives()
     pinned = [os.sched_getscheduler(native) for native in ids]
     assert pinned == [os.SCHED_BATCH if len(os.sched_getaffinity(0)) > 1 else 0] * 3
     release = threading.Event()
-    run(crew, lambda: threading.Thread(target=release.wait, args=(5,), daemon=True).start())
+    run(
+        thread_pool,
+        lambda: threading.Thread(target=release.wait, args=(5,), daemon=True).start(),
+    )
     free = [os.sched_getscheduler(native) for native in ids]
     release.set()
     assert free == [os.SCHED_OTHER] * 3
@@ -401,7 +408,7 @@ def test_threads_stay_on_one_core_until_they_start_others(crew: Crew) -> None:
 
 @pytest.mark.skipif(not os.path.exists("/proc/thread-self/status"), reason="Linux only")
 def test_threads_that_begin_when_the_others_have_been_sent_apart_have_all_cores(
-    crew: Crew,
+    thread_pool: RankThreadPool,
 ) -> None:
     """The monitor sends them apart while the first one computes, before the others begin."""
 
@@ -415,10 +422,10 @@ def test_threads_that_begin_when_the_others_have_been_sent_apart_have_all_cores(
 
     with open("/proc/self/status") as status:
         ours = next(line for line in status if line.startswith("Cpus_allowed_list"))
-    assert run(crew, cores) == run(crew, cores) == [ours] * 3
+    assert run(thread_pool, cores) == run(thread_pool, cores) == [ours] * 3
 
 
 def test_closing_twice_and_without_a_run() -> None:
-    plain = Crew()
+    plain = RankThreadPool()
     plain.close()
     plain.close()

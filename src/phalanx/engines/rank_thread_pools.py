@@ -1,4 +1,5 @@
-"""Crews of threads for ranks. Used by the doors for tests, which run many small worlds."""
+"""Thread pools of threads for ranks. Used by the doors for tests, which run many small
+worlds."""
 
 from __future__ import annotations
 
@@ -11,12 +12,14 @@ from typing import Any
 import torch
 
 from phalanx.backend.torch_private import private, private_modes
-from phalanx.core.thread_pool import Crew
+from phalanx.core.thread_pool import RankThreadPool
 
 
-def make_crew() -> Crew:
+def make_thread_pool() -> RankThreadPool:
     """Give it to every `ThreadsEngine`, and close it in the end."""
-    return Crew(_state_of_thread, partial(torch.set_flush_denormal, _flushes_denormal()))
+    return RankThreadPool(
+        _state_of_thread, partial(torch.set_flush_denormal, _flushes_denormal())
+    )
 
 
 def _flushes_denormal() -> bool:
