@@ -30,6 +30,6 @@ def _become_a_process() -> None:
 
 
 def install() -> None:
-    """Once for the process, when this package is imported."""
+    """Once for the process; the threads engine does it when it is imported."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=_become_a_process)

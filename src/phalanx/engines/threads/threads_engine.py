@@ -53,8 +53,9 @@ from phalanx.core.thread_pool import FORGETS_LOCALS, RankThreadPool
 from phalanx.emulation.modules.isolating import isolating, own_modules
 from phalanx.emulation.modules.registrations import forget
 from phalanx.emulation.patch_table import hold, keep_groups_by_thread, release
-from phalanx.emulation.state import RankSwitcher, environ_here, environ_of_process, logs
-from phalanx.emulation.state.switcher import switchers
+from phalanx.emulation.state import fork, logs
+from phalanx.emulation.state.environ import environ_here, environ_of_process
+from phalanx.emulation.state.switcher import RankSwitcher, switchers
 from phalanx.emulation.stdlib.executor_pools import finish_jobs, see_off
 from phalanx.emulation.stdlib.rank_children import (
     end_pools,
@@ -83,6 +84,9 @@ CALLBACK_THREAD = 1.0
 _one_run = threading.Lock()
 if hasattr(os, "register_at_fork"):  # a child of a rank is in no run
     os.register_at_fork(after_in_child=_one_run._at_fork_reinit)  # type: ignore[attr-defined]
+
+
+fork.install()
 
 
 class ThreadsEngine:
