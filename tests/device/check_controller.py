@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 import phalanx
 from phalanx.engines.processes.processes_engine import ProcessesEngine, ProcessSettings
-from tests.engines import remote_programs as programs
+from tests.engines.remote import remote_programs as programs
 
 
 def outcome(world: phalanx.World, fn: Any, *args: Any) -> tuple[str, str]:

@@ -19,7 +19,7 @@ from phalanx.engines.threads.script_on_threads import run_program
 from phalanx.engines.threads.self_spawning_scripts import Launch, run_launched
 from phalanx.errors import CollectiveMismatchError, DeadlockError, RankFailedError, UsageError
 
-PROGRAMS = Path(__file__).parent / "children_programs"
+PROGRAMS = Path(__file__).parent / "programs"
 EVERY = sorted(path.stem for path in PROGRAMS.glob("*.py") if not path.stem.startswith("_"))
 
 HEAD = """

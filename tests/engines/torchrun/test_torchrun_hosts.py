@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(150)
 
 ADDRESSES = ("10.213.77.1", "10.213.77.2")
 PORT = 29417
-EXAMPLE = Path(__file__).parents[2] / "examples" / "ddp_train.py"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "ddp_train.py"
 
 PROGRAM = """
 import os, sys

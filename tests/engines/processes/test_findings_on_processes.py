@@ -18,7 +18,7 @@ import torch.distributed as dist
 import phalanx
 from phalanx.cli.main import main
 from phalanx.model import Verdict
-from tests.engines import findings_programs as programs
+from tests.engines.processes import findings_programs as programs
 
 RANKS = 4
 GLOO: dict[str, Any] = {"ranks": RANKS, "backend": "gloo", "timeout": 30.0}

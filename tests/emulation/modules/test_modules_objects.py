@@ -17,7 +17,7 @@ import phalanx
 from phalanx.emulation.modules.attribute_stores import stored
 from phalanx.emulation.modules.isolation_rule import Rule
 from phalanx.errors import RankFailedError
-from tests.emulation.module_programs import run_script, surroundings, write
+from tests.emulation.modules.module_programs import run_script, surroundings, write
 
 KINDS = """
 import collections, dataclasses, enum, functools, typing, torch

@@ -16,7 +16,7 @@ import torch
 import phalanx
 from phalanx.emulation.modules.isolation_rule import Rule, is_programs_own
 from phalanx.errors import RankFailedError, UsageError
-from tests.emulation.module_programs import BEGINNING, run_script, surroundings, write
+from tests.emulation.modules.module_programs import BEGINNING, run_script, surroundings, write
 
 STATE = """
 import os

@@ -17,10 +17,10 @@ from phalanx.engines.program import load_module
 from phalanx.engines.run_settings import Settings
 from phalanx.engines.threads.script_on_threads import run_program
 from phalanx.errors import RankFailedError
-from tests.emulation.module_programs import run_script, write
+from tests.emulation.modules.module_programs import run_script, write
 from tests.testing.pytest_runs import run_many
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "module_globals" / "train.py"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "module_globals" / "train.py"
 COUNTER = {
     "count.py": """
         import torch.distributed as dist

@@ -25,7 +25,7 @@ import phalanx
 from phalanx.cli.main import main
 from phalanx.engines.remote.link import current
 from phalanx.errors import RankDied, RankStopped
-from tests.engines import remote_programs as programs
+from tests.engines.remote import remote_programs as programs
 
 RANKS = 4
 GLOO: dict[str, Any] = {"backend": "gloo", "timeout": 30.0}
@@ -411,7 +411,7 @@ def test_what_was_given_up_is_no_finding(processes) -> None:
 
 # -- from the command line ----------------------------------------------------------------
 
-FOLDER = Path(__file__).parent
+FOLDER = Path(__file__).parents[1]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from phalanx.errors import CollectiveMismatchError, UsageError
-from tests.emulation.test_children import launch_text
+from tests.emulation.children.test_children import launch_text
 
 
 def test_a_program_that_is_a_rank_keeps_its_modules(
