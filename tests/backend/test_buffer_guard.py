@@ -124,7 +124,7 @@ def test_reading_a_result_too_early(touch: Touch) -> None:
     assert "read the result of all_reduce" in verdict.headline
     assert verdict.blocks[0].op.name == "all_reduce"
     where = verdict.blocks[1].op.site
-    assert where is not None and where.file.endswith("test_guard.py")
+    assert where is not None and where.file.endswith("test_buffer_guard.py")
 
 
 @pytest.mark.parametrize("touch", WRITES.values(), ids=WRITES)

@@ -393,7 +393,10 @@ CORRECT = [
 def test_a_crossing_is_found_once_and_the_odd_rank_named(program) -> None:
     (finding,) = findings(program)
     assert finding.severity == "warning" and finding.ranks == (1,)
-    assert all(block.op.site.file.endswith("test_crossed_order.py") for block in finding.blocks)
+    assert all(
+        block.op.site.file.endswith("test_crossed_order_in_ranks.py")
+        for block in finding.blocks
+    )
     assert finding.headline.startswith("rank 1 called ") and "; ranks 0, 2 " in finding.headline
 
 

@@ -58,7 +58,7 @@ def meshes_in_every_step() -> None:
 def test_groups_made_in_a_loop_and_lost_are_found_at_their_line(program) -> None:
     (finding,) = findings(program)
     assert finding.ranks == (0, 1) and finding.severity == "warning"
-    assert finding.blocks[0].op.site.file.endswith("test_leak.py")
+    assert finding.blocks[0].op.site.file.endswith("test_leak_in_ranks.py")
 
 
 class Layer:

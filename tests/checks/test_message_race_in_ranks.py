@@ -91,7 +91,7 @@ def looks_and_sets() -> None:
 def test_what_depends_on_who_comes_first_is_found(program, ranks) -> None:
     (finding,) = findings(program)
     assert finding.ranks == ranks and finding.severity == "warning"
-    assert all(b.op.site.file.endswith("test_message_race.py") for b in finding.blocks)
+    assert all(b.op.site.file.endswith("test_message_race_in_ranks.py") for b in finding.blocks)
 
 
 def test_to_look_and_then_to_set_is_found() -> None:

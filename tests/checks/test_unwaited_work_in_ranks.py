@@ -79,7 +79,7 @@ def test_one_line(program: Callable[[], Any]) -> None:
     (found,) = findings(program)
     assert found.ranks == (0, 1)
     site = found.blocks[0].op.site
-    assert site is not None and site.file.endswith("test_unwaited.py")
+    assert site is not None and site.file.endswith("test_unwaited_work_in_ranks.py")
 
 
 def test_each_message_of_a_batch_is_told() -> None:

@@ -165,7 +165,7 @@ if TYPE_CHECKING:
     )
 
 _ROOMS = {
-    "agreement.differences": ("RanksDisagreeError",),
+    "agreement.value_differences": ("RanksDisagreeError",),
     "assertions": (
         "assert_different_on_all_ranks",
         "assert_gradients_in_sync",
@@ -175,7 +175,7 @@ _ROOMS = {
         "assert_shards_disjoint",
         "parallel_assert",
     ),
-    "cases": (
+    "torch_compat.cases": (
         "DEFAULT_WORLD_SIZE",
         "TIMEOUT_DEFAULT",
         "TIMEOUT_OVERRIDE",
@@ -184,17 +184,17 @@ _ROOMS = {
         "logger",
         "run_subtests",
     ),
-    "continuous": ("MultiProcContinuousTest",),
-    "declared": ("once_per_rank", "once_per_test"),
-    "dynamo": (
+    "torch_compat.continuous": ("MultiProcContinuousTest",),
+    "pytest.fixture_scopes": ("once_per_rank", "once_per_test"),
+    "torch_compat.dynamo": (
         "DynamoDistributedMultiProcTestCase",
         "DynamoDistributedSingleProcTestCase",
         "_dynamo_dist_per_rank_init",
     ),
-    "judging": ("RankAssertionError", "RankTestError"),
-    "launching": ("debug_launcher",),
-    "processes": ("DistributedTestBase", "MultiProcessTestCase"),
-    "requirements": (
+    "torch_compat.outcomes": ("RankAssertionError", "RankTestError"),
+    "torch_compat.debug_launcher": ("debug_launcher",),
+    "torch_compat.multi_process": ("DistributedTestBase", "MultiProcessTestCase"),
+    "torch_compat.requirements": (
         "ACCELERATOR_DIST_BACKENDS",
         "DDP_RANK_DEVICES",
         "DistTestCases",
@@ -218,13 +218,13 @@ _ROOMS = {
         "sm_is_or_higher_than",
         "tp_transports",
     ),
-    "samples": (
+    "torch_compat.samples": (
         "SaveForwardInputsModel",
         "SaveForwardInputsModule",
         "simple_sparse_reduce_tests",
     ),
-    "shapes": ("DistributedFixture", "DistributedTest"),
-    "skips": (
+    "torch_compat.deepspeed_compat": ("DistributedFixture", "DistributedTest"),
+    "torch_compat.skips": (
         "TEST_SKIPS",
         "TestSkip",
         "at_least_x_gpu",
@@ -238,7 +238,7 @@ _ROOMS = {
         "skip_if_odd_worldsize",
         "skip_if_small_worldsize",
     ),
-    "surroundings": (
+    "torch_compat.torch_test_helpers": (
         "captured_output",
         "cleanup_temp_dir",
         "create_device",
@@ -249,7 +249,7 @@ _ROOMS = {
         "with_dist_debug_levels",
         "with_nccl_blocking_wait",
     ),
-    "threaded": ("MultiThreadedTestCase", "spawn_threads_and_init_comms"),
+    "torch_compat.multi_threaded": ("MultiThreadedTestCase", "spawn_threads_and_init_comms"),
 }
 """For each module of this package the names that it gives to users."""
 

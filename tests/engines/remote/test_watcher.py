@@ -83,7 +83,7 @@ def test_calls_are_announced_with_what_a_report_names(notes) -> None:
     assert notes.announced == [("all_reduce", True), ("all_reduce", False), ("barrier", True)]
     first = notes.forms[0]
     assert (first.reduce_op, str(first.inputs[0])) == ("MAX", "float32[3]")
-    assert first.site is not None and first.site.file.endswith("test_watch.py")
+    assert first.site is not None and first.site.file.endswith("test_watcher.py")
 
 
 def test_a_form_travels_once(notes) -> None:

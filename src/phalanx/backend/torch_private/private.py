@@ -163,7 +163,7 @@ def per_process_attributes(module: str) -> Iterator[tuple[Any, str]]:
             yield owner, name
 
 
-_OUR_FOLDER = str(Path(__file__).parents[1])
+_OUR_FOLDER = str(Path(__file__).parents[2])
 
 
 def _skip_our_frames(module: Any) -> None:

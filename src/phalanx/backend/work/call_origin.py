@@ -20,7 +20,9 @@ FUNCTIONAL = 2
 
 _PASS, _PASS_FUNCTIONAL, _PASS_UNLESS_WAITING = 3, 4, 5
 
-_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_HERE = tuple(os.path.join(_ROOT, *each, "") for each in (("backend",), ("engines", "remote")))
+"""The folders of the code between a call of torch and `origin_here`."""
 _THIN = (
     "torch/distributed/distributed_c10d.py",
     "torch/distributed/c10d_logger.py",
