@@ -1,0 +1,131 @@
+"""Reading a journal: all events in order of time, or those of a rank, a group or a kind.
+
+`World.journal` gives one to the program; checks and reports use the same. Reading copies what
+is there at that moment and resolves nothing: `event.site` does, for the events somebody wants.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from operator import itemgetter
+from typing import Any
+
+from phalanx.journal.events import KINDS, VERSION, Event, GroupRecord, Posted
+from phalanx.journal.ring import Ring
+
+_time: Callable[[Any], float] = itemgetter(0)
+
+
+class Journal:
+    """What happened, oldest first, as far as it is kept.
+
+    >>> from phalanx.journal.events import GroupRecord, Posted
+    >>> ring, world = Ring(4), GroupRecord(0, "world", (0,))
+    >>> ring.calls.append(Posted(1.0, 0, 0, None, world, "barrier", serial=0, member=0))
+    >>> journal = Journal([ring], {0: world})
+    >>> [event.name for event in journal.filter(kind="posted", group="world")]
+    ['barrier']
+    """
+
+    version = VERSION
+
+    def __init__(
+        self,
+        rings: Sequence[Ring],
+        groups: Mapping[int, GroupRecord],
+        *,
+        in_order: bool = True,
+        chosen: Callable[[Any], bool] | None = None,
+        of_rank: int | None = None,
+    ) -> None:
+        self._rings = rings
+        self._groups = groups
+        self.in_order = in_order
+        """Whether times say what happened before what: not where a referee heard of it."""
+        self._chosen = chosen
+        self._rank = of_rank
+
+    def __iter__(self) -> Iterator[Event]:
+        rings = self._rings if self._rank is None else self._rings[self._rank : self._rank + 1]
+        lanes = [list(lane) for ring in rings for lane in (ring.calls, ring.flow, ring.rare)]
+        events = heapq.merge(*filter(None, lanes), key=_time)
+        return iter(filter(self._chosen, events)) if self._chosen is not None else events
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __repr__(self) -> str:
+        return f"<journal of {self.ranks} ranks, {len(self)} events, {self.dropped} dropped>"
+
+    @property
+    def ranks(self) -> int:
+        return len(self._rings)
+
+    @property
+    def groups(self) -> tuple[GroupRecord, ...]:
+        """Those that ranks still had."""
+        return tuple(self._groups.values())
+
+    @property
+    def dropped(self) -> int:
+        """How many events were forgotten because the rings are bounded."""
+        return sum(ring.dropped for ring in self._rings)
+
+    def filter(
+        self,
+        *,
+        rank: int | None = None,
+        group: str | int | GroupRecord | None = None,
+        kind: str | Iterable[str] | None = None,
+    ) -> Journal:
+        """The events of one rank, of one group (its name, its number or its record) and of one
+        kind or several, as far as given. Events without a group belong to none."""
+        tests = [] if self._chosen is None else [self._chosen]
+        if rank is not None and not 0 <= rank < self.ranks:
+            raise ValueError(f"rank={rank}: this journal has ranks 0 to {self.ranks - 1}")
+        if group is not None:
+            tests.append(lambda event: _is_of(event, group))
+        if kind is not None:
+            classes = _classes({kind} if isinstance(kind, str) else set(kind))
+            tests.append(lambda event: type(event) in classes)
+        return Journal(
+            self._rings,
+            self._groups,
+            in_order=self.in_order,
+            chosen=(lambda event: all(test(event) for test in tests)) if tests else None,
+            of_rank=self._rank if rank is None else rank,
+        )
+
+    # -- for checks and reports, which ask the same again and again -------------------------
+
+    def calls(self, rank: int) -> list[Posted]:
+        """All calls of a rank that are kept."""
+        return list(self._rings[rank].calls)
+
+    def last_calls(self, rank: int, most: int) -> list[Posted]:
+        """The newest of them, oldest first."""
+        return list(islice(reversed(self._rings[rank].calls), most))[::-1]
+
+    def has_all_calls(self) -> bool:
+        """Whether no rank's calls were cut off."""
+        return all(ring.has_all_calls for ring in self._rings)
+
+    def rare(self, kind: type[Any]) -> list[Any]:
+        """Events of one kind that is neither a call nor what became of one, rank by rank."""
+        return [event for ring in self._rings for event in ring.rare if type(event) is kind]
+
+
+def _is_of(event: Any, group: str | int | GroupRecord) -> bool:
+    record: GroupRecord | None = getattr(event, "group", None)
+    if record is None:
+        return False
+    return record is group or record.name == group or record.number == group
+
+
+def _classes(kinds: set[str]) -> set[Any]:
+    unknown = kinds - set(KINDS)
+    if unknown:
+        raise ValueError(f"kind={sorted(unknown)[0]!r}: choose among {', '.join(KINDS)}")
+    return {KINDS[kind] for kind in kinds}

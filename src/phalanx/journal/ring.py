@@ -1,0 +1,62 @@
+"""Bounded memory for the events of one rank: the newest are kept, and what was dropped counted.
+
+The writer makes one ring for each rank. A ring has three lanes, so that what happens often
+does not push out what happens once: `calls` (what was posted), `flow` (what became of it, and
+stores) and `rare` (all the rest). Each lane is a deque that forgets by itself, because the hot
+path appends to it directly.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+EVENT_BYTES = 768
+"""An upper estimate for one event. `signature` and the like are left out where they would
+exceed it, so that a bound on bytes is one on events."""
+
+LEAST = 16
+"""Events that a lane keeps in any case."""
+
+
+class Ring:
+    """One rank's events, oldest first. `posted`, `flowed` and `noted` count all that were ever
+    added to the lanes: whoever appends to one counts up, too."""
+
+    __slots__ = ("calls", "flow", "flowed", "noted", "posted", "rare")
+
+    def __init__(self, length: int) -> None:
+        self.calls: deque[Any] = deque(maxlen=length)
+        self.flow: deque[Any] = deque(maxlen=length)
+        self.rare: deque[Any] = deque(maxlen=max(LEAST, length // 4))
+        self.posted = 0
+        self.flowed = 0
+        self.noted = 0
+
+    @property
+    def dropped(self) -> int:
+        """How many events were forgotten."""
+        kept = len(self.calls) + len(self.flow) + len(self.rare)
+        return self.posted + self.flowed + self.noted - kept
+
+    @property
+    def has_all_calls(self) -> bool:
+        return self.posted == len(self.calls)
+
+    def add(self, event: Any) -> None:
+        """A rare one."""
+        self.noted += 1
+        self.rare.append(event)
+
+
+def ring_length(ranks: int, *, count: int, size: int, least: int = LEAST) -> int:
+    """How many events a lane may keep: `count` calls of all ranks together, but at least
+    `least` of each, and never more than fit into `size` bytes with all lanes full.
+
+    >>> ring_length(4, count=16384, size=64 << 20)
+    4096
+    >>> ring_length(4096, count=16384, size=64 << 20)
+    16
+    """
+    fits = size * 4 // (9 * EVENT_BYTES * ranks)
+    return max(LEAST, min(max(least, count // ranks), fits))

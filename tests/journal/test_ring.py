@@ -1,0 +1,84 @@
+"""Rings keep the newest, within a number and within bytes."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from typing import Any
+
+from phalanx.journal.events import GroupRecord, Posted, RankEnded
+from phalanx.journal.ring import EVENT_BYTES, LEAST, Ring, ring_length
+from phalanx.journal.writer import BYTES, CALLS, JournalWriter, kept_signature
+
+WORLD = GroupRecord(0, "world", (0,))
+
+
+def call(serial: int, signature: Any = None) -> Posted:
+    return Posted(
+        float(serial),
+        0,
+        0,
+        None,
+        WORLD,
+        "all_reduce",
+        serial=serial,
+        member=0,
+        number=serial,
+        signature=signature,
+    )
+
+
+def post(ring: Ring, count: int) -> None:
+    for serial in range(count):
+        ring.calls.append(call(serial))
+        ring.posted += 1
+
+
+def test_the_newest_are_kept_and_the_rest_is_counted() -> None:
+    ring = Ring(32)
+    post(ring, 32)
+    assert ring.has_all_calls and ring.dropped == 0
+    post(ring, 8)
+    assert not ring.has_all_calls
+    assert ring.dropped == 8
+    assert ring.calls[-1].serial == 7
+
+
+def test_what_is_rare_is_not_pushed_out_by_calls() -> None:
+    ring = Ring(32)
+    ring.add(RankEnded(0.0, 0, 0, None, "finished"))
+    post(ring, 1000)
+    assert [event.kind for event in ring.rare] == ["rank-ended"]
+
+
+def test_bounded_by_number_and_by_bytes() -> None:
+    assert ring_length(1, count=CALLS, size=BYTES) == CALLS
+    assert ring_length(8, count=CALLS, size=BYTES) == CALLS // 8
+    assert ring_length(256, count=CALLS, size=BYTES, least=128) == 128
+    many = ring_length(4096, count=CALLS, size=BYTES, least=128)
+    assert LEAST <= many < 128
+    for ranks in (1, 8, 64, 512):
+        length = ring_length(ranks, count=1 << 30, size=BYTES)
+        in_all = 2 * length + length // 4
+        assert in_all * ranks * EVENT_BYTES <= BYTES
+
+
+def test_the_estimate_of_an_event_is_not_too_small() -> None:
+    """The largest signature that is kept, with shapes of eight dimensions."""
+    shape = tuple(range(1000, 1008))
+    tensors = [("torch.float32", shape, True), ("torch.float32", tuple(shape), True)]
+    signature = kept_signature(("reduce", 3, *tensors))
+    assert signature is not None
+    assert kept_signature(("reduce", 3, *tensors, *tensors)) is None
+    event = call(1 << 40, signature)
+    own = [event, event.time, event.serial, signature, *signature]
+    assert sum(map(sys.getsizeof, own)) < EVENT_BYTES
+
+
+def test_a_journal_holds_no_tensor_and_no_run() -> None:
+    writer = JournalWriter(2)
+    writer.add(RankEnded(0.0, 1, 0, None, "finished"))
+    group = writer.group("world", (0, 1))
+    assert not gc.get_referents(group.evidence)
+    writer.end(group)
+    assert writer.reader().groups == ()
