@@ -54,6 +54,21 @@ MAY_TOUCH_PRIVATE_TORCH = "phalanx.backend.torch_private."
 MOST_MODULES = 16
 """In one folder: more than that is a hotel corridor, not a room."""
 
+CLASSES_THAT_MEAN_THE_SAME = {
+    # phalanx.errors has the error that a run raises; backend.rank_errors the one that a rank
+    # raises, which is also the error that torch would raise there.
+    "BackendHazardError",
+    "CollectiveMismatchError",
+    "DeadlockError",
+    "InFlightBufferError",
+    "InvalidCallError",
+    "StallError",
+    "ThreadRaceError",
+    # The records of two checks each.
+    "Trace",
+    "Use",
+}
+
 
 def find_faults(
     module: str, source: str, *, package: bool = False, known: frozenset[str] = frozenset()
@@ -214,6 +229,16 @@ def test_no_folder_has_too_many_modules() -> None:
 def test_no_base_name_occurs_twice() -> None:
     names = Counter(path.stem for path in PATHS if not path.stem.startswith("__"))
     assert [name for name, n in names.items() if n > 1] == []
+
+
+def test_no_class_name_occurs_twice() -> None:
+    names = Counter(
+        node.name
+        for path in PATHS
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+    )
+    assert {name for name, n in names.items() if n > 1} - {*CLASSES_THAT_MEAN_THE_SAME} == set()
 
 
 def test_every_folder_says_what_belongs_in_it() -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import phalanx
-from phalanx.backend.profiles import Use
+from phalanx.backend.profiles import TensorUse
 from phalanx.backend.profiles.gloo import GLOO
 from tests.backend import reference
 
@@ -161,13 +161,13 @@ def test_refused_by_a_rule_or_right(
             assert all(torch.equal(a, b) for a, b in zip(ours, right, strict=True))
 
 
-def uses(operation: Operation, inputs: list[Tensor], outputs: list[Tensor]) -> list[Use]:
+def uses(operation: Operation, inputs: list[Tensor], outputs: list[Tensor]) -> list[TensorUse]:
     """What the rules are asked; all ranks have the same layouts."""
     same = {"alike": True, "reduce_op": operation.reduce_op}
     if outputs:
         plain = inputs[0].is_contiguous() and outputs[0].is_contiguous()
         same["alike"] = plain or inputs[0].stride() == outputs[0].stride()
     return [
-        *(Use.of(operation.name, t, **same) for t in inputs),
-        *(Use.of(operation.name, t, part="output", **same) for t in outputs),
+        *(TensorUse.of(operation.name, t, **same) for t in inputs),
+        *(TensorUse.of(operation.name, t, part="output", **same) for t in outputs),
     ]

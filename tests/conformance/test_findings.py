@@ -8,7 +8,7 @@ from phalanx.conformance.folded_results import (
     render_findings,
     render_refusals,
 )
-from phalanx.conformance.known_differences import Difference
+from phalanx.conformance.known_differences import CaseDifference
 
 
 def table(*rows: tuple[str, Outcome, str, str]) -> Table:
@@ -54,7 +54,7 @@ def test_refusals_without_a_rule_say_why() -> None:
 
 
 def test_differences_are_folded_by_their_outcomes() -> None:
-    found = [Difference("a@3", "pass", "fail"), Difference("b@3", "pass", "fail")]
+    found = [CaseDifference("a@3", "pass", "fail"), CaseDifference("b@3", "pass", "fail")]
     assert render_differences(found, "x.json") == (
         "DIFFERS 2 x pass here, fail in x.json (a@3, b@3)"
     )

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import phalanx
 from phalanx.backend.observers.observe_hazards import second_opinion
-from phalanx.backend.profiles import Use
+from phalanx.backend.profiles import TensorUse
 from phalanx.backend.session import context_here
 from phalanx.cli.main import main
 
@@ -334,8 +334,10 @@ def test_the_profile_of_gloo_judges_what_another_backend_takes() -> None:
         assert context is not None
         ask = second_opinion(context.session)
         assert ask is not None
-        assert ask(Use("all_reduce", torch.float32, "SUM", device="cuda"), torch.ones(1), None)
-        assert not ask(Use("send", torch.float32, device="cuda"), torch.ones(1), None)
+        assert ask(
+            TensorUse("all_reduce", torch.float32, "SUM", device="cuda"), torch.ones(1), None
+        )
+        assert not ask(TensorUse("send", torch.float32, device="cuda"), torch.ones(1), None)
 
     with pytest.raises(phalanx.BackendHazardError, match="call send, which Gloo would die of"):
         phalanx.run(send_from_a_gpu, ranks=2, profile="gloo")

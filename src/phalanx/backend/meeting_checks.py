@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from phalanx.backend.evidence.call_description import Known, describe_call, describe_past
+from phalanx.backend.evidence.call_description import LookCache, describe_call, describe_past
 from phalanx.backend.evidence.call_history import with_parting
 from phalanx.backend.session import Session
 from phalanx.errors import VerdictError
@@ -28,7 +28,7 @@ def find_slot_mismatch(slot: Slot) -> Mismatch | None:
     only if they do: calls that differ and still agree are common (uneven lists)."""
     calls = [call for call in slot.calls if call is not None]
     met = calls[0].assembly
-    known = Known()
+    known = LookCache()
     ops = tuple(describe_call(call, known) for call in calls)
     meeting = Meeting(known.group(met), slot.number, ops)
     if find_mismatch(meeting) is None:
@@ -36,7 +36,7 @@ def find_slot_mismatch(slot: Slot) -> Mismatch | None:
     return find_mismatch(replace(meeting, history=_history(met, slot.number, known)))
 
 
-def _history(met: Assembly, number: int, known: Known) -> dict[int, tuple[Op, ...]]:
+def _history(met: Assembly, number: int, known: LookCache) -> dict[int, tuple[Op, ...]]:
     most = max(LEAST_PAST, MOST_PAST // met.size)
     return {
         rank: tuple(

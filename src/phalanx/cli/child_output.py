@@ -22,14 +22,14 @@ PATIENCE = 0.3
 PAUSE = 0.0005
 
 
-class Printer(Protocol):
+class RankWriter(Protocol):
     def write(self, rank: int, text: str) -> Any: ...
 
 
 class ChildPipes:
     """By rank and descriptor. `printers` has those for 1 and 2; what has none is dropped."""
 
-    def __init__(self, printers: dict[int, Printer | None]) -> None:
+    def __init__(self, printers: dict[int, RankWriter | None]) -> None:
         self._printers = printers
         self._pipes: dict[tuple[int, int], _Pipe] = {}
 
@@ -53,7 +53,7 @@ class ChildPipes:
 
 
 class _Pipe:
-    def __init__(self, printer: Printer | None, rank: int) -> None:
+    def __init__(self, printer: RankWriter | None, rank: int) -> None:
         self._printer = printer
         self._rank = rank
         self._reading, self.writing = os.pipe()

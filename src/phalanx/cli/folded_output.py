@@ -137,12 +137,12 @@ class FoldingPrinter:
     def _add(self, rank: int, line: str) -> None:
         self._show(self._pending.add(rank, line, now=self._clock()))
 
-    def _show(self, entries: list[_Entry]) -> None:
+    def _show(self, entries: list[_WaitingLine]) -> None:
         if entries:
             self._sink.write("".join(map(self._format, entries)))
             self._sink.flush()
 
-    def _format(self, entry: _Entry) -> str:
+    def _format(self, entry: _WaitingLine) -> str:
         label = _label(entry.ranks)
         return f"{label:{self._width}} {entry.text}\n" if entry.text else f"{label}\n"
 
@@ -187,7 +187,7 @@ _Position = tuple[float, ...]
 
 
 @dataclass(eq=False, slots=True)
-class _Entry:
+class _WaitingLine:
     """A line that waits: since when, how many may still print it, who did, and its place."""
 
     text: str
@@ -215,18 +215,18 @@ class _Pending:
         self._running = set(ranks)
         self._floor: dict[int, _Position] = dict.fromkeys(ranks, ())
         # What each rank alone has printed behind its floor, in order.
-        self._alone: dict[int, deque[_Entry]] = {rank: deque() for rank in ranks}
+        self._alone: dict[int, deque[_WaitingLine]] = {rank: deque() for rank in ranks}
         self._same: dict[str, _SameText] = {}
-        self._end = _Entry("", inf, 0)
+        self._end = _WaitingLine("", inf, 0)
         # A heap. An entry that moved is in it twice; its former position counts no more.
-        self._queue: list[tuple[_Position, _Entry]] = []
+        self._queue: list[tuple[_Position, _WaitingLine]] = []
 
-    def add(self, rank: int, text: str, *, now: float) -> list[_Entry]:
+    def add(self, rank: int, text: str, *, now: float) -> list[_WaitingLine]:
         """Join the entry this line belongs to, or make one; return what is to be shown."""
         same = self._same.get(text)
         entry = same.first_open(rank, self._floor[rank]) if same else None
         if entry is None:
-            entry = self._append(_Entry(text, now, len(self._running)))
+            entry = self._append(_WaitingLine(text, now, len(self._running)))
             self._alone[rank].append(entry)
         else:
             self._join(rank, entry)
@@ -234,7 +234,7 @@ class _Pending:
         entry.missing -= rank in self._running
         return [] if entry.missing else self._take(entry.position)
 
-    def leave(self, ranks: Collection[int]) -> list[_Entry]:
+    def leave(self, ranks: Collection[int]) -> list[_WaitingLine]:
         """Wait for these ranks no longer; return what is to be shown."""
         gone = self._running.intersection(ranks)
         self._running -= gone
@@ -246,19 +246,19 @@ class _Pending:
                     end = max(end, position)
         return self._take(end)
 
-    def take_since(self, since: float) -> list[_Entry]:
+    def take_since(self, since: float) -> list[_WaitingLine]:
         """Take the entries that began to wait at this time or before."""
         taken = []
         while self._queue and self._queue[0][1].since <= since:
             taken += self._take(self._queue[0][0])
         return taken
 
-    def _append(self, entry: _Entry) -> _Entry:
+    def _append(self, entry: _WaitingLine) -> _WaitingLine:
         self._place(entry, before=self._end)
         self._same.setdefault(entry.text, _SameText()).append(entry)
         return entry
 
-    def _join(self, rank: int, entry: _Entry) -> None:
+    def _join(self, rank: int, entry: _WaitingLine) -> None:
         for own in self._alone[rank]:
             if own.position > entry.position:
                 self._place(own, before=entry)
@@ -267,7 +267,7 @@ class _Pending:
         self._settle(rank, entry.position)
         self._settle_alone(entry)
 
-    def _place(self, entry: _Entry, *, before: _Entry) -> None:
+    def _place(self, entry: _WaitingLine, *, before: _WaitingLine) -> None:
         before.moved_here += 1
         entry.position = (*before.position[:-1], before.moved_here, inf)
         heappush(self._queue, (entry.position, entry))
@@ -279,13 +279,13 @@ class _Pending:
         while alone and alone[0].position <= position:
             alone.popleft()
 
-    def _settle_alone(self, entry: _Entry) -> None:
+    def _settle_alone(self, entry: _WaitingLine) -> None:
         """Do so for the rank of an entry that only one is in; others have settled there."""
         if len(entry.ranks) == 1:
             (rank,) = entry.ranks
             self._settle(rank, entry.position)
 
-    def _take(self, end: _Position) -> list[_Entry]:
+    def _take(self, end: _Position) -> list[_WaitingLine]:
         taken = []
         while self._queue and self._queue[0][0] <= end:
             position, entry = heappop(self._queue)
@@ -308,19 +308,19 @@ class _SameText:
     """
 
     def __init__(self) -> None:
-        self._all: list[_Entry] = []
+        self._all: list[_WaitingLine] = []
         self._dropped = 0
 
-    def append(self, entry: _Entry) -> None:
+    def append(self, entry: _WaitingLine) -> None:
         self._all.append(entry)
 
-    def first_open(self, rank: int, floor: _Position) -> _Entry | None:
+    def first_open(self, rank: int, floor: _Position) -> _WaitingLine | None:
         """The first entry behind this floor that the rank is not in yet.
 
         A binary search, as by the above the rank's own entries there precede all others.
         """
 
-        def is_open(entry: _Entry) -> bool:
+        def is_open(entry: _WaitingLine) -> bool:
             return entry.position > floor and rank not in entry.ranks
 
         # No search while a rank repeats itself and the others have yet to run.

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from phalanx.conformance.case_context import PATIENCE, Context, Unmet, WrongData
+from phalanx.conformance.case_context import PATIENCE, CaseUnmet, Context, WrongData
 from phalanx.conformance.case_model import Case, Report, Setting
 from phalanx.conformance.suite import PROGRAMS
 
@@ -63,7 +63,7 @@ def carry_out_one(context: Context, case: Case) -> Report:
         PROGRAMS[case.program](context, **case.given)
     except WrongData as error:
         return Report("wrong", str(error))
-    except Unmet as error:
+    except CaseUnmet as error:
         return Report("unmet", str(error))
     except Exception as error:
         return Report(

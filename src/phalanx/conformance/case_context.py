@@ -40,7 +40,7 @@ class WrongData(Exception):
     """A backend returned wrong data, or wrote where it must not."""
 
 
-class Unmet(Exception):
+class CaseUnmet(Exception):
     """Something other than data is not as it must be."""
 
 
@@ -120,7 +120,7 @@ class Context:
     def check(self, condition: bool, what: str) -> None:
         """Anything else that must be so: otherwise the case fails."""
         if not condition:
-            raise Unmet(what)
+            raise CaseUnmet(what)
 
     def raises(
         self,
@@ -133,4 +133,4 @@ class Context:
             call()
         except classes as error:
             return error
-        raise Unmet(f"{what}: no error")
+        raise CaseUnmet(f"{what}: no error")

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from phalanx.conformance.case_model import OUTCOMES, Result, Table
 from phalanx.conformance.case_tensors import DTYPES
-from phalanx.conformance.known_differences import Difference, find_differences
+from phalanx.conformance.known_differences import CaseDifference, find_differences
 from phalanx.conformance.result_table import GROUPS, MODES, SHORT, by_operation, counts, sign
 
 INTRODUCTION = """\
@@ -159,9 +159,9 @@ def _troubles(real: Table, title: str) -> str:
     return f"## {title} on {real.backend}\n\n{table}"
 
 
-def _differences(differences: Sequence[Difference]) -> str:
+def _differences(differences: Sequence[CaseDifference]) -> str:
     unexplained = [each for each in differences if not each.reason]
-    by_reason: dict[str, list[Difference]] = {}
+    by_reason: dict[str, list[CaseDifference]] = {}
     for each in differences:
         if each.reason:
             by_reason.setdefault(each.reason, []).append(each)

@@ -24,7 +24,7 @@ EVERY = range(1, 65)
 
 
 @dataclass(frozen=True)
-class _Entry:
+class _CaseEntry:
     operation: str
     words: tuple[str, ...]
     program: str
@@ -39,7 +39,7 @@ class Family:
     def __init__(self, name: str) -> None:
         self.name = name
         self.programs: dict[str, Program] = {}
-        self._entries: list[_Entry] = []
+        self._entries: list[_CaseEntry] = []
 
     def case(
         self,
@@ -59,7 +59,7 @@ class Family:
             self.programs[name] = program
             wanted = [count for count in ranks if count >= least]
             variant = tuple(words.replace(" ", "-").split("/"))
-            self._entries.append(_Entry(operation, variant, name, over or {}, wanted, more))
+            self._entries.append(_CaseEntry(operation, variant, name, over or {}, wanted, more))
             return program
 
         return declare

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TypeVar
 
 from phalanx.conformance.case_model import Result, Table
-from phalanx.conformance.known_differences import Difference
+from phalanx.conformance.known_differences import CaseDifference
 
 SHOWN = 3
 """How many ids stand for all that are alike."""
@@ -19,7 +19,7 @@ SHOWN = 3
 _WHO = re.compile(r"^ranks? [\d,]+: ")
 _NUMBER = re.compile(r"-?\d+(\.\d+)?(e[-+]?\d+)?")
 
-T = TypeVar("T", Result, Difference)
+T = TypeVar("T", Result, CaseDifference)
 
 
 def render_findings(table: Table) -> str:
@@ -42,7 +42,7 @@ def render_refusals(table: Table) -> str:
     return "\n".join(lines)
 
 
-def render_differences(found: Sequence[Difference], path: str) -> str:
+def render_differences(found: Sequence[CaseDifference], path: str) -> str:
     """Differences that nobody has explained."""
     groups = _alike(found, lambda each: (each.one, each.other))
     return "\n".join(
@@ -63,7 +63,7 @@ def _shape(reason: str) -> str:
     return _NUMBER.sub("#", _WHO.sub("", reason))
 
 
-def _line(word: str, alike: Sequence[Result] | Sequence[Difference], reason: str) -> str:
+def _line(word: str, alike: Sequence[Result] | Sequence[CaseDifference], reason: str) -> str:
     """`WRONG id: reason`, or with a count and the first ids of many."""
     ids = [each.id for each in alike]
     if len(ids) == 1:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from phalanx.backend.profiles import REFUSES, Use, profile_of
+from phalanx.backend.profiles import REFUSES, TensorUse, profile_of
 from phalanx.backend.profiles.profile_rules import INPUT, OUTPUT
 from phalanx.conformance.case_context import GROUPS
 from phalanx.conformance.case_model import Case, Outcome, Report, Result
@@ -51,9 +51,9 @@ def known_refusal(case: Case, backend: str, device: str) -> Refusal | None:
     uses = [] if case.program != "collective" else uses_of(case, device)
     if case.needs == "sparse":
         dtype = dtype_of(case.given.get("dtype", "float32"))
-        uses = [Use("all_reduce", dtype, "SUM", device, "sparse_coo", sparse_dim=1)]
+        uses = [TensorUse("all_reduce", dtype, "SUM", device, "sparse_coo", sparse_dim=1)]
     elif case.needs == "any source":
-        uses = [Use("recv", torch.float32, device=device, any_source=True)]
+        uses = [TensorUse("recv", torch.float32, device=device, any_source=True)]
     for use in uses:
         rule = profile.refusal(use)
         if rule is not None:
@@ -61,7 +61,7 @@ def known_refusal(case: Case, backend: str, device: str) -> Refusal | None:
     return None
 
 
-def uses_of(case: Case, device: str) -> list[Use]:
+def uses_of(case: Case, device: str) -> list[TensorUse]:
     """What the case asks of a backend, in the words of the profiles: one use per tensor."""
     given = case.given
     row = OPERATIONS[given["operation"]]
@@ -81,7 +81,7 @@ def uses_of(case: Case, device: str) -> list[Use]:
     }
     names = ("send", "recv") if row.pairs else (row.in_profile,)
     return [
-        Use.of(name, tensor, part=part, **more)
+        TensorUse.of(name, tensor, part=part, **more)
         for name in names
         for part, tensors in ((INPUT, inputs), (OUTPUT, outputs))
         for tensor in tensors

@@ -14,7 +14,7 @@ from phalanx.conformance.case_model import Result, Table
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownDifference:
     """Cases (a glob over ids) on which threads and the real backend differ, and why."""
 
     ids: str
@@ -22,7 +22,7 @@ class Known:
 
 
 @dataclass(frozen=True)
-class Difference:
+class CaseDifference:
     """A case with two outcomes. `reason` is empty where nobody has explained it."""
 
     id: str
@@ -45,23 +45,23 @@ _ABORTS = (
 )
 _SILENT = "Gloo raises nothing and leaves data as it happens to be; the threads engine raises"
 
-KNOWN: tuple[Known, ...] = (
-    Known("Work/get_future/reduce_scatter@*", _NO_FUTURE),
-    Known("Work/then/reduce_scatter@*", _NO_FUTURE),
-    Known("Work/result/reduce_scatter@*", _NO_FUTURE),
-    Known(
+KNOWN: tuple[KnownDifference, ...] = (
+    KnownDifference("Work/get_future/reduce_scatter@*", _NO_FUTURE),
+    KnownDifference("Work/then/reduce_scatter@*", _NO_FUTURE),
+    KnownDifference("Work/result/reduce_scatter@*", _NO_FUTURE),
+    KnownDifference(
         "Work/is_completed/reduce_scatter@*",
         "Gloo's work of reduce_scatter completes only when somebody waits for it; ours "
         "completes by itself, as every other work does",
     ),
-    Known("all_to_all/float32/*/requires-grad@*", _RECORDED),
-    Known("reduce_scatter_tensor/float32/*/requires-grad@*", _RECORDED),
-    Known("all_reduce/mistake/sizes-differ-by-rank@*", _ABORTS),
-    Known("all_reduce/mistake/dtypes-differ-by-rank@*", _ABORTS),
-    Known("all_gather/mistake/sizes-differ-by-rank@*", _ABORTS),
-    Known("recv/mistake/message-too-long@*", _ABORTS),
-    Known("broadcast/mistake/sizes-differ-by-rank@*", _SILENT),
-    Known(
+    KnownDifference("all_to_all/float32/*/requires-grad@*", _RECORDED),
+    KnownDifference("reduce_scatter_tensor/float32/*/requires-grad@*", _RECORDED),
+    KnownDifference("all_reduce/mistake/sizes-differ-by-rank@*", _ABORTS),
+    KnownDifference("all_reduce/mistake/dtypes-differ-by-rank@*", _ABORTS),
+    KnownDifference("all_gather/mistake/sizes-differ-by-rank@*", _ABORTS),
+    KnownDifference("recv/mistake/message-too-long@*", _ABORTS),
+    KnownDifference("broadcast/mistake/sizes-differ-by-rank@*", _SILENT),
+    KnownDifference(
         "all_to_all_single/mistake/does-not-divide@*",
         "Gloo divides bytes, not elements: 3 floats among 2 ranks are 6 bytes each, and no "
         "error; the threads engine raises",
@@ -69,17 +69,17 @@ KNOWN: tuple[Known, ...] = (
 )
 
 
-def find_differences(one: Table, other: Table) -> list[Difference]:
+def find_differences(one: Table, other: Table) -> list[CaseDifference]:
     """Cases of `one` that `other` has with another outcome, or has not at all."""
     others = {result.id: result for result in other.results}
     found = []
     for result in one.results:
         against = others.get(result.id)
         if against is None:
-            found.append(Difference(result.id, result.outcome, "missing"))
+            found.append(CaseDifference(result.id, result.outcome, "missing"))
         elif against.outcome != result.outcome:
             reason = _reason(result, against, one.backend)
-            found.append(Difference(result.id, result.outcome, against.outcome, reason))
+            found.append(CaseDifference(result.id, result.outcome, against.outcome, reason))
     return found
 
 

@@ -231,13 +231,13 @@ class Launcher:
 def _interrupt_of(strand: Strand) -> type[RankInterrupted]:
     """It is told when the exception is there, which a rank in native code may never see."""
 
-    class Interrupt(RankInterrupted):
+    class NotedInterrupt(RankInterrupted):
         def __init__(self, *args: object) -> None:
             super().__init__(*args)
             strand.told = True
 
-    Interrupt.__name__ = Interrupt.__qualname__ = RankInterrupted.__name__
-    return Interrupt
+    NotedInterrupt.__name__ = NotedInterrupt.__qualname__ = RankInterrupted.__name__
+    return NotedInterrupt
 
 
 def throw_into(ident: int, kind: type[BaseException] = RankStopped) -> None:

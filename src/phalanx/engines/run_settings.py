@@ -13,7 +13,7 @@ from typing import Any
 from phalanx.backend.devices.device_map import DeviceMap
 from phalanx.backend.rank_errors import error_for
 from phalanx.checks.silencing import split_silenced
-from phalanx.emulation.modules.isolation_rule import Rule
+from phalanx.emulation.modules.isolation_rule import IsolationRule
 from phalanx.engines.outcome import check_findings
 from phalanx.kinds import ALL
 from phalanx.model import Silenced, Tally, Verdict
@@ -60,7 +60,7 @@ class Settings:
     """Whether ranks find in their environment what torchrun sets."""
     late_numbers: bool = False
     """Whether ranks tell their numbers only when they make their default group."""
-    modules: Rule | None = None
+    modules: IsolationRule | None = None
     """Which packages every rank imports for itself; None: none."""
 
 

@@ -11,7 +11,7 @@ from types import FrameType
 
 from phalanx import callsite
 from phalanx.backend.evidence.call_description import (
-    Known,
+    LookCache,
     describe_call,
     describe_wait,
     everyone,
@@ -37,7 +37,7 @@ def take_snapshot(
     """Every rank by its main thread, and the threads that ranks have started as far as they
     wait. With `stuck`, the strands that can never move, the others are only told to move."""
     frames = current_frames()
-    known = Known()
+    known = LookCache()
     views, threads = [], []
     for strand in list(baton.strands):
         if stuck is not None and strand not in stuck and strand.state is not DONE:
@@ -117,7 +117,7 @@ def _view(
     strand: Strand,
     outcomes: Outcomes,
     frame: FrameType | None,
-    known: Known,
+    known: LookCache,
 ) -> RankView:
     context: RankContext = strand.local
     error = outcomes.ranks[strand.rank].error
@@ -134,7 +134,7 @@ def _view(
     )
 
 
-def _thread_view(session: Session, strand: Strand, known: Known) -> RankView:
+def _thread_view(session: Session, strand: Strand, known: LookCache) -> RankView:
     wait = describe_wait(strand, session.size, known) if strand.state is PARKED else None
     wait = wait or _describe_blocked(strand, session.size)
     return RankView(
@@ -180,7 +180,9 @@ def _status(strand: Strand, error: BaseException | None) -> Status:
     return "computing" if strand.state is RUNNING else "ready"
 
 
-def _last_op(context: RankContext, known: Known, why: object, wait: Wait | None) -> Op | None:
+def _last_op(
+    context: RankContext, known: LookCache, why: object, wait: Wait | None
+) -> Op | None:
     call = context.last_call
     if call is None:
         return None

@@ -14,8 +14,8 @@ from typing import Any
 import torch.distributed as dist
 
 from phalanx.backend.devices.device_map import check_devices, plan_devices, visible_to_processes
-from phalanx.emulation.modules.crossing import Crossing, opened
-from phalanx.emulation.modules.isolation_rule import Rule, check_isolate
+from phalanx.emulation.modules.crossing import IsolatedCall, opened
+from phalanx.emulation.modules.isolation_rule import IsolationRule, check_isolate
 from phalanx.engines.outcome import warn_of
 from phalanx.engines.processes.processes_engine import (
     MOST_PROCESSES,
@@ -109,7 +109,7 @@ class World:
         if engine == "processes":
             self._engine = ProcessesEngine(ProcessSettings(**options))
         else:
-            self._rule = Rule(named) if named else None
+            self._rule = IsolationRule(named) if named else None
             self._engine = ThreadsEngine(Settings(**options, modules=self._rule))
 
     def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
@@ -123,7 +123,7 @@ class World:
         if isinstance(self._engine, ProcessesEngine):
             values = self._engine.call(fn, args, kwargs)
         elif self._rule is not None:
-            crossing = Crossing(self._rule, fn, args, kwargs)
+            crossing = IsolatedCall(self._rule, fn, args, kwargs)
             with crossing.errors_opened():
                 values = opened(self._engine.run(lambda context: crossing.call()))
         else:

@@ -16,7 +16,7 @@ from phalanx.emulation.children.spawn_rules import find_launches
 from phalanx.engines.program import load_module, load_script
 from phalanx.engines.run_settings import Settings
 from phalanx.engines.threads.script_on_threads import run_program
-from phalanx.engines.threads.self_spawning_scripts import Launch, run_launched
+from phalanx.engines.threads.self_spawning_scripts import LaunchResult, run_launched
 from phalanx.errors import CollectiveMismatchError, DeadlockError, RankFailedError, UsageError
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -32,11 +32,11 @@ def init(rank, size):
 """
 
 
-def launch(path: Path | str, *args: str) -> Launch:
+def launch(path: Path | str, *args: str) -> LaunchResult:
     return run_launched(load_script(str(path), list(args)), Settings(ranks=1, init=False))
 
 
-def launch_text(folder: Path, text: str) -> Launch:
+def launch_text(folder: Path, text: str) -> LaunchResult:
     path = folder / "script.py"
     path.write_text(HEAD + text)
     return launch(path)

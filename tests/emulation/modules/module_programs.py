@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.callsite import is_library
-from phalanx.emulation.modules.isolation_rule import Rule
+from phalanx.emulation.modules.isolation_rule import IsolationRule
 from phalanx.engines.program import load_script
 from phalanx.engines.run_settings import Settings
 from phalanx.engines.threads.script_on_threads import run_program
@@ -46,7 +46,7 @@ def run_script(
     write(folder, {"script.py": beginning + textwrap.dedent(text)})
     program = load_script(str(folder / "script.py"), [])
     before = surroundings()
-    rule = options.pop("rule", None) or Rule(script=True)
+    rule = options.pop("rule", None) or IsolationRule(script=True)
     try:
         run_program(program, Settings(ranks=ranks, init=False, modules=rule, **options))
     finally:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import phalanx
-from phalanx.emulation.modules.isolation_rule import Rule, is_programs_own
+from phalanx.emulation.modules.isolation_rule import IsolationRule, is_programs_own
 from phalanx.errors import RankFailedError, UsageError
 from tests.emulation.modules.module_programs import BEGINNING, run_script, surroundings, write
 
@@ -319,7 +319,7 @@ def test_what_stays_shared_although_the_program_puts_it_there(tmp_path: Path) ->
     exec(put, vars(installed))
     sys.modules.update(installed=installed, known_before=before)
     beginning = BEGINNING + LOAD + "import installed\nfrom installed import names, seen\n"
-    rule = Rule(script=True, shared=("named_shared",))
+    rule = IsolationRule(script=True, shared=("named_shared",))
     try:
         run_script(tmp_path, text, {}, beginning=beginning, rule=rule)
         assert sys.modules["known_before"] is before
@@ -423,15 +423,21 @@ def test_the_program_s_own_lies_outside_of_what_is_installed(
 @pytest.mark.parametrize(
     ("rule", "own"),
     [
-        (Rule(script=True), {"mine": True, "other": True}),
-        (Rule(script=True, shared=("mine",)), {"mine": False, "other": True}),
-        (Rule(script=True, shared=("all",)), {"mine": False, "other": False}),
-        (Rule(("mine",), script=True, shared=("all",)), {"mine": True, "other": False}),
-        (Rule(("mine",)), {"mine": True, "other": False}),
+        (IsolationRule(script=True), {"mine": True, "other": True}),
+        (IsolationRule(script=True, shared=("mine",)), {"mine": False, "other": True}),
+        (IsolationRule(script=True, shared=("all",)), {"mine": False, "other": False}),
+        (
+            IsolationRule(("mine",), script=True, shared=("all",)),
+            {"mine": True, "other": False},
+        ),
+        (IsolationRule(("mine",)), {"mine": True, "other": False}),
     ],
 )
 def test_rules(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rule: Rule, own: Mapping[str, bool]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    rule: IsolationRule,
+    own: Mapping[str, bool],
 ) -> None:
     write(tmp_path, {"mine.py": "", "other.py": ""})
     monkeypatch.syspath_prepend(str(tmp_path))

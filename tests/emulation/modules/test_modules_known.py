@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.emulation.modules.isolation_rule import Rule
+from phalanx.emulation.modules.isolation_rule import IsolationRule
 from phalanx.emulation.modules.known_libraries import LIBRARIES, is_known
 
 STATE = "shared = {}\n"
@@ -65,11 +65,11 @@ def test_what_requires_one_of_the_list_belongs_to_it(site: Path) -> None:
 
 
 def test_only_what_is_there_is_apart_and_sharing_is_possible(site: Path) -> None:
-    assert Rule(script=True).decide("accelerate")
-    assert not Rule(script=True).decide("lightning_fabric"), "not installed here"
-    assert not Rule(script=True, shared=("accelerate",)).decide("accelerate")
-    assert not Rule(script=True, shared=("all",)).decide("accelerate")
-    assert not Rule().decide("accelerate"), "in run(), isolate= says what"
+    assert IsolationRule(script=True).decide("accelerate")
+    assert not IsolationRule(script=True).decide("lightning_fabric"), "not installed here"
+    assert not IsolationRule(script=True, shared=("accelerate",)).decide("accelerate")
+    assert not IsolationRule(script=True, shared=("all",)).decide("accelerate")
+    assert not IsolationRule().decide("accelerate"), "in run(), isolate= says what"
 
 
 def test_each_rank_of_a_script_has_its_own(site: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 import phalanx
 from phalanx.emulation.modules.attribute_stores import stored
-from phalanx.emulation.modules.isolation_rule import Rule
+from phalanx.emulation.modules.isolation_rule import IsolationRule
 from phalanx.errors import RankFailedError
 from tests.emulation.modules.module_programs import run_script, surroundings, write
 
@@ -222,7 +222,7 @@ def test_what_torch_registers_on_the_way_stays(tmp_path: Path) -> None:
         assert torch.ops.phalanx_shared.same(torch.zeros(1)).item() == 1
         """
     write(tmp_path, {"on_the_way.py": shared})
-    run_script(tmp_path, text, {}, rule=Rule(script=True, shared=("on_the_way",)))
+    run_script(tmp_path, text, {}, rule=IsolationRule(script=True, shared=("on_the_way",)))
     assert torch.ops.phalanx_shared.same(torch.zeros(1)).item() == 1
     sys.modules.pop("on_the_way")
 

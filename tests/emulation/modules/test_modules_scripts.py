@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from phalanx.cli.main import main
-from phalanx.emulation.modules.isolation_rule import Rule
+from phalanx.emulation.modules.isolation_rule import IsolationRule
 from phalanx.engines.program import load_module
 from phalanx.engines.run_settings import Settings
 from phalanx.engines.threads.script_on_threads import run_program
@@ -183,7 +183,9 @@ def test_a_module_of_a_package_as_the_program(
     monkeypatch.chdir(tmp_path)
     program = load_module("program.start", [])
     sys.modules.pop("program", None)  # looking for a module imports its packages
-    assert run_program(program, Settings(ranks=2, init=False, modules=Rule(script=True)))
+    assert run_program(
+        program, Settings(ranks=2, init=False, modules=IsolationRule(script=True))
+    )
     assert not [name for name in sys.modules if name.startswith("program.")]
 
 

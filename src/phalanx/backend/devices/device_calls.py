@@ -122,7 +122,7 @@ def _beginning(original: Callable[..., None]) -> Callable[..., None]:
 _MADE_IN_C = ("Generator", "Stream", "Event")
 
 
-class _Facade(type):
+class _DeviceFacade(type):
     """Stands for a class of torch's: makes its instances, which are instances of both. What is
     derived from it is derived from torch's, and outlives the run (dynamo has such classes)."""
 
@@ -131,7 +131,7 @@ class _Facade(type):
     def __new__(cls, name: str, bases: tuple[Any, ...], about: dict[str, Any]) -> Any:
         if not bases:
             return super().__new__(cls, name, bases, about)
-        real = (base.original if isinstance(base, _Facade) else base for base in bases)
+        real = (base.original if isinstance(base, _DeviceFacade) else base for base in bases)
         return type(name, tuple(real), about)
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -156,4 +156,4 @@ class _Facade(type):
 
 def _facade(original: Any) -> Any:
     about = {"original": original, "__module__": "torch", "__doc__": original.__doc__}
-    return _Facade(original.__name__, (), about)
+    return _DeviceFacade(original.__name__, (), about)

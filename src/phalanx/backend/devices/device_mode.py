@@ -23,7 +23,7 @@ from phalanx.backend.torch_private.private import BACKWARD_NAME
 from phalanx.backend.torch_private.private_devices import PARSE_TO
 
 
-class _Thread(threading.local):
+class _ThreadMode(threading.local):
     """What one thread has: its mode, and whether that is on the stack, or was until torch took
     it off for one call. Not while a compiled function is running."""
 
@@ -31,7 +31,7 @@ class _Thread(threading.local):
     shown = False
 
 
-_thread = _Thread()
+_thread = _ThreadMode()
 
 
 def enter_thread(devices: DeviceMap | None) -> None:

@@ -21,7 +21,7 @@ _UNTOLD = ("", "undefined", "None", "default_pg")
 """What torch says of groups that nobody has described."""
 
 
-class Known:
+class LookCache:
     """What many calls have in common is found out once: a thousand ranks are at few places.
     It holds for the time of one look, in which nothing moves."""
 
@@ -69,7 +69,7 @@ def shown_name(met: Assembly) -> str:
     return found
 
 
-def describe_call(call: Call, known: Known | None = None) -> Op:
+def describe_call(call: Call, known: LookCache | None = None) -> Op:
     met = call.assembly
     splits = call.facts or ((), ())
     return Op(
@@ -89,7 +89,7 @@ def describe_call(call: Call, known: Known | None = None) -> Op:
     )
 
 
-def describe_past(met: Assembly, rank: int, past: Past, known: Known) -> Op:
+def describe_past(met: Assembly, rank: int, past: Past, known: LookCache) -> Op:
     number, name, op, root, mark = past
     return Op(
         rank=rank,
@@ -102,7 +102,7 @@ def describe_past(met: Assembly, rank: int, past: Past, known: Known) -> Op:
     )
 
 
-def describe_wait(strand: Strand, size: int, known: Known | None = None) -> Wait | None:
+def describe_wait(strand: Strand, size: int, known: LookCache | None = None) -> Wait | None:
     """What a parked strand needs, None if it waits for time only."""
     why = strand.why
     if isinstance(why, Call):
@@ -122,7 +122,7 @@ def describe_wait(strand: Strand, size: int, known: Known | None = None) -> Wait
     return None
 
 
-def describe_pending(call: Call, known: Known | None = None) -> Wait:
+def describe_pending(call: Call, known: LookCache | None = None) -> Wait:
     """What an op that is not complete needs."""
     needs, any_of = needs_of(call, known)
     shown = parts_of(call)[0] if call.parts_left and parts_of(call) else call
@@ -141,7 +141,7 @@ def _taken_before(call: Call, op: Op) -> str | None:
     return hint_taken(taken, op) if taken else None
 
 
-def needs_of(call: Call, known: Known | None = None) -> tuple[tuple[int, ...], bool]:
+def needs_of(call: Call, known: LookCache | None = None) -> tuple[tuple[int, ...], bool]:
     """The ranks that an op needs, and whether any one of them is enough. No ranks, and not
     any: it is about to complete."""
     met = call.assembly
@@ -153,7 +153,7 @@ def needs_of(call: Call, known: Known | None = None) -> tuple[tuple[int, ...], b
         return (), False
     if call.number is not None:
         slot = met.slots.get(call.number)
-        return ((known or Known()).missing(met, slot) if slot is not None else ()), False
+        return ((known or LookCache()).missing(met, slot) if slot is not None else ()), False
     if call.name == "send" and call.peer is not None:
         pending = met.sends.get(call.peer, ())
     else:

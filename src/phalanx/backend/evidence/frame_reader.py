@@ -32,7 +32,7 @@ Values = tuple[tuple[str, int | str], ...]
 Reading = tuple[CodeType, int, tuple[str, ...], Values, bool, tuple[str, ...]]
 
 
-class Plan:
+class FramePlan:
     """What to look at in frames that are at one place; found out once."""
 
     __slots__ = (
@@ -68,7 +68,7 @@ class Plan:
         """Whether a frame keeps what it was asked for, as a dict of its own."""
 
 
-_plans: dict[tuple[int, int], Plan] = {}
+_plans: dict[tuple[int, int], FramePlan] = {}
 
 
 def read_frames(frame: FrameType | None, tensor: Any, *, most: int) -> tuple[Reading, ...]:
@@ -84,15 +84,15 @@ def read_frames(frame: FrameType | None, tensor: Any, *, most: int) -> tuple[Rea
     return tuple(found)
 
 
-def _new_plan(frame: FrameType) -> Plan:
+def _new_plan(frame: FrameType) -> FramePlan:
     if len(_plans) >= MOST_PLACES:
         _plans.clear()
     code, offset = frame.f_code, frame.f_lasti
-    plan = _plans[id(code), offset] = Plan(code, offset)
+    plan = _plans[id(code), offset] = FramePlan(code, offset)
     return plan
 
 
-def _read(plan: Plan, frame: FrameType, tensor: Any) -> Reading:
+def _read(plan: FramePlan, frame: FrameType, tensor: Any) -> Reading:
     known: Any = frame.f_locals
     # Of a class body it is whatever the metaclass has prepared.
     if type(known) is not dict and not isinstance(known, Mapping):
@@ -117,11 +117,11 @@ def _read(plan: Plan, frame: FrameType, tensor: Any) -> Reading:
     return plan.code, plan.offset, tuple(names), *more
 
 
-def _some_of(plan: Plan, known: Any) -> list[tuple[str, Any]]:
+def _some_of(plan: FramePlan, known: Any) -> list[tuple[str, Any]]:
     return [(name, known.get(name)) for name in plan.names]
 
 
-def _look_outside(plan: Plan, frame: FrameType, tensor: Any, found: list[str]) -> None:
+def _look_outside(plan: FramePlan, frame: FrameType, tensor: Any, found: list[str]) -> None:
     known = frame.f_globals
     for name in plan.globals:
         value = known.get(name)
@@ -147,7 +147,9 @@ def _look_into(name: str, container: Any, tensor: Any, found: list[str]) -> None
 _SIMPLE = frozenset({int, str})
 
 
-def _loop_values(plan: Plan, known: Any, tensor: Any) -> tuple[Values, bool, tuple[str, ...]]:
+def _loop_values(
+    plan: FramePlan, known: Any, tensor: Any
+) -> tuple[Values, bool, tuple[str, ...]]:
     """Of a loop over words the words alone count: a counter beside them, as of `enumerate`, is
     where they stand and not what they are. So with a loop over the tensors themselves. Words
     that the function was called with count too.

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from phalanx.backend.collectives.reduction import NAMES
-from phalanx.backend.profiles import CORRUPTS, CRASHES, Rule, Use, profile_of
+from phalanx.backend.profiles import CORRUPTS, CRASHES, ProfileRule, TensorUse, profile_of
 from phalanx.backend.profiles.profile_rules import CUDA
 from phalanx.backend.session import RankContext, Session, context_here
 from phalanx.callsite import mark, resolve
@@ -165,21 +165,21 @@ def _ranks_per_machine(session: Session) -> int:
 class _Refused:
     """A rule, the first call that breaks it at one line, and the ranks that did."""
 
-    def __init__(self, rule: Rule, use: Use, op: Op) -> None:
+    def __init__(self, rule: ProfileRule, use: TensorUse, op: Op) -> None:
         self.rule = rule
         self.use = use
         self.op = op
         self.ranks = {op.rank}
 
 
-def second_opinion(session: Session) -> Callable[[Use, Tensor, str | None], bool] | None:
+def second_opinion(session: Session) -> Callable[[TensorUse, Tensor, str | None], bool] | None:
     """What the profile's backend says about a call that the group's own takes. Groups are
     handed on to other worlds with the same profile."""
     profile = profile_of(session.profile)
     if profile is None or "backend-hazard" not in session.kinds:
         return None
 
-    def ask(use: Use, tensor: Tensor, config: str | None) -> bool:
+    def ask(use: TensorUse, tensor: Tensor, config: str | None) -> bool:
         context = context_here()
         if context is None:
             return True
@@ -195,7 +195,7 @@ def second_opinion(session: Session) -> Callable[[Use, Tensor, str | None], bool
     return ask
 
 
-def _note(context: RankContext, rule: Rule, use: Use, tensor: Tensor) -> None:
+def _note(context: RankContext, rule: ProfileRule, use: TensorUse, tensor: Tensor) -> None:
     place = mark(2)
     key: Any = (rule.name, use.op, place)
     known = context.session.refused.get(key)

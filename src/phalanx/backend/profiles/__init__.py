@@ -12,11 +12,19 @@ from phalanx.backend.profiles.profile_rules import (
     REFUSES,
     Profile,
     ProfileByDevice,
-    Rule,
-    Use,
+    ProfileRule,
+    TensorUse,
 )
 
-__all__ = ["CORRUPTS", "CRASHES", "REFUSES", "Profile", "Rule", "Use", "profile_of"]
+__all__ = [
+    "CORRUPTS",
+    "CRASHES",
+    "REFUSES",
+    "Profile",
+    "ProfileRule",
+    "TensorUse",
+    "profile_of",
+]
 
 DEFAULT = "cpu:gloo,cuda:nccl"
 """What torch makes of `init_process_group()` without a backend."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from phalanx.backend.collectives.reduction import NAMES
-from phalanx.backend.profiles import Profile, Use, profile_of
+from phalanx.backend.profiles import Profile, TensorUse, profile_of
 from phalanx.backend.profiles.profile_rules import CPU, CUDA, INPUT, OUTPUT
 from phalanx.backend.torch_private import private
 
@@ -34,7 +34,7 @@ class Admission:
         self,
         backend_name: str,
         config: Callable[[], str | None],
-        second: Callable[[Use, Tensor, str | None], bool] | None = None,
+        second: Callable[[TensorUse, Tensor, str | None], bool] | None = None,
     ) -> None:
         self._name = backend_name
         self._config = config
@@ -72,9 +72,9 @@ class Admission:
             self.passed.add(key)
             return
         reduce_op = None if code is None else NAMES[code]
-        use = Use.of(op, tensor, reduce_op=reduce_op, part=part, **more)
+        use = TensorUse.of(op, tensor, reduce_op=reduce_op, part=part, **more)
         if use.grad and private.is_below_autograd():
-            use = Use.of(op, tensor.detach(), reduce_op=reduce_op, part=part, **more)
+            use = TensorUse.of(op, tensor.detach(), reduce_op=reduce_op, part=part, **more)
         rule = profile.refusal(use)
         if rule is not None:
             raise rule.error_for(use)
@@ -103,7 +103,7 @@ class Admission:
         return profile is not None and profile.name == "gloo"
 
 
-def is_ordinary(use: Use) -> bool:
+def is_ordinary(use: TensorUse) -> bool:
     """Whether others of the same dtype pass where this one did."""
     plain = use.layout == "strided" and use.contiguous
     return plain and not (use.empty or use.zero_dim or use.grad)

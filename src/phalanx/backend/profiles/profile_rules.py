@@ -28,7 +28,7 @@ INPUT, OUTPUT = "input", "output"
 
 
 @dataclass(frozen=True)
-class Use:
+class TensorUse:
     """One tensor in one call, as far as backends care. An operation that works in place has
     inputs only."""
 
@@ -58,7 +58,7 @@ class Use:
     """A leaf that requires gradients, used where they are recorded."""
 
     @classmethod
-    def of(cls, op: str, tensor: Tensor, **more: Any) -> Use:
+    def of(cls, op: str, tensor: Tensor, **more: Any) -> TensorUse:
         """What can be read off a tensor; `more` are the other fields.
 
         >>> Use.of("all_reduce", torch.zeros(4)[::2], reduce_op="SUM").contiguous
@@ -86,7 +86,7 @@ class Use:
 
 
 @dataclass(frozen=True)
-class Rule:
+class ProfileRule:
     """One thing that a backend does not do.
 
     `says` is for the user: what was given, what is possible, what to write. It may name the
@@ -96,14 +96,14 @@ class Rule:
     name: str
     says: str
     source: str
-    applies: Callable[[Use], bool] = field(repr=False, compare=False)
+    applies: Callable[[TensorUse], bool] = field(repr=False, compare=False)
     effect: str = REFUSES
     error: type[InvalidCallError] = InvalidCallError
 
-    def error_for(self, use: Use) -> InvalidCallError:
+    def error_for(self, use: TensorUse) -> InvalidCallError:
         return self.error(f"{use.op}: {self.explain(use)}")
 
-    def explain(self, use: Use) -> str:
+    def explain(self, use: TensorUse) -> str:
         shown = {**vars(use), "dtype": str(use.dtype).removeprefix("torch.")}
         return self.says.format_map(shown)
 
@@ -111,12 +111,14 @@ class Rule:
 class Profile:
     """What one backend refuses, asked with `refusal`."""
 
-    def __init__(self, name: str, rules: Sequence[Rule], *, ignores_tags: bool = False) -> None:
+    def __init__(
+        self, name: str, rules: Sequence[ProfileRule], *, ignores_tags: bool = False
+    ) -> None:
         self.name = name
         self.rules = tuple(rules)
         self.ignores_tags = ignores_tags
 
-    def refusal(self, use: Use) -> Rule | None:
+    def refusal(self, use: TensorUse) -> ProfileRule | None:
         """The first rule that the use breaks, None if the backend does it."""
         return next((rule for rule in self.rules if rule.applies(use)), None)
 
@@ -137,14 +139,14 @@ class ProfileByDevice(Profile):
         self._parts = dict(parts)
         self._nothing = Profile(name, (NO_BACKEND,))
 
-    def refusal(self, use: Use) -> Rule | None:
+    def refusal(self, use: TensorUse) -> ProfileRule | None:
         return self.on(use.device).refusal(use)
 
     def on(self, device: str) -> Profile:
         return self._parts.get(device, self._nothing)
 
 
-NO_BACKEND = Rule(
+NO_BACKEND = ProfileRule(
     "no-backend-for-device",
     "this group has no backend for {device} tensors; move them with .to(), or name one, e.g. "
     "init_process_group('cpu:gloo,cuda:nccl')",

@@ -74,7 +74,7 @@ _pop_dispatch_mode: Any = torch._C._pop_torch_dispatch_stack
 _DispatchMode: Any = TorchDispatchMode
 
 
-class Look(_DispatchMode):  # type: ignore[misc]
+class OneCallMode(_DispatchMode):  # type: ignore[misc]
     """2.11-2.13: a mode that sees the operators of one call. torch's own class imports dynamo
     on first use, which takes a second, and keeps flags for it that are the whole process's."""
 

@@ -257,7 +257,7 @@ _LOOKS_ONLY = frozenset(
 _REPLACES = frozenset({"aten::resize_", "aten::resize_as_", "aten::set_"})
 
 
-class _Look(private_modes.Look):
+class _Look(private_modes.OneCallMode):
     """Looks at each operator of one call."""
 
     def __init__(self, book: Book, name: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from phalanx.conformance.case_context import FEWEST, GROUPS, Context, Unmet, WrongData
+from phalanx.conformance.case_context import FEWEST, GROUPS, CaseUnmet, Context, WrongData
 from phalanx.conformance.case_model import Case
 from phalanx.conformance.case_tensors import (
     COMPLEX,
@@ -231,7 +231,7 @@ class _Call:
             self._check_bystander()
             return
         if (self.work is not None) != self.calling.later:
-            raise Unmet(f"returned {self.work!r}")
+            raise CaseUnmet(f"returned {self.work!r}")
         if self.work is not None:
             self.work.wait()
         self._check_guards()
@@ -252,7 +252,7 @@ class _Call:
 
     def _check_bystander(self) -> None:
         if self.work is not None and not self.row.managed:
-            raise Unmet(f"returned {self.work!r} to a rank that is not in the group")
+            raise CaseUnmet(f"returned {self.work!r} to a rank that is not in the group")
         for placed, before in zip(self._placed(), self.before, strict=True):
             self.me.equal(placed.tensor, before, "data of a rank that is not in the group")
         self._check_guards()

@@ -1,10 +1,11 @@
 """Programs that start their ranks themselves: the processes that they start become ranks.
 
-Used by `self_spawning_scripts.py` for `phalanx run SCRIPT` without a number of ranks. `Family`
-stands behind `multiprocessing`: a process that could be a rank (`spawn_rules.py`) is not
-started but kept, as a `Child`, until the program waits for something; then all that were kept
-begin together, as the ranks of one world. The program itself is no rank and waits outside the
-baton, unless it calls `init_process_group`: then it is one of them (`ParentRank`).
+Used by `self_spawning_scripts.py` for `phalanx run SCRIPT` without a number of ranks.
+`SpawningProgram` stands behind `multiprocessing`: a process that could be a rank
+(`spawn_rules.py`) is not started but kept, as a `Child`, until the program waits for something;
+then all that were kept begin together, as the ranks of one world. The program itself is no rank
+and waits outside the baton, unless it calls `init_process_group`: then it is one of them
+(`ParentRank`).
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class Child:
 
     def __init__(
         self,
-        family: Family,
+        family: SpawningProgram,
         process: Any,
         original: Callable[[Any], Any],
         payload: Any,
@@ -254,7 +255,7 @@ def _is_called_by(package: str) -> bool:
     return False
 
 
-class Family:
+class SpawningProgram:
     """The program and the processes that it starts. `open_world(children, numbers,
     parent_rank)` runs them as ranks, in a thread of its own."""
 

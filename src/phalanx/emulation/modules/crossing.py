@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
-from phalanx.emulation.modules.isolation_rule import Rule
+from phalanx.emulation.modules.isolation_rule import IsolationRule
 from phalanx.errors import RankFailedError
 
 
@@ -36,7 +36,7 @@ class _Packed:
 
 
 class _Pickler(pickle.Pickler):
-    def __init__(self, file: Any, rule: Rule) -> None:
+    def __init__(self, file: Any, rule: IsolationRule) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
         self._rule = rule
         self.tensors: list[Tensor] = []
@@ -64,7 +64,7 @@ class _Unpickler(pickle.Unpickler):
         return self._tensors[pid]
 
 
-def _packed(thing: Any, rule: Rule) -> _Packed | None:
+def _packed(thing: Any, rule: IsolationRule) -> _Packed | None:
     file = io.BytesIO()
     pickler = _Pickler(file, rule)
     try:
@@ -74,11 +74,11 @@ def _packed(thing: Any, rule: Rule) -> _Packed | None:
     return _Packed(thing, file.getvalue(), pickler.tensors) if pickler.is_needed else None
 
 
-class Crossing:
+class IsolatedCall:
     """One call of a function on ranks that have packages of their own."""
 
     def __init__(
-        self, rule: Rule, fn: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]
+        self, rule: IsolationRule, fn: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]
     ) -> None:
         self._rule = rule
         self._fn = fn
@@ -133,7 +133,7 @@ def opened(values: list[Any]) -> list[Any]:
     return [value.open() if isinstance(value, _Packed) else value for value in values]
 
 
-def _own(fn: Callable[..., Any], rule: Rule) -> Callable[..., Any]:
+def _own(fn: Callable[..., Any], rule: IsolationRule) -> Callable[..., Any]:
     """A function of an isolated package, as the rank has it."""
     module, name = getattr(fn, "__module__", None), getattr(fn, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(name, str) or not rule.covers(module):

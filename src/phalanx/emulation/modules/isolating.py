@@ -17,7 +17,7 @@ from typing import Any
 from phalanx.backend.session import RankContext
 from phalanx.core.strand import here
 from phalanx.emulation.modules import importing, monkeypatches
-from phalanx.emulation.modules.isolation_rule import MAIN, MP_MAIN, Rule
+from phalanx.emulation.modules.isolation_rule import MAIN, MP_MAIN, IsolationRule
 from phalanx.emulation.modules.module_tables import (
     KEY,
     Owner,
@@ -43,7 +43,7 @@ class _Installed:
 _installed = _Installed()
 
 
-def own_modules(contexts: Iterable[RankContext], rule: Rule | None) -> None:
+def own_modules(contexts: Iterable[RankContext], rule: IsolationRule | None) -> None:
     """A new world: its ranks begin with no modules of their own. Without a rule, those of a
     nested run have what the rank has that makes them."""
     parent = owner_here()
@@ -53,7 +53,7 @@ def own_modules(contexts: Iterable[RankContext], rule: Rule | None) -> None:
         context.saved[KEY] = parent if rule is None else Owner(rule, parent)
 
 
-def isolating(rule: Rule | None) -> AbstractContextManager[None]:
+def isolating(rule: IsolationRule | None) -> AbstractContextManager[None]:
     """For the time of a run that has this rule."""
     return _NOTHING if rule is None else _isolating(rule)
 
@@ -62,7 +62,7 @@ _NOTHING = nullcontext()
 
 
 @contextmanager
-def _isolating(rule: Rule) -> Iterator[None]:
+def _isolating(rule: IsolationRule) -> Iterator[None]:
     _hold(rule)
     try:
         yield
@@ -80,7 +80,7 @@ def own_main(context: RankContext, main: ModuleType, code: CodeType | None = Non
         monkeypatches.expect_code(file, code)
 
 
-def _hold(rule: Rule) -> None:
+def _hold(rule: IsolationRule) -> None:
     _installed.depth += 1
     if _installed.depth == 1:
         _installed.folders = set(sys.path_importer_cache)
@@ -96,7 +96,7 @@ def _hold(rule: Rule) -> None:
             shared[name] = RankModule(name)
 
 
-def _put_aside(rule: Rule) -> None:
+def _put_aside(rule: IsolationRule) -> None:
     """What the process has of these packages stays its own."""
     for name, module in list(shared.items()):
         if rule.covers(name) and type(module) is not RankModule:

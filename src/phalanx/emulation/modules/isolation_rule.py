@@ -33,7 +33,7 @@ COMMON = frozenset(_COMMON.split())
 """Shared wherever they lie: torch, what it imports, ourselves, and what runs tests."""
 
 
-class Rule:
+class IsolationRule:
     """Decides by the name of the top package. What it has decided it remembers, so a package
     does not change hands in the middle of a run."""
 
@@ -139,7 +139,9 @@ def _installed_roots() -> tuple[str, ...]:
     return tuple(os.path.join(path, "") for path in real)
 
 
-def script_rule(isolate: Iterable[str], share: Iterable[str], search_path: str) -> Rule:
+def script_rule(
+    isolate: Iterable[str], share: Iterable[str], search_path: str
+) -> IsolationRule:
     """What the options of the command line ask for; each may come several times: `a,b`."""
     sys.path.insert(0, search_path)
     try:
@@ -149,7 +151,7 @@ def script_rule(isolate: Iterable[str], share: Iterable[str], search_path: str) 
     both = sorted(set(named) & set(shared))
     if both:
         raise UsageError(f"--isolate and --share both name {both[0]}: choose one")
-    return Rule(named, script=True, shared=shared)
+    return IsolationRule(named, script=True, shared=shared)
 
 
 def _parsed(option: str, given: Iterable[str]) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from phalanx.core.strand import here
-from phalanx.emulation.modules.isolation_rule import Rule
+from phalanx.emulation.modules.isolation_rule import IsolationRule
 
 KEY = "modules"
 """Where a rank's context keeps its `Owner`, in `saved`."""
@@ -23,7 +23,7 @@ class Owner:
     """The modules of one rank. What its rule does not cover is its parent's: in a nested run
     the rank's that made it, at last the process's own."""
 
-    def __init__(self, rule: Rule | None = None, parent: Owner | None = None) -> None:
+    def __init__(self, rule: IsolationRule | None = None, parent: Owner | None = None) -> None:
         self.rule = rule
         self.parent = parent
         self.modules: dict[str, Any] = {}

@@ -31,7 +31,7 @@ was the first to import a module. What one rank does then, the others do as well
 due: list[None] = []
 """One entry for each hand-over that is still to be looked at."""
 
-watched: list[Slot] = []
+watched: list[PatchedName] = []
 """What is looked at whenever a rank gives the baton away, since the program's code mentions
 it."""
 MOST_PLACES = 16
@@ -50,7 +50,7 @@ _harmless: set[str] = set()
 """Files that ranks have loaded in this run, and those after which nothing was replaced."""
 
 
-class Slot:
+class PatchedName:
     """One name in one module or class, as something to swap."""
 
     __slots__ = ("is_apart", "names", "original", "place", "which")
@@ -80,7 +80,11 @@ class Slot:
             add(self, "content", () if original is MISSING else (original,))
 
     def is_same(self, other: Any) -> bool:
-        return type(other) is Slot and other.place is self.place and other.which == self.which
+        return (
+            type(other) is PatchedName
+            and other.place is self.place
+            and other.which == self.which
+        )
 
 
 MISSING: Any = object()
@@ -111,7 +115,7 @@ def _settings_of(file: str, code: CodeType) -> tuple[set[Stored], set[str]]:
     return stored(code, by_strings=bool(names)), names
 
 
-def _slots(names: set[Stored], mentioned: set[str]) -> Iterator[Slot]:
+def _slots(names: set[Stored], mentioned: set[str]) -> Iterator[PatchedName]:
     by_name, by_owner = _index()
     for owner, name in names:
         found = [place for place in by_owner.get(owner, ()) if name in vars(place)]
@@ -121,7 +125,7 @@ def _slots(names: set[Stored], mentioned: set[str]) -> Iterator[Slot]:
                 found = [place for place in found if _last_name(place) in mentioned]
         if not found and not name.startswith("__"):  # new in a class
             found = [place for place in by_owner.get(owner, ()) if isinstance(place, type)]
-        yield from (Slot(place, name) for place in found)
+        yield from (PatchedName(place, name) for place in found)
 
 
 def _index() -> tuple[dict[str, list[Any]], dict[str | None, list[Any]]]:
@@ -166,7 +170,7 @@ def end() -> None:
         late = list(_replaced())
         for place, name, value in late:
             setattr(place, name, value)
-        if not late and not any(type(place) is Slot for place, _ in places):
+        if not late and not any(type(place) is PatchedName for place, _ in places):
             _harmless.update(_new)
     for slot in watched:
         if slot.names.get(slot.which, MISSING) is not slot.original:
@@ -217,7 +221,7 @@ def look() -> None:
     """Before a rank gives the baton away: keep apart what it has replaced."""
     due.pop()
     for place, name, value in list(_replaced()):
-        Slot(place, name).set_apart(value)
+        PatchedName(place, name).set_apart(value)
 
 
 def look_at_watched() -> None:

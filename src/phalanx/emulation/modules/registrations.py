@@ -22,7 +22,7 @@ import torch.multiprocessing
 
 from phalanx.backend.torch_private import private_registries as private
 from phalanx.callsite import Mark
-from phalanx.emulation.modules.isolation_rule import Rule
+from phalanx.emulation.modules.isolation_rule import IsolationRule
 from phalanx.emulation.modules.module_tables import Owner, owner_here, real_class
 from phalanx.emulation.modules.module_view import is_apart
 
@@ -111,7 +111,7 @@ def registration_patches() -> list[tuple[Any, str, Any]]:
     return found
 
 
-def forget(rule: Rule | None) -> None:
+def forget(rule: IsolationRule | None) -> None:
     """The world is closed: what its ranks' modules have registered goes with them."""
     if rule is None or rule.registered is None:
         return

@@ -41,7 +41,7 @@ _script: list[int] = []
 """The seed of the run of a script that is going on."""
 
 
-class Source:
+class RandomSource:
     """One generator of the process during one run."""
 
     __slots__ = ("_outer", "apart", "in_script", "live", "look", "mark", "name")
@@ -93,7 +93,7 @@ def spare(name: str) -> Iterator[Generator]:
         yield _spares[name]
 
 
-def sources(*, nested: bool = False) -> list[Source]:
+def sources(*, nested: bool = False) -> list[RandomSource]:
     """For a run that begins now."""
     if not _live:
         _live[TORCH] = TorchGenerator(torch.default_generator)
@@ -101,10 +101,10 @@ def sources(*, nested: bool = False) -> list[Source]:
     if NUMPY not in _live and NUMPY in sys.modules:
         note_numpy(sys.modules[NUMPY])
     in_script = bool(_script) and not nested
-    return [Source(name, live, in_script=in_script) for name, live in _live.items()]
+    return [RandomSource(name, live, in_script=in_script) for name, live in _live.items()]
 
 
-def note_numpy(module: ModuleType, *, nested: bool = False) -> Source | None:
+def note_numpy(module: ModuleType, *, nested: bool = False) -> RandomSource | None:
     """NumPy's generator is there, perhaps because a rank has just imported it."""
     if NUMPY not in _live:
         live = numpy_generator(module)
@@ -113,7 +113,7 @@ def note_numpy(module: ModuleType, *, nested: bool = False) -> Source | None:
         if _script:
             live.seed(_seed_of_script())
         _live[NUMPY] = live
-    return Source(NUMPY, _live[NUMPY], in_script=bool(_script) and not nested)
+    return RandomSource(NUMPY, _live[NUMPY], in_script=bool(_script) and not nested)
 
 
 @contextmanager

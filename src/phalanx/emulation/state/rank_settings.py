@@ -28,7 +28,7 @@ KEPT = "settings"
 INTEROP = "interop threads"
 
 
-class Setting(NamedTuple):
+class RankSetting(NamedTuple):
     """`writers`: the names by which programs change it."""
 
     read: Callable[[], Any]
@@ -36,7 +36,7 @@ class Setting(NamedTuple):
     writers: tuple[tuple[Any, str], ...]
 
 
-in_use: list[Setting] = []
+in_use: list[RankSetting] = []
 """Those that a rank has changed since the first world was opened."""
 _originals: list[Any] = []
 """What they were then."""
@@ -96,35 +96,35 @@ def setting_patches() -> list[Patch]:
 
 
 @cache
-def _all_settings() -> tuple[Setting, ...]:
-    made = [Setting(*each) for each in private_settings.torch_settings()]
+def _all_settings() -> tuple[RankSetting, ...]:
+    made = [RankSetting(*each) for each in private_settings.torch_settings()]
     return (*made, *_python_settings())
 
 
-def _python_settings() -> Iterator[Setting]:
+def _python_settings() -> Iterator[RankSetting]:
     enable, disable = gc.enable, gc.disable
-    yield Setting(
+    yield RankSetting(
         gc.isenabled,
         lambda enabled: enable() if enabled else disable(),
         ((gc, "enable"), (gc, "disable")),
     )
     set_threshold = gc.set_threshold
-    yield Setting(
+    yield RankSetting(
         gc.get_threshold, lambda value: set_threshold(*value), ((gc, "set_threshold"),)
     )
-    yield Setting(
+    yield RankSetting(
         socket.getdefaulttimeout, socket.setdefaulttimeout, ((socket, "setdefaulttimeout"),)
     )
-    yield Setting(
+    yield RankSetting(
         torch.multiprocessing.get_sharing_strategy,
         torch.multiprocessing.set_sharing_strategy,
         ((torch.multiprocessing, "set_sharing_strategy"),),
     )
     if not folder.can_be_own():
-        yield Setting(*folder.as_setting())
+        yield RankSetting(*folder.as_setting())
 
 
-def _noting(original: Any, setting: Setting) -> Any:
+def _noting(original: Any, setting: RankSetting) -> Any:
     """Before a rank changes the setting for the first time, note what everybody had."""
 
     @wraps(original)
@@ -182,7 +182,7 @@ def thread_patches() -> list[Patch]:
     """Numbers of threads. A rank's operations may use all cores, because one rank computes at
     a time; what a rank sets holds for that rank. The number of threads between operators can be
     set once per process, so each rank may set it once, and torch obeys the first."""
-    setting = Setting(_threads.read, _threads.write, ())
+    setting = RankSetting(_threads.read, _threads.write, ())
     set_interop, get_interop = torch.set_num_interop_threads, torch.get_num_interop_threads
 
     @wraps(set_interop)

@@ -21,7 +21,7 @@ KEPT = "recursion limit"
 _read, _write = sys.getrecursionlimit, sys.setrecursionlimit
 
 
-class Limit:
+class RecursionLimit:
     """What it was before one run."""
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ from phalanx.core.baton import Switcher
 from phalanx.core.strand import Strand
 from phalanx.emulation.modules.monkeypatches import due, look, look_at_watched, watched
 from phalanx.emulation.random.cuda_randomness import CudaGenerators
-from phalanx.emulation.random.randomness import APART, NUMPY, Source, note_numpy, sources
+from phalanx.emulation.random.randomness import APART, NUMPY, RandomSource, note_numpy, sources
 from phalanx.emulation.state import (
     descriptors,
     exits,
@@ -78,7 +78,7 @@ class RankSwitcher(Visits, Switcher):
         """Whether any rank has filters of its own."""
         self._outer_settings = rank_settings.current()
         self._folder = folder_here()
-        self.limit = recursion.Limit()
+        self.limit = recursion.RecursionLimit()
         switchers.append(self)
 
     def leave(self, strand: Strand) -> None:
@@ -163,7 +163,7 @@ class RankSwitcher(Visits, Switcher):
             if source.in_script and self.owner is not None:
                 self._begin_source(source, self.owner)
 
-    def _begin_source(self, source: Source, context: RankContext) -> None:
+    def _begin_source(self, source: RandomSource, context: RankContext) -> None:
         """The rank of a script goes on from its own place, whoever draws first."""
         self._apart = True
         source.load(context)

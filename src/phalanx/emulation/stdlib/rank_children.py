@@ -3,8 +3,8 @@
 They are real processes, which belong to that rank as if it were a process itself: they get its
 environment, are its `active_children`, have a fork server of its own, and end as the children
 of a process do. Installed by `replaced_calls.py`; the engine calls `end_processes` when a rank
-ends. A program without a number of ranks puts its `Family` here: what it starts itself goes
-there.
+ends. A program without a number of ranks puts its `SpawningProgram` here: what it starts
+itself goes there.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def _waiting(original: Any) -> Any:
         if strand is None or strand.helper or options & os.WNOHANG:
             return original(pid, options)
         found: list[Any] = []
-        with _Watch(pid) as watch:
+        with _ProcessEnd(pid) as watch:
 
             def attempt(seconds: float) -> bool:
                 watch.wait(seconds)
@@ -170,7 +170,7 @@ def _waiting(original: Any) -> Any:
     return waitpid
 
 
-class _Watch:
+class _ProcessEnd:
     """Waits until a process has ended, or a moment where the system cannot tell."""
 
     MOMENT = 0.005
@@ -180,7 +180,7 @@ class _Watch:
         with suppress(AttributeError, OSError, OverflowError):  # no Linux, or no such process
             self._descriptor = os.pidfd_open(pid) if pid > 0 else None
 
-    def __enter__(self) -> _Watch:
+    def __enter__(self) -> _ProcessEnd:
         return self
 
     def wait(self, seconds: float) -> None:

@@ -32,7 +32,7 @@ from phalanx.engines.processes.failure_evidence import (
 from phalanx.engines.processes.rank_messages import (
     DUMP_SIGNAL,
     Asking,
-    Call,
+    CallRequest,
     End,
     Heard,
     Interrupt,
@@ -43,7 +43,7 @@ from phalanx.engines.processes.rank_messages import (
     Unsendable,
     Where,
 )
-from phalanx.engines.processes.rank_processes import Member, RankProcesses
+from phalanx.engines.processes.rank_processes import MemberProcess, RankProcesses
 from phalanx.engines.referee.end_of_run import find_reasons
 from phalanx.engines.serialization.serialization import unpack_value
 from phalanx.engines.snapshots import group_views
@@ -124,7 +124,7 @@ class CallInProgress:
         ranks = len(self._ranks_alive.members)
         return Tally(ranks) if self._codec is None else self._codec.referee.tally()
 
-    def carry_out(self, call: Call, *, whole_lines: bool = True) -> list[Any]:
+    def carry_out(self, call: CallRequest, *, whole_lines: bool = True) -> list[Any]:
         __tracebackhide__ = True
         self._number = call.number
         self._ranks_alive.begin(fresh=call.fresh, replay=self._replay)
@@ -226,7 +226,7 @@ class CallInProgress:
             self._looked = monotonic()
         return len(self._pending) < before
 
-    def _take_in(self, member: Member, message: Any) -> None:
+    def _take_in(self, member: MemberProcess, message: Any) -> None:
         rank = member.rank
         if isinstance(message, Position):
             if message.number == self._number:
@@ -258,14 +258,14 @@ class CallInProgress:
             self._take_value(rank, message)
         self._pending.pop(rank, None)
 
-    def _last_view(self, member: Member) -> RankView | None:
+    def _last_view(self, member: MemberProcess) -> RankView | None:
         if self._codec is None:
             return None
         self._ranks_alive.attend(member)
         self._ranks_alive.attend_dead(member)
         return self._codec.referee.snapshot().ranks[member.rank]
 
-    def _tell_desk(self, member: Member, message: Any) -> None:
+    def _tell_desk(self, member: MemberProcess, message: Any) -> None:
         """A rank has ended its call. What it announced before comes first."""
         if self._codec is None:
             return
@@ -309,7 +309,7 @@ class CallInProgress:
             if stack != before[member.rank] or member.rank not in self._positions:
                 self._positions[member.rank] = Position(member.rank, self._number, stack)
 
-    def _silent(self) -> list[Member]:
+    def _silent(self) -> list[MemberProcess]:
         """Who has not said where it is: one that never lets its other thread run."""
         return [m for rank, m in self._pending.items() if rank not in self._positions]
 
@@ -450,7 +450,7 @@ class _SignsOfLife:
     """How long nothing has happened. With a timeout only a rank that finishes counts; without
     one, ranks that compute do too, and the limit is a long one."""
 
-    def __init__(self, members: dict[int, Member], timeout: float | None) -> None:
+    def __init__(self, members: dict[int, MemberProcess], timeout: float | None) -> None:
         self._members = members
         self._limit = IDLE_STALL if timeout is None else timeout
         self._work_counts = timeout is None

@@ -35,7 +35,7 @@ Found = tuple[c10d.Store, int, int]
 Handler = Callable[..., Iterator[Found]]
 
 
-class Meeting:
+class GroupRendezvous:
     """One process's end of it. Everything is allowed from any thread."""
 
     def __init__(self, start: Start, listener: int | None) -> None:

@@ -36,13 +36,13 @@ from phalanx.emulation.stdlib.rank_children import leave_if_forked
 from phalanx.engines.outcome import trim_traceback, was_stopped
 from phalanx.engines.processes import coverage_in_ranks
 from phalanx.engines.processes.fork_server import preloadable
-from phalanx.engines.processes.group_rendezvous import Meeting
+from phalanx.engines.processes.group_rendezvous import GroupRendezvous
 from phalanx.engines.processes.inherited_settings import take_over
 from phalanx.engines.processes.rank_beginning import Beginning, settle_in
 from phalanx.engines.processes.rank_messages import (
     DUMP_SIGNAL,
     Asking,
-    Call,
+    CallRequest,
     End,
     Heard,
     Interrupt,
@@ -74,7 +74,7 @@ def live(control: int, more: Sequence[int]) -> None:
         _die_with_parent()
         _fresh_streams()
         with suppress(EOFError, OSError):
-            _Rank(Connection(control), more).serve()
+            _ProcessRank(Connection(control), more).serve()
         code = 0
     except BaseException:
         traceback.print_exc()
@@ -112,19 +112,21 @@ def _flush() -> None:
     _libc.fflush(None)
 
 
-class _Rank:
+class _ProcessRank:
     """The two threads of a rank and what they share."""
 
     def __init__(self, control: Connection, more: Sequence[int]) -> None:
         self._control = control
         self._pid = getpid()
         self._answering = threading.Lock()
-        self._inbox: SimpleQueue[Call | End] = SimpleQueue()
+        self._inbox: SimpleQueue[CallRequest | End] = SimpleQueue()
         self._main_thread = threading.get_ident()
         self._start: Start = pickle.loads(control.recv_bytes())
         self._referee = more[0] if self._start.checked else None
         self._fast_path = more[1] if self._start.has_fast_path else None
-        self._meeting = Meeting(self._start, more[-1] if self._start.rank == 0 else None)
+        self._meeting = GroupRendezvous(
+            self._start, more[-1] if self._start.rank == 0 else None
+        )
         self._link: Link | None = None
         self._beginning: Beginning | None = None
         os.register_at_fork(after_in_child=control.close)
@@ -202,7 +204,7 @@ class _Rank:
         if getpid() == self._pid:
             self._answer(Asking(self._start.rank, begins))
 
-    def _carry_out(self, call: Call) -> Returned | Unsendable | Raised:
+    def _carry_out(self, call: CallRequest) -> Returned | Unsendable | Raised:
         rank, loading = self._start.rank, True
         try:
             self._prepare(call)
@@ -233,7 +235,7 @@ class _Rank:
         except UsageError as error:
             return Unsendable(rank, str(error))
 
-    def _prepare(self, call: Call) -> None:
+    def _prepare(self, call: CallRequest) -> None:
         if self._beginning is not None:
             if call.fresh:
                 self._beginning.come_back(call.inherited)
@@ -311,7 +313,7 @@ class _Rank:
             run_at_exit()
 
 
-_here: list[_Rank] = []
+_here: list[_ProcessRank] = []
 
 
 def leave_note(data: bytes) -> None:

@@ -21,8 +21,13 @@ from phalanx.engines.processes.call_on_ranks import CallInProgress
 from phalanx.engines.processes.failure_evidence import death
 from phalanx.engines.processes.fork_server import fork_server
 from phalanx.engines.processes.group_rendezvous import LOOPBACK
-from phalanx.engines.processes.rank_messages import Call, Serialized, Start
-from phalanx.engines.processes.rank_processes import Member, OnOutput, RankProcesses, print_line
+from phalanx.engines.processes.rank_messages import CallRequest, Serialized, Start
+from phalanx.engines.processes.rank_processes import (
+    MemberProcess,
+    OnOutput,
+    RankProcesses,
+    print_line,
+)
 from phalanx.engines.referee.codec import RefereeCodec
 from phalanx.engines.remote import shared_memory_path
 from phalanx.engines.run_settings import Settings, choose_findings, rank_environ, tell_findings
@@ -141,7 +146,7 @@ class ProcessesEngine:
         )
         try:
             values = call.carry_out(
-                Call(self._calls, serialized, fresh, bare, inherited_settings.look()),
+                CallRequest(self._calls, serialized, fresh, bare, inherited_settings.look()),
                 whole_lines=on_output is None,
             )
             findings, silenced = choose_findings(call.findings, self.settings)
@@ -248,7 +253,7 @@ class ProcessesEngine:
             return RankProcesses(starts, listener, show=settings.on_output, codec=codec)
 
 
-def _tell_dead(dead: Sequence[Member], replay: str | None) -> str:
+def _tell_dead(dead: Sequence[MemberProcess], replay: str | None) -> str:
     alike: dict[str, list[int]] = {}
     for member in dead:
         alike.setdefault(str(death(member.status or 0, member.stderr)), []).append(member.rank)

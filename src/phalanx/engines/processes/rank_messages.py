@@ -55,7 +55,7 @@ class Serialized:
 
 
 @dataclass(frozen=True)
-class Call:
+class CallRequest:
     """Call a function: the serialized holds (function, arguments, keyword arguments). `fresh`:
     begin as a rank that has just been started. `bare`: whether there is a group or not.
     `inherited`: what ranks that begin have from the program."""

@@ -40,7 +40,7 @@ Stream = Literal["out", "err"]
 OnOutput = Callable[[int, Stream, str], Any]
 
 
-class Member:
+class MemberProcess:
     """One rank as the program sees it: its process, its socket, its two output pipes, and the
     line on which it announces its calls, if that is wanted."""
 
@@ -80,7 +80,7 @@ class Member:
         self.pipes, self.exit_watch, self.referee = {}, None, None
 
 
-def _descriptors(member: Member) -> list[int]:
+def _descriptors(member: MemberProcess) -> list[int]:
     referee = None if member.referee is None else member.referee.fileno()
     found = (member.control.fileno(), member.exit_watch, referee, *member.pipes)
     return [fd for fd in found if fd is not None]
@@ -124,7 +124,7 @@ class RankProcesses:
         )
         self.show = show
         self.codec = codec
-        self.members: list[Member] = []
+        self.members: list[MemberProcess] = []
         self._selector = selectors.DefaultSelector()
         self._finalizer = weakref.finalize(
             self, _discard, self.fork_server, self.members, self._selector, self._fast_path
@@ -145,7 +145,7 @@ class RankProcesses:
         """False in a forked child of the program that started it."""
         return self in _open_worlds
 
-    def _start(self, start: Start, listener: socket.socket | None) -> Member:
+    def _start(self, start: Start, listener: socket.socket | None) -> MemberProcess:
         # What is made here is closed again if anything fails, the rank's ends in any case.
         with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
             control, control_end = map(_enter, (ours, theirs), socket.socketpair())
@@ -162,17 +162,17 @@ class RankProcesses:
             os.set_blocking(err, False)
             pid = self.fork_server.fork(given)
             ours.pop_all()
-        return Member(start.rank, pid, Connection(control.detach()), out, err, referee)
+        return MemberProcess(start.rank, pid, Connection(control.detach()), out, err, referee)
 
-    def _register(self, member: Member) -> None:
+    def _register(self, member: MemberProcess) -> None:
         for fd in _descriptors(member):
             self._selector.register(fd, selectors.EVENT_READ, member)
 
-    def hear(self, timeout: float | None) -> Iterator[tuple[Member, Any]]:
+    def hear(self, timeout: float | None) -> Iterator[tuple[MemberProcess, Any]]:
         """Wait at most so long; each message with who sent it, and None for who has ended.
         What ranks print is shown meanwhile."""
         for key, _ in self._selector.select(timeout):
-            member: Member = key.data
+            member: MemberProcess = key.data
             if member.status is not None:
                 continue
             if member.referee is not None and key.fd == member.referee.fileno():
@@ -184,13 +184,13 @@ class RankProcesses:
             else:
                 yield from self._message(member)
 
-    def _message(self, member: Member) -> Iterator[tuple[Member, Any]]:
+    def _message(self, member: MemberProcess) -> Iterator[tuple[MemberProcess, Any]]:
         try:
             yield member, receive(member.control)
         except (EOFError, OSError):
             yield from self._last_words(member)
 
-    def _last_words(self, member: Member) -> Iterator[tuple[Member, Any]]:
+    def _last_words(self, member: MemberProcess) -> Iterator[tuple[MemberProcess, Any]]:
         """What the rank had still said before it ended, then that it has."""
         with contextlib.suppress(EOFError, OSError):
             while member.control.poll():
@@ -199,7 +199,7 @@ class RankProcesses:
         self._end(member)
         yield member, None
 
-    def _end(self, member: Member) -> None:
+    def _end(self, member: MemberProcess) -> None:
         """Note how the rank ended, and stop listening to it."""
         if member.status is not None:
             return
@@ -227,7 +227,7 @@ class RankProcesses:
         if self.codec is not None:
             self.codec.begin(fresh=fresh, replay=replay)
 
-    def attend(self, member: Member) -> None:
+    def attend(self, member: MemberProcess) -> None:
         """Take in what the rank has announced until now, and answer."""
         while self.codec is not None and member.referee is not None:
             try:
@@ -243,7 +243,7 @@ class RankProcesses:
             if len(data) < READ_SIZE:
                 return
 
-    def attend_dead(self, member: Member) -> None:
+    def attend_dead(self, member: MemberProcess) -> None:
         """Take in what the rank did and could not tell any more."""
         if self.codec is not None and self._fast_path is not None:
             forms = shared_memory_path.past_of(self._fast_path, len(self.members), member.rank)
@@ -269,14 +269,14 @@ class RankProcesses:
                     if rest:
                         self._tell(member, stream, rest)
 
-    def _drain(self, member: Member, *, at_end: bool = False) -> None:
+    def _drain(self, member: MemberProcess, *, at_end: bool = False) -> None:
         for fd, stream in member.pipes.items():
             while self._pass_on(member, fd):
                 pass
             if member.rests[fd] and at_end:
                 self._tell(member, stream, member.rests[fd] + b"\n")
 
-    def _pass_on(self, member: Member, fd: int) -> bool:
+    def _pass_on(self, member: MemberProcess, fd: int) -> bool:
         """Show whole lines of what can be read now; whether there may be more."""
         try:
             data = os.read(fd, READ_SIZE)
@@ -291,7 +291,7 @@ class RankProcesses:
             self._tell(member, member.pipes[fd], lines + newline)
         return True
 
-    def _tell(self, member: Member, stream: Stream, data: bytes) -> None:
+    def _tell(self, member: MemberProcess, stream: Stream, data: bytes) -> None:
         text = data.decode("utf-8", errors="replace")
         if stream == "err":
             member.stderr.extend(text.splitlines())
@@ -318,7 +318,7 @@ class RankProcesses:
 
 
 def _discard(
-    fork_server: ForkServer, members: list[Member], selector: Any, shared: int | None
+    fork_server: ForkServer, members: list[MemberProcess], selector: Any, shared: int | None
 ) -> None:
     """For processes that nobody closed."""
     for member in members:

@@ -32,7 +32,7 @@ MOST_DESTROYED = 4096
 
 
 @dataclass
-class World:
+class ProgramWorld:
     """A default group that the program itself made, and where it was made and taken down."""
 
     ranks: tuple[int, ...]
@@ -48,7 +48,7 @@ class Told:
     latter went before, `calls` how many there were in the end."""
 
     makings: list[Making] = field(default_factory=list)
-    worlds: dict[str, World] = field(default_factory=dict)
+    worlds: dict[str, ProgramWorld] = field(default_factory=dict)
     destroyed: dict[str, list[Destroyed]] = field(default_factory=dict)
     calls: dict[str, int] = field(default_factory=dict)
     outsiders: list[Finding] = field(default_factory=list)
@@ -77,7 +77,7 @@ class Lives:
         self.saved: dict[str, Any] = {}
         """Models of DDP's, for `model_names.py`."""
         self._entries: dict[Any, Any] = {}
-        self._worlds: dict[str, World] = {}
+        self._worlds: dict[str, ProgramWorld] = {}
         self._destroyed: deque[tuple[str, str, Op, Mark | None]] = deque(maxlen=MOST_DESTROYED)
         self._calls: dict[str, int] = {}
         self._outsiders: list[Any] = []
@@ -115,7 +115,7 @@ class Lives:
             began = resolve(callsite.mark_of(at))
             if key is not None and began is not None:  # else Phalanx made it, and ends it
                 ranks = tuple(range(group.size()))
-                self._worlds[key] = World(ranks, backend, began)
+                self._worlds[key] = ProgramWorld(ranks, backend, began)
         elif group.rank() == 0:
             observe_groups.add(
                 self._entries,
@@ -209,7 +209,7 @@ def judge_lives(
 
 
 def _find_left_worlds(told: Mapping[int, Told], profile: str | None) -> Iterable[Finding]:
-    worlds: dict[str, dict[int, World]] = {}
+    worlds: dict[str, dict[int, ProgramWorld]] = {}
     for rank in sorted(told):
         for key, world in told[rank].worlds.items():
             worlds.setdefault(key, {})[rank] = world

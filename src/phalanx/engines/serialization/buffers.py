@@ -67,7 +67,7 @@ def _unopened(size: int, shared: bool, buffers: list[tuple[int, int, int]]) -> M
     return memory
 
 
-class Block:
+class PackedStorage:
     """A storage that is packed: equal for all tensors that look into it, so these still look
     into one storage when they arrive."""
 
@@ -86,7 +86,7 @@ class Hold:
         self.memories: list[Memory] = []
         self._sharing = sharing
         self._inline = inline or not hasattr(os, "memfd_create")
-        self._blocks: dict[tuple[str, int, int], Block] = {}
+        self._blocks: dict[tuple[str, int, int], PackedStorage] = {}
         self._kept: list[Any] = []  # an address must not be given away meanwhile
         self._buffers = 0
 
@@ -101,21 +101,21 @@ class Hold:
         block = self._block(storage)
         return NotImplemented if block is None else (private_memory.typed, (block, dtype))
 
-    def _block(self, storage: torch.UntypedStorage) -> Block | None:
+    def _block(self, storage: torch.UntypedStorage) -> PackedStorage | None:
         if storage.device.type not in ("cpu", "cuda"):
             return None
         key = (str(storage.device), storage.data_ptr(), storage.nbytes())
         block = self._blocks.get(key)
         if block is None:
             self._kept.append(storage)
-            block = self._blocks[key] = Block(self._put(storage))
+            block = self._blocks[key] = PackedStorage(self._put(storage))
         return block
 
     def _put(self, storage: Any) -> tuple[Any, ...]:
         size = storage.nbytes()
         if storage.device.type == "cuda":
             # Not by CUDA's own way to share: that would let ranks write into each other's.
-            return _on_device, (Block(self._put(storage.cpu())), str(storage.device))
+            return _on_device, (PackedStorage(self._put(storage.cpu())), str(storage.device))
         if (
             size
             and storage.is_shared()
@@ -195,7 +195,7 @@ class _Arriving(threading.local):
 _arriving = _Arriving()
 
 
-class Arrival:
+class IncomingMemory:
     """While a serialized is opened: where its pickle finds the memory that came with it."""
 
     def __init__(self, memories: tuple[Memory, ...]) -> None:

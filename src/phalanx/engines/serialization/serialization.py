@@ -25,7 +25,7 @@ from typing import Any
 
 from phalanx.engines.processes.rank_messages import Serialized
 from phalanx.engines.serialization import module_finder
-from phalanx.engines.serialization.buffers import Arrival, Hold
+from phalanx.engines.serialization.buffers import Hold, IncomingMemory
 from phalanx.errors import UsageError
 
 WAY_OUT = (
@@ -220,7 +220,7 @@ def unpack_value(serialized: Serialized) -> Any:
     """In the program: what a rank returned."""
     for file, text in serialized.sources.items():
         linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
-    with Arrival(serialized.memories) as buffers:
+    with IncomingMemory(serialized.memories) as buffers:
         return pickle.loads(serialized.data, buffers=buffers)
 
 

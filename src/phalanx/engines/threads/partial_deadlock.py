@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 
-from phalanx.backend.evidence.call_description import Known, everyone, needs_of
+from phalanx.backend.evidence.call_description import LookCache, everyone, needs_of
 from phalanx.backend.group_history import MakingWait
 from phalanx.backend.session import Session
 from phalanx.backend.stores.store import StoreWait
@@ -86,7 +86,7 @@ class PartialWatch:
         frames = _frames_of_others() if any(s.state is OUTSIDE for s in steady) else {}
         strands = [strand for strand in self._baton.strands if strand.state is not DONE]
         by_thread = {strand.thread: strand for strand in strands if strand.thread is not None}
-        known = Known()
+        known = LookCache()
         alone: bool | None = None
         nodes = []
         for strand in strands:
@@ -110,7 +110,7 @@ class PartialWatch:
                     nodes.append(self._waiting(node, call, known))
         return strands, nodes, unseen
 
-    def _waiting(self, node: Node, why: object, known: Known) -> Node:
+    def _waiting(self, node: Node, why: object, known: LookCache) -> Node:
         if isinstance(why, StoreWait):
             needs, any_of = everyone(self._session.size), True
         elif isinstance(why, Call):

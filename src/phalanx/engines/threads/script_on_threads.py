@@ -15,7 +15,7 @@ from types import ModuleType
 from phalanx.backend.session import RankContext
 from phalanx.emulation.modules.importing import code_of_one_rank
 from phalanx.emulation.modules.isolating import own_main
-from phalanx.emulation.modules.isolation_rule import Rule
+from phalanx.emulation.modules.isolation_rule import IsolationRule
 from phalanx.emulation.modules.known_libraries import LIBRARIES
 from phalanx.emulation.random import randomness
 from phalanx.emulation.state.exits import call_own_hook
@@ -28,7 +28,7 @@ from phalanx.errors import RankExited
 def run_program(program: Program, settings: Settings) -> bool:
     """Execute it on every rank; whether it went about it as a distributed program: a rank
     initialised `torch.distributed`, or left by `sys.exit` before it came to that."""
-    rule = settings.modules or Rule(script=True)
+    rule = settings.modules or IsolationRule(script=True)
     engine = ThreadsEngine(replace(settings, modules=rule))
     settled: list[bool] = []
     hook = sys.excepthook
@@ -67,7 +67,7 @@ def run_program(program: Program, settings: Settings) -> bool:
     return any(settled)
 
 
-def _finalise(rule: Rule) -> None:
+def _finalise(rule: IsolationRule) -> None:
     """Objects of libraries that die in a circle go while their rank is there, with its
     environment and modules (DeepSpeed's engine imports in `__del__`), as in a process that
     ends. Only with libraries whose import takes far longer than this."""

@@ -35,9 +35,15 @@ from phalanx.emulation.children.parent_rank import ParentRank
 from phalanx.emulation.children.parent_state import put_environ
 from phalanx.emulation.children.spawn_payload import SpawnPayload
 from phalanx.emulation.children.spawn_rules import is_torch_spawn
-from phalanx.emulation.children.spawned_ranks import HELD, LONG, PREPARING, Child, Family
+from phalanx.emulation.children.spawned_ranks import (
+    HELD,
+    LONG,
+    PREPARING,
+    Child,
+    SpawningProgram,
+)
 from phalanx.emulation.modules.isolating import own_main
-from phalanx.emulation.modules.isolation_rule import MAIN, MP_MAIN, Rule, is_installed
+from phalanx.emulation.modules.isolation_rule import MAIN, MP_MAIN, IsolationRule, is_installed
 from phalanx.emulation.modules.known_libraries import PACKAGES
 from phalanx.emulation.patch_table import patched
 from phalanx.emulation.stdlib.rank_children import close_queues, end_programs, set_family
@@ -63,7 +69,7 @@ class WorldEnd:
 
 
 @dataclass
-class Launch:
+class LaunchResult:
     """What came of it: the program's own error, and the worlds that there were."""
 
     error: BaseException | None = None
@@ -74,7 +80,7 @@ class Launch:
     """Commands that show that torch's own launcher was used; see `Programs`."""
 
 
-class Watcher(Protocol):
+class WorldObserver(Protocol):
     """Who is told of worlds and ranks that come and go."""
 
     def begin(self, size: int) -> None:
@@ -96,27 +102,27 @@ class Unwatched:
 
 
 def run_launched(
-    program: Program, settings: Settings, watcher: Watcher | None = None
-) -> Launch:
+    program: Program, settings: Settings, watcher: WorldObserver | None = None
+) -> LaunchResult:
     """Execute the program, and what it starts as ranks."""
     return _Launching(program, settings, watcher or Unwatched()).run()
 
 
 class _Launching:
-    def __init__(self, program: Program, settings: Settings, watcher: Watcher) -> None:
+    def __init__(self, program: Program, settings: Settings, watcher: WorldObserver) -> None:
         self._program = program
         self._settings = settings
         self._watcher = watcher
-        self._rule = settings.modules or Rule(script=True)
+        self._rule = settings.modules or IsolationRule(script=True)
         self._main = ModuleType("__main__")
-        self._family = Family(self._pack, self._open_world)
+        self._family = SpawningProgram(self._pack, self._open_world)
         self._one_world = threading.Lock()
         self._stores: list[Any] = []
         """Of ranks that were forked. Such a process ends without taking them down, so their
         files stay for the program."""
-        self.launch = Launch()
+        self.launch = LaunchResult()
 
-    def run(self) -> Launch:
+    def run(self) -> LaunchResult:
         launch = self.launch
         with ExitStack() as stack:
             stack.enter_context(patched())
@@ -389,14 +395,14 @@ def _run_body(
     parent_ranks[context](context)
 
 
-def _to_decide(rule: Rule) -> set[str]:
+def _to_decide(rule: IsolationRule) -> set[str]:
     """Packages that are imported now and may be each rank's own."""
     found = {name.partition(".")[0] for name in _programs_own(rule)}
     imported = {name for name in list(sys.modules) if "." not in name}
     return found | imported if imported & PACKAGES else found
 
 
-def _programs_own(rule: Rule) -> list[str]:
+def _programs_own(rule: IsolationRule) -> list[str]:
     """Modules of the program that are imported now."""
     found = []
     for name, module in list(sys.modules.items()):

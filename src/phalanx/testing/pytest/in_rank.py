@@ -21,7 +21,7 @@ from phalanx.engines.remote import link
 from phalanx.errors import RankStopped, VerdictError, text_of
 from phalanx.testing.pytest.fixtures import FixturePlan, Maker, RankRequest
 from phalanx.testing.pytest.isolated import new_packages
-from phalanx.testing.pytest.part import Part
+from phalanx.testing.pytest.part import RankPart
 from phalanx.testing.pytest.rank_record import Record
 from phalanx.testing.pytest.travel import (
     ItemTask,
@@ -137,7 +137,7 @@ class RankProcess:
             plain=PLAIN_MAKERS,
             ask=_refuse_late,
         )
-        part = Part(
+        part = RankPart(
             plan,
             world,
             extra=task.extra,
@@ -147,7 +147,7 @@ class RankProcess:
             self._run(part, item)
         return pack_record(part.record)
 
-    def _run(self, part: Part, item: Any) -> None:
+    def _run(self, part: RankPart, item: Any) -> None:
         __tracebackhide__ = True
         record = part.record
         try:
@@ -170,7 +170,7 @@ class RankProcess:
             raise PartFailed(text_of(error), pack_record(record)) from None
         record.warnings = [_sendable(each) for each in warned]
 
-    def _enter_wide(self, item: Any, part: Part) -> None:
+    def _enter_wide(self, item: Any, part: RankPart) -> None:
         """`setup_module` and `setup_class` work on this process's module and class as well:
         pytest has called them on its own, which a rank does not see."""
         wanted = private.wide_setups(item)

@@ -39,10 +39,10 @@ MOST_KEPT = 2
 WIDE_LIMIT = 60.0
 """Seconds for `teardown_class` and `teardown_module` in ranks."""
 
-_engines: dict[tuple[Any, ...], _Kept] = {}
+_engines: dict[tuple[Any, ...], _KeptEngine] = {}
 
 
-class _Kept:
+class _KeptEngine:
     """An engine, and what its ranks know."""
 
     def __init__(self, engine: ProcessesEngine) -> None:
@@ -142,7 +142,7 @@ def end_wide(nextitem: Any, replay: Callable[[], str]) -> str:
     return "\n\n".join(filter(None, failed))
 
 
-def _leave_wide(kept: _Kept, wanted: set[str], replay: Callable[[], str]) -> str:
+def _leave_wide(kept: _KeptEngine, wanted: set[str], replay: Callable[[], str]) -> str:
     """After a failure the ranks are gone, and nothing is to be done."""
     leaving = kept.wide - wanted
     kept.wide &= wanted
@@ -193,7 +193,7 @@ def _tick(*streams: Collected) -> None:
         each.tick()
 
 
-def _kept_engine(way: Ranks) -> _Kept:
+def _kept_engine(way: Ranks) -> _KeptEngine:
     settings = (way.checked, way.kinds, way.strict, way.profile)
     key = (way.size, way.backend, way.device, way.gpus, *settings)
     kept = _engines.pop(key, None)
@@ -203,7 +203,7 @@ def _kept_engine(way: Ranks) -> _Kept:
             warnings.warn(PhalanxWarning(failed), stacklevel=2)
         oldest.engine.close()
     if kept is None:
-        kept = _Kept(
+        kept = _KeptEngine(
             ProcessesEngine(
                 ProcessSettings(
                     ranks=way.size,

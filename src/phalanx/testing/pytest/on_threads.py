@@ -17,7 +17,7 @@ from phalanx.backend.session import RankContext
 from phalanx.backend.torch_patches import leave_groups
 from phalanx.core.strand import here
 from phalanx.core.thread_pool import RankThreadPool
-from phalanx.emulation.modules.isolation_rule import Rule
+from phalanx.emulation.modules.isolation_rule import IsolationRule
 from phalanx.emulation.patch_table import patched
 from phalanx.emulation.random.randomness import sources
 from phalanx.engines.rank_thread_pools import make_thread_pool
@@ -26,7 +26,7 @@ from phalanx.engines.threads.threads_engine import ThreadsEngine
 from phalanx.testing.pytest.fixtures import FixturePlan
 from phalanx.testing.pytest.item_run import RanksRun
 from phalanx.testing.pytest.marker import Ranks
-from phalanx.testing.pytest.part import Part
+from phalanx.testing.pytest.part import RankPart
 from phalanx.testing.pytest.rank_record import Record
 from phalanx.testing.pytest.world_fixture import rank_world
 from phalanx.testing.pytest_compat import pytest_private as private
@@ -75,10 +75,10 @@ def run_on_threads(
     replay: str,
 ) -> RanksRun:
     """Run the test once on all ranks; what each came to, and the error of the run."""
-    return _Threads(item, way, shared, extra).run(replay, hold_patches())
+    return _TestOnThreads(item, way, shared, extra).run(replay, hold_patches())
 
 
-class _Threads:
+class _TestOnThreads:
     """One run of one test."""
 
     def __init__(
@@ -124,7 +124,7 @@ class _Threads:
                 limit=way.limit,
                 replay=replay,
                 on_tick=self._tick,
-                modules=Rule(way.isolate) if way.isolate else None,
+                modules=IsolationRule(way.isolate) if way.isolate else None,
             ),
             thread_pool=thread_pool,
         )
@@ -151,7 +151,7 @@ class _Threads:
         __tracebackhide__ = True
         way, rank = self._way, context.rank
         world = rank_world(rank, way.size, way.engine, way.backend, way.seed, way.device)
-        part = Part(
+        part = RankPart(
             self._plan,
             world,
             extra=self._extra,

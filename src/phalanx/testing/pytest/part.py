@@ -30,7 +30,7 @@ from phalanx.testing.pytest_compat.hypothesis_examples import (
 OnFailure = Callable[[BaseException], Any]
 
 
-class Part:
+class RankPart:
     """What one rank does for a test. `tell` is called at the first error, before the teardown,
     so that the other ranks do not wait for this one any longer."""
 

@@ -28,7 +28,7 @@ class Collected:
     def __init__(self, size: int) -> None:
         self.size = size
         self.texts: dict[int, io.StringIO] = {}
-        self.takers: dict[int, list[Taken]] = {}
+        self.takers: dict[int, list[OwnCapture]] = {}
         """Only of ranks that write, and that have `capsys`: in most tests there are none."""
         self.shown: FoldingPrinter | None = None
         self._keeps = True
@@ -77,7 +77,7 @@ def _bytes_of(text: str) -> bytes:
         return text.encode("utf-8", "replace")
 
 
-class Taken(io.StringIO):
+class OwnCapture(io.StringIO):
     """What one rank takes for itself, with `tee` not alone."""
 
     def __init__(self, tee: bool) -> None:
@@ -194,7 +194,7 @@ class RankCapture:
         self._streams = streams
         self._disabled = disabled
         self._binary = binary
-        self._own = (Taken(tee), Taken(tee))
+        self._own = (OwnCapture(tee), OwnCapture(tee))
         self._take()
 
     def _take(self) -> None:
