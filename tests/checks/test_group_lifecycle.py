@@ -9,10 +9,9 @@ from phalanx.checks.group_lifecycle import (
     Destroyed,
     find_destroy_mismatch,
     find_kept_group,
-    find_making_mismatch,
-    find_missing_making,
     find_split_mismatch,
 )
+from phalanx.matching.groups import find_creation_mismatch, find_missing_creation
 from phalanx.matching.other_group import find_other_group
 from phalanx.model import Group, Op, Site, Wait
 
@@ -31,7 +30,7 @@ def destroy(rank: int, name: str, *members: int, calls: int = 0) -> Destroyed:
 
 def test_other_members_at_the_same_place() -> None:
     made = {0: [make(0, 0, 1)], 1: [make(1, 1, 2)], 2: [make(2, 0, 1)]}
-    verdict = find_making_mismatch(made, 0)
+    verdict = find_creation_mismatch(made, 0)
     assert verdict is not None and (verdict.kind, verdict.severity) == ("mismatch", "error")
     assert verdict.ranks == (1,)
     assert verdict.headline == (
@@ -41,7 +40,7 @@ def test_other_members_at_the_same_place() -> None:
 
 def test_another_backend_is_another_group() -> None:
     made = {0: [make(0, 0, 1)], 1: [make(1, 0, 1, backend="nccl")]}
-    verdict = find_making_mismatch(made, 0)
+    verdict = find_creation_mismatch(made, 0)
     assert verdict is not None and verdict.ranks == ()
 
 
@@ -52,25 +51,25 @@ def test_the_same_groups_in_another_order_are_said_to_be_that() -> None:
         1: [make(1, *other), make(1, *one)],
         2: [make(2, *one), make(2, *other)],
     }
-    verdict = find_making_mismatch(made, 0)
+    verdict = find_creation_mismatch(made, 0)
     assert verdict is not None
     assert verdict.hint == "the ranks made the same groups in different orders"
 
 
 def test_groups_of_one_rank_meet_nobody() -> None:
     apart = {rank: [make(rank, rank)] for rank in range(4)}
-    assert find_making_mismatch(apart, 0) is None
+    assert find_creation_mismatch(apart, 0) is None
     beside = {0: [make(0, 0, 1)], 1: [make(1, 0, 1)], 2: [make(2, 2)], 3: [make(3, 2)]}
-    assert find_making_mismatch(beside, 0) is None
+    assert find_creation_mismatch(beside, 0) is None
     left_alone = {0: [make(0, 0, 1)], 1: [make(1, 1)]}
-    assert find_making_mismatch(left_alone, 0) is not None
+    assert find_creation_mismatch(left_alone, 0) is not None
     halves = {0: [make(0, 0, 1)], 1: [make(1, 0, 1)], 2: [make(2, 2, 3)], 3: [make(3, 2, 3)]}
-    assert find_making_mismatch(halves, 0) is not None
+    assert find_creation_mismatch(halves, 0) is not None
 
 
 def test_a_group_that_some_never_made() -> None:
     made: dict[int, list[Op]] = {0: [make(0, 0, 1)], 1: [make(1, 0, 1)], 2: [], 3: []}
-    verdict = find_missing_making(made)
+    verdict = find_missing_creation(made)
     assert verdict is not None and verdict.ranks == (2, 3)
     assert verdict.headline == "ranks 0, 1 called new_group([0, 1]) where ranks 2, 3 did not"
     assert verdict.hint is not None and "no members" in verdict.hint
@@ -83,8 +82,8 @@ groups = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4, unique=Tru
 @given(groups)
 def test_equal_sequences_are_in_order(lists: list[list[int]]) -> None:
     made = {rank: [make(rank, *members) for members in lists] for rank in range(4)}
-    assert find_missing_making(made) is None
-    assert all(find_making_mismatch(made, number) is None for number in range(len(lists)))
+    assert find_missing_creation(made) is None
+    assert all(find_creation_mismatch(made, number) is None for number in range(len(lists)))
 
 
 @light
@@ -95,10 +94,10 @@ def test_one_edit_is_found(lists: list[list[int]], data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(lists) - 1))
     if data.draw(st.booleans()):
         del made[odd][-1]
-        verdict = find_missing_making(made)
+        verdict = find_missing_creation(made)
     else:
         made[odd][at] = make(odd, 0, 1, 2, 3, 4)
-        verdict = find_making_mismatch(made, at)
+        verdict = find_creation_mismatch(made, at)
     assert verdict is not None and verdict.ranks == (odd,)
 
 

@@ -1,9 +1,11 @@
-"""Note which groups each rank makes and destroys, and raise where ranks disagree.
+"""Note which groups each rank of the threads engine makes, splits and destroys, and raise where
+ranks disagree.
 
 `torch_patches.py` puts `noting` around torch's maker of groups, which every rank calls, members
-and others; `Endpoint.shutdown` calls `note_destroyed`. Deciding is done in
-`checks/group_lifecycle.py`. A rank whose `new_group` does not fit waits until all others have
-come to theirs, so that all can be asked who is odd; or until they cannot come any more.
+and others; `Endpoint.shutdown` calls `note_destroyed`. What disagrees is decided in
+`matching/groups.py` and `checks/group_lifecycle.py`. A rank whose `new_group` does not fit
+waits until all others have come to theirs, so that all can be asked who is odd; or until they
+cannot come any more.
 """
 
 from __future__ import annotations
@@ -16,20 +18,16 @@ from phalanx.backend.session import RankContext, Session, context_here
 from phalanx.callsite import Mark, resolve
 from phalanx.checks.group_lifecycle import (
     Destroyed,
-    do_clash,
     find_destroy_mismatch,
     find_kept_group,
-    find_making_mismatch,
-    find_missing_making,
     find_split_mismatch,
 )
 from phalanx.core.strand import RUNNING, Strand, here
+from phalanx.matching.groups import Creation, GroupCreations
 from phalanx.matching.slots import Assembly
-from phalanx.model import Finding, Group, Op, Verdict, Wait
+from phalanx.model import Group, Op, Verdict, Wait
 
 KIND = "mismatch"
-
-_Made = tuple[tuple[int, ...], str, Mark | None]
 
 
 class _Destroyed(NamedTuple):
@@ -43,67 +41,26 @@ class _Destroyed(NamedTuple):
     made: int
 
 
-class GroupMakings:
-    """The calls of `new_group` by the ranks of one default group, in order."""
-
-    def __init__(self, met: Assembly) -> None:
-        self._met = met
-        self.made: dict[int, list[_Made]] = {}
-        self.first: list[_Made] = []
-        self._mixed: set[int] = set()
-        """Places where not all ranks make the same group, which may be in order."""
-        self.disagree_at: int | None = None
-        self.waiting: list[Strand] = []
-
-    def add(self, rank: int, made: _Made) -> int:
-        """Note it; its number."""
-        own = self.made.setdefault(rank, [])
-        number = len(own)
-        own.append(made)
-        if number == len(self.first):
-            self.first.append(made)
-            return number
-        if self.first[number][:2] != made[:2]:
-            self._mixed.add(number)
-        if number in self._mixed and self.disagree_at is None:
-            there = {r: each[number][:2] for r, each in self.made.items() if len(each) > number}
-            if do_clash(there):
-                self.disagree_at = number
-        return number
-
-    def missing(self) -> tuple[int, ...]:
-        """Who has not come to the place where ranks disagree."""
-        at = self.disagree_at
-        assert at is not None
-        return tuple(rank for rank in self._met.ranks if len(self.made.get(rank, ())) <= at)
-
-    def ops(self) -> dict[int, list[Op]]:
-        """By rank. Those that have taken no place in the default group have not begun."""
-        return {
-            rank: [_op(rank, made) for made in self.made.get(rank, ())]
-            for member, rank in enumerate(self._met.ranks)
-            if self._met.has_member(member)
-        }
-
-    def find_mismatch(self) -> Finding | None:
-        if self.disagree_at is None:
-            return None
-        return find_making_mismatch(self.ops(), self.disagree_at)
-
-
-class MakingWait:
+class CreationWait:
     """Why a rank is parked: its `new_group` does not fit, and others are yet to come."""
 
-    __slots__ = ("makings", "rank")
+    __slots__ = ("call", "creations", "strand")
 
-    def __init__(self, makings: GroupMakings, rank: int) -> None:
-        self.makings = makings
-        self.rank = rank
+    def __init__(self, creations: GroupCreations, call: Creation, strand: Strand) -> None:
+        self.creations = creations
+        self.call = call
+        self.strand = strand
+
+    def end(self) -> None:
+        """The rank waits no longer."""
+        if self in self.creations.waiting:
+            self.creations.waiting.remove(self)
+
+    def missing(self) -> tuple[int, ...]:
+        return self.creations.missing(self.call)
 
     def describe(self) -> Wait:
-        assert self.makings.disagree_at is not None
-        made = self.makings.made[self.rank][self.makings.disagree_at]
-        return Wait(op=_op(self.rank, made), needs=self.makings.missing())
+        return self.creations.wait_in(self.call)
 
 
 def noting(original: Any) -> Any:
@@ -125,22 +82,23 @@ def _note(
     context: RankContext, ranks: tuple[int, ...], backend: str, mark: Mark | None
 ) -> None:
     strand = here.strand
-    makings = _makings(context)
-    if strand is None or makings is None:
+    creations = _creations(context)
+    if strand is None or creations is None:
         return
-    makings.add(context.rank, (ranks, backend, mark))
-    if makings.disagree_at is None:
+    call = creations.add(context.rank, (ranks, backend), mark)
+    if creations.disagree_at is None:
         return
-    if makings.missing() and strand.state is RUNNING and not strand.helper:
-        makings.waiting.append(strand)
-        strand.baton.park(strand, MakingWait(makings, context.rank))
+    if creations.missing(call) and strand.state is RUNNING and not strand.helper:
+        wait = CreationWait(creations, call, strand)
+        creations.waiting.append(wait)
+        strand.baton.park(strand, wait)
         return
-    verdict = makings.find_mismatch()
+    verdict = creations.find_mismatch()
     if verdict is not None:
-        own, *others = context.session.report(verdict).for_each(1 + len(makings.waiting))
-        for waiting, error in zip(makings.waiting, others, strict=True):
-            waiting.baton.wake(waiting, error)
-        makings.waiting = []
+        waiting, creations.waiting = creations.waiting, []
+        own, *others = context.session.report(verdict).for_each(1 + len(waiting))
+        for each, error in zip(waiting, others, strict=True):
+            each.strand.baton.wake(each.strand, error)
         raise own
 
 
@@ -162,16 +120,13 @@ def note_split(context: RankContext, met: Assembly, number: int, parts: Iterable
         raise context.session.report(verdict)
 
 
-def _makings(context: RankContext) -> GroupMakings | None:
+def _creations(context: RankContext) -> GroupCreations | None:
     """Those of the rank's default group."""
     group = context.torch_state.default_pg
     if group is None or group._assembly is None:
         return None
-    known: dict[Any, GroupMakings] = context.session.makings
-    found = known.get(group._place)
-    if found is None:
-        found = known[group._place] = GroupMakings(group._assembly)
-    return found
+    world: Assembly = group._assembly
+    return context.session.referee.creations_in(group._place, world, world.has_member)
 
 
 def note_destroyed(context: RankContext, met: Assembly, *, is_default: bool) -> None:
@@ -208,30 +163,10 @@ def _forget_destroyed(context: RankContext) -> None:
             member.destroyed.popleft()
 
 
-def find_open_mismatch(session: Session, gone: Iterable[int] = ()) -> Verdict | None:
-    """When ranks cannot move: do their groups explain it? `gone` are ranks that have ended
-    and that others wait for in a group that these never made."""
-    lost = set(gone)
-    everyones: list[GroupMakings] = list(session.makings.values())
-    for makings in everyones:
-        verdict = makings.find_mismatch()
-        if verdict is None and lost:
-            missing = find_missing_making(makings.ops())
-            if missing is not None and lost.issuperset(missing.ranks):
-                verdict = missing
-        if verdict is not None:
-            return verdict
-    return None
-
-
 def find_at_end(session: Session) -> list[Verdict]:
     """Once all ranks have returned."""
     found: list[Verdict] = []
-    makings, session.makings = session.makings, {}
-    for each in makings.values():
-        verdict = find_missing_making(each.ops())
-        if verdict is not None:
-            found.append(verdict)
+    found += session.referee.find_missing_groups()
     if not any(context.destroyed or context.calls_in_all for context in session.ranks):
         return found
     gone = (each.place for context in session.ranks for each in context.destroyed)
@@ -264,8 +199,3 @@ def _calls_so_far(context: RankContext) -> int:
     if group is None or group._assembly is None:
         return 0
     return int(group._assembly.next_number[group._member])
-
-
-def _op(rank: int, made: _Made) -> Op:
-    ranks, backend, mark = made
-    return Op(rank, "new_group", Group(backend, ranks), site=resolve(mark))

@@ -21,6 +21,7 @@ from phalanx.core.strand import Strand, here
 from phalanx.errors import VerdictError
 from phalanx.kinds import ALL, ALWAYS
 from phalanx.matching.happens_before import Ordering
+from phalanx.matching.referee import Referee
 from phalanx.matching.slots import Assembly, Call, Step
 from phalanx.model import Tally, Verdict, Wait
 
@@ -173,8 +174,6 @@ class Session:
         """What became an error in ranks, also if the program caught it."""
         self.unheard: list[tuple[Sequence[BaseException], Sequence[Call]]] = []
         """Operations that ended with such errors, which nobody may ever wait for."""
-        self.makings: dict[Any, Any] = {}
-        """Which groups ranks made, by their default group; see `group_history.py`."""
         self.notes: dict[str, Any] = {}
         """What checks remember about the run, by their kind."""
         self.makes_world = False
@@ -191,7 +190,8 @@ class Session:
             RankContext(self, rank, environ, state)
             for rank, (environ, state) in enumerate(itertools.zip_longest(environs, states))
         ]
-        self.assemblies: dict[tuple[str, int], Assembly] = {}
+        self.referee = Referee(self.kinds)
+        self.assemblies: dict[tuple[str, int], Assembly] = self.referee.mailboxes
         self._ended = [0, 0, 0]
         self.leftovers: list[Wait] = []
         """What was still open in groups when their last member destroyed them."""

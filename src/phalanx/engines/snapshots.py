@@ -11,7 +11,7 @@ from types import FrameType
 
 from phalanx import callsite
 from phalanx.backend.evidence.call_description import (
-    LookCache,
+    TensorReader,
     describe_call,
     describe_wait,
     everyone,
@@ -37,19 +37,19 @@ def take_snapshot(
     """Every rank by its main thread, and the threads that ranks have started as far as they
     wait. With `stuck`, the strands that can never move, the others are only told to move."""
     frames = current_frames()
-    known = LookCache()
+    reader = TensorReader()
     views, threads = [], []
     for strand in list(baton.strands):
         if stuck is not None and strand not in stuck and strand.state is not DONE:
             if not strand.helper:
                 views.append(RankView(strand.rank, "moving"))
         elif not strand.helper:
-            view = _view(session, strand, outcomes, frames.get(strand.ident), known)
+            view = _view(session, strand, outcomes, frames.get(strand.ident), reader)
             if stuck is not None and view.status == "outside":
                 view = replace(view, status="waiting")
             views.append(view)
         elif strand.state is PARKED or stuck is not None:
-            view = _thread_view(session, strand, known)
+            view = _thread_view(session, strand, reader)
             if view.wait is not None:  # an idle worker of a pool has none
                 threads.append(view)
     in_flight = sum(met.in_flight() for met in list(session.assemblies.values()))
@@ -117,25 +117,25 @@ def _view(
     strand: Strand,
     outcomes: Outcomes,
     frame: FrameType | None,
-    known: LookCache,
+    reader: TensorReader,
 ) -> RankView:
     context: RankContext = strand.local
     error = outcomes.ranks[strand.rank].error
-    wait = describe_wait(strand, session.size, known) if strand.state is PARKED else None
+    wait = describe_wait(strand, session.size, reader) if strand.state is PARKED else None
     wait = wait or _describe_blocked(strand, session.size)
     return RankView(
         rank=strand.rank,
         status=_status(strand, error),
         thread=context.joining.name if context.joining is not None else None,
         wait=wait,
-        last=_last_op(context, known, strand.why, wait),
+        last=_last_op(context, reader, strand.why, wait),
         site=_site(strand, frame) if wait is None or wait.op.site is None else None,
         error=None if error is None else _first_line(error),
     )
 
 
-def _thread_view(session: Session, strand: Strand, known: LookCache) -> RankView:
-    wait = describe_wait(strand, session.size, known) if strand.state is PARKED else None
+def _thread_view(session: Session, strand: Strand, reader: TensorReader) -> RankView:
+    wait = describe_wait(strand, session.size, reader) if strand.state is PARKED else None
     wait = wait or _describe_blocked(strand, session.size)
     return RankView(
         rank=strand.rank,
@@ -181,12 +181,12 @@ def _status(strand: Strand, error: BaseException | None) -> Status:
 
 
 def _last_op(
-    context: RankContext, known: LookCache, why: object, wait: Wait | None
+    context: RankContext, reader: TensorReader, why: object, wait: Wait | None
 ) -> Op | None:
     call = context.last_call
     if call is None:
         return None
-    return wait.op if wait is not None and call is why else describe_call(call, known)
+    return wait.op if wait is not None and call is why else describe_call(call, reader)
 
 
 def _site(strand: Strand, frame: FrameType | None) -> Site | None:

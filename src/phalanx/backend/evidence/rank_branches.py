@@ -13,7 +13,7 @@ from types import FrameType
 from phalanx import callsite
 from phalanx.backend.evidence.model_names import THREAD
 from phalanx.backend.evidence.source_text import branch_by_rank
-from phalanx.backend.session import Session
+from phalanx.backend.session import RankContext
 from phalanx.matching.hints import name_ranks
 from phalanx.model import Mismatch, OpBlock
 from phalanx.system import current_frames
@@ -22,13 +22,13 @@ MOST_RANKS = 16
 _DEPTH = 32
 
 
-def with_branch(session: Session, verdict: Mismatch) -> Mismatch:
+def with_branch(ranks: Sequence[RankContext], verdict: Mismatch) -> Mismatch:
     """The verdict with those at fault who alone are in such a branch, if that is clear."""
     blocks = verdict.blocks
     if verdict.ranks or len(blocks) != 2 or "operation" not in verdict.differs:
         return verdict
     frames = current_frames()
-    found = [_branch_of(session, block, frames) for block in blocks]
+    found = [_branch_of(ranks, block, frames) for block in blocks]
     told = [at for at in (0, 1) if isinstance(found[at], str)]
     if len(told) != 1 or found[1 - told[0]] is not None:
         return verdict
@@ -40,20 +40,20 @@ def with_branch(session: Session, verdict: Mismatch) -> Mismatch:
 
 
 def _branch_of(
-    session: Session, block: OpBlock, frames: dict[int, FrameType]
+    ranks: Sequence[RankContext], block: OpBlock, frames: dict[int, FrameType]
 ) -> str | bool | None:
     """Where the branch is, if all ranks of the block are in one; None if none is. False if it
     cannot be said."""
     if len(block.ranks) > MOST_RANKS:
         return False
-    found = {_of_rank(session, rank, block, frames) for rank in block.ranks}
+    found = {_of_rank(ranks, rank, block, frames) for rank in block.ranks}
     return found.pop() if len(found) == 1 else False
 
 
 def _of_rank(
-    session: Session, rank: int, block: OpBlock, frames: dict[int, FrameType]
+    ranks: Sequence[RankContext], rank: int, block: OpBlock, frames: dict[int, FrameType]
 ) -> str | bool | None:
-    frame = frames.get(session.ranks[rank].saved.get(THREAD, 0))
+    frame = frames.get(ranks[rank].saved.get(THREAD, 0))
     marks = [(each.f_code, each.f_lasti) for each in _users(frame)]
     site = callsite.resolve(marks[0]) if marks else None
     if site is None or site != block.op.site:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, NamedTuple
 
-from phalanx.engines.referee.group_mailbox import AnnouncedCall, GroupMailbox
+from phalanx.engines.remote.announced_calls import AnnouncedCall, GroupMailbox
 from phalanx.matching.announcement import Form
 
 JOURNAL = 262144

@@ -24,17 +24,17 @@ from phalanx.checks.nccl_order import find_orders
 from phalanx.checks.unmatched_message import find_leftovers
 from phalanx.checks.unwaited_work import Unwaited, find_unwaited
 from phalanx.engines.referee.call_records import Entry, Records
-from phalanx.engines.referee.group_mailbox import GroupMailbox
 from phalanx.engines.referee.remote_races import find_message_races
-from phalanx.engines.referee.remote_referee import Referee
+from phalanx.engines.remote.announced_calls import GroupMailbox
 from phalanx.engines.remote.object_lifetimes import judge_lives
+from phalanx.engines.remote.remote_referee import RemoteReferee
 from phalanx.engines.remote.single_rank_watcher import judge_trails, judge_uses
 from phalanx.model import Finding, Group, Op, Severity, Unmet, Verdict
 
 NCCL = "nccl"
 
 
-def find_at_end(referee: Referee, profile: str | None = None) -> list[Verdict]:
+def find_at_end(referee: RemoteReferee, profile: str | None = None) -> list[Verdict]:
     """Of the kinds that are wanted; told once."""
     kinds, records = referee.kinds, referee.records
     open_ones = find_leftovers(referee.leftovers())
@@ -59,7 +59,7 @@ def find_at_end(referee: Referee, profile: str | None = None) -> list[Verdict]:
     return [each for each in found if each.kind in kinds]
 
 
-def find_reasons(referee: Referee) -> list[Verdict]:
+def find_reasons(referee: RemoteReferee) -> list[Verdict]:
     """What may be why the backend failed: where the `Work` of an operation is dropped, Gloo
     gives the operation up, and others wait for it in vain."""
     return list(_find_unwaited(referee.records, ())) if "unwaited-work" in referee.kinds else []

@@ -16,7 +16,7 @@ from typing import Any
 
 from phalanx.checks.message_race import Arrival, Taken, find_rival, is_chosen, message_race
 from phalanx.engines.referee.call_records import Entry, Records
-from phalanx.engines.referee.group_mailbox import GroupMailbox
+from phalanx.engines.remote.announced_calls import GroupMailbox
 from phalanx.matching.happens_before import Known, Ordering
 from phalanx.model import Finding, Op
 

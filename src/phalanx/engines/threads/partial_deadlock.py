@@ -14,13 +14,14 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 
-from phalanx.backend.evidence.call_description import LookCache, everyone, needs_of
-from phalanx.backend.group_history import MakingWait
+from phalanx.backend.evidence.call_description import TensorReader, everyone
+from phalanx.backend.group_history import CreationWait
 from phalanx.backend.session import Session
 from phalanx.backend.stores.store import StoreWait
 from phalanx.core.baton import Baton
 from phalanx.core.strand import DONE, OUTSIDE, PARKED, Strand
 from phalanx.emulation.stdlib.blocking import Blocked, is_frame_of_tool, is_idle_worker, is_tool
+from phalanx.matching.descriptions import needs_of
 from phalanx.matching.slots import Call
 from phalanx.matching.waitgraph import Node, find_stuck
 from phalanx.system import current_frames, monotonic
@@ -86,7 +87,7 @@ class PartialWatch:
         frames = _frames_of_others() if any(s.state is OUTSIDE for s in steady) else {}
         strands = [strand for strand in self._baton.strands if strand.state is not DONE]
         by_thread = {strand.thread: strand for strand in strands if strand.thread is not None}
-        known = LookCache()
+        reader = TensorReader()
         alone: bool | None = None
         nodes = []
         for strand in strands:
@@ -94,7 +95,7 @@ class PartialWatch:
             seen = steady.get(strand)
             if seen is not None and seen[0] == strand.granted and not strand.pending_callbacks:
                 if strand.state is PARKED:
-                    node = self._waiting(node, strand.why, known)
+                    node = self._waiting(node, strand.why, reader)
                 elif strand.state is OUTSIDE:
                     if alone is None:
                         alone = self._is_alone(strands)
@@ -107,16 +108,16 @@ class PartialWatch:
             for call in met.open_calls():
                 if call.callbacks:
                     node = Node(met.ranks[call.member], "of a callback")
-                    nodes.append(self._waiting(node, call, known))
+                    nodes.append(self._waiting(node, call, reader))
         return strands, nodes, unseen
 
-    def _waiting(self, node: Node, why: object, known: LookCache) -> Node:
+    def _waiting(self, node: Node, why: object, reader: TensorReader) -> Node:
         if isinstance(why, StoreWait):
             needs, any_of = everyone(self._session.size), True
         elif isinstance(why, Call):
-            needs, any_of = needs_of(why, known)
-        elif isinstance(why, MakingWait):
-            needs, any_of = why.makings.missing(), False
+            needs, any_of = needs_of(why, reader)
+        elif isinstance(why, CreationWait):
+            needs, any_of = why.missing(), False
         else:
             return node._replace(free=True)
         return node._replace(needs=needs, any_of=any_of, free=not (needs or any_of))

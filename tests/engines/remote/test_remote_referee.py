@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.engines.referee.remote_referee import Referee, Reply
 from phalanx.engines.remote.frames import FORMS_KEPT
+from phalanx.engines.remote.remote_referee import RemoteReferee, Reply
 from phalanx.matching.announcement import Form, GroupForm, signature_of
 from phalanx.model import Deadlock, Mismatch, Site, TensorSpec
 
@@ -33,7 +33,7 @@ class Counted:
     """A referee whose ranks number their forms and calls by themselves."""
 
     def __init__(self, size: int, *groups: tuple[int, ...]) -> None:
-        self.referee = Referee(size)
+        self.referee = RemoteReferee(size)
         self.calls = [0] * size
         self.forms = 0
         for number, ranks in enumerate([tuple(range(size)), *groups]):
@@ -160,7 +160,7 @@ def test_only_the_root_gives_a_list(name: str) -> None:
 
 def test_ranks_are_the_real_ones_however_the_program_numbers_them() -> None:
     """Two programs of two ranks each on four: both call themselves 0 and 1."""
-    referee = Referee(4)
+    referee = RemoteReferee(4)
     for rank in range(4):
         form = GroupForm(f"store {rank // 2}", "0", (0, 1), rank % 2)
         referee.define_group(rank, 0, form)
@@ -386,7 +386,7 @@ def draw_programs(dice: random.Random) -> tuple[int, list[tuple[int, ...]], list
 class Rank:
     """A program in progress. Asynchronous calls are waited for at the end."""
 
-    def __init__(self, referee: Referee, rank: int, program: list[Step]) -> None:
+    def __init__(self, referee: RemoteReferee, rank: int, program: list[Step]) -> None:
         self.referee, self.rank = referee, rank
         self.waits_for: int | None = None
         self.done = False
@@ -405,9 +405,9 @@ class Rank:
         yield self.referee.finished(self.rank)
 
 
-def play(dice: random.Random, size: int, groups: Any, programs: Any) -> Referee:
+def play(dice: random.Random, size: int, groups: Any, programs: Any) -> RemoteReferee:
     """Run the programs in a random order until a verdict or the end."""
-    referee = Referee(size)
+    referee = RemoteReferee(size)
     for number, ranks in enumerate(groups):
         for member, rank in enumerate(ranks):
             referee.define_group(

@@ -12,9 +12,9 @@ from collections.abc import Iterable
 
 from phalanx.backend.rank_errors import error_for
 from phalanx.engines.referee.end_of_run import find_at_end
-from phalanx.engines.referee.remote_referee import Referee, Reply
 from phalanx.engines.remote import frames
 from phalanx.engines.remote.frames import Decoder, Frame, encode
+from phalanx.engines.remote.remote_referee import RemoteReferee, Reply
 from phalanx.errors import VerdictError
 from phalanx.kinds import ALL
 from phalanx.model import Verdict
@@ -34,7 +34,7 @@ class RefereeCodec:
         kinds: frozenset[str] = ALL,
         profile: str | None = None,
     ) -> None:
-        self.referee = Referee(size, kinds)
+        self.referee = RemoteReferee(size, kinds)
         self._profile = profile
         self._replay = replay
         self._decoders = [Decoder() for _ in range(size)]

@@ -1,19 +1,19 @@
-"""Where announced calls meet: the slots and mailboxes of a group, and its calls as ops.
+"""Calls that ranks in other processes announce, and the mailboxes of their groups.
 
-Used by the referee. `core.meeting` knows how calls meet; this adds who made them, in the words
-of `phalanx.model`, and receives from any source, of which only the real backend decides what
-they take. Must never decide what is right or wrong.
+Used by `remote_referee.py`. `matching/slots.py` says how calls meet; this adds who announced
+them, and receives from any source, of which only the real backend decides what they take. Must
+never decide what is right or wrong.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from phalanx.matching.announcement import Form, GroupForm
-from phalanx.matching.slots import HISTORY, Assembly, Call, Slot
-from phalanx.model import Group, Meeting, Op, Wait
+from phalanx.matching.groups import Creation, GroupCreations
+from phalanx.matching.slots import Assembly, Call
+from phalanx.model import Group, Op
 
 
 class AnnouncedCall(Call):
@@ -24,26 +24,27 @@ class AnnouncedCall(Call):
     timed = False
     entered = False
     gave_up = False
-    turn = 0
     verdict: Any = None
+    creation: Creation | None = None
+    """What it is in `creations`, if it is a `new_group`."""
+    creations: GroupCreations
 
     def __init__(
         self, place: GroupMailbox, rank: int, call_id: int, form: Form, member: int
     ) -> None:
-        super().__init__(place, member, _NO_STRAND, form.name, None)
+        site: Any = form.site  # a `CallReader` takes it as it is
+        super().__init__(place, member, _NO_STRAND, form.name, site)
         self.place = place
         self.rank = rank
         self.call_id = call_id
         self.form = form
-        self.peer, self.tag, self.root = form.peer, form.tag, form.root
+        self.peer, self.tag, self.root, self.op = form.peer, form.tag, form.root, form.reduce_op
+        self.inputs, self.outputs = form.inputs, form.outputs
+        self.facts = form.input_splits, form.output_splits
 
     @property
     def is_any_source(self) -> bool:
         return self.name == "recv" and self.peer is None
-
-    def as_op(self, *, bare: bool = False) -> Op:
-        """As a report names it; `bare` leaves the tensors out."""
-        return self.place.op_of(self.form, self.member, self.number, bare=bare)
 
 
 _NO_STRAND: Any = None
@@ -57,17 +58,9 @@ class GroupMailbox(Assembly):
         world = form.name == "0" and len(form.ranks) == size
         super().__init__("world" if world else f"group {form.name}", form.ranks)
         self.form = form
-        self.past: list[deque[tuple[int, Form]]] = [deque(maxlen=HISTORY) for _ in form.ranks]
         self.deciding: list[AnnouncedCall] = []
         """Receives from any source for which there is a message, or several: the backend
         decides which, and the receiver tells."""
-
-    def meet(self, call: AnnouncedCall) -> Slot | None:
-        """Put a collective into its slot; the slot, once the last member is there."""
-        slot = self.join(call)
-        assert call.number is not None
-        self.past[call.member].append((call.number, call.form))
-        return slot
 
     def op_of(self, form: Form, member: int, number: int | None, *, bare: bool = False) -> Op:
         ranks = self.ranks
@@ -86,68 +79,6 @@ class GroupMailbox(Assembly):
             output_splits=form.output_splits,
             site=form.site,
         )
-
-    def meeting(self, slot: Slot) -> Meeting:
-        """The slot, complete or not, as a value for the analysis."""
-        return Meeting(
-            group=Group(self.name, self.ranks),
-            number=slot.number,
-            ops=tuple(call.as_op() for call in _present(slot.calls)),
-            history={
-                rank: tuple(self._earlier(member, slot.number))
-                for member, rank in enumerate(self.ranks)
-            },
-        )
-
-    def _earlier(self, member: int, number: int) -> Iterator[Op]:
-        for past, form in self.past[member]:
-            if past < number:
-                op = self.op_of(form, member, past, bare=True)
-                yield Op(
-                    rank=op.rank,
-                    name=op.name,
-                    group=op.group,
-                    number=op.number,
-                    root=op.root,
-                    reduce_op=op.reduce_op,
-                    site=op.site,
-                )
-
-    def pending_sends(self) -> list[AnnouncedCall]:
-        return _present(send for sent in self.sends.values() for send in sent)
-
-    def wait_of(self, call: AnnouncedCall) -> Wait:
-        """What this call needs before it is met."""
-        op = call.as_op()
-        if call.number is not None:
-            slot = self.slots.get(call.number)
-            there = slot.calls if slot else ()
-            missing = (self.ranks[at] for at, other in enumerate(there) if other is None)
-            return Wait(op=op, needs=tuple(missing))
-        near = tuple(self._near_misses(call))
-        if call.peer is not None:
-            return Wait(op=op, needs=(self.ranks[call.peer],), near=near)
-        others = tuple(rank for rank in self.ranks if rank != op.rank)
-        return Wait(op=op, needs=others, any_of=True, near=near)
-
-    def _near_misses(self, call: AnnouncedCall) -> Iterator[str]:
-        """Pending messages between the same two ranks that do not fit."""
-        me = self.ranks[call.member]
-        if call.name == "recv":
-            for send in self.sends.get(call.member, ()):
-                if send.tag != call.tag:
-                    sender = self.ranks[send.member]
-                    yield (
-                        f"rank {sender} sent tag {send.tag}; rank {me} waits for tag {call.tag}"
-                    )
-        elif call.peer is not None:
-            for receive in self.receives.get(call.peer, ()):
-                if receive.tag != call.tag and receive.peer in (None, call.member):
-                    other = self.ranks[call.peer]
-                    yield (
-                        f"rank {me} sent tag {call.tag}; rank {other} waits for tag "
-                        f"{receive.tag}"
-                    )
 
     # -- receives from any source -----------------------------------------------------------
 

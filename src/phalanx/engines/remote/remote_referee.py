@@ -9,21 +9,40 @@ finished or failed, nobody can move any more. Must never use a clock.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from itertools import islice
+from typing import Literal, TypeVar
 
-from phalanx.engines.referee.call_records import Records
-from phalanx.engines.referee.explanation import explain_waiting, with_parting
-from phalanx.engines.referee.group_creation import GroupCreations
-from phalanx.engines.referee.group_mailbox import AnnouncedCall, GroupMailbox
+from phalanx.engines.referee.call_records import Entry, Records
+from phalanx.engines.remote.announced_calls import AnnouncedCall, GroupMailbox
 from phalanx.engines.remote.frames import FORMS_KEPT
 from phalanx.kinds import ALL
-from phalanx.matching.agreement import find_mismatch, find_pair_mismatch
 from phalanx.matching.announcement import Form, GroupForm, signature_of
+from phalanx.matching.descriptions import (
+    CallReader,
+    describe_call,
+    describe_wait,
+    partners_of,
+    wait_for,
+)
+from phalanx.matching.divergence import Pace
+from phalanx.matching.referee import Referee
 from phalanx.matching.slots import Slot
 from phalanx.matching.waitgraph import find_movable
-from phalanx.model import RankView, Snapshot, Status, Tally, Verdict, Wait
+from phalanx.model import (
+    Deadlock,
+    Mismatch,
+    Op,
+    RankView,
+    Snapshot,
+    Status,
+    Tally,
+    Verdict,
+    Wait,
+)
+
+_Judged = TypeVar("_Judged", Mismatch, Deadlock)
 
 Answer = Literal["met", "go", "verdict", "stop", "withdrawn", "lost"]
 
@@ -70,7 +89,7 @@ class _Rank:
         return len(asking) < self.threads or any(call.timed for call in asking.values())
 
 
-class Referee:
+class RemoteReferee:
     """All ranks of one world, from call to call."""
 
     def __init__(self, size: int, kinds: frozenset[str] = ALL) -> None:
@@ -81,8 +100,8 @@ class Referee:
     def reset(self) -> None:
         """Forget everything: groups, calls, ranks."""
         self._ranks = [_Rank() for _ in range(self.size)]
-        self._places: dict[str, GroupMailbox] = {}
-        self._makings: dict[GroupMailbox, GroupCreations] = {}
+        self._referee = Referee(self.kinds)
+        self._mailboxes: dict[str, GroupMailbox] = {}
         self.records = Records(self.size)
         self.begin()
 
@@ -104,9 +123,10 @@ class Referee:
     # -- what ranks say ---------------------------------------------------------------------
 
     def define_group(self, rank: int, number: int, form: GroupForm) -> None:
-        place = self._places.get(form.key)
+        place = self._mailboxes.get(form.key)
         if place is None:
-            place = self._places[form.key] = GroupMailbox(form, self.size)
+            place = self._mailboxes[form.key] = GroupMailbox(form, self.size)
+            self._referee.mailboxes[form.key] = place
         taken = place.size != len(form.ranks) or place.claim(form.member, rank) is not None
         # Two groups that cannot be told apart: neither is judged.
         self._ranks[rank].groups[number] = None if taken else (place, form.member)
@@ -149,12 +169,12 @@ class Referee:
         self.records.add(call, asynchronous=not blocking, threads=threads)
         if self.stopping:
             if not what.is_message:
-                place.meet(call)
+                place.join(call)
             return [self._stop(call) if blocking else Reply(rank, call_id, "go")]
         self._ask(call, timed=timed, threads=threads)
         if what.is_message:
             return self._exchange(call, blocking=blocking)
-        slot = place.meet(call)
+        slot = place.join(call)
         if slot is not None:
             return self._complete(place, slot)
         if not blocking and not self._is_clashing(place, call):
@@ -176,7 +196,7 @@ class Referee:
             sent = what.name == "send"
             other = place.post_send(call) if sent else place.post_receive(call)
             return list(self._settle([call, other])) if isinstance(other, AnnouncedCall) else []
-        slot = place.meet(call)
+        slot = place.join(call)
         return self._complete(place, slot) if slot is not None else []
 
     def wait(
@@ -251,7 +271,7 @@ class Referee:
                 unclear = call in place.deciding or place.is_undecided(call)
                 if not (call.waited or call.asked or call.verdict or unclear):
                     call.waited = True
-                    found.append(place.wait_of(call))
+                    found.append(_wait_in(call))
         return found
 
     @property
@@ -260,7 +280,7 @@ class Referee:
         found = {}
         for rank, here in enumerate(self._ranks):
             if rank in self._halted:
-                found[rank] = self._waiting(self._halted[rank])
+                found[rank] = _waiting(self._halted[rank])
             elif here.gone == "finished":
                 found[rank] = self._view(rank)
         return found
@@ -273,13 +293,13 @@ class Referee:
         return self._ranks[rank].error
 
     def snapshot(self) -> Snapshot:
-        in_flight = sum(place.in_flight() for place in self._places.values())
+        in_flight = sum(place.in_flight() for place in self._mailboxes.values())
         return Snapshot(tuple(map(self._view, range(self.size))), in_flight=in_flight)
 
     def tally(self) -> Tally:
         """How many collectives and messages there were, on how many groups."""
         collectives, messages, groups = 0, 0, 0
-        for place in self._places.values():
+        for place in self._mailboxes.values():
             called = max(place.next_number)
             collectives, messages = collectives + called, messages + place.messages
             groups += bool(called or place.messages)
@@ -320,29 +340,26 @@ class Referee:
         threads: int,
     ) -> list[Reply]:
         """A rank is about to make a group."""
-        place = self._makings.get(world)
-        if place is None:
-            place = self._makings[world] = GroupCreations(world)
-        call = AnnouncedCall(place, rank, call_id, form, world.ranks.index(rank))
-        place.add(call)
+        assert form.made is not None
+        creations = self._referee.creations_in(world.form.key, world)
+        call = AnnouncedCall(world, rank, call_id, form, world.ranks.index(rank))
+        call.creations = creations
+        call.creation = creations.add(rank, form.made, form.site, holds=form.holds)
         if self.stopping:
             return [self._stop(call)]
+        creations.waiting.append(call)
         self._ask(call, timed=timed, threads=threads)
-        waiting = [call for each in self._ranks for call in each.asking.values()]
-        waiting = [each for each in waiting if each.place is place]
-        if place.disagree_at is None:
-            ready = [each for each in waiting if not place.missing(each)]
+        waiting: list[AnnouncedCall] = list(creations.waiting)
+        if creations.disagree_at is None:
+            ready = [each for each in waiting if not _missing(each)]
             return [*self._settle(ready), *(self._prove() if call not in ready else ())]
-        if place.missing(call):
+        if _missing(call):
             return self._prove()
-        return list(self._settle(waiting, place.find_mismatch()))
+        return list(self._settle(waiting, creations.find_mismatch()))
 
     def find_missing_groups(self) -> list[Verdict]:
         """Once all ranks have returned: groups that some did not make."""
-        found = [place.find_missing() for place in self._makings.values()]
-        for place in self._makings.values():
-            place.forget()
-        return [each for each in found if each is not None]
+        return self._referee.find_missing_groups()
 
     # -- meeting ----------------------------------------------------------------------------
 
@@ -351,16 +368,8 @@ class Referee:
         late = [call.rank for call in calls if call.gave_up]
         if late:
             return list(self._lose(calls, late))
-        verdict = self._find_mismatch(place, slot)
+        verdict = self._referee.find_slot_mismatch(slot, self)
         return list(self._settle(calls, verdict))
-
-    def _find_mismatch(self, place: GroupMailbox, slot: Slot) -> Verdict | None:
-        if not slot.clash or "mismatch" not in self.kinds:
-            return None
-        verdict = find_mismatch(place.meeting(slot))
-        if verdict is None:
-            return None
-        return with_parting(self.records, verdict, verdict.group.ranks)
 
     def _exchange(self, call: AnnouncedCall, *, blocking: bool) -> list[Reply]:
         place, sending = call.place, call.name == "send"
@@ -379,8 +388,9 @@ class Referee:
         other = place.post_send(call) if sending else place.post_receive(call)
         if isinstance(other, AnnouncedCall):
             send, receive = (call, other) if sending else (other, call)
-            checked = "mismatch" in self.kinds
-            verdict = find_pair_mismatch(send.as_op(), receive.as_op()) if checked else None
+            referee = self._referee
+            found = referee.find_message_mismatch(send, receive, self)
+            verdict = found if referee.compares else None
             return list(self._settle([call, other], verdict))
         return self._prove() if blocking else [self._answer(call, "go")]
 
@@ -402,7 +412,7 @@ class Referee:
         """Whether the backend must not get a call that need not wait: members that have it
         already gave it other arguments, which some backends do not survive."""
         slot = place.slots[call.number or 0]
-        return self._find_mismatch(place, slot) is not None
+        return self._referee.find_slot_mismatch(slot, self) is not None
 
     def _settle(
         self, calls: Iterable[AnnouncedCall], verdict: Verdict | None = None
@@ -435,6 +445,8 @@ class Referee:
     def _answer(self, call: AnnouncedCall, answer: Answer) -> Reply:
         call.asked = call.timed = False
         self._ranks[call.rank].asking.pop(call.call_id, None)
+        if call.creation is not None and call in call.creations.waiting:
+            call.creations.waiting.remove(call)
         self._update(call.rank)
         return Reply(call.rank, call.call_id, answer, call.verdict)
 
@@ -465,7 +477,7 @@ class Referee:
         if self._free or self.stopping:
             return []
         waiting = [call for each in self._ranks for call in each.asking.values()]
-        verdict = self._find_verdict() if waiting else None
+        verdict = self._referee.find_verdict(self) if waiting else None
         if verdict is None:
             return []
         self._abandon(verdict)
@@ -473,15 +485,15 @@ class Referee:
 
     def _prove_partly(self) -> list[Reply]:
         """If some can never move, tell them; the others go on."""
-        if any(len(each.asking) > 1 for each in self._ranks):
+        snapshot = self.take_snapshot(None)
+        if snapshot is None:
             return []
-        snapshot = self.snapshot()
         movable = find_movable(snapshot)
         stuck = [rank for rank in self._steady if rank not in movable]
         calls = [call for rank in stuck for call in self._steady[rank]]
         if not calls:
             return []
-        verdict = self._mismatch_of(calls) or self._explain(snapshot, partial=True)
+        verdict = self._referee.find_verdict(self, calls)
         if verdict is None:
             return []
         for call in calls:
@@ -489,48 +501,10 @@ class Referee:
             call.gave_up = call.number is not None
         return list(self._settle(calls, verdict))
 
-    def _mismatch_of(self, calls: Iterable[AnnouncedCall]) -> Verdict | None:
-        for call in calls:
-            slot = call.place.slots.get(call.number) if call.number is not None else None
-            verdict = None if slot is None else self._find_mismatch(call.place, slot)
-            if verdict is not None:
-                return verdict
-        return None
-
-    def _find_verdict(self) -> Verdict | None:
-        """Calls that disagree explain a deadlock better than who waits for whom."""
-        verdict: Verdict | None
-        for place in self._places.values():
-            for slot in place.slots.values():
-                verdict = self._find_mismatch(place, slot)
-                if verdict is not None:
-                    return verdict
-        for makings in self._makings.values():
-            verdict = makings.find_mismatch() or self._find_missing_group(makings)
-            if verdict is not None:
-                makings.forget()
-                return verdict
-        if any(len(each.asking) > 1 for each in self._ranks):
-            return None  # several threads of one rank: a view tells of one wait only
-        return self._explain(self.snapshot())
-
-    def _find_missing_group(self, makings: GroupCreations) -> Verdict | None:
-        """Nobody can move: if ranks wait in `new_group`, nobody else will come there; else
-        those that have returned will not."""
-        waiting = (call.place for each in self._ranks for call in each.asking.values())
-        gone = [rank for rank, each in enumerate(self._ranks) if each.gone is not None]
-        if any(place is makings for place in waiting):
-            return makings.find_missing()
-        return makings.find_missing(gone) if gone else None
-
-    def _explain(self, snapshot: Snapshot, *, partial: bool = False) -> Verdict | None:
-        places, compare = self._places.values(), "mismatch" in self.kinds
-        return explain_waiting(self.records, snapshot, places, partial=partial, compare=compare)
-
     def _abandon(self, verdict: Verdict) -> None:
         """What is open will never be met; all members go on with the same number."""
-        for place in self._places.values():
-            place.abandon(_ABANDONED)
+        self._referee.abandon(_ABANDONED)
+        for place in self._mailboxes.values():
             place.deciding.clear()
         for each in self._ranks:
             for call in each.calls.values():
@@ -538,16 +512,73 @@ class Referee:
 
     def _view(self, rank: int) -> RankView:
         here = self._ranks[rank]
-        last = here.last.as_op(bare=not here.last.entered) if here.last is not None else None
+        last = None if here.last is None else _last_op(here.last)
         if here.gone is not None:
             return RankView(rank, here.gone, last=last, error=here.error)
         if here.is_free:
             return RankView(rank, "computing", last=last)
-        return self._waiting(next(iter(here.asking.values())))
+        return _waiting(next(iter(here.asking.values())))
 
-    def _waiting(self, call: AnnouncedCall) -> RankView:
-        wait = call.place.wait_of(call)
-        return RankView(call.rank, "waiting", wait, call.as_op())
+    # -- what the referee asks --------------------------------------------------------------
+
+    def calls_of(self, stuck: Sequence[AnnouncedCall]) -> Sequence[AnnouncedCall]:
+        return stuck
+
+    def ended(self) -> list[int]:
+        return [rank for rank, each in enumerate(self._ranks) if each.gone is not None]
+
+    def take_snapshot(self, stuck: Sequence[AnnouncedCall] | None) -> Snapshot | None:
+        """None where several threads of one rank wait: a view tells of one wait only."""
+        if any(len(each.asking) > 1 for each in self._ranks):
+            return None
+        return self.snapshot()
+
+    def reader(self) -> CallReader:
+        return CallReader()
+
+    def trail(self, rank: int, length: int) -> list[Pace]:
+        last = islice(reversed(self.records.journals[rank]), length)
+        return [_pace(entry) for entry in last][::-1]
+
+    def name_place(self, place: Hashable) -> str:
+        return str(place) if place is not None else "a call without a line"
+
+    def refine(self, verdict: _Judged) -> _Judged:
+        return verdict
+
+
+def _missing(call: AnnouncedCall) -> tuple[int, ...]:
+    """Whom a `new_group` waits for."""
+    assert call.creation is not None
+    return call.creations.missing(call.creation)
+
+
+def _waiting(call: AnnouncedCall) -> RankView:
+    wait = _wait_in(call)
+    return RankView(call.rank, "waiting", wait, wait.op)
+
+
+def _wait_in(call: AnnouncedCall) -> Wait:
+    reader = CallReader()
+    if call.creation is not None:
+        return call.creations.wait_in(call.creation)
+    if not call.form.is_message:
+        return describe_wait(call, reader)
+    needs, any_of = partners_of(call)
+    return wait_for(call, reader, needs=needs, any_of=any_of)
+
+
+def _last_op(call: AnnouncedCall) -> Op:
+    """Without the tensors of a call that was waited for at once, as the threads engine has
+    it."""
+    op = describe_call(call, CallReader())
+    return op if call.entered else replace(op, inputs=(), outputs=())
+
+
+def _pace(entry: Entry) -> Pace:
+    place, number = entry.place, entry.number
+    slot = None if number is None else (id(place), number)
+    return Pace(slot, place.ranks, entry.form.site, entry.form.name, number)
 
 
 _ABANDONED = RuntimeError("abandoned")

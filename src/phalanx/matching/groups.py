@@ -1,0 +1,241 @@
+"""Whether ranks make their groups alike: where calls of `new_group` meet, and the rules.
+
+torch asks every rank to make every group, members or not, in one order. The n-th `new_group` of
+each rank of a default group is held against the others' n-th; a group is written as its
+members and its backend.
+
+| what ranks did | verdict |
+|---|---|
+| other members, backend or order at the same number | error, as soon as it is seen |
+| some made fewer groups than others when all have returned, or are waited for in one | error |
+| groups of one rank beside each other, or beside a larger one that its members make | none |
+| groups of `use_local_synchronization=True` | none: only members make these |
+
+On Gloo the first hangs, and the second does as soon as another group is made. A rank whose
+call does not fit is held until all have come to theirs, so that all can be asked who is odd, or
+until they cannot come any more. Used by the referee; engines add the calls and let ranks wait.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from phalanx.callsite import Mark, resolve
+from phalanx.matching.hints import name_ranks
+from phalanx.matching.slots import Assembly
+from phalanx.model import CallBlock, Finding, Group, Op, Site, Wait
+
+_RULE = (
+    "every rank calls new_group for every group, members or not, in the same order "
+    "(only members with use_local_synchronization=True)"
+)
+
+Made = tuple[tuple[int, ...], str]
+"""A group as ranks make it: its members and its backend."""
+
+
+class Creation(NamedTuple):
+    """One call of `new_group`: by which rank, for which members and backend, from where.
+
+    `number` counts the rank's calls. `holds` says that its backend connects the members there,
+    so that they wait for each other.
+    """
+
+    rank: int
+    number: int
+    group: Made
+    place: Mark | Site | None
+    holds: bool = False
+
+    def as_op(self) -> Op:
+        members, backend = self.group
+        site = self.place if isinstance(self.place, Site) else resolve(self.place)
+        return Op(self.rank, "new_group", Group(backend, members), site=site)
+
+
+class GroupCreations:
+    """The calls of `new_group` by the ranks of one default group, in order.
+
+    `has_begun` says of a member whether it takes part: one that has not made its default group
+    is not counted among those that made fewer groups than others.
+    """
+
+    def __init__(self, world: Assembly, has_begun: Callable[[int], bool] | None = None) -> None:
+        self._world = world
+        self._has_begun = has_begun or (lambda member: True)
+        self.made: dict[int, list[Creation]] = {}
+        self.first: list[Creation] = []
+        """Who came first, by number."""
+        self._mixed: set[int] = set()
+        """Numbers at which not all ranks make the same group, which may be in order."""
+        self.disagree_at: int | None = None
+        self.waiting: list[Any] = []
+        """Whoever waits in one of these calls, in the engine's terms."""
+
+    def add(
+        self, rank: int, group: Made, place: Mark | Site | None, *, holds: bool = False
+    ) -> Creation:
+        own = self.made.setdefault(rank, [])
+        number = len(own)
+        call = Creation(rank, number, group, place, holds)
+        own.append(call)
+        if number == len(self.first):
+            self.first.append(call)
+            return call
+        if self.first[number].group != group:
+            self._mixed.add(number)
+        if number in self._mixed and self.disagree_at is None:
+            there = {
+                member: self.made[each][number].group
+                for member, each in enumerate(self._world.ranks)
+                if len(self.made.get(each, ())) > number
+            }
+            if do_clash(there):
+                self.disagree_at = number
+        return call
+
+    def missing(self, call: Creation) -> tuple[int, ...]:
+        """Whom a call waits for: members that have not come to theirs, or, where calls
+        disagree, anyone."""
+        number, whom = call.number, self._members(call)
+        if self.disagree_at is not None:
+            number, whom = self.disagree_at, self._world.ranks
+        return tuple(rank for rank in whom if len(self.made.get(rank, ())) <= number)
+
+    def _members(self, call: Creation) -> tuple[int, ...]:
+        """The ranks that wait for each other in this call, if its rank is one of them."""
+        world = self._world
+        ranks = tuple(world.ranks[at] for at in call.group[0] if at < world.size)
+        return ranks if call.holds and call.rank in ranks else ()
+
+    def wait_in(self, call: Creation) -> Wait:
+        """Where calls disagree, the rank's own call at that number."""
+        at = self.disagree_at
+        own = self.made.get(call.rank, ())
+        shown = own[at] if at is not None and at < len(own) else call
+        return Wait(op=shown.as_op(), needs=self.missing(call))
+
+    def find_mismatch(self) -> Finding | None:
+        if self.disagree_at is None:
+            return None
+        return find_creation_mismatch(self._ops(), self.disagree_at)
+
+    def find_missing(self, gone: Collection[int] | None = None) -> Finding | None:
+        """Who made fewer groups than others and cannot any more; None: all have ended."""
+        found = find_missing_creation(self._ops())
+        if found is None or gone is None or set(gone).issuperset(found.ranks):
+            return found
+        return None
+
+    def forget(self) -> None:
+        """What is to be said about these calls is said."""
+        self.made.clear()
+        self.first.clear()
+        self._mixed.clear()
+        self.waiting.clear()
+        self.disagree_at = None
+
+    def _ops(self) -> dict[int, list[Op]]:
+        ranks = [r for at, r in enumerate(self._world.ranks) if self._has_begun(at)]
+        return {rank: [call.as_op() for call in self.made.get(rank, ())] for rank in ranks}
+
+
+def find_creation_mismatch(made: Mapping[int, Sequence[Op]], number: int) -> Finding | None:
+    """What the ranks' calls of `new_group` at one place disagree in."""
+    ops = {rank: made[rank][number] for rank in sorted(made) if len(made[rank]) > number}
+    votes = Counter(op.group for op in ops.values())
+    if not do_clash({rank: (op.group.ranks, op.group.name) for rank, op in ops.items()}):
+        return None
+    (usual, count), *_ = votes.most_common(1)
+    decided = 2 * count > len(ops)
+    odd = tuple(rank for rank, op in ops.items() if decided and op.group != usual)
+    blocks = [
+        CallBlock(ranks, op, mark="<- differs" if set(ranks) & set(odd) else "")
+        for ranks, op in ops_alike(ops.values())
+    ]
+    blocks.sort(key=lambda block: (bool(block.mark), -len(block.ranks), block.ranks))
+    odd_one, usual_one = blocks[-1], blocks[0]
+    headline = (
+        f"{name_ranks(odd_one.ranks)} called {_text(odd_one.op)} "
+        f"where {name_ranks(usual_one.ranks)} called it with {name_members(usual_one.op)}"
+    )
+    waited = [rank for rank in sorted(made) if len(made[rank]) <= number]
+    facts = [("place", f"new_group #{number} of each rank"), ("rule", _RULE)]
+    if not decided:
+        facts.append(("differs", "no majority: which ranks are at fault cannot be decided"))
+    if waited:
+        facts.append(("missing", f"{name_ranks(waited)} had not called it"))
+    return Finding(
+        kind="mismatch",
+        severity="error",
+        ranks=odd,
+        headline=headline,
+        blocks=tuple(blocks),
+        facts=tuple(facts),
+        hint=_other_order(made, number),
+    )
+
+
+def do_clash(made: Mapping[int, Made]) -> bool:
+    """Whether groups that ranks make at one place get in each other's way. A group of one rank
+    connects with nobody, so it may stand beside others of one, and beside a larger one that
+    all its members make."""
+    larger = {each for each in set(made.values()) if len(each[0]) > 1}
+    return len(larger) > 1 or any(
+        rank in made and made[rank] != each for each in larger for rank in each[0]
+    )
+
+
+def find_missing_creation(made: Mapping[int, Sequence[Op]]) -> Finding | None:
+    """Groups that some ranks have made and others never will."""
+    fewest = min(map(len, made.values()), default=0)
+    without = tuple(rank for rank in sorted(made) if len(made[rank]) == fewest)
+    ops = [made[rank][fewest] for rank in sorted(made) if len(made[rank]) > fewest]
+    if not ops:
+        return None
+    blocks = tuple(CallBlock(ranks, op) for ranks, op in ops_alike(ops))
+    callers = name_ranks(op.rank for op in ops)
+    return Finding(
+        kind="mismatch",
+        severity="error",
+        ranks=without,
+        headline=f"{callers} called {_text(blocks[0].op)} where {name_ranks(without)} did not",
+        blocks=blocks,
+        facts=(("place", f"new_group #{fewest} of each rank"), ("rule", _RULE)),
+        hint=_not_members(blocks, without),
+    )
+
+
+def ops_alike(ops: Iterable[Op]) -> list[tuple[tuple[int, ...], Op]]:
+    found: dict[object, list[Op]] = {}
+    for op in ops:
+        found.setdefault((op.group, op.site), []).append(op)
+    return [(tuple(op.rank for op in same), same[0]) for same in found.values()]
+
+
+def _text(op: Op) -> str:
+    return f"new_group({name_members(op)})"
+
+
+def name_members(op: Op) -> str:
+    return str(list(op.group.ranks)) if len(op.group.ranks) < 7 else name_ranks(op.group.ranks)
+
+
+def _not_members(blocks: Sequence[CallBlock], without: Sequence[int]) -> str | None:
+    members = {rank for block in blocks for rank in block.op.group.ranks}
+    if members.isdisjoint(without):
+        isnt = "is not a member" if len(without) == 1 else "are no members"
+        return (
+            f"{name_ranks(without)} {isnt} of the group, and must call new_group all the same"
+        )
+    return None
+
+
+def _other_order(made: Mapping[int, Sequence[Op]], number: int) -> str | None:
+    """The same groups were made, in another order."""
+    kinds = {tuple(sorted(str(op.group) for op in ops[number:])) for ops in made.values()}
+    if len(kinds) == 1:
+        return "the ranks made the same groups in different orders"
+    return None

@@ -1,0 +1,256 @@
+"""The referee: says of the calls of all ranks whether they met, disagree or can never meet.
+
+One state machine for every engine, without torch, I/O, threads or a clock. It owns the
+mailboxes of all groups and the calls of `new_group`, and decides
+
+- when the last member has come to a slot, or a message has found its receive: do they agree?
+- when nobody can move, or some can never move while others do: why?
+
+The threads engine asks it in its own process, when the baton says that nobody can move or the
+monitor looks; for ranks in processes `engines/remote/` does, which keeps account of what each
+rank asks. What only the engine can see it asks of its `Host`. What is found is returned as a
+verdict; whom to tell, and how, is for the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Protocol, TypeVar
+
+from phalanx.matching.agreement import find_mismatch, find_pair_mismatch
+from phalanx.matching.descriptions import (
+    CallReader,
+    describe_call,
+    describe_past,
+    describe_pending_sends,
+)
+from phalanx.matching.divergence import Pace, Parting, find_parting, tell_parting
+from phalanx.matching.groups import GroupCreations
+from phalanx.matching.other_group import find_other_group
+from phalanx.matching.slots import Assembly, Call, Slot
+from phalanx.matching.waitgraph import find_deadlock
+from phalanx.model import Deadlock, Meeting, Mismatch, Op, Snapshot, Verdict
+
+MOST_PAST = 4096
+LEAST_PAST = 4
+"""How many earlier calls on a group are described: of all ranks together, and of each at
+least."""
+
+MOST_TRAIL = 8000
+LEAST_TRAIL = 8
+"""How many calls of a rank's trail are looked at: of all ranks together, and of each at
+least."""
+
+_Judged = TypeVar("_Judged", Mismatch, Deadlock)
+
+
+class Evidence(Protocol):
+    """What the referee may ask about calls that have been made."""
+
+    def reader(self) -> CallReader:
+        """Describes calls, for one look."""
+
+    def trail(self, rank: int, length: int) -> list[Pace]:
+        """The last calls of a rank, at most so many, oldest first."""
+
+    def name_place(self, place: Hashable) -> str:
+        """The line of the program that a call of a trail came from."""
+
+    def refine(self, verdict: _Judged) -> _Judged:
+        """The verdict with those at fault whom only the engine can tell: it may know more of
+        groups, or of the branches of the program."""
+
+
+class Host(Evidence, Protocol):
+    """What the referee may ask about ranks that do not move."""
+
+    def calls_of(self, stuck: Sequence[Any]) -> Iterable[Call]:
+        """The calls in which these wait. What they are is for the engine to say."""
+
+    def ended(self) -> Collection[int]:
+        """The ranks that have returned or failed."""
+
+    def take_snapshot(self, stuck: Sequence[Any] | None) -> Snapshot | None:
+        """All ranks at this instant, None where that would not tell all. With `stuck`, the
+        others are only said to move."""
+
+
+class Referee:
+    """All groups of one world."""
+
+    def __init__(self, kinds: Collection[str]) -> None:
+        self.compares = "mismatch" in kinds
+        self.mailboxes: dict[Any, Assembly] = {}
+        """By whatever names a group in the engine."""
+        self.creations: dict[Any, GroupCreations] = {}
+        """The calls of `new_group`, by default group."""
+
+    def creations_in(
+        self, key: Any, world: Assembly, has_begun: Callable[[int], bool] | None = None
+    ) -> GroupCreations:
+        """Where the ranks of a default group make their groups."""
+        found = self.creations.get(key)
+        if found is None:
+            found = self.creations[key] = GroupCreations(world, has_begun)
+        return found
+
+    def find_missing_groups(self) -> list[Verdict]:
+        """Once all ranks have returned: groups that some did not make; said once."""
+        found = [creations.find_missing() for creations in self.creations.values()]
+        self.creations.clear()
+        return [each for each in found if each is not None]
+
+    # -- calls that meet ----------------------------------------------------------------------
+
+    def find_slot_mismatch(self, slot: Slot, evidence: Evidence) -> Mismatch | None:
+        """What the calls in a slot, complete or not, disagree in. Earlier calls are described
+        only if they do: calls that differ and still agree are common (uneven lists)."""
+        if not slot.clash or not self.compares:
+            return None
+        calls = [call for call in slot.calls if call is not None]
+        met, reader = calls[0].assembly, evidence.reader()
+        ops = tuple(describe_call(call, reader) for call in calls)
+        meeting = Meeting(reader.group(met), slot.number, ops)
+        if find_mismatch(meeting) is None:
+            return None
+        history = _history(met, slot.number, reader)
+        verdict = find_mismatch(replace(meeting, history=history))
+        assert verdict is not None
+        return _with_parting(verdict, evidence, verdict.group.ranks)
+
+    def find_message_mismatch(
+        self, send: Call, receive: Call, evidence: Evidence
+    ) -> Mismatch | None:
+        """What a send and the receive that takes it disagree in. Whoever moves the data asks
+        even if mismatches are not looked for: a message must fit."""
+        reader = evidence.reader()
+        return find_pair_mismatch(describe_call(send, reader), describe_call(receive, reader))
+
+    def abandon(self, error: BaseException) -> None:
+        """Nobody can move: what is open ends with `error`, and all members of a group go on
+        with the same number."""
+        for met in self.mailboxes.values():
+            met.abandon(error)
+
+    # -- ranks that cannot move ---------------------------------------------------------------
+
+    def find_verdict(self, host: Host, stuck: Sequence[Any] | None = None) -> Verdict | None:
+        """Why no rank can ever move, or why those in `stuck` cannot while others do. Calls
+        that disagree explain it better than who waits for whom."""
+        if self.compares:
+            found = self._find_disagreement(host, stuck)
+            if found is not None:
+                return found
+        snapshot = host.take_snapshot(stuck)
+        if snapshot is None:
+            return None
+        ended = [view.rank for view in snapshot.ranks if view.status == "finished"]
+        if self.compares:
+            views = (*snapshot.ranks, *snapshot.threads)
+            waits = [view.wait for view in views if view.wait and view.status == "waiting"]
+            sends = describe_pending_sends(self.mailboxes.values(), host.reader())
+            other = find_other_group(waits, sends, ended)
+            if other is not None:
+                return other
+        deadlock = find_deadlock(snapshot, partial=stuck is not None)
+        if deadlock is None:
+            return None
+        return _with_parting(deadlock, host, _concerned(deadlock), ended)
+
+    def _find_disagreement(self, host: Host, stuck: Sequence[Any] | None) -> Verdict | None:
+        verdict: Verdict | None
+        for slot in self._open_slots(host, stuck):
+            verdict = self.find_slot_mismatch(slot, host)
+            if verdict is not None:
+                return verdict
+        for creations in list(self.creations.values()):
+            verdict = creations.find_mismatch() or self._find_missing(creations, host, stuck)
+            if verdict is not None:
+                if stuck is None:
+                    creations.forget()
+                return verdict
+        return None
+
+    def _find_missing(
+        self, creations: GroupCreations, host: Host, stuck: Sequence[Any] | None
+    ) -> Verdict | None:
+        """Groups that ranks have not made and will not. If nobody can move and ranks wait in
+        `new_group`, nobody else will come there. Those that have ended will not either; that
+        explains something if others wait for them in a group that these never took part in."""
+        if stuck is None and creations.waiting:
+            return creations.find_missing()
+        absent = {
+            met.ranks[member]
+            for met, slot in self._open_slots_of_groups(host, stuck)
+            for member, there in enumerate(slot.calls)
+            if there is None and not met.has_member(member)
+        }
+        gone = absent.intersection(host.ended()) if absent else absent
+        return creations.find_missing(gone) if gone else None
+
+    def _open_slots(self, host: Host, stuck: Sequence[Any] | None) -> Iterator[Slot]:
+        return (slot for _, slot in self._open_slots_of_groups(host, stuck))
+
+    def _open_slots_of_groups(
+        self, host: Host, stuck: Sequence[Any] | None
+    ) -> Iterator[tuple[Assembly, Slot]]:
+        """Slots in which somebody is, and of those in `stuck` if that is given."""
+        if stuck is None:
+            for met in list(self.mailboxes.values()):
+                yield from ((met, slot) for slot in list(met.slots.values()))
+            return
+        seen: set[int] = set()
+        for call in host.calls_of(stuck):
+            slot = call.assembly.slots.get(call.number) if call.number is not None else None
+            if slot is not None and id(slot) not in seen:
+                seen.add(id(slot))
+                yield call.assembly, slot
+
+
+def _history(met: Assembly, number: int, reader: CallReader) -> dict[int, tuple[Op, ...]]:
+    most = max(LEAST_PAST, MOST_PAST // met.size)
+    return {
+        rank: tuple(
+            describe_past(met, rank, past, reader)
+            for past in [past for past in met.history[member] if past[0] < number][-most:]
+        )
+        for member, rank in enumerate(met.ranks)
+    }
+
+
+def _concerned(deadlock: Deadlock) -> list[int]:
+    """Whose ways are compared: those who wait, and those who have returned."""
+    blocks = [b for b in deadlock.blocks if b.view.status in ("waiting", "finished")]
+    return sorted({rank for block in blocks for rank in block.ranks})
+
+
+def _with_parting(
+    verdict: _Judged, evidence: Evidence, ranks: Iterable[int], ended: Iterable[int] = ()
+) -> _Judged:
+    """The verdict, with the place where the ways of these ranks parted if that is clear."""
+    verdict = evidence.refine(verdict)
+    if not _asks_for_it(verdict):
+        return verdict
+    among = list(ranks)
+    length = max(LEAST_TRAIL, MOST_TRAIL // max(1, len(among)))
+    trails = {rank: evidence.trail(rank, length) for rank in among}
+    parting = find_parting(trails, frozenset(ended))
+    if parting is None or _is_told(verdict, parting):
+        return verdict
+    return replace(verdict, parted=tell_parting(parting, evidence.name_place))
+
+
+def _asks_for_it(verdict: Mismatch | Deadlock) -> bool:
+    """Where other arguments than the operation differ, the way was the same."""
+    return not isinstance(verdict, Mismatch) or "operation" in verdict.differs
+
+
+def _is_told(verdict: Mismatch | Deadlock, parting: Parting) -> bool:
+    """A hint about the very call that does not fit, or about ranks that made fewer calls, says
+    the same in other words."""
+    if verdict.hint is None:
+        return False
+    if isinstance(verdict, Mismatch):
+        return parting.number == verdict.number
+    return any(place is None for _, place in parting.ways)
