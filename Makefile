@@ -1,11 +1,12 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+DOCS := .venv/.docs
 LIBRARIES := .venv-libraries/.ready
 JOBS ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full test-libraries conformance upstream lint format bench bench-tests bench-bugs clean
+.PHONY: help demo test test-full test-libraries conformance upstream docs lint format bench bench-tests bench-bugs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,6 +32,9 @@ conformance: $(READY) ## run the suite on threads and on Gloo; write docs/confor
 
 upstream: $(READY) ## run torch's own backend suite on our ranks (5 minutes)
 	$(BIN)/python tests/upstream/run.py --ranks 3,4,8
+
+docs: $(DOCS) ## build the documentation with its search: build/docs/index.html
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs build/docs
 
 lint: $(READY) ## ruff and mypy
 	$(BIN)/ruff check .
@@ -61,6 +65,11 @@ $(READY): pyproject.toml constraints.txt
 	@echo "Setting up .venv (once, about a minute) ..."
 	@$(PYTHON) -m venv --clear .venv
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+$(DOCS): $(READY)
+	@echo "Installing Sphinx into .venv (once) ..."
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	@touch $@
 
 # All versions are pinned, so the list of them is also the list of what to install.

@@ -32,7 +32,17 @@ def test_the_first_report_is_what_the_first_program_gives(tmp_path: Path) -> Non
 
 def test_it_is_on_the_first_screen() -> None:
     lines = README.read_text().splitlines()
-    assert lines.index("CollectiveMismatchError: " + _headline()) < 35
+    assert lines.index("CollectiveMismatchError: " + _headline()) < 20
+
+
+def test_it_is_read_in_three_minutes() -> None:
+    assert len(README.read_text().splitlines()) <= 120
+
+
+def test_its_links_lead_somewhere() -> None:
+    links = re.findall(r"\]\((?!https:)([^)#]+)", README.read_text())
+    assert links
+    assert [link for link in links if not (README.parent / link).exists()] == []
 
 
 def _headline() -> str:

@@ -31,6 +31,8 @@ exit status: 0 all ranks succeeded; 1 a rank failed; 2 wrong usage;
 3 the checks found an error (a wrong call, mismatch, deadlock, ...); 130 interrupted
 """
 
+COMMANDS = {"run": run, "conformance": conformance}
+
 
 class Parser(argparse.ArgumentParser):
     """Errors in one line, with the way to more help; exit status 2."""
@@ -41,7 +43,8 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"phalanx: {message}\ntry: {self.prog} --help\n")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of `phalanx`, with one subparser for each command."""
     parser = Parser(
         prog="phalanx",
         description=DESCRIPTION,
@@ -50,15 +53,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"phalanx {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    run.add_parser(commands)
-    conformance.add_parser(commands)
+    for command in COMMANDS.values():
+        command.add_parser(commands)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = make_parser()
     given = list(sys.argv[1:] if argv is None else argv)
     arguments, unknown = parser.parse_known_args(given)
     if not given:
         parser.print_help(sys.stderr)
         return 2
     if arguments.command is None:
-        parser.error(f"no command given; choose one of {', '.join(commands.choices)}")
+        parser.error(f"no command given; choose one of {', '.join(COMMANDS)}")
     if unknown:
         arguments.parser.error(f"unknown option: {' '.join(unknown)}")
     return int(arguments.handler(arguments))
