@@ -12,14 +12,13 @@ import torch.distributed as dist
 
 from phalanx.engines.run_settings import Settings
 from phalanx.engines.threads.threads_engine import ThreadsEngine
-from phalanx.kinds import parse_checks
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
-UNGUARDED = parse_checks("all,-in-flight-buffer,-unwaited-work")
+UNGUARDED = "all,-in-flight-buffer,-unwaited-work"
 
 
 def run(program: Callable[[], Any], completion: str | None = None, **changes: Any) -> Any:
-    given = {"ranks": 2, "kinds": UNGUARDED, "completion": completion, **changes}
+    given = {"ranks": 2, "checks": UNGUARDED, "completion": completion, **changes}
     engine = ThreadsEngine(Settings(**given))
     try:
         return engine.run(lambda context: program())
@@ -161,7 +160,7 @@ def test_outputs_are_poisoned_until_they_are_there() -> None:
             work.wait()
         return seen, room.tolist(), numbers.tolist()
 
-    seen, room, numbers = run(program, "latest", kinds=parse_checks("all"))[0]
+    seen, room, numbers = run(program, "latest", checks="all")[0]
     assert math.isnan(seen[0]) and seen[1] < 0
     assert (room, numbers) == ([1.0, 1.0], [1, 1, 1, 1])
 
@@ -180,4 +179,4 @@ def test_a_tensor_that_goes_in_and_out_is_not_poisoned() -> None:
             work.wait()
         return [seen, tensor.item(), *whole.tolist()]
 
-    assert run(program, "latest", kinds=parse_checks("all"))[0] == [0.0, 2.0, 0.0, 1.0]
+    assert run(program, "latest", checks="all")[0] == [0.0, 2.0, 0.0, 1.0]

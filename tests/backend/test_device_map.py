@@ -11,7 +11,6 @@ from phalanx.backend.devices import device_map
 from phalanx.backend.devices.device_map import (
     HIDDEN,
     DeviceMap,
-    check_devices,
     plan_devices,
     render_sharing,
     visible_to_processes,
@@ -119,23 +118,6 @@ def test_more_gpus_than_there_are(monkeypatch) -> None:
     have(monkeypatch, 2)
     with pytest.raises(UsageError, match="gpus=3: there are 2 here; give a number from 1 to 2"):
         plan_devices("cuda", 3, per_node=4)
-
-
-@pytest.mark.parametrize(
-    ("device", "gpus", "text"),
-    [
-        ("cuda:1", None, "device='cuda:1': choose one of 'cpu', 'cuda'"),
-        (torch.device("cuda"), None, "choose one of 'cpu', 'cuda'"),
-        ("cuda", 0, "gpus=0: give the number of GPUs"),
-        ("cuda", 1.5, "gpus=1.5: give the number of GPUs"),
-        ("cuda", True, "gpus=True: give the number of GPUs"),
-        ("cpu", 1, "gpus=1: device='cpu' uses none"),
-    ],
-)
-def test_values_that_mean_nothing(device: Any, gpus: Any, text: str) -> None:
-    with pytest.raises(UsageError) as error:
-        check_devices(device, gpus)
-    assert text in str(error.value)
 
 
 def test_the_driver_is_asked_once(monkeypatch) -> None:

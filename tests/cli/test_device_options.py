@@ -153,7 +153,7 @@ def test_ranks_of_torchs_launcher_on_the_cpu_see_no_gpu(script) -> None:
         (0, ["--gpus", "1"], "--gpus 1: "),
         (1, ["--device", "gpu"], "choose one of 'auto', 'cpu', 'cuda'"),
         (1, ["--gpus", "two"], "--gpus two: a whole number is needed"),
-        (1, ["--gpus", "-1"], "--gpus -1: a whole number is needed"),
+        (1, ["--gpus", "-1"], "--gpus -1: give the number of GPUs that ranks share"),
         (1, ["--gpus", "0"], "--gpus 0: give the number of GPUs that ranks share"),
         (1, ["--gpus", "2"], "--gpus 2: there is 1 here; give a number from 1 to 1"),
         (1, ["--device", "cpu", "--gpus", "1"], "--gpus 1: --device cpu uses none"),

@@ -92,7 +92,9 @@ def time_messages(count: int, size: int) -> list[float]:
 def measure() -> None:
     engines = {
         checked: ProcessesEngine(
-            ProcessSettings(ranks=4, backend="gloo", timeout=60.0, checked=checked)
+            ProcessSettings(
+                ranks=4, backend="gloo", timeout=60.0, checks="all" if checked else "none"
+            )
         )
         for checked in (False, True)
     }

@@ -40,25 +40,26 @@ def test_engines_are_in_the_id_if_there_are_several() -> None:
 
 def test_the_closest_marker_wins_in_each_setting() -> None:
     found = plan(pytest.mark.ranks(seed=7), pytest.mark.ranks(4, seed=1, backend="nccl"))
-    assert found == {"ranks=4": Ranks(4, seed=7, backend="nccl")}
+    assert found == {"ranks=4": Ranks(ranks=4, seed=7, backend="nccl")}
     assert list(plan(pytest.mark.world_size(2), pytest.mark.ranks(8))) == ["ranks=2"]
 
 
 def test_options_win_over_markers_and_markers_over_the_ini_file() -> None:
     mark = pytest.mark.ranks(4, timeout=5)
-    assert plan(mark, sizes=(2,), options={"timeout": 9.0}) == {"ranks=2": Ranks(2, limit=9.0)}
-    assert plan(mark, default_sizes=(2,), defaults={"timeout": 9.0, "seed": 3}) == {
-        "ranks=4": Ranks(4, limit=5.0, seed=3)
+    assert plan(mark, sizes=(2,), options={"timeout": 9.0}) == {
+        "ranks=2": Ranks(ranks=2, limit=9.0)
     }
-    assert plan(pytest.mark.ranks(), default_sizes=(2,)) == {"ranks=2": Ranks(2)}
+    assert plan(mark, default_sizes=(2,), defaults={"timeout": 9.0, "seed": 3}) == {
+        "ranks=4": Ranks(ranks=4, limit=5.0, seed=3)
+    }
+    assert plan(pytest.mark.ranks(), default_sizes=(2,)) == {"ranks=2": Ranks(ranks=2)}
 
 
 def test_a_seed_is_for_threads() -> None:
     found = plan(pytest.mark.ranks(2, seed=7), engines=("threads", "processes"))
     assert [way.seed for way in found.values()] == [7, 0]
-    # The marker itself asks for both, which `check_options` refuses.
-    asked = plan(pytest.mark.ranks(2, seed=7, engine="processes"))
-    assert asked["ranks=2"].seed == 7
+    with pytest.raises(UsageError, match="engine='processes' has no seed"):
+        plan(pytest.mark.ranks(2, seed=7, engine="processes"))  # asks for both itself
 
 
 def test_no_limit() -> None:

@@ -1,8 +1,8 @@
 """`phalanx run`: a torchrun script, unmodified, on ranks inside this process or beside it.
 
-Parses and checks the options, shows the ranks' output through the folding printer, and
-turns outcomes into exit status and text. What runs a program is `running.script` and
-`running.processes.script`.
+Reads the options, shows the ranks' output through the folding printer, and leaves the end of
+the run to `run_end.py`. What runs the program is `script_on_threads`, `script_on_processes`,
+`self_spawning_scripts`, or, for `--engine torchrun`, `cli/torchrun.py`.
 """
 
 from __future__ import annotations
@@ -10,39 +10,40 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import shlex
 import sys
 import traceback
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
-from phalanx.cli.device_options import add_options, device_settings, replay_words, sharing_lines
 from phalanx.cli.folded_output import FoldingPrinter
+from phalanx.cli.run_end import (
+    outcome_of,
+    print_closing,
+    print_error,
+    print_findings,
+    sharing_lines,
+    with_caught,
+)
 from phalanx.cli.self_spawned import WorldsPrinter, WorldsPrinters, tell_launch
 from phalanx.cli.streams import redirected
-from phalanx.engines.torchrun.torchrun_options import FLAGS, WITH_VALUE
-from phalanx.errors import (
-    HazardError,
-    InvalidCallError,
-    RankDied,
-    RankFailedError,
-    UsageError,
-    VerdictError,
-    WrongCommand,
-)
-from phalanx.kinds import is_on, parse_checks
+from phalanx.engines.torchrun.torchrun_options import LAUNCHER_FLAGS, WITH_VALUE
+from phalanx.errors import UsageError
+from phalanx.kinds import parse_checks
 from phalanx.model import Tally, Verdict
-from phalanx.report.closing import render_closing
-from phalanx.report.layout import count
-from phalanx.report.text import render_kind
+from phalanx.options import (
+    DEFAULTS,
+    ENGINES,
+    FLAGS,
+    Options,
+    check_choice,
+    read_flag,
+    read_number,
+)
 
 if TYPE_CHECKING:
     from phalanx.engines.program import Program
 
-ENGINES = ("threads", "processes", "torchrun")
-CHILDREN = ("ranks", "processes")
 Shown = FoldingPrinter | WorldsPrinter
 
 DESCRIPTION = """\
@@ -90,53 +91,14 @@ def add_parser(commands: Any) -> None:
         help="pretend N nodes of -n ranks; torchrun: N machines, or FEWEST:MOST",
     )
     how = parser.add_argument_group("how they run")
-    how.add_argument(
-        "--engine",
-        default="threads",
-        help="threads: ranks in this process; processes: one process each; torchrun: as "
-        "torch's launcher starts them",
-    )
-    add_options(how)
-    how.add_argument("--seed", default="0", metavar="S", help="order of ranks; 0: first come")
-    how.add_argument("--clock", default="real", help="real, or virtual: sleeps take no time")
-    how.add_argument(
-        "--checks",
-        default="all",
-        metavar="KINDS",
-        help="all, none, or kinds of findings: mismatch,leak or all,-leak",
-    )
-    how.add_argument(
-        "--profile", metavar="NAME", help="gloo or nccl: what may fail on it is an error"
-    )
-    how.add_argument(
-        "--strict", action="store_true", help="what is only a warning fails the run: exit 3"
-    )
-    how.add_argument(
-        "--completion",
-        metavar="WHEN",
-        help="of asynchronous operations: earliest, latest, or seeded (default with --seed)",
-    )
-    how.add_argument(
-        "--children",
-        default="ranks",
-        metavar="WHAT",
-        help="what processes are that the script starts and numbers: ranks, or processes",
-    )
-    how.add_argument(
-        "--isolate",
-        action="append",
-        default=[],
-        metavar="PACKAGES",
-        help="import these once per rank, as the script's own packages are",
-    )
-    how.add_argument(
-        "--share",
-        action="append",
-        default=[],
-        metavar="PACKAGES",
-        help="import these of the script's own packages once for all ranks; or all",
-    )
-    how.add_argument("--timeout", metavar="SEC", help="stop after SEC seconds of standstill")
+    for name, flag in FLAGS.items():
+        default = DEFAULTS[name] if flag.default is None else flag.default
+        given: dict[str, Any] = {"metavar": flag.metavar, "default": default}
+        if flag.form == "switch":
+            given = {"action": "store_true"}
+        elif flag.form == "packages":
+            given = {"metavar": flag.metavar, "action": "append"}
+        how.add_argument(f"--{name}", help=flag.text, **given)
     show = parser.add_argument_group("what is shown")
     show.add_argument("-q", "--quiet", action="store_true", help="no output of the ranks")
     show.add_argument("--rank", metavar="R", help="only output of these ranks: 0 or 0,2-3")
@@ -158,7 +120,7 @@ def add_parser(commands: Any) -> None:
     ordered = dict.fromkeys((*shown, *WITH_VALUE))
     for name in ordered:
         torchrun.add_argument(*_spellings(name), **shown.get(name, {"help": argparse.SUPPRESS}))
-    for name in FLAGS:
+    for name in LAUNCHER_FLAGS:
         torchrun.add_argument(*_spellings(name), action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module name")
     parser.add_argument("script", metavar="SCRIPT", nargs="?")
@@ -193,106 +155,73 @@ def handle(arguments: argparse.Namespace) -> int:
 
 def _as_options(text: str) -> str:
     """Options as they are written here: `--engine threads` for `engine='threads'`."""
-    names = "engine|device|gpus|seed|clock|checks|profile|completion|timeout|ranks"
+    names = "|".join((*FLAGS, "ranks"))
     return re.sub(rf"\b({names})=('?)([\w.,-]*[\w-])\2", r"--\1 \3", text)
 
 
 def _run(arguments: argparse.Namespace) -> int:
     if not arguments.script:
         raise UsageError("no script given; write: phalanx run -n 4 train.py")
-    if arguments.engine not in ENGINES:
-        listed = ", ".join(map(repr, ENGINES))
-        raise UsageError(f"--engine {arguments.engine}: choose one of {listed}")
-    if arguments.children not in CHILDREN:
-        listed = ", ".join(map(repr, CHILDREN))
-        raise UsageError(f"--children {arguments.children}: choose one of {listed}")
+    check_choice("engine", arguments.engine, ENGINES)
     parse_checks(arguments.checks, where=f"--checks {arguments.checks}".rstrip())
     if arguments.engine == "torchrun":
         return _run_by_torchrun(arguments)
     launches = starts_ranks_itself(arguments)
     ranks, per_node = (1, 1) if launches else _count_ranks(arguments)
     only = _rank_numbers(arguments.rank) if launches else _shown_ranks(arguments.rank, ranks)
-    seed, timeout = _number("--seed", arguments.seed), _seconds(arguments.timeout)
-    program_args = list(arguments.args)
+    options = read_options(arguments, ranks=ranks, per_node=per_node)
 
     from phalanx.emulation.modules.isolation_rule import script_rule
+    from phalanx.engines.engine import check_gpus
     from phalanx.engines.program import load_module, load_script
-    from phalanx.engines.world import check_options
 
-    check_options(
-        ranks=ranks,
-        engine=arguments.engine,
-        clock=arguments.clock,
-        checks=arguments.checks,
-        seed=seed,
-        timeout=timeout,
-        profile=arguments.profile,
-        completion=arguments.completion,
-    )
-    devices = device_settings(arguments, per_node)
+    check_gpus(options)
     shared: list[tuple[Any, int]] = []
     load = load_module if arguments.module else load_script
-    program = load(arguments.script, program_args)
-    rule = script_rule(arguments.isolate, arguments.share, program.search_path)
+    program = load(arguments.script, list(arguments.args))
+    rule = script_rule(options.isolate, options.share, program.search_path)
     findings: list[Verdict] = []
     tallies: list[Tally] = []
     sinks = (None, None) if arguments.quiet else (sys.stdout, sys.stderr)
     with ExitStack() as stack:
-        printers = [
-            (
-                WorldsPrinter(sink, only)
-                if launches
-                else FoldingPrinter(ranks, sink=sink, only=only)
-            )
-            if sink is not None
-            else None
-            for sink in sinks
-        ]
+        printers = [_printer(sink, None if launches else ranks, only) for sink in sinks]
         stack.enter_context(redirected(*printers))
-        options: dict[str, Any] = {
-            "ranks": ranks,
-            "seed": seed,
-            "clock": arguments.clock,
-            "checked": is_on(arguments.checks),
-            "kinds": parse_checks(arguments.checks),
-            "profile": arguments.profile,
-            "completion": arguments.completion,
-            "strict": arguments.strict,
+        told: dict[str, Any] = {
             "on_findings": findings.extend,
             "on_tally": tallies.append,
-            "timeout": timeout,
-            "init": False,
-            "per_node": per_node,
-            "replay": _replay(arguments),
             "on_tick": lambda: _tick(printers),
-            "environ": _environ(arguments),
             "on_devices": lambda *which: shared.append(which),
-            **devices,
+            "replay": _replay(options, arguments),
+            "environ": _environ(arguments),
+            "modules": rule if options.engine == "threads" else None,
         }
-        if arguments.engine == "threads":
-            options["modules"] = rule
         if launches:
-            tell_error = partial(_tell, initialised=True, arguments=arguments)
-            launch = _launched(program, options, printers, tell_error)
+            tell_error = partial(print_error, initialised=True, script=arguments.script)
+            launch = _launched(program, options, told, WorldsPrinters(printers, tell_error))
         else:
-            run = partial(_on_threads, children=arguments.children)
-            if arguments.engine == "processes":
-                run = partial(_on_processes)
-            initialised, error = _outcome(lambda: run(program, options, printers))
-    for finding in findings:
-        print(f"{finding.severity} {render_kind(finding)}\n", file=sys.stderr)
+            run = _on_processes if options.engine == "processes" else _on_threads
+            initialised, error = outcome_of(lambda: run(program, options, told, printers))
+    print_findings(findings)
     if launches:
         status = tell_launch(launch, arguments.script, tell_error)
         ends = [(world.tally, world.error) for world in launch.worlds if world.tally]
     else:
-        status = _tell(error, initialised or ranks == 1, arguments)
+        status = print_error(error, initialised or ranks == 1, arguments.script)
         ends = [(tally, error) for tally in tallies[-1:]]
     if not arguments.quiet:
         for line in sharing_lines(shared):
             print(line, file=sys.stderr)
-    for tally, error in ends:
-        _close([tally], findings if tally is ends[-1][0] else [], error, arguments)
-    return _with_caught(status, [tally for tally, _ in ends], arguments)
+        for tally, error in ends:
+            print_closing(tally, findings if tally is ends[-1][0] else [], error, options)
+    return with_caught(status, [tally for tally, _ in ends], options)
+
+
+def read_options(
+    arguments: argparse.Namespace, *, ranks: int, per_node: int | None = None
+) -> Options:
+    """The options that the flags say. Raises `UsageError`."""
+    given = {name: read_flag(name, getattr(arguments, name)) for name in FLAGS}
+    return Options(ranks=ranks, per_node=per_node, init=False, **given)
 
 
 def starts_ranks_itself(arguments: argparse.Namespace) -> bool:
@@ -309,6 +238,7 @@ def starts_ranks_itself(arguments: argparse.Namespace) -> bool:
 def _printer(
     sink: TextIO | None, ranks: int | None, only: frozenset[int] | None
 ) -> Shown | None:
+    """For one stream; `ranks` None: of a script that starts its ranks itself."""
     if sink is None:
         return None
     if ranks is None:
@@ -317,91 +247,27 @@ def _printer(
 
 
 def _launched(
-    program: Program,
-    options: dict[str, Any],
-    printers: list[Shown | None],
-    tell: Callable[[BaseException], int],
+    program: Program, options: Options, told: dict[str, Any], printers: WorldsPrinters
 ) -> Any:
     from phalanx.engines.run_settings import Settings
     from phalanx.engines.threads.self_spawning_scripts import run_launched
 
-    return run_launched(program, Settings(**options), WorldsPrinters(printers, tell))
-
-
-def _close(
-    tallies: list[Tally],
-    findings: list[Verdict],
-    error: BaseException | None,
-    arguments: argparse.Namespace,
-) -> None:
-    """How much was checked, and what came of it: the last line, unless nobody wants it or
-    there was nothing to check."""
-    if not tallies or arguments.quiet:
-        return
-    verdict = getattr(error, "verdict", None)
-    if isinstance(error, HazardError):
-        findings, verdict = list(error.findings), None
-    elif error is not None and verdict is None:
-        return
-    tally = tallies[-1]
-    if not (tally.groups != 0 or findings or verdict or tally.raised):
-        return
-    if is_on(arguments.checks) or tally.raised:
-        kinds = parse_checks(arguments.checks)
-        line = render_closing(tally, findings, verdict, kinds=kinds)
-    else:
-        line = f"phalanx: {count(tally.ranks, 'rank')}, not checked (--checks none)"
-    print(line, file=sys.stderr)
-
-
-def _with_caught(status: int, tallies: list[Tally], arguments: argparse.Namespace) -> int:
-    """Under --strict an error of ours that the program has caught is one all the same."""
-    return 3 if status == 0 and arguments.strict and tallies and tallies[-1].raised else status
-
-
-def _run_by_torchrun(arguments: argparse.Namespace) -> int:
-    from phalanx.cli.torchrun import run_by_launcher
-    from phalanx.emulation.modules.isolation_rule import script_rule
-
-    folder = os.path.abspath("." if arguments.module else os.path.dirname(arguments.script))
-    script_rule(arguments.isolate, arguments.share, folder)  # the names only
-    only, timeout = _rank_numbers(arguments.rank), _seconds(arguments.timeout)
-    findings: list[Verdict] = []
-    tallies: list[Tally] = []
-    initialised, error = _outcome(
-        lambda: run_by_launcher(
-            arguments,
-            only=only,
-            timeout=timeout,
-            replay=_replay(arguments),
-            findings=findings,
-            tallies=tallies,
-        )
-    )
-    for finding in findings:
-        print(f"{finding.severity} {render_kind(finding)}\n", file=sys.stderr)
-    status = _tell(error, initialised, arguments)
-    _close(tallies, findings, error, arguments)
-    return _with_caught(status, tallies, arguments)
+    return run_launched(program, Settings.of(options, **told), printers)
 
 
 def _on_threads(
-    program: Program,
-    options: dict[str, Any],
-    printers: list[Shown | None],
-    *,
-    children: str,
+    program: Program, options: Options, told: dict[str, Any], printers: list[Shown | None]
 ) -> bool:
     from phalanx.emulation.stdlib import rank_children
     from phalanx.engines.run_settings import Settings
     from phalanx.engines.threads.script_on_threads import run_program
 
-    rank_children.as_processes = children == "processes"
-    return run_program(program, Settings(**options))
+    rank_children.as_processes = options.children == "processes"
+    return run_program(program, Settings.of(options, **told))
 
 
 def _on_processes(
-    program: Program, options: dict[str, Any], printers: list[Shown | None]
+    program: Program, options: Options, told: dict[str, Any], printers: list[Shown | None]
 ) -> bool:
     from phalanx.engines.processes.processes_engine import ProcessSettings
     from phalanx.engines.processes.script_on_processes import run_program_in_processes
@@ -411,55 +277,44 @@ def _on_processes(
         if printer is not None:
             printer.write(rank, text)
 
-    return run_program_in_processes(program, ProcessSettings(**options, on_output=show))
+    settings = ProcessSettings.of(options, **told, on_output=show)
+    return run_program_in_processes(program, settings)
 
 
 def _tick(printers: list[Shown | None]) -> None:
-    with suppress(BrokenPipeError):  # the rank that prints next gets to know
+    with suppress(BrokenPipeError):  # raised again for the rank that prints next
         for printer in printers:
             if printer is not None:
                 printer.tick()
 
 
-def _outcome(run: Callable[[], bool]) -> tuple[bool, BaseException | None]:
-    try:
-        return run(), None
-    except (RankFailedError, VerdictError, HazardError, KeyboardInterrupt) as error:
-        return True, error
+def _run_by_torchrun(arguments: argparse.Namespace) -> int:
+    from phalanx.cli.torchrun import check_arguments, run_by_launcher
+    from phalanx.emulation.modules.isolation_rule import script_rule
 
-
-def _tell(error: BaseException | None, initialised: bool, arguments: argparse.Namespace) -> int:
-    if error is None:
-        if initialised:
-            return 0
-        raise UsageError(
-            f"{arguments.script} ended without a call of init_process_group: its ranks never "
-            "formed a group, each ran on its own. Is this the right script?"
+    per_node = int(arguments.ranks) if (arguments.ranks or "").isdecimal() else 1
+    options = read_options(arguments, ranks=0, per_node=per_node)
+    folder = os.path.abspath("." if arguments.module else os.path.dirname(arguments.script))
+    script_rule(options.isolate, options.share, folder)  # the names only
+    only = _rank_numbers(arguments.rank)
+    check_arguments(arguments)
+    findings: list[Verdict] = []
+    tallies: list[Tally] = []
+    initialised, error = outcome_of(
+        lambda: run_by_launcher(
+            arguments,
+            options,
+            only=only,
+            replay=_replay(options, arguments),
+            findings=findings,
+            tallies=tallies,
         )
-    if isinstance(error, KeyboardInterrupt):
-        return 130
-    if isinstance(error, (VerdictError, HazardError)):
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 3
-    assert isinstance(error, RankFailedError)
-    if isinstance(error, InvalidCallError):
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 3
-    if isinstance(error.__cause__, WrongCommand):
-        raise error.__cause__
-    if error.__cause__ is not None and not _is_exit(error.__cause__):
-        # That of another process comes as text.
-        text = getattr(error.__cause__.__cause__, "text", None)
-        if text is None:
-            text = "".join(traceback.format_exception(error.__cause__))
-        if text:  # that of another machine stays there
-            print(text, file=sys.stderr)
-    print(f"{type(error).__name__}: {error}", file=sys.stderr)
-    return 1
-
-
-def _is_exit(error: BaseException) -> bool:
-    return isinstance(error, (SystemExit, RankDied))
+    )
+    print_findings(findings)
+    status = print_error(error, initialised, arguments.script)
+    if tallies and not arguments.quiet:
+        print_closing(tallies[-1], findings, error, options)
+    return with_caught(status, tallies, options)
 
 
 def _count_ranks(arguments: argparse.Namespace) -> tuple[int, int]:
@@ -474,7 +329,10 @@ def _count_ranks(arguments: argparse.Namespace) -> tuple[int, int]:
         if outer is None:
             raise UsageError("say how many ranks to run: phalanx run -n 4 " + arguments.script)
         arguments.ranks = outer
-    per_node, nodes = _number("-n", arguments.ranks), _number("--nnodes", arguments.nnodes)
+    per_node, nodes = (
+        read_number("-n", arguments.ranks),
+        read_number("--nnodes", arguments.nnodes),
+    )
     if per_node < 1 or nodes < 1:
         name, given = ("-n", per_node) if per_node < 1 else ("--nnodes", nodes)
         raise UsageError(f"{name} {given}: at least 1 is needed, e.g. {name} 4")
@@ -485,25 +343,6 @@ def _count_ranks(arguments: argparse.Namespace) -> tuple[int, int]:
             f"unset WORLD_SIZE or write -n {outer}"
         )
     return ranks, per_node
-
-
-def _number(name: str, given: str) -> int:
-    try:
-        return int(given)
-    except ValueError:
-        raise UsageError(f"{name} {given}: a whole number is needed, e.g. {name} 4") from None
-
-
-def _seconds(given: str | None) -> float | None:
-    if given is None:
-        return None
-    try:
-        seconds = float(given)
-    except ValueError:
-        raise UsageError(f"--timeout {given}: seconds are needed, e.g. --timeout 30") from None
-    if not seconds > 0:
-        raise UsageError(f"--timeout {given}: give seconds above 0, or leave it out")
-    return seconds
 
 
 def _shown_ranks(given: str | None, ranks: int) -> frozenset[int] | None:
@@ -519,8 +358,8 @@ def _rank_numbers(given: str | None) -> frozenset[int] | None:
     shown: set[int] = set()
     for part in given.split(","):
         first, _, last = part.partition("-")
-        low = _number("--rank", first)
-        shown.update(range(low, _number("--rank", last or first) + 1))
+        low = read_number("--rank", first)
+        shown.update(range(low, read_number("--rank", last or first) + 1))
     return frozenset(shown)
 
 
@@ -529,37 +368,20 @@ def _environ(arguments: argparse.Namespace) -> dict[str, str]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _replay(arguments: argparse.Namespace) -> str:
+def _replay(options: Options, arguments: argparse.Namespace) -> str:
     """The command that runs the same again, ready to paste."""
-    words = ["phalanx", "run"]
-    if arguments.ranks is not None:
-        words += ["--ranks", str(arguments.ranks)]
-    if arguments.nnodes != "1":
-        words += ["--nnodes", arguments.nnodes]
-    if arguments.engine != "threads":
-        words += ["--engine", arguments.engine]
-    words += replay_words(arguments)
-    if arguments.seed != "0":
-        words += ["--seed", arguments.seed]
-    if arguments.clock != "real":
-        words += ["--clock", arguments.clock]
-    if arguments.checks != "all":
-        words += ["--checks", arguments.checks]
-    if arguments.strict:
-        words.append("--strict")
-    if arguments.profile is not None:
-        words += ["--profile", arguments.profile]
-    if arguments.completion is not None:
-        words += ["--completion", arguments.completion]
-    for option, packages in (("--isolate", arguments.isolate), ("--share", arguments.share)):
-        words += [word for names in packages for word in (option, names)]
-    if arguments.timeout is not None:
-        words += ["--timeout", arguments.timeout]
-    if arguments.engine == "torchrun":
-        for name in (*WITH_VALUE, *FLAGS):
-            value = getattr(arguments, name.replace("-", "_"))
-            if value:
-                words += [f"--{name}"] if value is True else [f"--{name}", value]
-    if arguments.module:
-        words.append("-m")
-    return shlex.join([*words, arguments.script, *arguments.args])
+    nnodes = None if arguments.nnodes == "1" else arguments.nnodes
+    program = ["-m"] if arguments.module else []
+    program += [arguments.script, *arguments.args]
+    if options.engine == "torchrun":
+        program = [*_launcher_words(arguments), *program]
+    return options.command(*program, size={"ranks": arguments.ranks, "nnodes": nnodes})
+
+
+def _launcher_words(arguments: argparse.Namespace) -> list[str]:
+    words = []
+    for name in (*WITH_VALUE, *LAUNCHER_FLAGS):
+        value = getattr(arguments, name.replace("-", "_"))
+        if value:
+            words += [f"--{name}"] if value is True else [f"--{name}", value]
+    return words

@@ -1,5 +1,5 @@
 """`phalanx run --engine torchrun`: torch's own launcher starts the ranks, on this machine and
-others, with our checks attached. Used by `phalanx run`; what does it is `running.torchrun`.
+others, with our checks attached. Used by `phalanx run`; the engine is `engines.torchrun`.
 """
 
 from __future__ import annotations
@@ -8,14 +8,14 @@ import argparse
 import os
 import sys
 from contextlib import suppress
+from dataclasses import fields
 
-from phalanx.cli.device_options import device_environ
 from phalanx.cli.folded_output import FoldingPrinter
 from phalanx.engines.program import load_module, load_script
 from phalanx.engines.terminal import find_input
 from phalanx.engines.torchrun.addresses import own_address
 from phalanx.engines.torchrun.torchrun_options import (
-    FLAGS,
+    LAUNCHER_FLAGS,
     WITH_VALUE,
     arguments_for,
     host_of,
@@ -23,8 +23,8 @@ from phalanx.engines.torchrun.torchrun_options import (
 )
 from phalanx.engines.torchrun.torchrun_start import TorchrunSettings, run_by_torchrun
 from phalanx.errors import UsageError
-from phalanx.kinds import check_profile, is_on, parse_checks
 from phalanx.model import Tally, Verdict
+from phalanx.options import Options
 
 WORDS_FOR_RANKS = ("auto", "cpu", "gpu", "xpu")
 """What torchrun takes for the number of ranks besides a number."""
@@ -32,40 +32,39 @@ WORDS_FOR_RANKS = ("auto", "cpu", "gpu", "xpu")
 
 def run_by_launcher(
     arguments: argparse.Namespace,
+    options: Options,
     *,
     only: frozenset[int] | None,
-    timeout: float | None,
     replay: str,
     findings: list[Verdict],
     tallies: list[Tally],
 ) -> bool:
-    """Whether the script went about it as a distributed program; raises what went wrong."""
-    check_arguments(arguments)
-    seen = device_environ(arguments)
-    given = {name: getattr(arguments, name.replace("-", "_")) for name in (*WITH_VALUE, *FLAGS)}
-    options = arguments_for(given, per_node=arguments.ranks, nnodes=arguments.nnodes)
+    """Whether a rank of the script made a group, as a distributed program does. Raises what
+    the engine raises."""
+    seen = _visible_gpus(options)
+    given = {
+        name: getattr(arguments, name.replace("-", "_"))
+        for name in (*WITH_VALUE, *LAUNCHER_FLAGS)
+    }
+    line = arguments_for(given, per_node=arguments.ranks, nnodes=arguments.nnodes)
 
-    # For what is wrong with it to be said once, and before anything is started.
+    # What is wrong with the script is said once, before anything is started.
     (load_module if arguments.module else load_script)(arguments.script, list(arguments.args))
     show = _Show(only, quiet=arguments.quiet)
     usual = {} if arguments.ranks == "1" else {"OMP_NUM_THREADS": "1"}
     environ = {name: os.environ.get(name, value) for name, value in usual.items()}
     settings = TorchrunSettings(
-        options=options,
+        **{each.name: getattr(options, each.name) for each in fields(Options)},
+        launcher_options=line,
         program=["module" if arguments.module else "script", arguments.script, *arguments.args],
         on_world=show.begin,
         on_output=show.output,
         on_notice=show.notice,
         on_tick=show.tick,
-        checked=is_on(arguments.checks),
-        kinds=parse_checks(arguments.checks),
-        profile=arguments.profile,
-        strict=arguments.strict,
         on_findings=findings.extend,
         on_tally=tallies.append,
         meeting=None if is_alone(arguments.nnodes) else lambda: _meeting(arguments),
         raw_output=arguments.redirects is not None or arguments.tee is not None,
-        timeout=timeout,
         replay=replay,
         environ={**environ, **find_input(), **seen},
     )
@@ -73,6 +72,12 @@ def run_by_launcher(
         return run_by_torchrun(settings) or show.ranks == 1
     finally:
         show.close()
+
+
+def _visible_gpus(options: Options) -> dict[str, str]:
+    from phalanx.backend.devices.device_map import visible_to_processes
+
+    return visible_to_processes(options.device, options.gpus, per_node=options.node_size)
 
 
 def _meeting(arguments: argparse.Namespace) -> str:
@@ -83,24 +88,7 @@ def _meeting(arguments: argparse.Namespace) -> str:
 
 
 def check_arguments(arguments: argparse.Namespace) -> None:
-    """Refuse what this engine cannot have."""
-    if arguments.seed != "0":
-        raise UsageError(
-            f"--seed {arguments.seed}: the system decides which process runs when, so --engine "
-            "torchrun has no seed; leave it out, or use --engine threads"
-        )
-    if arguments.clock != "real":
-        raise UsageError(
-            f"--clock {arguments.clock}: real processes have the real clock; leave it out, or "
-            "use --engine threads"
-        )
-    if arguments.completion is not None:
-        raise UsageError(
-            f"--completion {arguments.completion}: the real backend decides when an operation "
-            "completes; leave it out, or use --engine threads"
-        )
-    parse_checks(arguments.checks)
-    check_profile(arguments.profile)
+    """Refuse numbers of ranks and machines that torch's launcher does not take."""
     if arguments.ranks is None:
         raise UsageError(
             "say how many ranks to run on each machine: phalanx run --engine torchrun -n 4 "

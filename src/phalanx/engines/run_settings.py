@@ -1,79 +1,75 @@
-"""What a world was asked for, and what follows from it whatever the engine.
+"""What an engine is given: the options of the run, and what the door that makes it adds.
 
-Used by all engines, and by the doors that make them.
+Used by all engines, and by the doors that make them. Holds also what follows from the settings
+whatever the engine: which findings count, who is told, what a rank's environment is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 from phalanx.backend.devices.device_map import DeviceMap
 from phalanx.backend.rank_errors import error_for
 from phalanx.checks.silencing import split_silenced
 from phalanx.emulation.modules.isolation_rule import IsolationRule
 from phalanx.engines.outcome import check_findings
-from phalanx.kinds import ALL
 from phalanx.model import Silenced, Tally, Verdict
+from phalanx.options import Options
+
+IDLE_STALL = 300.0
+"""Seconds without any sign of life after which a run without a timeout is given up."""
+
+SettingsType = TypeVar("SettingsType", bound="Settings")
 
 
-@dataclass
-class Settings:
-    """What a world was asked for. Nobody changes it; that it could be keeps it cheap to make,
-    which every test does."""
+@dataclass(frozen=True, kw_only=True)
+class Settings(Options):
+    """The options, and what no user gives: whom the engine tells, and where its ranks live."""
 
-    ranks: int
-    backend: str | None = None
-    seed: int = 0
-    clock: str = "real"
-    checked: bool = True
-    kinds: frozenset[str] = ALL
-    """Which checks, by their names in `phalanx.kinds`; `checked` turns all of them off."""
-    profile: str | None = None
-    """The backend by whose rules hazards are errors."""
-    completion: str | None = None
-    """When asynchronous operations complete, one of `completion.MOMENTS`; None: the earliest
-    moment without a seed, else by the seed."""
-    strict: bool = False
-    timeout: float | None = None
-    limit: float | None = None
-    init: bool = True
-    store: Any = None
-    """Where the default group is to meet; None: in a store of its own."""
-    per_node: int | None = None
-    device: str | None = None
-    """What ranks see: "cuda": a GPU each, shared where there are too few; "auto": the same if
-    there are any; "cpu": none; None: what there is."""
-    gpus: int | None = None
-    """How many GPUs ranks use, of those that are there."""
-    on_devices: Callable[[DeviceMap, int], Any] | None = None
-    """Is told what GPUs ranks may name, if not those that are there, and how many ranks."""
     replay: str | None = None
-    on_tick: Callable[[], Any] | None = None
-    on_findings: Callable[[Sequence[Verdict]], Any] | None = None
-    on_tally: Callable[[Tally], Any] | None = None
-    """Is told at the end, whatever it was, how much was checked."""
+    """What the user types to repeat the run; the last line of a report."""
+    store: Any = None
+    """The store in which ranks make the default group; None: one of its own."""
     environ: Mapping[str, str] | None = None
+    """Variables that ranks see besides those of this process."""
     as_torchrun: bool = True
     """Whether ranks find in their environment what torchrun sets."""
     late_numbers: bool = False
-    """Whether ranks tell their numbers only when they make their default group."""
+    """Whether ranks have no numbers before they make their default group."""
     modules: IsolationRule | None = None
     """Which packages every rank imports for itself; None: none."""
+    on_devices: Callable[[DeviceMap, int], Any] | None = None
+    """Called with the GPUs that ranks may name, if not those that are there, and with how many
+    ranks there are."""
+    on_tick: Callable[[], Any] | None = None
+    """Called about twenty times a second while ranks run."""
+    on_findings: Callable[[Sequence[Verdict]], Any] | None = None
+    on_tally: Callable[[Tally], Any] | None = None
+    """Called at the end, whatever it was, with how much was checked."""
+
+    @classmethod
+    def of(cls: type[SettingsType], options: Options, **more: Any) -> SettingsType:
+        """The settings of a run with these options; `more` are other fields, or stand in for
+        options."""
+        return cls(**{**{name: getattr(options, name) for name in _NAMES}, **more})
+
+
+_NAMES = tuple(each.name for each in fields(Options))
 
 
 def choose_findings(
     findings: Iterable[Verdict], settings: Settings
 ) -> tuple[list[Verdict], list[Silenced]]:
-    """Those that the user wants to hear of, and those that the program's own lines silence."""
+    """The findings that the user asked for, and those that comments in the program silence."""
     return split_silenced(each for each in findings if each.kind in settings.kinds)
 
 
 def tell_findings(findings: Sequence[Verdict], settings: Settings) -> None:
-    """Whoever made the world is told. Under `strict` it is an error, and so is a finding that
-    is one by itself: the first of them is raised, the others are told."""
+    """Pass the findings on. Raises them all under `strict`; else raises the first that is an
+    error by itself and gives the others to `on_findings`."""
     check_findings(findings, settings.replay, strict=settings.strict)
     worst = next((each for each in findings if each.severity == "error"), None)
     others = [each for each in findings if each is not worst]
@@ -84,17 +80,16 @@ def tell_findings(findings: Sequence[Verdict], settings: Settings) -> None:
 
 
 def rank_environ(base: Mapping[str, str], settings: Settings, rank: int) -> dict[str, str]:
-    """What torchrun would have set for this rank."""
+    """The environment of a rank: `base`, and what torchrun would have set for it."""
     where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
     if not settings.as_torchrun:
         return {**where, **base}
-    per_node = settings.per_node or settings.ranks
-    return {**where, **base, **_torchrun_variables(rank, settings.ranks, per_node)}
+    return {**where, **base, **_torchrun_variables(rank, settings.ranks, settings.node_size)}
 
 
 @lru_cache(maxsize=1024)
 def _torchrun_variables(rank: int, ranks: int, per_node: int) -> dict[str, str]:
-    """Not to be changed by whoever gets it: it is made once."""
+    """Shared by all callers, who must not change it."""
     local, node = rank % per_node, rank // per_node
     return {
         "RANK": str(rank),

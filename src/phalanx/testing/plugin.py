@@ -210,36 +210,21 @@ def _closest_first(node: Any) -> list[pytest.Mark]:
 
 
 def _check(plan: Plan) -> None:
-    """By the rules of `phalanx.run`, which need torch; a test on ranks needs it as well."""
-    from phalanx.backend.devices.device_map import check_devices
-    from phalanx.emulation.modules.isolation_rule import check_isolate
-    from phalanx.engines.world import check_options
+    """What only torch and this Python know; a test on ranks needs torch anyway."""
+    from phalanx.engines.engine import check_here
 
     for way in plan.ways:
-        check_isolate(way.isolate)
-        check_devices(way.device, way.gpus)
-        check_options(
-            ranks=way.size,
-            engine=way.engine,
-            backend=way.backend,
-            clock=way.clock,
-            checks=way.checks,
-            seed=way.seed,
-            timeout=way.limit,
-            profile=way.profile,
-            completion=way.completion,
-        )
+        check_here(way)
 
 
 def _lacks_gpu(way: Ranks) -> list[pytest.Mark]:
     """A test that asks for GPUs which are not here is skipped, as is usual for tests."""
     if way.device != "cuda" and way.gpus is None:
         return []
-    from phalanx.backend.devices.device_map import plan_devices, visible_to_processes
+    from phalanx.engines.engine import check_gpus
 
-    plan = visible_to_processes if way.engine == "processes" else plan_devices
     try:
-        plan(way.device, way.gpus, per_node=way.size)
+        check_gpus(way)
     except UsageError as error:
         return [pytest.mark.skip(reason=str(error)).mark]
     return []

@@ -311,7 +311,7 @@ def nothing(*args: object) -> None: ...
 
 
 SETTINGS = torchrun_start.TorchrunSettings(
-    options=[],
+    launcher_options=[],
     program=[],
     on_world=nothing,
     on_output=nothing,

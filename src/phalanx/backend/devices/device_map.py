@@ -16,7 +16,6 @@ import torch
 
 from phalanx.errors import UsageError, text_of
 
-DEVICES = ("auto", "cpu", "cuda")
 KIND = "cuda"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -140,24 +139,6 @@ def hint_for(
     if not 0 < there < ranks:
         return ()
     return (("hint", f"{ranks} ranks and {_number(there)}: device='cuda' lets ranks share"),)
-
-
-def check_devices(device: Any, gpus: Any, *, allowed: tuple[str, ...] = DEVICES[1:]) -> None:
-    """Refuse values that mean nothing, with what is allowed."""
-    if device is not None and device not in allowed:
-        listed = ", ".join(map(repr, allowed))
-        raise UsageError(
-            f"device={device!r}: choose one of {listed}; which GPU of several is a rank's own "
-            "follows from its local rank"
-        )
-    if gpus is None:
-        return
-    if isinstance(gpus, bool) or not isinstance(gpus, int) or gpus < 1:
-        raise UsageError(
-            f"gpus={gpus!r}: give the number of GPUs that ranks share, from 1, e.g. gpus=1"
-        )
-    if device == "cpu":
-        raise UsageError(f"gpus={gpus}: device='cpu' uses none; leave one of them out")
 
 
 def count_gpus() -> int:

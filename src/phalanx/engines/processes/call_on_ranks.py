@@ -45,9 +45,9 @@ from phalanx.engines.processes.rank_messages import (
 )
 from phalanx.engines.processes.rank_processes import MemberProcess, RankProcesses
 from phalanx.engines.referee.end_of_run import find_reasons
+from phalanx.engines.run_settings import IDLE_STALL
 from phalanx.engines.serialization.serialization import unpack_value
 from phalanx.engines.snapshots import group_views
-from phalanx.engines.threads.threads_engine import IDLE_STALL
 from phalanx.errors import RankStopped, UsageError
 from phalanx.model import (
     Deadlock,

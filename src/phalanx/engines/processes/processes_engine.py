@@ -37,17 +37,13 @@ from phalanx.errors import HazardError, PhalanxWarning, UsageError, VerdictError
 from phalanx.model import Silenced, Verdict
 from phalanx.report.layout import rank_list
 
-MOST_PROCESSES = 128
-"""Each rank costs five file descriptors here, of which systems often allow 1,024."""
 
-
-@dataclass
+@dataclass(frozen=True, kw_only=True)
 class ProcessSettings(Settings):
-    """What a world of processes was asked for. `imports` names modules that every rank
-    imports before it initialises its group: where third-party backends register themselves.
-    """
-
+    engine: str = "processes"
     imports: Sequence[str] = ()
+    """Modules that every rank imports before it initialises its group: where third-party
+    backends register themselves."""
     on_output: OnOutput = print_line
 
 
@@ -212,7 +208,7 @@ class ProcessesEngine:
     def _new_ranks(self) -> RankProcesses:
         settings = self.settings
         self.base_environ = dict(os.environ)
-        per_node = settings.per_node or settings.ranks
+        per_node = settings.node_size
         seen = visible_to_processes(settings.device, settings.gpus, per_node=per_node)
         base = {**self.base_environ, **(settings.environ or {}), **seen}
         base.setdefault("MASTER_ADDR", LOOPBACK)

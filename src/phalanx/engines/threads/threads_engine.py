@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import thread as pools
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -50,6 +50,7 @@ from phalanx.core.launcher import Launcher, end_threads
 from phalanx.core.schedule import schedule_from_seed
 from phalanx.core.strand import RUNNING, Strand, here
 from phalanx.core.thread_pool import FORGETS_LOCALS, RankThreadPool
+from phalanx.emulation.modules.crossing import IsolatedCall, opened
 from phalanx.emulation.modules.isolating import isolating, own_modules
 from phalanx.emulation.modules.registrations import forget
 from phalanx.emulation.patch_table import hold, keep_groups_by_thread, release
@@ -66,7 +67,13 @@ from phalanx.emulation.stdlib.rank_children import (
 from phalanx.emulation.stdlib.replaced_calls import enter_thread
 from phalanx.emulation.stdlib.signals import SignalDispatch
 from phalanx.engines.outcome import Outcome, Outcomes, find_error
-from phalanx.engines.run_settings import Settings, choose_findings, rank_environ, tell_findings
+from phalanx.engines.run_settings import (
+    IDLE_STALL,
+    Settings,
+    choose_findings,
+    rank_environ,
+    tell_findings,
+)
 from phalanx.engines.snapshots import group_views, is_debugging, take_snapshot, user_stacks
 from phalanx.engines.threads.renumbering import exchange
 from phalanx.engines.threads.verdicts import Judge
@@ -74,9 +81,6 @@ from phalanx.errors import RankStopped, UsageError, VerdictError
 from phalanx.model import Silenced, Verdict
 from phalanx.report.positions import render_positions
 from phalanx.system import getpid, monotonic
-
-IDLE_STALL = 300.0
-"""Seconds without any sign of life after which a run without a timeout is given up."""
 
 CALLBACK_THREAD = 1.0
 """Seconds that callbacks may still take when all ranks have returned."""
@@ -114,6 +118,18 @@ class ThreadsEngine:
         if getattr(self, "_holds", False):
             self._holds = False
             release()
+
+    def call(
+        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> list[Any]:
+        """Call `fn` once per rank and return the values in rank order. Where ranks import
+        packages of their own, `fn`, its arguments and the values refer to the rank's."""
+        __tracebackhide__ = True
+        if self.settings.modules is None:
+            return self.run(lambda context: fn(*args, **kwargs))
+        crossing = IsolatedCall(self.settings.modules, fn, args, kwargs)
+        with crossing.errors_opened():
+            return opened(self.run(lambda context: crossing.call()))
 
     def run(self, body: Callable[[RankContext], Any]) -> list[Any]:
         """Run `body` once per rank and return the values in rank order."""
@@ -223,7 +239,6 @@ class ThreadsEngine:
             session.raised.append(named)
             return error_for(named, settings.replay)
 
-        per_node = settings.per_node or settings.ranks
         former = self._former()
         session = Session(
             settings.ranks,
@@ -232,9 +247,9 @@ class ThreadsEngine:
             checked=settings.checked,
             kinds=settings.kinds,
             profile=settings.profile,
-            completion=settings.completion or ("seeded" if settings.seed else "earliest"),
+            completion=settings.moment,
             seed=settings.seed,
-            devices=plan_devices(settings.device, settings.gpus, per_node=per_node),
+            devices=plan_devices(settings.device, settings.gpus, per_node=settings.node_size),
             states=[each.torch_state for each in former.ranks] if former is not None else (),
         )
         session.makes_world = settings.init

@@ -11,9 +11,10 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Literal
+
+from phalanx.kinds import is_on, parse_checks
 
 VARIABLE = "PHALANX_TORCHRUN"
 
@@ -28,14 +29,21 @@ class Base:
     token: str
     logs: str
     """A folder for what torch's launcher would leave behind. Whoever ends last removes it."""
-    checked: bool = True
-    kinds: Sequence[str] = ()
-    """What is checked."""
+    checks: str = "all"
+    """As in `Options`."""
     own_output: bool = True
     meeting: str = ""
     """Names the meeting of the machines that these ranks came out of. Machines count restarts
     each for itself, and not those because a machine came or went. Empty where it is unknown.
     """
+
+    @property
+    def checked(self) -> bool:
+        return is_on(self.checks)
+
+    @property
+    def kinds(self) -> frozenset[str]:
+        return parse_checks(self.checks)
 
     def export(self) -> str:
         return json.dumps(asdict(self))

@@ -131,13 +131,7 @@ class Launch:
         given = self._settings
         if self._referee is None:
             return
-        settings = Settings(
-            ranks=self._referee.ranks,
-            kinds=given.kinds,
-            strict=given.strict,
-            replay=given.replay,
-            on_findings=given.on_findings,
-        )
+        settings = Settings.of(given, replay=given.replay, on_findings=given.on_findings)
         findings, self._silenced = choose_findings(self._referee.find_at_end(), settings)
         tell_findings(findings, settings)
 

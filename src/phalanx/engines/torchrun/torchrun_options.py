@@ -36,7 +36,7 @@ WITH_VALUE = (
     "master-addr",
     "master-port",
 )
-FLAGS = ("standalone", "virtual-local-rank")
+LAUNCHER_FLAGS = ("standalone", "virtual-local-rank")
 
 Given = Mapping[str, "str | bool | None"]
 
@@ -46,7 +46,7 @@ def arguments_for(given: Given, *, per_node: str, nnodes: str) -> list[str]:
     options: dict[str, str] = {
         name: str(given[name]) for name in WITH_VALUE if given.get(name) is not None
     }
-    flags = [name for name in FLAGS if given.get(name)]
+    flags = [name for name in LAUNCHER_FLAGS if given.get(name)]
     if not is_alone(nnodes):
         _meet(options)
     line = ["--nproc-per-node", per_node, "--nnodes", nnodes]

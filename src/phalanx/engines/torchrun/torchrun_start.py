@@ -22,34 +22,34 @@ from dataclasses import dataclass
 from typing import Any
 
 from phalanx.engines.torchrun.launcher_messages import VARIABLE, Base, listen
-from phalanx.kinds import ALL
 from phalanx.model import Tally, Verdict
+from phalanx.options import Options
 
 
-@dataclass(frozen=True)
-class TorchrunSettings:
-    """What was asked for. `options` are for torch's launcher, `program` says what the ranks
-    run. `on_world` hears how many ranks there are and which are here, `on_output` what they
-    print, `on_notice` what torch's launcher says; `on_findings` and `on_tally` what was found
-    and checked, on the machine of rank 0. `raw_output`: it deals with output itself.
-    `meeting` says what the ranks wait for until they start, if that may take long.
-    """
+@dataclass(frozen=True, kw_only=True)
+class TorchrunSettings(Options):
+    """The options, and what the command line adds."""
 
-    options: Sequence[str]
+    ranks: int = 0
+    engine: str = "torchrun"
+    launcher_options: Sequence[str]
+    """The options of torch's launcher."""
     program: Sequence[str]
+    """What the ranks run: "script" or "module", its name, its arguments."""
     on_world: Callable[[int, range], Any]
+    """Called with how many ranks there are, and with those of this machine."""
     on_output: Callable[[int, str, str], Any]
+    """Called with a rank, the stream ("out" or "err") and what the rank printed."""
     on_notice: Callable[[str], Any]
+    """Called with each line that torch's launcher prints."""
     on_tick: Callable[[], Any]
-    checked: bool = True
-    kinds: frozenset[str] = ALL
-    profile: str | None = None
-    strict: bool = False
     on_findings: Callable[[Sequence[Verdict]], Any] | None = None
     on_tally: Callable[[Tally], Any] | None = None
+    """Both are called on the machine of rank 0 only."""
     raw_output: bool = False
+    """Whether torch's launcher writes the ranks' output to files itself."""
     meeting: Callable[[], str] | None = None
-    timeout: float | None = None
+    """Says what the ranks wait for until they start, if that may take long."""
     replay: str | None = None
     environ: Mapping[str, str] | None = None
 
@@ -101,8 +101,7 @@ def _started(settings: TorchrunSettings) -> Iterator[Started]:
             address=_new_address(token, stack),
             token=token,
             logs=stack.enter_context(tempfile.TemporaryDirectory(prefix="phalanx-")),
-            checked=settings.checked,
-            kinds=sorted(settings.kinds),
+            checks=settings.checks,
             own_output=not settings.raw_output,
         )
         listener = stack.enter_context(listen(base.address))
@@ -128,7 +127,7 @@ def _new_address(token: str, stack: ExitStack) -> str:
 def _start_agent(settings: TorchrunSettings, base: Base) -> subprocess.Popen[bytes]:
     environ = {**os.environ, **(settings.environ or {}), VARIABLE: base.export()}
     package = "phalanx.engines.torchrun"
-    line = [*settings.options, "-m", f"{package}.rank", *settings.program]
+    line = [*settings.launcher_options, "-m", f"{package}.torchrun_rank", *settings.program]
     pipe = None if settings.raw_output else subprocess.PIPE
     return subprocess.Popen(
         [sys.executable, "-m", f"{package}.agent", *line],

@@ -13,9 +13,9 @@ from typing import Any
 
 from phalanx.errors import UsageError
 from phalanx.kinds import is_on, parse_checks
+from phalanx.options import FUNCTION_ENGINES, FUNCTION_OPTIONS, Options, check_function_options
 from phalanx.testing.pytest.expected_findings import EXPECT, SILENCE, Reasons, reasons_in
 
-ENGINES = ("threads", "processes")
 REPORTS = ("all", "first", "concise")
 PARAMETER = "_phalanx_ranks"
 """The name under which an item's `Ranks` are among its parameters."""
@@ -31,64 +31,37 @@ MARKER_HELP = (
 )
 WORLD_SIZE_HELP = "world_size(N): the same as ranks(N) (Phalanx)."
 
-KEYWORDS = (
-    "engine",
-    "backend",
-    "init",
-    "device",
-    "gpus",
-    "timeout",
-    "seed",
-    "clock",
-    "checks",
-    "strict",
-    "profile",
-    "completion",
-    "isolate",
-    "per_rank",
-    "shared",
-)
+KEYWORDS = (*FUNCTION_OPTIONS[1:], "per_rank", "shared")
 
 
-@dataclass(frozen=True)
-class Ranks:
+@dataclass(frozen=True, kw_only=True)
+class Ranks(Options):
     """How one test item runs: what stands behind an id such as `[ranks=4]`."""
 
-    size: int
-    engine: str = "threads"
-    backend: str | None = None
-    init: bool = True
     limit: float | None = DEFAULT_LIMIT
-    seed: int = 0
-    clock: str = "real"
-    checks: str = "all"
-    strict: bool = False
-    profile: str | None = None
-    completion: str | None = None
-    isolate: Any = ()
-    device: Any = None
-    gpus: Any = None
-    """Packages that each rank imports for itself, as given."""
     per_rank: frozenset[str] = frozenset()
     shared: frozenset[str] = frozenset()
     expected: Reasons = ()
     silenced: Reasons = ()
 
     @property
-    def checked(self) -> bool:
-        return is_on(self.checks) or bool(self.expected)
+    def size(self) -> int:
+        return self.ranks
 
     @property
-    def kinds(self) -> frozenset[str]:
+    def effective_checks(self) -> str:
         """What is looked for: also what is expected, whatever else was chosen."""
-        return _kinds(self.checks, self.expected, self.silenced)
+        if not self.expected and not self.silenced:
+            return self.checks
+        return _effective_checks(self.checks, self.expected, self.silenced)
 
 
 @functools.cache
-def _kinds(checks: str, expected: Reasons, silenced: Reasons) -> frozenset[str]:
-    """Asked for every test, and the same for most."""
+def _effective_checks(checks: str, expected: Reasons, silenced: Reasons) -> str:
+    if not is_on(checks) and not expected:
+        return checks
     chosen = parse_checks(checks) - {kind for kind, _ in silenced}
-    return chosen | {kind for kind, _ in expected}
+    return ",".join(sorted(chosen | {kind for kind, _ in expected}))
 
 
 @dataclass(frozen=True)
@@ -234,10 +207,9 @@ def check_engines(given: Any, where: str) -> tuple[str, ...]:
         names = tuple(name.strip() for name in given)
     except (TypeError, AttributeError):
         names = ()
-    if not names or not set(names) <= set(ENGINES):
-        raise UsageError(
-            f"{where}: choose {' or '.join(ENGINES)}, or both with a comma between them"
-        )
+    if not names or not set(names) <= set(FUNCTION_ENGINES):
+        engines = " or ".join(FUNCTION_ENGINES)
+        raise UsageError(f"{where}: choose {engines}, or both with a comma between them")
     return tuple(dict.fromkeys(names))
 
 
@@ -259,21 +231,14 @@ def _way(
         raise UsageError(
             f"init={init!r}: True, or False for a test that starts its group itself"
         )
+    given_options = {name: values[name] for name in FUNCTION_OPTIONS if name in values}
+    given_options.update(
+        ranks=size, engine=engine, timeout=None, isolate=_packages(values.get("isolate", ()))
+    )
+    check_function_options(given_options)
     return Ranks(
-        size=size,
-        engine=engine,
-        backend=values.get("backend"),
-        init=init,
+        **given_options,
         limit=float(timeout) or None,
-        seed=values.get("seed", 0),
-        clock=values.get("clock", "real"),
-        checks=values.get("checks", "all"),
-        strict=strict,
-        profile=values.get("profile"),
-        completion=values.get("completion"),
-        isolate=_packages(values.get("isolate", ())),
-        device=values.get("device"),
-        gpus=values.get("gpus"),
         per_rank=_names("per_rank", values.get("per_rank", ())),
         shared=_names("shared", values.get("shared", ())),
     )

@@ -194,8 +194,8 @@ def _tick(*streams: Collected) -> None:
 
 
 def _kept_engine(way: Ranks) -> _KeptEngine:
-    settings = (way.checked, way.kinds, way.strict, way.profile)
-    key = (way.size, way.backend, way.device, way.gpus, *settings)
+    checks = (way.effective_checks, way.strict, way.profile)
+    key = (way.size, way.backend, way.device, way.gpus, *checks)
     kept = _engines.pop(key, None)
     while kept is None and len(_engines) >= MOST_KEPT:
         oldest = _engines.pop(next(iter(_engines)))
@@ -210,8 +210,7 @@ def _kept_engine(way: Ranks) -> _KeptEngine:
                     backend=way.backend,
                     device=way.device,
                     gpus=way.gpus,
-                    checked=way.checked,
-                    kinds=way.kinds,
+                    checks=way.effective_checks,
                     profile=way.profile,
                     strict=way.strict,
                 )

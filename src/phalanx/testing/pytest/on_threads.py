@@ -108,20 +108,9 @@ class _TestOnThreads:
     def run(self, replay: str, thread_pool: RankThreadPool) -> RanksRun:
         way = self._way
         engine = ThreadsEngine(
-            Settings(
-                ranks=way.size,
-                backend=way.backend,
-                init=way.init,
-                device=way.device,
-                gpus=way.gpus,
-                seed=way.seed,
-                clock=way.clock,
-                checked=way.checked,
-                kinds=way.kinds,
-                profile=way.profile,
-                completion=way.completion,
-                strict=way.strict,
-                limit=way.limit,
+            Settings.of(
+                way,
+                checks=way.effective_checks,
                 replay=replay,
                 on_tick=self._tick,
                 modules=IsolationRule(way.isolate) if way.isolate else None,

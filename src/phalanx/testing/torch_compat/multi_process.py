@@ -173,7 +173,8 @@ class MultiProcessTestCase(RanksTestCase):
             environ=self._environ,
             replay=replay_of(self),
             on_findings=findings.extend,
-            checked=not expects_code,  # or ranks that wait for one that dies would be stopped
+            # Checks would stop ranks that wait for one that dies.
+            checks="none" if expects_code else "all",
         )
         engine = ProcessesEngine(settings)
         what = type(self), self._current_test_name(), self.file_name, self._environ

@@ -1,0 +1,108 @@
+"""The end of `phalanx run`: what a run came to, as text and as the exit status.
+
+Used by `run.py`, for all engines. Must never import torch: a wrong command line ends here, too.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from phalanx.errors import (
+    HazardError,
+    InvalidCallError,
+    RankDied,
+    RankFailedError,
+    UsageError,
+    VerdictError,
+    WrongCommand,
+)
+from phalanx.model import Tally, Verdict
+from phalanx.options import Options
+from phalanx.report.closing import render_closing
+from phalanx.report.layout import count
+from phalanx.report.text import render_kind
+
+if TYPE_CHECKING:
+    from phalanx.backend.devices.device_map import DeviceMap
+
+
+def outcome_of(run: Callable[[], bool]) -> tuple[bool, BaseException | None]:
+    """What `run` returns, and the error that it raises if it is one of those with a report."""
+    try:
+        return run(), None
+    except (RankFailedError, VerdictError, HazardError, KeyboardInterrupt) as error:
+        return True, error
+
+
+def print_findings(findings: Sequence[Verdict]) -> None:
+    for finding in findings:
+        print(f"{finding.severity} {render_kind(finding)}\n", file=sys.stderr)
+
+
+def print_error(error: BaseException | None, initialised: bool, script: str) -> int:
+    """Print the error, if there is one; the exit status. Raises `UsageError` for a script that
+    never formed a group."""
+    if error is None:
+        if initialised:
+            return 0
+        raise UsageError(
+            f"{script} ended without a call of init_process_group: its ranks never "
+            "formed a group, each ran on its own. Is this the right script?"
+        )
+    if isinstance(error, KeyboardInterrupt):
+        return 130
+    if isinstance(error, (VerdictError, HazardError)):
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 3
+    assert isinstance(error, RankFailedError)
+    if isinstance(error, InvalidCallError):
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 3
+    if isinstance(error.__cause__, WrongCommand):
+        raise error.__cause__
+    if error.__cause__ is not None and not isinstance(error.__cause__, (SystemExit, RankDied)):
+        # An error of another process comes as text.
+        text = getattr(error.__cause__.__cause__, "text", None)
+        if text is None:
+            text = "".join(traceback.format_exception(error.__cause__))
+        if text:  # the text of another machine stays there
+            print(text, file=sys.stderr)
+    print(f"{type(error).__name__}: {error}", file=sys.stderr)
+    return 1
+
+
+def print_closing(
+    tally: Tally, findings: Sequence[Verdict], error: BaseException | None, options: Options
+) -> None:
+    """The last line: how much was checked, and what came of it. Nothing where a rank failed by
+    itself, or where there was nothing to check."""
+    verdict = getattr(error, "verdict", None)
+    if isinstance(error, HazardError):
+        findings, verdict = list(error.findings), None
+    elif error is not None and verdict is None:
+        return
+    if not (tally.groups != 0 or findings or verdict or tally.raised):
+        return
+    if options.checked or tally.raised:
+        line = render_closing(tally, findings, verdict, kinds=options.kinds)
+    else:
+        line = f"phalanx: {count(tally.ranks, 'rank')}, not checked (--checks none)"
+    print(line, file=sys.stderr)
+
+
+def with_caught(status: int, tallies: Sequence[Tally], options: Options) -> int:
+    """Under --strict an error of ours fails the run even if the program has caught it."""
+    return 3 if status == 0 and options.strict and tallies and tallies[-1].raised else status
+
+
+def sharing_lines(maps: Sequence[tuple[DeviceMap, int]]) -> list[str]:
+    """A line for each world whose ranks named GPUs that are not there: what they stood for."""
+    used = [(devices, ranks) for devices, ranks in maps if devices.used]
+    if not used:
+        return []
+    from phalanx.backend.devices.device_map import render_sharing
+
+    return [f"phalanx: {render_sharing(devices, ranks)}" for devices, ranks in used]

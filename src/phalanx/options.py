@@ -1,0 +1,362 @@
+"""The options of a run as one frozen value: validated, printable as a replay line, picklable.
+
+Every door (`phalanx.run`, `World`, the command line, the pytest marker) makes an `Options`, and
+every engine reads it. To add an option, add a field here; with a `Flag` it is a flag of
+`phalanx run` as well, and part of the replay line. `phalanx.run` and `World` name their
+options in their signatures, and a test compares those with the fields.
+
+Validation needs no torch. Whether a GPU, a backend or a package is there is asked by
+`engines.engine.check_here`.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from functools import lru_cache
+from typing import Any
+
+from phalanx.errors import UsageError
+from phalanx.kinds import MOMENTS, check_profile, is_on, parse_checks
+
+ENGINES = ("threads", "processes", "torchrun")
+FUNCTION_ENGINES = ENGINES[:2]
+"""Those that can run a function: torch's launcher starts whole scripts."""
+
+BACKENDS = ("gloo", "nccl", "cpu:gloo,cuda:nccl")
+"""What ranks that are threads take for a backend. For processes torch decides."""
+
+CLOCKS = ("real", "virtual")
+DEVICES = ("auto", "cpu", "cuda")
+FUNCTION_DEVICES = DEVICES[1:]
+CHILDREN = ("ranks", "processes")
+MOST_RANKS = 4096
+MOST_PROCESSES = 128
+"""Each rank costs five file descriptors here, of which systems often allow 1,024."""
+
+
+@dataclass(frozen=True)
+class Flag:
+    """How an option is given on the command line, as `--name`."""
+
+    text: str
+    metavar: str | None = None
+    form: str = "word"
+    """"word", "number", "seconds", "packages" (may come several times) or "switch"."""
+    default: Any = None
+    """What the command line takes where nothing is said; None: the field's own default."""
+
+
+def _option(default: Any, flag: Flag | None = None, *, function: bool = True) -> Any:
+    """`function`: whether `phalanx.run` and `World` have it as a keyword."""
+    return field(default=default, metadata={"flag": flag, "function": function})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What a run was asked for. Raises `UsageError` for what cannot work.
+
+    >>> Options(ranks=4, seed=7)
+    Options(ranks=4, seed=7)
+    >>> Options(ranks=4, seed=7).command("train.py")
+    'phalanx run --ranks 4 --seed 7 train.py'
+    """
+
+    ranks: int = field(metadata={"flag": None, "function": True})
+    """How many, in all. 0 under torchrun, which counts them itself."""
+    engine: str = _option(
+        "threads",
+        Flag(
+            "threads: ranks in this process; processes: one process each; torchrun: as torch's "
+            "launcher starts them",
+            "ENGINE",
+        ),
+    )
+    backend: str | None = _option(None)
+    """Of the default group that `init` makes; None: Gloo, and NCCL where ranks have GPUs."""
+    device: str | None = _option(
+        None,
+        Flag(
+            "auto: ranks share the GPUs where there are too few, so that cuda:3 means one "
+            "that is there; cuda: the same, and there must be one; cpu: ranks see none",
+            "WHERE",
+            default="auto",
+        ),
+    )
+    """What ranks see: "cuda": a GPU each, shared where there are too few; "auto": the same if
+    there are any; "cpu": none; None: what there is."""
+    gpus: int | None = _option(None, Flag("use only the first K GPUs", "K", "number"))
+    seed: int = _option(0, Flag("order of ranks; 0: first come", "S", "number"))
+    clock: str = _option("real", Flag("real, or virtual: sleeps take no time", "CLOCK"))
+    checks: str = _option(
+        "all", Flag("all, none, or kinds of findings: mismatch,leak or all,-leak", "KINDS")
+    )
+    strict: bool = _option(
+        False, Flag("what is only a warning fails the run: exit 3", form="switch")
+    )
+    profile: str | None = _option(
+        None, Flag("gloo or nccl: what may fail on it is an error", "NAME")
+    )
+    completion: str | None = _option(
+        None,
+        Flag(
+            "of asynchronous operations: earliest, latest, or seeded (default with --seed)",
+            "WHEN",
+        ),
+    )
+    """When asynchronous operations complete; None: as early as they can without a seed, else
+    when the seed says."""
+    timeout: float | None = _option(
+        None, Flag("stop after SEC seconds of standstill", "SEC", "seconds")
+    )
+    limit: float | None = _option(None, function=False)
+    """Seconds that the whole run may take."""
+    init: bool = _option(True)
+    isolate: tuple[str, ...] = _option(
+        (),
+        Flag(
+            "import these once per rank, as the script's own packages are",
+            "PACKAGES",
+            "packages",
+        ),
+    )
+    share: tuple[str, ...] = _option(
+        (),
+        Flag(
+            "import these of the script's own packages once for all ranks; or all",
+            "PACKAGES",
+            "packages",
+        ),
+        function=False,
+    )
+    children: str = _option(
+        "ranks",
+        Flag(
+            "what processes are that the script starts and numbers: ranks, or processes", "WHAT"
+        ),
+        function=False,
+    )
+    per_node: int | None = _option(None, function=False)
+    """How many ranks a node has; None: there is one node."""
+
+    def __post_init__(self) -> None:
+        check_choice("engine", self.engine, ENGINES)
+        self._check_ranks()
+        check_choice("clock", self.clock, CLOCKS)
+        parse_checks(self.checks)
+        check_profile(self.profile)
+        check_choice("children", self.children, CHILDREN)
+        if self.completion is not None:
+            check_choice("completion", self.completion, MOMENTS)
+        if self.engine != "threads":
+            self._check_what_only_threads_have()
+        elif self.backend is not None:
+            check_choice("backend", self.backend, BACKENDS)
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
+            raise UsageError(
+                f"seed={self.seed!r}: a seed is a whole number from 0 on (0: in order)"
+            )
+        check_devices(self.device, self.gpus, allowed=DEVICES)
+        for name in ("timeout", "limit"):
+            given = getattr(self, name)
+            if given is not None and not (isinstance(given, (int, float)) and given > 0):
+                raise UsageError(
+                    f"{name}={given!r}: give seconds above 0, or None for no limit"
+                )
+
+    def _check_ranks(self) -> None:
+        ranks, least = self.ranks, 0 if self.engine == "torchrun" else 1
+        whole = isinstance(ranks, int) and not isinstance(ranks, bool)
+        if not whole or not least <= ranks <= MOST_RANKS:
+            raise UsageError(
+                f"ranks={ranks!r}: give the number of ranks as a whole number from 1 to "
+                f"{MOST_RANKS}, e.g. ranks=4"
+            )
+        if self.engine == "processes" and ranks > MOST_PROCESSES:
+            raise UsageError(
+                f"ranks={ranks!r}: engine='processes' takes up to {MOST_PROCESSES}; "
+                "use engine='threads' for more"
+            )
+
+    def _check_what_only_threads_have(self) -> None:
+        if self.seed:
+            raise UsageError(
+                f"seed={self.seed!r}: the system decides which process runs when, so "
+                f"engine={self.engine!r} has no seed; leave it out, or use engine='threads'"
+            )
+        if self.clock != "real":
+            raise UsageError(
+                f"clock={self.clock!r}: real processes have the real clock; leave it out, or "
+                "use engine='threads'"
+            )
+        if self.completion is not None:
+            raise UsageError(
+                f"completion={self.completion!r}: the real backend decides when an operation "
+                "completes; leave it out, or use engine='threads'"
+            )
+        if self.backend is not None and not isinstance(self.backend, str):
+            raise UsageError(
+                f"backend={self.backend!r}: give a backend's name, e.g. 'gloo', or None"
+            )
+
+    # -- what follows from them -------------------------------------------------------------
+
+    @property
+    def checked(self) -> bool:
+        """Whether anything is checked at all; if not, engines do not even look."""
+        return is_on(self.checks)
+
+    @property
+    def kinds(self) -> frozenset[str]:
+        """The kinds of findings that are looked for."""
+        return _kinds(self.checks)
+
+    @property
+    def moment(self) -> str:
+        """When asynchronous operations complete, one of `kinds.MOMENTS`."""
+        return self.completion or ("seeded" if self.seed else "earliest")
+
+    @property
+    def node_size(self) -> int:
+        return self.per_node or self.ranks
+
+    def keywords(self) -> dict[str, Any]:
+        """As keywords of `phalanx.run` and `World`."""
+        return {name: getattr(self, name) for name in FUNCTION_OPTIONS}
+
+    # -- printing ---------------------------------------------------------------------------
+
+    def __repr__(self) -> str:
+        given = [f"{name}={value!r}" for name, value in self._said()]
+        return f"Options({', '.join(given)})"
+
+    def call(self, fn: object, *, has_arguments: bool = False) -> str:
+        """The Python call that repeats the run. Arguments of `fn` may be large and stay out."""
+        words = [getattr(fn, "__name__", "fn"), *(["..."] if has_arguments else [])]
+        said = [(name, value) for name, value in self._said() if name in FUNCTION_OPTIONS]
+        words += [f"{name}={value!r}" for name, value in said]
+        return f"phalanx.run({', '.join(words)})"
+
+    def command(self, *program: str, size: Mapping[str, str | None] | None = None) -> str:
+        """The command line that repeats the run, ready to paste. `program` is what follows the
+        options. `size` is how the number of ranks was given, by the names of flags, where that
+        is not `--ranks` alone."""
+        sizes = {"ranks": str(self.ranks)} if size is None else size
+        words = [
+            word for name, value in sizes.items() if value for word in (f"--{name}", value)
+        ]
+        for name, value in self._said():
+            flag = FLAGS.get(name)
+            if flag is not None and value != flag.default:
+                words += _flag_words(name, flag, value)
+        return shlex.join(["phalanx", "run", *words, *program])
+
+    def _said(self) -> Iterator[tuple[str, Any]]:
+        """The options that differ from their defaults, in order."""
+        for name, default in DEFAULTS.items():
+            value = getattr(self, name)
+            if value != default:
+                yield name, value
+
+
+FLAGS: Mapping[str, Flag] = {
+    each.name: flag for each in fields(Options) if (flag := each.metadata["flag"]) is not None
+}
+"""The flags of `phalanx run` that are options, by their names; `-n` and `--nnodes`, which
+together say the number of ranks, are not among them."""
+
+FUNCTION_OPTIONS = tuple(each.name for each in fields(Options) if each.metadata["function"])
+"""The keywords of `phalanx.run` and `World`."""
+
+DEFAULTS: Mapping[str, Any] = {each.name: each.default for each in fields(Options)}
+
+
+def function_options(**given: Any) -> Options:
+    """The options of a function's run."""
+    check_function_options(given)
+    return Options(**given)
+
+
+def check_function_options(given: Mapping[str, Any]) -> None:
+    """Refuse what only the command line can have."""
+    if given.get("engine") == "torchrun":
+        raise UsageError(
+            "engine='torchrun': torch's launcher starts whole scripts, so it is for the "
+            "command line: phalanx run --engine torchrun -n 4 train.py; for a function, use "
+            "engine='processes'"
+        )
+    check_choice("engine", given.get("engine", "threads"), FUNCTION_ENGINES)
+    check_devices(given.get("device"), None, allowed=FUNCTION_DEVICES)
+
+
+def read_flag(name: str, given: Any) -> Any:
+    """The value of an option from the text of its flag (a list of texts for "packages").
+    None, where nothing was given, is the default."""
+    flag = FLAGS[name]
+    if given is None:
+        return DEFAULTS[name] if flag.default is None else flag.default
+    if flag.form == "number":
+        return read_number(f"--{name}", given, "1" if name == "gpus" else "4")
+    if flag.form == "seconds":
+        return _read_seconds(f"--{name}", given)
+    if flag.form == "packages":
+        return tuple(package.strip() for part in given for package in part.split(","))
+    return given
+
+
+def read_number(flag: str, given: str, example: str = "4") -> int:
+    try:
+        return int(given)
+    except ValueError:
+        raise UsageError(
+            f"{flag} {given}: a whole number is needed, e.g. {flag} {example}"
+        ) from None
+
+
+def _read_seconds(flag: str, given: str) -> float:
+    try:
+        seconds = float(given)
+    except ValueError:
+        raise UsageError(f"{flag} {given}: seconds are needed, e.g. {flag} 30") from None
+    if not seconds > 0:
+        raise UsageError(f"{flag} {given}: give seconds above 0, or leave it out")
+    return seconds
+
+
+def _flag_words(name: str, flag: Flag, value: Any) -> list[str]:
+    if flag.form == "switch":
+        return [f"--{name}"]
+    if flag.form == "packages":
+        return [f"--{name}", ",".join(value)]
+    return [f"--{name}", f"{value:g}" if isinstance(value, float) else str(value)]
+
+
+@lru_cache(maxsize=256)
+def _kinds(checks: str) -> frozenset[str]:
+    return parse_checks(checks)
+
+
+def check_devices(device: Any, gpus: Any, *, allowed: tuple[str, ...]) -> None:
+    """Refuse values that mean nothing, with what is allowed."""
+    if device is not None and device not in allowed:
+        listed = ", ".join(map(repr, allowed))
+        raise UsageError(
+            f"device={device!r}: choose one of {listed}; which GPU of several is a rank's own "
+            "follows from its local rank"
+        )
+    if gpus is None:
+        return
+    if isinstance(gpus, bool) or not isinstance(gpus, int) or gpus < 1:
+        raise UsageError(
+            f"gpus={gpus!r}: give the number of GPUs that ranks share, from 1, e.g. gpus=1"
+        )
+    if device == "cpu":
+        raise UsageError(f"gpus={gpus}: device='cpu' uses none; leave one of them out")
+
+
+def check_choice(name: str, given: Any, allowed: tuple[str, ...]) -> None:
+    """Refuse what is not among these."""
+    if given not in allowed:
+        listed = ", ".join(map(repr, allowed))
+        raise UsageError(f"{name}={given!r}: choose one of {listed}")

@@ -1,0 +1,213 @@
+"""The options of a run as a value: what is refused, how it prints, that it travels."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+import subprocess
+import sys
+from dataclasses import FrozenInstanceError, replace
+from typing import Any
+
+import pytest
+
+import phalanx
+from phalanx.errors import UsageError
+from phalanx.kinds import ALL, ALWAYS
+from phalanx.options import (
+    DEFAULTS,
+    FLAGS,
+    FUNCTION_OPTIONS,
+    Options,
+    function_options,
+    read_flag,
+)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"ranks": 0}, "ranks=0: give the number of ranks as a whole number from 1 to 4096"),
+        ({"ranks": True}, "ranks=True: give the number"),
+        ({"engine": "cloud"}, "engine='cloud': choose one of 'threads', 'processes'"),
+        ({"clock": "wall"}, "clock='wall': choose one of 'real', 'virtual'"),
+        ({"checks": "leek"}, "checks='leek': there is no kind 'leek'; did you mean 'leak'?"),
+        ({"profile": "mpi"}, "profile='mpi': give gloo or nccl"),
+        ({"completion": "soon"}, "completion='soon': choose one of 'earliest'"),
+        ({"backend": "mpi"}, "backend='mpi': choose one of 'gloo', 'nccl'"),
+        ({"seed": -1}, "seed=-1: a seed is a whole number from 0 on"),
+        ({"timeout": 0}, "timeout=0: give seconds above 0, or None for no limit"),
+        ({"limit": -1.0}, "limit=-1.0: give seconds above 0, or None for no limit"),
+        ({"children": "pets"}, "children='pets': choose one of 'ranks', 'processes'"),
+        ({"device": "cuda:1"}, "device='cuda:1': choose one of 'auto', 'cpu', 'cuda'"),
+        ({"gpus": 0}, "gpus=0: give the number of GPUs"),
+        ({"gpus": 1.5}, "gpus=1.5: give the number of GPUs"),
+        ({"gpus": True}, "gpus=True: give the number of GPUs"),
+        ({"device": "cpu", "gpus": 1}, "gpus=1: device='cpu' uses none"),
+        ({"engine": "processes", "seed": 7}, "so engine='processes' has no seed; leave it out"),
+        ({"engine": "torchrun", "seed": 7}, "so engine='torchrun' has no seed; leave it out"),
+        ({"engine": "processes", "clock": "virtual"}, "real processes have the real clock"),
+        ({"engine": "processes", "completion": "latest"}, "the real backend decides when"),
+        ({"engine": "processes", "ranks": 129}, "engine='processes' takes up to 128"),
+        ({"engine": "processes", "backend": 3}, "backend=3: give a backend's name"),
+    ],
+)
+def test_what_cannot_work_is_refused(given: dict[str, Any], text: str) -> None:
+    with pytest.raises(UsageError) as error:
+        Options(**{"ranks": 2, **given})
+    assert text in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"engine": "torchrun"}, "torch's launcher starts whole scripts"),
+        ({"engine": "cloud"}, "choose one of 'threads', 'processes'"),
+        ({"device": "auto"}, "device='auto': choose one of 'cpu', 'cuda'"),
+    ],
+)
+def test_what_only_the_command_line_has(given: dict[str, Any], text: str) -> None:
+    with pytest.raises(UsageError) as error:
+        function_options(ranks=2, **given)
+    assert text in str(error.value)
+
+
+def test_only_a_launcher_may_leave_the_number_of_ranks_open() -> None:
+    assert Options(ranks=0, engine="torchrun", per_node=4).node_size == 4
+    assert Options(ranks=8).node_size == 8
+
+
+def test_it_is_frozen_and_travels() -> None:
+    options = Options(ranks=2, checks="mismatch", isolate=("megatron",))
+    with pytest.raises(FrozenInstanceError):
+        options.seed = 3  # type: ignore[misc]
+    assert pickle.loads(pickle.dumps(options)) == options
+    assert replace(options, seed=7) != options
+
+
+def test_what_follows_from_the_checks() -> None:
+    assert Options(ranks=2).kinds == ALL and Options(ranks=2).checked
+    assert Options(ranks=2, checks="none").kinds == ALWAYS
+    assert not Options(ranks=2, checks="none").checked
+
+
+def test_when_operations_complete() -> None:
+    assert Options(ranks=2).moment == "earliest"
+    assert Options(ranks=2, seed=1).moment == "seeded"
+    assert Options(ranks=2, seed=1, completion="latest").moment == "latest"
+
+
+def test_the_call_that_repeats_it() -> None:
+    def train() -> None: ...
+
+    assert Options(ranks=4).call(train) == "phalanx.run(train, ranks=4)"
+    options = Options(ranks=4, seed=7, strict=True, isolate=("megatron",), share=("all",))
+    assert options.call(object(), has_arguments=True) == (
+        "phalanx.run(fn, ..., ranks=4, seed=7, strict=True, isolate=('megatron',))"
+    )
+
+
+def test_the_command_that_repeats_it() -> None:
+    options = Options(
+        ranks=8,
+        per_node=4,
+        engine="processes",
+        device="auto",
+        checks="all,-leak",
+        strict=True,
+        timeout=30.0,
+        init=False,
+        isolate=("a", "b"),
+    )
+    assert options.command(
+        "my script.py", "--lr", "0.1", size={"ranks": "4", "nnodes": "2"}
+    ) == (
+        "phalanx run --ranks 4 --nnodes 2 --engine processes --checks all,-leak --strict "
+        "--timeout 30 --isolate a,b 'my script.py' --lr 0.1"
+    )
+    assert Options(ranks=1).command("spawn.py", size={}) == "phalanx run spawn.py"
+
+
+def test_every_flag_in_the_command_can_be_read_again() -> None:
+    values: dict[str, Any] = {
+        "engine": "threads",
+        "device": "cuda",
+        "gpus": 1,
+        "seed": 7,
+        "clock": "virtual",
+        "checks": "mismatch",
+        "strict": True,
+        "profile": "nccl",
+        "completion": "latest",
+        "timeout": 2.5,
+        "isolate": ("a", "b"),
+        "share": ("c",),
+        "children": "processes",
+    }
+    assert set(values) == set(FLAGS)
+    words = Options(ranks=2, **values).command(size={}).split()[2:]
+    for name, value in values.items():
+        if name == "engine":  # the default
+            continue
+        place = words.index(f"--{name}")
+        if FLAGS[name].form == "switch":
+            continue
+        text = words[place + 1]
+        given = [text] if FLAGS[name].form == "packages" else text
+        assert read_flag(name, given) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "text"),
+    [
+        ("seed", "x", "--seed x: a whole number is needed, e.g. --seed 4"),
+        ("gpus", "x", "--gpus x: a whole number is needed, e.g. --gpus 1"),
+        ("timeout", "x", "--timeout x: seconds are needed, e.g. --timeout 30"),
+        ("timeout", "-3", "--timeout -3: give seconds above 0, or leave it out"),
+    ],
+)
+def test_flags_that_say_nothing(name: str, given: str, text: str) -> None:
+    with pytest.raises(UsageError) as error:
+        read_flag(name, given)
+    assert str(error.value) == text
+
+
+@pytest.mark.parametrize("door", [phalanx.run, phalanx.World])
+def test_functions_take_the_same_options(door: Any) -> None:
+    parameters = inspect.signature(door).parameters.values()
+    keywords = {
+        each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY
+    }
+    keywords.pop("replay", None)
+    keywords.pop("ranks")
+    assert keywords == {name: DEFAULTS[name] for name in FUNCTION_OPTIONS if name != "ranks"}
+
+
+LOADED = """
+import importlib, sys
+importlib.import_module(sys.argv[1])
+print(*sorted(name for name in sys.modules if name.startswith("phalanx.engines.")))
+"""
+
+
+@pytest.mark.parametrize(
+    ("engine", "others"),
+    [
+        (
+            "phalanx.engines.threads.threads_engine",
+            ("processes", "torchrun", "remote", "serialization"),
+        ),
+        (
+            "phalanx.engines.world",
+            ("processes", "torchrun", "remote", "serialization", "threads"),
+        ),
+        ("phalanx.engines.processes.processes_engine", ("threads", "torchrun")),
+    ],
+)
+def test_an_engine_loads_no_other(engine: str, others: tuple[str, ...]) -> None:
+    line = [sys.executable, "-c", LOADED, engine]
+    done = subprocess.run(line, capture_output=True, text=True, check=True, timeout=60)
+    loaded = done.stdout.split()
+    assert engine in loaded
+    folders = tuple(f"phalanx.engines.{folder}" for folder in others)
+    assert [name for name in loaded if name.startswith(folders)] == []
