@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from phalanx.matching import agreement, hints
 from phalanx.matching.agreement import RULES, find_mismatch, find_pair_mismatch
+from phalanx.matching.agreement_rules import signed_facts
+from phalanx.matching.announcement import Form, signature_of
 from phalanx.model import Group, Meeting, Mismatch, Op, Site, TensorSpec
 from phalanx.report.layout import rank_list
 from phalanx.report.text import render
@@ -466,3 +468,23 @@ def test_the_lines_of_the_call_before_are_told_where_they_differ() -> None:
     same = {rank: (at(rank, 0, "barrier", 7),) for rank in world.ranks}
     found = find_mismatch(Meeting(world, 1, ops, history=same))
     assert found is not None and (found.from_lines, found.hint) == ((), None)
+
+
+# -- signatures ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(set(RULES) - {"send", "recv"}))
+def test_a_signature_holds_what_the_rule_compares(name: str) -> None:
+    rule, facts = RULES[name], signed_facts(name)
+    assert facts.root == ("root" in rule.agree)
+    assert facts.reduce_op == ("reduce op" in rule.agree)
+    assert bool(facts.tensors) == ("shape" in rule.agree)
+    assert bool(facts.layout) == ("memory layout" in rule.agree)
+
+
+def test_calls_of_uneven_lists_have_no_signature() -> None:
+    specs = TensorSpec("float32", (1,)), TensorSpec("float32", (2,))
+    assert signature_of(Form("all_gather", 0, inputs=specs[:1], outputs=specs)) is None
+    alike = (specs[0], specs[0])
+    assert signature_of(Form("all_gather", 0, inputs=specs[:1], outputs=alike)) is not None
+    assert signature_of(Form("all_to_all_single", 0, input_splits=(1, 2))) is None

@@ -25,9 +25,8 @@ from phalanx.backend.collectives import monitored_barrier as monitored
 from phalanx.backend.collectives.call_signature import (
     alike_or_not,
     have_one_shape,
-    layouts,
     reduce_op,
-    shapes,
+    signature_of,
 )
 from phalanx.backend.endpoint import Endpoint, WorkOfAll
 from phalanx.backend.observers.observe_hazards import second_opinion
@@ -93,7 +92,7 @@ class RankGroup(Endpoint):
             call.signature = ("all_reduce", code, (dtype, first.shape, on_cpu))
         else:
             self._check("all_reduce", first, code)
-            call.signature = ("all_reduce", code, *layouts(tensors))
+            call.signature = signature_of(call)
         return self._submit(call, data_movement.all_reduce, opts, first)
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> OpWork | None:
@@ -104,7 +103,7 @@ class RankGroup(Endpoint):
         call.op = reduce_op(opts.reduceOp)
         for tensor in tensors:
             self._check(call.name, tensor, call.op[0])
-        call.signature = (call.name, call.op[0], *shapes(tensors))
+        call.signature = signature_of(call)
         return self._submit(call, data_movement.all_reduce_coalesced, opts, tensors[0])
 
     def broadcast(
@@ -123,7 +122,7 @@ class RankGroup(Endpoint):
         arguments.check_same_shapes(call.name, call.inputs)
         for given in call.inputs:
             self._check(call.name, given)
-        call.signature = (call.name, call.root, *layouts(call.inputs))
+        call.signature = signature_of(call)
         meaning = partial(data_movement.broadcast, which=opts.rootTensor)
         return self._submit(call, meaning, opts, call.inputs[0])
 
@@ -143,7 +142,7 @@ class RankGroup(Endpoint):
         call.op = reduce_op(opts.reduceOp)
         call.root = arguments.check_root(self, call.name, opts.rootRank)
         self._check(call.name, call.inputs[0], call.op[0])
-        call.signature = (call.name, call.root, call.op[0], *layouts(call.inputs))
+        call.signature = signature_of(call)
         return self._submit(call, data_movement.reduce, opts, call.inputs[0])
 
     def allgather(
@@ -164,7 +163,7 @@ class RankGroup(Endpoint):
         call.inputs, call.outputs = inputs, outputs
         even = all(have_one_shape([*inputs, *outs]) for outs in outputs)
         self._check_lists(call, outputs, inputs, even=even)
-        call.signature = (call.name, *shapes(inputs)) if even else call
+        call.signature = signature_of(call, even=even)
         return self._submit(call, data_movement.all_gather, opts, inputs[0])
 
     def allgather_coalesced(
@@ -177,7 +176,7 @@ class RankGroup(Endpoint):
         call.inputs = input_list
         call.outputs = [list(column) for column in zip(*output_lists, strict=True)]
         self._check_lists(call, call.outputs, input_list, even=True)
-        call.signature = (call.name, *shapes(input_list))
+        call.signature = signature_of(call)
         return self._submit(call, data_movement.all_gather_each, opts, input_list[0])
 
     def all_gather_single(
@@ -218,7 +217,7 @@ class RankGroup(Endpoint):
         self._check(call.name, given, **(_UNEVEN if uneven else {}))
         self._check_outputs(call.name, call.outputs)
         overlaps.check_apart(call.name, call.outputs)
-        call.signature = (call.name, call.root, *shapes(call.inputs))
+        call.signature = signature_of(call)
         return self._submit(call, data_movement.gather, opts, given)
 
     def scatter(
@@ -244,7 +243,7 @@ class RankGroup(Endpoint):
         for given in call.inputs:
             self._check(call.name, given, **alike_or_not(given, output))
         overlaps.check_other_parts(call.name, output, call.inputs, call.member)
-        call.signature = (call.name, call.root, *layouts(call.outputs))
+        call.signature = signature_of(call)
         return self._submit(call, data_movement.scatter, opts, output)
 
     def reduce_scatter(
@@ -275,7 +274,7 @@ class RankGroup(Endpoint):
             if alike and not is_plain(whole):
                 self._check(call.name, whole, call.op[0], OUTPUT, **alike)
         self._check_outputs(call.name, outputs, call.op[0])
-        call.signature = (call.name, call.op[0], *layouts(outputs), *shapes(given))
+        call.signature = signature_of(call)
         return self._submit(call, data_movement.reduce_scatter, opts, outputs[0])
 
     def reduce_scatter_single(
@@ -307,7 +306,7 @@ class RankGroup(Endpoint):
         call.inputs, call.outputs = input_tensors, output_tensors
         even = have_one_shape([*input_tensors, *output_tensors])
         self._check_lists(call, [output_tensors], input_tensors, even=even)
-        call.signature = (call.name, *shapes(input_tensors)) if even else call
+        call.signature = signature_of(call, even=even)
         return self._submit(call, data_movement.all_to_all, opts, input_tensors[0])
 
     def all_to_all_single(
@@ -337,7 +336,7 @@ class RankGroup(Endpoint):
         overlaps.check_disjoint(call.name, input, output)
         call.inputs, call.outputs, call.facts = [input], [output], (outgoing, incoming)
         even = not outgoing and not incoming and input.shape == output.shape
-        call.signature = (call.name, *layouts([input])) if even else call
+        call.signature = signature_of(call, even=even)
         return self._submit(call, data_movement.all_to_all_single, opts, input)
 
     alltoall_base = all_to_all_single
@@ -392,7 +391,7 @@ class RankGroup(Endpoint):
             arguments.check_single(call.name, tensors)
         for tensor in tensors:
             self._check(call.name, tensor, call.op[0])
-        call.signature = (call.name, call.op[0], *layouts(tensors))
+        call.signature = signature_of(call)
         return self._submit(call, data_movement.all_reduce, opts, tensors[0])
 
     def _check_lists(
@@ -416,7 +415,7 @@ class RankGroup(Endpoint):
             if not self._admission.is_gloo(given):
                 overlaps.check_own_part(call.name, given, output, call.member)
         call.inputs, call.outputs = inputs, outputs
-        call.signature = (call.name, *shapes(inputs))
+        call.signature = signature_of(call)
         return self._submit(call, data_movement.all_gather_into_tensor, opts, inputs[0])
 
     def _reduce_flat(
@@ -431,7 +430,7 @@ class RankGroup(Endpoint):
             if not self._admission.is_gloo(given):
                 overlaps.check_own_part(call.name, output, given, call.member)
         call.inputs, call.outputs = inputs, outputs
-        call.signature = (call.name, call.op[0], *layouts(inputs))
+        call.signature = signature_of(call)
         return self._submit(call, data_movement.reduce_scatter_tensor, opts, inputs[0])
 
     def _check_flat(

@@ -1,10 +1,11 @@
 """What must agree when the ops of one collective meet, as a table.
 
-Used by `matching` only. A rule names the fields to compare; each field has a function that
-gives one value per op, such that the ops agree exactly when all those values are equal. Most
-values stand alone (a dtype, a root). Some relate one rank's list to another rank's tensor;
-those give FITS to every op that fits, so that a vote over the values still finds the odd one,
-or FITS_EVERYONE where the op has been held against each other one and needs no vote.
+Used by `agreement.py`, which compares ops, and by the engines, which give each call a signature
+so that most need not be compared. A rule names the fields to compare; each field has a
+function that gives one value per op, such that the ops agree exactly when all those values are
+equal. Most values stand alone (a dtype, a root). Some relate one rank's list to another rank's
+tensor; those give FITS to every op that fits, so that a vote over the values still finds the
+odd one, or FITS_EVERYONE where the op has been held against each other one and needs no vote.
 
 A rule must never call a legal program wrong. Hence shapes count by number of elements (the
 backends move bytes), and what is wrong within one rank's own arguments is not judged here.
@@ -16,6 +17,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from types import MappingProxyType
+from typing import NamedTuple
 
 from phalanx.model import Group, Op, TensorSpec
 
@@ -285,8 +287,44 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         "all_reduce_coalesced": Rule(("operation", "reduce op", *_LIST), by_count),
         "all_gather_coalesced": Rule(("operation", *_LIST), by_count),
         "all_gather_into_tensor_coalesced": Rule(("operation", *_LIST), by_count),
-        "reduce_scatter_tensor_coalesced": Rule(("operation", "reduce op", *_LIST), by_count),
+        "reduce_scatter_tensor_coalesced": Rule(
+            ("operation", "reduce op", *_LIST, *_LAYOUT), by_count
+        ),
         "send": Rule(("dtype", "shape"), by_count),
         "recv": Rule(("dtype", "shape"), by_count),
     }
 )
+
+
+class SignedFacts(NamedTuple):
+    """Which facts of a call make up its signature: equal signatures, and the calls agree.
+
+    `tensors` names the side ("inputs", "outputs" or neither) whose dtypes, shapes and devices
+    count, `layout` that whose order in memory does. Some rules relate one rank's list to
+    another's tensor; such a call has a signature only if all its tensors are of one shape
+    (`even`).
+    """
+
+    root: bool
+    reduce_op: bool
+    tensors: str
+    layout: str
+    even: bool
+
+
+def signed_facts(name: str) -> SignedFacts:
+    """What follows from the rule of an op.
+
+    >>> signed_facts("broadcast")
+    SignedFacts(root=True, reduce_op=False, tensors='inputs', layout='inputs', even=False)
+    """
+    rule = rule_for(name)
+    written = "outputs" if name in _WRITTEN_AS_THEY_LIE else "inputs"
+    tensors = "outputs" if rule.shape is from_root else "inputs"
+    return SignedFacts(
+        root="root" in rule.agree,
+        reduce_op="reduce op" in rule.agree,
+        tensors=tensors if "shape" in rule.agree else "",
+        layout=written if "memory layout" in rule.agree else "",
+        even=rule.shape in (by_slot, by_pair, by_row_size),
+    )

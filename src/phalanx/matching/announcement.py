@@ -1,8 +1,9 @@
 """What a rank in another process announces of a call, as frozen values that travel.
 
 The watcher in a rank (`engines/remote/watcher.py`) makes these and the referee
-(`engines/referee/`) reads them. A form is what repeats when a line of the program is
-executed again: it travels once and is named by a number from then on. Must never hold tensors.
+(`engines/remote/remote_referee.py`) reads them. A form is what repeats when a line of the
+program is executed again: it travels once and is named by a number from then on. Must never
+hold tensors.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from math import prod
 
+from phalanx.matching.agreement_rules import signed_facts
 from phalanx.model import Site, TensorSpec
 
 
@@ -58,17 +60,23 @@ class Form:
 def signature_of(form: Form) -> Hashable | None:
     """Equal on all ranks if the calls surely agree; None where only a full comparison of all
     of them can tell (uneven sizes)."""
-    inputs, outputs = _kinds(form.inputs), _kinds(form.outputs)
-    head = (form.name, form.root, form.reduce_op)
-    if form.name == "gather":  # the root alone gives a list
-        return (*head, inputs)
-    if form.name == "scatter":
-        return (*head, outputs)
-    if form.input_splits or form.output_splits:
-        return None
-    if form.name in _UNEVEN and len({*inputs, *outputs}) > 1:
-        return None
-    return (*head, inputs, outputs)
+    facts = signed_facts(form.name)
+    head = (form.name, form.root if facts.root else None, form.reduce_op)
+    shapes: tuple[Hashable, ...] = ()
+    if facts.even:
+        if form.input_splits or form.output_splits:
+            return None
+        if len({spec.shape for spec in (*form.inputs, *form.outputs)}) > 1:
+            return None
+        shapes = (len(form.inputs), len(form.outputs))  # the backend has not refused it yet
+    if facts.tensors:
+        shapes += tuple(
+            (spec.dtype, spec.shape, spec.device.partition(":")[0])
+            for spec in getattr(form, facts.tensors)
+        )
+    if facts.layout:
+        shapes += tuple(spec.strides for spec in getattr(form, facts.layout))
+    return (*head, shapes)
 
 
 def message_signature_of(form: Form) -> Hashable | None:
@@ -77,10 +85,3 @@ def message_signature_of(form: Form) -> Hashable | None:
     if len(specs) != 1:
         return None
     return "message", form.tag, specs[0].dtype, prod(specs[0].shape)
-
-
-_UNEVEN = frozenset({"all_gather", "all_to_all", "all_to_all_single"})
-
-
-def _kinds(specs: tuple[TensorSpec, ...]) -> tuple[Hashable, ...]:
-    return tuple((s.dtype, s.shape, s.device.partition(":")[0], s.strides) for s in specs)

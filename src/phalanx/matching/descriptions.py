@@ -14,6 +14,11 @@ from typing import Any
 from phalanx.matching.slots import Assembly, Call, Past, Slot
 from phalanx.model import Group, Op, Site, TensorSpec, Wait
 
+MOST_PAST = 4096
+LEAST_PAST = 4
+"""How many earlier calls on a group are described: of all ranks together, and of each at
+least."""
+
 
 class CallReader:
     """Reads calls whose material is in the words of `phalanx.model` already.
@@ -92,6 +97,20 @@ def describe_past(met: Assembly, rank: int, past: Past, reader: CallReader) -> O
         reduce_op=reader.reduce_op(op),
         site=reader.site(mark),
     )
+
+
+def describe_history(
+    met: Assembly, number: int, reader: CallReader
+) -> dict[int, tuple[Op, ...]]:
+    """Collectives that each member called on the group before this number, oldest first."""
+    most = max(LEAST_PAST, MOST_PAST // met.size)
+    return {
+        rank: tuple(
+            describe_past(met, rank, past, reader)
+            for past in [past for past in met.history[member] if past[0] < number][-most:]
+        )
+        for member, rank in enumerate(met.ranks)
+    }
 
 
 def describe_wait(call: Call, reader: CallReader) -> Wait:

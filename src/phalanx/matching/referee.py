@@ -22,7 +22,6 @@ from phalanx.matching.agreement import find_mismatch, find_pair_mismatch
 from phalanx.matching.descriptions import (
     CallReader,
     describe_call,
-    describe_past,
     describe_pending_sends,
 )
 from phalanx.matching.divergence import Pace, Parting, find_parting, tell_parting
@@ -31,11 +30,6 @@ from phalanx.matching.other_group import find_other_group
 from phalanx.matching.slots import Assembly, Call, Slot
 from phalanx.matching.waitgraph import find_deadlock
 from phalanx.model import Deadlock, Meeting, Mismatch, Op, Snapshot, Verdict
-
-MOST_PAST = 4096
-LEAST_PAST = 4
-"""How many earlier calls on a group are described: of all ranks together, and of each at
-least."""
 
 MOST_TRAIL = 8000
 LEAST_TRAIL = 8
@@ -50,6 +44,11 @@ class Evidence(Protocol):
 
     def reader(self) -> CallReader:
         """Describes calls, for one look."""
+
+    def history(
+        self, met: Assembly, number: int, reader: CallReader
+    ) -> dict[int, tuple[Op, ...]]:
+        """Collectives that each member called on a group before this number, oldest first."""
 
     def trail(self, rank: int, length: int) -> list[Pace]:
         """The last calls of a rank, at most so many, oldest first."""
@@ -114,7 +113,7 @@ class Referee:
         meeting = Meeting(reader.group(met), slot.number, ops)
         if find_mismatch(meeting) is None:
             return None
-        history = _history(met, slot.number, reader)
+        history = evidence.history(met, slot.number, reader)
         verdict = find_mismatch(replace(meeting, history=history))
         assert verdict is not None
         return _with_parting(verdict, evidence, verdict.group.ranks)
@@ -206,17 +205,6 @@ class Referee:
             if slot is not None and id(slot) not in seen:
                 seen.add(id(slot))
                 yield call.assembly, slot
-
-
-def _history(met: Assembly, number: int, reader: CallReader) -> dict[int, tuple[Op, ...]]:
-    most = max(LEAST_PAST, MOST_PAST // met.size)
-    return {
-        rank: tuple(
-            describe_past(met, rank, past, reader)
-            for past in [past for past in met.history[member] if past[0] < number][-most:]
-        )
-        for member, rank in enumerate(met.ranks)
-    }
 
 
 def _concerned(deadlock: Deadlock) -> list[int]:

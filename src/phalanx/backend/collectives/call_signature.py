@@ -1,6 +1,7 @@
-"""What the calls of all ranks must have in common, in a form that is cheap to compare.
+"""A call's signature from its tensors: equal on all ranks if the calls surely agree.
 
-Used by the process group for the parts of a call's signature.
+Used by the process group. Which facts count for which operation is derived from the rules of
+agreement (`matching/agreement_rules.py`); this reads them off tensors, cheaply.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ from torch import Tensor
 
 from phalanx.backend.collectives.reduction import NAMES, PREMUL_SUM
 from phalanx.backend.profiles.profile_rules import is_dense
+from phalanx.matching.agreement_rules import RULES, signed_facts
+from phalanx.matching.slots import Call
 
+_FACTS = {name: signed_facts(name) for name in RULES}
 _PLAIN = [(code, None) for code in range(PREMUL_SUM)]
 
 
@@ -28,8 +32,29 @@ def reduce_op(op: Any) -> tuple[int, Any]:
     return code, op.__getstate__()[1]
 
 
-def shapes(tensors: Sequence[Tensor]) -> tuple[Any, ...]:
-    return tuple((t.dtype, t.shape, t.is_cpu) for t in tensors)
+def signature_of(call: Call, *, even: bool = True) -> Any:
+    """`even` says that all tensors of the call have one shape, and that it names no splits.
+    Where that matters and is not so the call stands for itself, which is equal to nothing: the
+    full comparison decides."""
+    root, reduces, tensors, layout, needs_even = _FACTS[call.name]
+    if needs_even and not even:
+        return call
+    found: list[Any] = [call.name]
+    if root:
+        found.append(call.root)
+    if reduces:
+        found.append(call.op[0])
+    if tensors:
+        found += [(t.dtype, t.shape, t.is_cpu) for t in _flat(getattr(call, tensors))]
+    if layout:
+        orders = tuple(map(order_of, getattr(call, layout)))
+        if any(orders):
+            found.append(orders)
+    return tuple(found)
+
+
+def _flat(tensors: Sequence[Any]) -> Sequence[Tensor]:
+    return tensors if isinstance(tensors[0], Tensor) else tensors[0]
 
 
 def have_one_shape(tensors: Sequence[Tensor]) -> bool:
@@ -37,16 +62,10 @@ def have_one_shape(tensors: Sequence[Tensor]) -> bool:
     return found.count(found[0]) == len(found)
 
 
-def layouts(tensors: Sequence[Tensor]) -> tuple[Any, ...]:
-    """The same, and the order of elements in memory where it is not the usual one: backends
-    go by memory, so ranks must agree on it."""
-    orders = tuple(map(order_of, tensors))
-    return (*shapes(tensors), orders) if any(orders) else shapes(tensors)
-
-
 def order_of(tensor: Tensor) -> tuple[int, ...] | None:
-    """How the elements follow each other in memory; None is the usual way. A tensor with gaps
-    is put in order first, by those who take it at all."""
+    """How the elements follow each other in memory; None is the usual way. Backends go by
+    memory, so ranks must agree on it. A tensor with gaps is put in order first, by those who
+    take it at all."""
     if _is_in_order(tensor) or not is_dense(tensor):
         return None
     return tensor.stride()

@@ -12,10 +12,11 @@ from phalanx.backend.evidence.call_description import TensorReader
 from phalanx.backend.evidence.rank_branches import with_branch
 from phalanx.backend.session import RankContext
 from phalanx.callsite import resolve
+from phalanx.matching.descriptions import CallReader, describe_history
 from phalanx.matching.divergence import Pace, Stride, find_other_kind, tell_other_kind
 from phalanx.matching.referee import MOST_TRAIL
 from phalanx.matching.slots import Assembly
-from phalanx.model import Deadlock, Mismatch
+from phalanx.model import Deadlock, Mismatch, Op
 
 _Judged = TypeVar("_Judged", Mismatch, Deadlock)
 
@@ -28,6 +29,11 @@ class RankEvidence:
 
     def reader(self) -> TensorReader:
         return TensorReader()
+
+    def history(
+        self, met: Assembly, number: int, reader: CallReader
+    ) -> dict[int, tuple[Op, ...]]:
+        return describe_history(met, number, reader)
 
     def trail(self, rank: int, length: int) -> list[Pace]:
         calls = reversed(self._ranks[rank].journal)

@@ -22,13 +22,14 @@ from phalanx.matching.announcement import Form, GroupForm, signature_of
 from phalanx.matching.descriptions import (
     CallReader,
     describe_call,
+    describe_history,
     describe_wait,
     partners_of,
     wait_for,
 )
 from phalanx.matching.divergence import Pace
 from phalanx.matching.referee import Referee
-from phalanx.matching.slots import Slot
+from phalanx.matching.slots import Assembly, Slot
 from phalanx.matching.waitgraph import find_movable
 from phalanx.model import (
     Deadlock,
@@ -535,6 +536,11 @@ class RemoteReferee:
 
     def reader(self) -> CallReader:
         return CallReader()
+
+    def history(
+        self, met: Assembly, number: int, reader: CallReader
+    ) -> dict[int, tuple[Op, ...]]:
+        return describe_history(met, number, reader)
 
     def trail(self, rank: int, length: int) -> list[Pace]:
         last = islice(reversed(self.records.journals[rank]), length)
