@@ -35,5 +35,6 @@ html_static_path = ["_static"]
 html_css_files = ["phalanx.css"]
 html_copy_source = False
 html_show_sphinx = False
+smartquotes = False
 pygments_style = "friendly"
 highlight_language = "none"

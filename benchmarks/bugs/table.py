@@ -177,15 +177,15 @@ def duration(seconds: Sequence[float]) -> str:
 DOCUMENT = """\
 # The bug benchmark
 
-{bugs} small programs of plain `torch.distributed` that are wrong, and {correct} that are right
+{bugs} small programs of plain `torch.distributed` that are wrong, and {correct} that are correct
 and look odd, in `benchmarks/bugs/`. Each says which kind of finding (`docs/checks.md`) it
-deserves, which ranks are at fault and which lines a report must name. They run on Gloo, on Gloo
-under `TORCH_DISTRIBUTED_DEBUG=DETAIL`, and on Phalanx. This page is written by
-`make bench-bugs`.
+must give, which ranks are at fault and which lines a report must name. They run on Gloo, on Gloo
+under `TORCH_DISTRIBUTED_DEBUG=DETAIL`, and on Phalanx. `make bench-bugs` writes
+this page.
 
 {totals}
 
-The {opened} programs that were laid down before there were any checks, alone:
+The {opened} programs of the open set, which were chosen without knowledge of the checks, alone:
 
 {opened_totals}
 
@@ -202,15 +202,15 @@ The {opened} programs that were laid down before there were any checks, alone:
 - **Line**: at least one of the lines marked in the program is in the report; on Gloo, in the
   traceback of an error that names the cause.
 - **Other error only**: a timeout, a closed connection, a crash, or a verdict of another kind.
-- **Silent or hangs**: wrong data and no word, or no end within 8 s. Gloo's groups are made with
+- **Silent or hangs**: wrong data without a message, or no end within 8 s. Gloo's groups are made with
   a timeout of 3 s here, which is part of its time to report; torch's default is 30 minutes.
 - **False alarm**: anything said about a correct program, or a correct program that fails.
 - **Time to report** is counted from the start of the ranks, in a fresh process with torch
   loaded, so for Phalanx it is mostly that of starting for the first time.
-- Programs marked `profile nccl` are about what NCCL would do. Phalanx runs them with
+- Programs marked `profile nccl` concern NCCL's behaviour. Phalanx runs them with
   `--profile nccl`; on Gloo they are right, so the wrong ones are not run there.
-- The checks were written with these programs at hand, so the figures say what is covered; they
-  do not say how bugs fare that nobody has thought of.
+- The rules of the checks are made with these programs at hand, so the figures say what is
+  covered. They do not say how many unknown bugs would be found.
 - With torch 2.13 on CPUs, every program with DDP dies of a segmentation fault under DETAIL.
 
 ## By class
@@ -219,7 +219,7 @@ The {opened} programs that were laid down before there were any checks, alone:
 
 ## Each program
 
-Those in bold were laid down first.
+The programs of the open set are in bold.
 
 {each}
 
