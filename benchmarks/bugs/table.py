@@ -177,11 +177,10 @@ def duration(seconds: Sequence[float]) -> str:
 DOCUMENT = """\
 # The bug benchmark
 
-{bugs} small programs of plain `torch.distributed` that are wrong, and {correct} that are correct
-and look odd, in `benchmarks/bugs/`. Each says which kind of finding (`docs/checks.md`) it
-must give, which ranks are at fault and which lines a report must name. They run on Gloo, on Gloo
-under `TORCH_DISTRIBUTED_DEBUG=DETAIL`, and on Phalanx. `make bench-bugs` writes
-this page.
+{bugs} small programs of plain `torch.distributed` that are wrong, and {correct} correct ones
+that look odd, in `benchmarks/bugs/`. Each says which kind of finding (`docs/checks.md`) it must
+give, which ranks are at fault and which lines a report must name. They run on Gloo, on Gloo
+under `TORCH_DISTRIBUTED_DEBUG=DETAIL`, and on Phalanx. `make bench-bugs` writes this page.
 
 {totals}
 
@@ -202,7 +201,7 @@ The {opened} programs of the open set, which were chosen without knowledge of th
 - **Line**: at least one of the lines marked in the program is in the report; on Gloo, in the
   traceback of an error that names the cause.
 - **Other error only**: a timeout, a closed connection, a crash, or a verdict of another kind.
-- **Silent or hangs**: wrong data without a message, or no end within 8 s. Gloo's groups are made with
+- **Silent or hangs**: wrong data without a message, or no end within 8 s. Gloo's groups have
   a timeout of 3 s here, which is part of its time to report; torch's default is 30 minutes.
 - **False alarm**: anything said about a correct program, or a correct program that fails.
 - **Time to report** is counted from the start of the ranks, in a fresh process with torch
