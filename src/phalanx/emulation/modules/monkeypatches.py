@@ -111,24 +111,26 @@ MOST_CODES = 4096
 def _settings_of(file: str, code: CodeType) -> tuple[set[Stored], set[str]]:
     """What it may set, and the names it mentions. Of a library only what says whose it is:
     libraries replace functions while they are imported, and have strings for everything."""
-    names = set() if is_installed(file) else mentioned(code)
-    return stored(code, by_strings=bool(names)), names
+    if is_installed(file):
+        return stored(code, by_strings=False, owners=_index()[1].keys()), set()
+    return stored(code), mentioned(code)
 
 
 def _slots(names: set[Stored], mentioned: set[str]) -> Iterator[PatchedName]:
     by_name, by_owner = _index()
     for owner, name in names:
-        found = [place for place in by_owner.get(owner, ()) if name in vars(place)]
+        owners = by_owner.get(owner or "", ())
+        found = [place for place in owners if name in vars(place)]
         if not found and mentioned:
             found = by_name.get(name, [])
             if len(found) > MOST_PLACES:
                 found = [place for place in found if _last_name(place) in mentioned]
         if not found and not name.startswith("__"):  # new in a class
-            found = [place for place in by_owner.get(owner, ()) if isinstance(place, type)]
+            found = [place for place in owners if isinstance(place, type)]
         yield from (PatchedName(place, name) for place in found)
 
 
-def _index() -> tuple[dict[str, list[Any]], dict[str | None, list[Any]]]:
+def _index() -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
     """The places of every name, and the modules and classes by their own last name."""
     if not _indexed:
         by_name: dict[str, list[Any]] = {}
@@ -136,7 +138,7 @@ def _index() -> tuple[dict[str, list[Any]], dict[str | None, list[Any]]]:
         for place, name, _ in _functions:
             by_name.setdefault(name, []).append(place)
             owners[id(place)] = place
-        by_owner: dict[str | None, list[Any]] = {}
+        by_owner: dict[str, list[Any]] = {}
         for place in owners.values():
             by_owner.setdefault(_last_name(place), []).append(place)
         _indexed[:] = [by_name, by_owner]
@@ -187,6 +189,7 @@ def _begin() -> None:
         _functions[:] = [(place, name, vars(place).get(name)) for place, name, _ in _functions]
         return
     _indexed.clear()
+    _stored.clear()
     _functions[:] = list(_found(now))
     _known.clear()
     _known.update(now)
