@@ -307,6 +307,36 @@ if __name__ == "__main__":
     assert capsys.readouterr().out == "[0, 0]\n"
 
 
+@pytest.mark.parametrize(
+    "start, goes_on",
+    [
+        ("[mp.Process(target=work, args=(r, done)) for r in range(2)]", "c.is_alive()"),
+        ("[mp.Process(target=work, args=(r, done)) for r in range(2)]", "c.exitcode is None"),
+        ("mp.spawn(work, (done,), nprocs=2, join=False).processes", "not done.value"),
+    ],
+)
+def test_a_program_that_waits_in_a_loop_is_noticed(
+    start: str, goes_on: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("phalanx.emulation.children.spawned_ranks.LONG", 1000.0)
+    text = f"""
+def work(rank, done):
+    init(rank, 2)
+    dist.barrier()
+    done.value = 1
+
+if __name__ == "__main__":
+    done = mp.get_context("spawn").Value("i", 0)
+    children = {start}
+    for c in children:
+        if c._popen is None: c.start()
+    while any({goes_on} for c in children): time.sleep(0.01)
+    for c in children: c.join()
+"""
+    found = launch_text(tmp_path, text)
+    assert [world.error for world in found.worlds] == [None] and found.error is None
+
+
 @pytest.mark.parametrize("pause", [0.0, 0.2])
 def test_threads_may_start_ranks_at_the_same_time(
     pause: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -223,8 +223,9 @@ def test_a_program_that_is_a_rank_may_prepare_first(
 def test_a_program_that_is_too_late_for_its_rank_is_told_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("phalanx.emulation.children.spawned_ranks.PREPARING", 0.1)
-    found = launch_text(tmp_path, ROUND + SLOW_START.replace("{prepare}", "time.sleep(1)"))
+    monkeypatch.setattr("phalanx.emulation.children.spawned_ranks.LONG", 0.1)
+    stands_still = "__import__('select').select([], [], [], 1)"
+    found = launch_text(tmp_path, ROUND + SLOW_START.replace("{prepare}", stands_still))
     (world,) = found.worlds
     cause = world.error.__cause__ if world.error else None
     assert isinstance(cause, UsageError) and "rank 0 is the program itself" in str(cause)

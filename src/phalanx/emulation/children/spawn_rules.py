@@ -122,11 +122,6 @@ def find_numbers(
     return None
 
 
-def is_named_rank(process: Any) -> bool:
-    """Whether one of its arguments or attributes is called `rank` or the like."""
-    return any(map(_is_rank_name, numbers_of(process, {})))
-
-
 def _is_rank_name(name: str) -> bool:
     return name.lower() in RANK_NAMES
 

@@ -32,7 +32,6 @@ from phalanx.emulation.children.spawn_rules import (
     find_launches,
     is_complete,
     is_launcher,
-    is_named_rank,
     is_torch_spawn,
     lacks_rank_0,
     split_batch,
@@ -44,19 +43,16 @@ from phalanx.errors import RankStopped
 from phalanx.system import current_frames, monotonic
 
 LOOK = 0.02
+"""Seconds between two looks at the program."""
 PATIENCE = 0.3
-"""Seconds that the program must stand still before what it has started so far begins, if
-nothing says how many there will be; if something says that there will be more, LONG."""
+"""Seconds that the program must be blocked before what it has started begins, if nothing says
+how many ranks there will be. A blocked program waits for its ranks, or is about to."""
 LONG = 10.0
-NAP = 2.0
-"""The same for a program that sleeps: it will go on by itself, and may start another one."""
-BUSY = 5.0
-"""The same for a program that computes."""
-PREPARING = 60.0
-"""The same for one that computes or sleeps and must be the rank that is missing."""
+"""The same for a program that sleeps or computes, or has said that it will start more: it goes
+on by itself. Without a limit, one that waits in a loop of its own would wait for ever."""
 HELD = 1.0
-"""Seconds until the end of a rank that was stopped shows, if nobody looks at the one that
-failed: who waits for any of them must find that one first."""
+"""Seconds for which the end of a rank that was stopped stays hidden, unless the program has
+seen the one that failed: a program that waits for any of them must find that one first."""
 
 _numbers = itertools.count(1 << 22)
 """For `Process.pid`: above every real one. Ranks share the process's own."""
@@ -119,7 +115,10 @@ class Child:
     # -- what Process calls ---------------------------------------------------------------
 
     def poll(self, flag: int = 0) -> int | None:
-        if self.returncode and sys._getframe(1).f_code.co_name == "exitcode":
+        asked = sys._getframe(1).f_code.co_name
+        if self.returncode is None and asked in ("is_alive", "exitcode"):
+            self._family.asked()
+        elif self.returncode and asked == "exitcode":
             self._family.observed = True
         return self.returncode
 
@@ -274,8 +273,6 @@ class SpawningProgram:
         self._main, self._ident = threading.get_native_id(), threading.get_ident()
         self._watcher: threading.Thread | None = None
         self._last_start = 0.0
-        self._slept = self._spaced = False
-        """Whether the program slept since its last start, or ever between two of them."""
         self._open = True
         self.parent_rank: Any = None
         """The program's own, while it is a rank."""
@@ -309,8 +306,6 @@ class SpawningProgram:
             return original(process)
         child = Child(self, process, original, self._pack(process, forked), environ)
         with self._lock:
-            self._spaced = bool(self._pending) and (self._spaced or self._slept)
-            self._slept = False
             self._pending.append(child)
             self._last_start = monotonic()
             if self._watcher is None:
@@ -396,20 +391,23 @@ class SpawningProgram:
             world.join(6.0)
         self._close()
 
+    def asked(self) -> None:
+        """The program asks whether a process runs: if it goes on asking, it waits for it."""
+        if self._pending and monotonic() - self._last_start > self._patience():
+            self.begin()
+
     def _watch(self) -> None:
-        """Begin when the program waits where we do not see it, or computes for long."""
-        asleep_since = monotonic()
+        """Begin when the program waits where we do not see it, or goes on for long. A program
+        that must be the missing rank itself may go on for as long as it likes."""
+        blocked_since = monotonic()
         while not self._is_idle():
             time.sleep(LOOK)
-            now = monotonic()
-            sleeps = self._is_sleeping()
-            self._slept = self._slept or sleeps
-            is_awaited, patience = self._is_awaited(), self._patience()
-            if not is_asleep(self._main) or (is_awaited and sleeps):
-                asleep_since = now
-            since = max(asleep_since, self._last_start)
-            busy = PREPARING if is_awaited else max(BUSY, patience)
-            if now - self._last_start > busy or now - since > patience:
+            now, patience = monotonic(), self._patience()
+            if not is_asleep(self._main) or (self._is_sleeping() and not self._has_all()):
+                blocked_since = now
+            blocked = now - max(blocked_since, self._last_start)
+            went_on = 0.0 if self._is_awaited() else now - self._last_start
+            if blocked > patience or went_on > LONG:
                 self.begin()
 
     def _is_sleeping(self) -> bool:
@@ -430,23 +428,23 @@ class SpawningProgram:
             pending = list(self._pending)
         return bool(pending) and lacks_rank_0(*_described(pending))
 
+    def _has_all(self) -> bool:
+        """Whether some launch has all its ranks. torch's function starts them in one call."""
+        with self._lock:
+            launches = _split(self._pending)
+        return any(
+            all(is_torch_spawn(child.restored()) for child in launch)
+            or self._patience_for(launch) == LOOK
+            for launch in launches
+        )
+
     def _patience(self) -> float:
         with self._lock:
             launches = _split(self._pending)
-        return min((self._patience_for(launch) for launch in launches), default=LONG)
+        return min(map(self._patience_for, launches), default=LONG)
 
     def _patience_for(self, launch: list[Child]) -> float:
-        processes, environs = _described(launch)
-        expected = find_expected(processes, environs)
+        expected = find_expected(*_described(launch))
         if expected is None:
-            return self._without_a_number(processes)
-        return LOOK if expected <= len(processes) else LONG
-
-    def _without_a_number(self, processes: list[Any]) -> float:
-        """Nothing says how many there will be. A program that sleeps goes on by itself; one
-        that slept between two starts, or has started a single rank, surely means to."""
-        if not self._slept or all(map(is_torch_spawn, processes)):
             return PATIENCE
-        if self._spaced or (len(processes) == 1 and is_named_rank(processes[0])):
-            return LONG
-        return NAP
+        return LOOK if expected <= len(launch) else LONG

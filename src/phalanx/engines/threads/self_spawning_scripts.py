@@ -38,7 +38,6 @@ from phalanx.emulation.children.spawn_rules import is_torch_spawn
 from phalanx.emulation.children.spawned_ranks import (
     HELD,
     LONG,
-    PREPARING,
     Child,
     SpawningProgram,
 )
@@ -506,8 +505,8 @@ def _check_size(have: int, wanted: Any, *, lacks_program: bool) -> None:
                 f"init_process_group(world_size={wanted}), but the program had started {began} "
                 "with the numbers from 1 on, so that rank 0 is the program itself, and had "
                 "not called init_process_group when these had to begin: it stood still for "
-                f"{LONG:.0f} s, was busy for {PREPARING:.0f} s, or waited for them. Call it "
-                "sooner: prepare before you start the processes"
+                f"{LONG:.0f} s, or waited for them. Call it sooner: prepare before you start "
+                "the processes"
             )
         raise UsageError(
             f"init_process_group(world_size={wanted}), but the program had started {began} "
