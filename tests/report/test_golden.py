@@ -17,17 +17,12 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.checks.group_lifecycle import (
-    Destroyed,
-    find_destroy_mismatch,
-    find_kept_group,
-    find_making_mismatch,
-    find_missing_making,
-)
+from phalanx.checks.group_lifecycle import Destroyed, find_destroy_mismatch, find_kept_group
 from phalanx.checks.in_flight_buffer import Touch, find_in_flight
 from phalanx.checks.unmatched_message import find_leftovers
 from phalanx.checks.unwaited_work import Unwaited, find_unwaited
 from phalanx.matching.agreement import find_mismatch, find_pair_mismatch
+from phalanx.matching.groups import find_creation_mismatch, find_missing_creation
 from phalanx.matching.other_group import find_other_group
 from phalanx.matching.waitgraph import find_deadlock
 from phalanx.model import (
@@ -343,12 +338,12 @@ def new_group(rank: int, *members: int) -> Op:
 def mismatch_new_group() -> Verdict:
     made = {rank: [new_group(rank, 0, 1), new_group(rank, 2, 3)] for rank in range(4)}
     made[2].reverse()
-    return found(find_making_mismatch(made, 0))
+    return found(find_creation_mismatch(made, 0))
 
 
 def mismatch_new_group_by_some() -> Verdict:
     made = {rank: [new_group(rank, 0, 1)] if rank < 2 else [] for rank in range(4)}
-    return found(find_missing_making(made))
+    return found(find_missing_creation(made))
 
 
 def destroyed(rank: int, *groups: str) -> list[Destroyed]:
