@@ -11,12 +11,18 @@ from hypothesis import strategies as st
 
 from phalanx.matching import cycles, waitgraph
 from phalanx.matching.cycles import find_cycle
-from phalanx.matching.waitgraph import find_deadlock, find_movable
+from phalanx.matching.waitgraph import _judge, find_deadlock
 from phalanx.model import Deadlock, Group, Op, RankView, Site, Snapshot, Wait
 
 WORLD = Group("world", tuple(range(8)))
 HERE = Site("train.py", 7, "main", "dist.barrier()")
 light = settings(max_examples=50, deadline=None)
+
+
+def find_movable(snapshot: Snapshot) -> set[int]:
+    """The ranks that can still act, at once or after others have acted."""
+    nodes, stuck = _judge(snapshot)
+    return {node.rank for at, node in enumerate(nodes) if at not in stuck}
 
 
 def collective(rank: int, *needs: int, number: int = 5, group: Group = WORLD) -> RankView:
@@ -81,7 +87,7 @@ def test_wait_that_needs_nobody_or_is_unknown_may_end() -> None:
 
 def test_no_verdict_while_someone_can_move() -> None:
     assert find_deadlock(Snapshot((RankView(0, "computing"), collective(1, 0)))) is None
-    # Partial deadlocks are for the caller to see from find_movable.
+    # Partial deadlocks are for `partial_look.py`.
     stuck = (receive(1, 2), receive(2, 1))
     assert find_deadlock(Snapshot((RankView(0, "outside"), *stuck))) is None
 

@@ -14,7 +14,15 @@ verdict; whom to tell, and how, is for the engine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
@@ -27,6 +35,7 @@ from phalanx.matching.descriptions import (
 from phalanx.matching.divergence import Pace, Parting, find_parting, tell_parting
 from phalanx.matching.groups import GroupCreations
 from phalanx.matching.other_group import find_other_group
+from phalanx.matching.partial_look import PartialLook, Position, Standing
 from phalanx.matching.slots import Assembly, Call, Slot
 from phalanx.matching.waitgraph import find_deadlock
 from phalanx.model import Deadlock, Meeting, Mismatch, Op, Snapshot, Verdict
@@ -62,10 +71,21 @@ class Evidence(Protocol):
 
 
 class Host(Evidence, Protocol):
-    """What the referee may ask about ranks that do not move."""
+    """What the referee may ask about ranks that do not move. In what terms the host speaks of
+    whoever waits (strands, announced calls) is for the host to say."""
+
+    def positions(self) -> Mapping[Any, Position]:
+        """Where everybody stands that waits and does not count on a time of its own."""
+
+    def ended_so_far(self) -> Hashable:
+        """Another value whenever somebody that could move begins or ends."""
+
+    def stand(self, steady: Mapping[Any, Position]) -> Standing[Any] | None:
+        """Everybody as a node of the wait graph; those that are not in `steady` are free. None
+        if nothing can be said at this moment."""
 
     def calls_of(self, stuck: Sequence[Any]) -> Iterable[Call]:
-        """The calls in which these wait. What they are is for the engine to say."""
+        """The calls in which these wait."""
 
     def ended(self) -> Collection[int]:
         """The ranks that have returned or failed."""
@@ -84,6 +104,11 @@ class Referee:
         """By whatever names a group in the engine."""
         self.creations: dict[Any, GroupCreations] = {}
         """The calls of `new_group`, by default group."""
+        self.begin()
+
+    def begin(self) -> None:
+        """A new run on the same groups."""
+        self._partial: PartialLook[Any] = PartialLook()
 
     def creations_in(
         self, key: Any, world: Assembly, has_begun: Callable[[int], bool] | None = None
@@ -133,6 +158,11 @@ class Referee:
             met.abandon(error)
 
     # -- ranks that cannot move ---------------------------------------------------------------
+
+    def find_stuck(self, host: Host, now: float) -> dict[Any, Position]:
+        """Called now and then while ranks move: those that can never move again, said once."""
+        ended = host.ended_so_far()
+        return self._partial.look(host.positions(), ended, now, host.stand)
 
     def find_verdict(self, host: Host, stuck: Sequence[Any] | None = None) -> Verdict | None:
         """Why no rank can ever move, or why those in `stuck` cannot while others do. Calls

@@ -119,15 +119,6 @@ def _add_needs(node: Node, missing: list[int], needed_by: dict[Hashable, list[in
         needed_by.setdefault(rank, []).append(place)
 
 
-def find_movable(snapshot: Snapshot) -> frozenset[int]:
-    """The ranks that can still act, at once or after others have acted.
-
-    Timers are not looked at: who they wake is for the caller to say.
-    """
-    nodes, stuck = _judge(snapshot)
-    return frozenset(node.rank for at, node in enumerate(nodes) if at not in stuck)
-
-
 def find_deadlock(snapshot: Snapshot, *, partial: bool = False) -> Deadlock | None:
     """Why no rank can ever move again, or None as long as one can, or none waits. With
     `partial`, why some cannot, though others can.

@@ -27,7 +27,7 @@ import torch.distributed._functional_collectives as functional
 from torch.utils.data import DataLoader, TensorDataset
 
 import phalanx
-from phalanx.engines.threads.partial_deadlock import SETTLED
+from phalanx.matching.partial_look import SETTLED
 
 both_orders = pytest.mark.parametrize("seed", [0, 11])
 

@@ -9,7 +9,7 @@ finished or failed, nobody can move any more. Must never use a clock.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Literal, TypeVar
@@ -28,9 +28,10 @@ from phalanx.matching.descriptions import (
     wait_for,
 )
 from phalanx.matching.divergence import Pace
+from phalanx.matching.partial_look import Position, Standing
 from phalanx.matching.referee import Referee
 from phalanx.matching.slots import Assembly, Slot
-from phalanx.matching.waitgraph import find_movable
+from phalanx.matching.waitgraph import Node
 from phalanx.model import (
     Deadlock,
     Mismatch,
@@ -113,7 +114,7 @@ class RemoteReferee:
         self.verdict: Verdict | None = None
         """The first that was found."""
         self._halted: dict[int, AnnouncedCall] = {}
-        self._steady: dict[int, list[AnnouncedCall]] = {}
+        self._referee.begin()
         self.records.begin()
         for rank in self._ranks:
             rank.asking.clear()
@@ -257,7 +258,7 @@ class RemoteReferee:
         if self.stopping:
             return replies + [self._stop(call) for call in others]
         self.stopping = True
-        waiting = others + [call for each in self._ranks for call in each.asking.values()]
+        waiting = others + self._waiting_calls()
         for call in waiting:
             self._answer(call, "stop")
         return replies + [self._stop(call) for call in waiting]
@@ -314,19 +315,17 @@ class RemoteReferee:
 
     def look(self) -> list[Reply]:
         """Now and then: are there ranks that can never move, though others do? Only of ranks
-        that have stood still since the last look."""
-        before, self._steady = (
-            self._steady,
-            {
-                rank: list(each.asking.values())
-                for rank, each in enumerate(self._ranks)
-                if rank not in self._free and each.gone is None
-            },
-        )
-        same = bool(self._steady) and self._steady == before
-        if not same or not self._free or self.stopping:
+        that have stood still since the last look. The others go on."""
+        if not self._free or self.stopping:
             return []
-        return self._prove_partly()
+        stuck = self._referee.find_stuck(self, now=0.0)
+        verdict = self._referee.find_verdict(self, list(stuck)) if stuck else None
+        if verdict is None:
+            return []
+        for call in stuck:
+            call.place.withdraw(call)
+            call.gave_up = call.number is not None
+        return list(self._settle(stuck, verdict))
 
     # -- making groups ----------------------------------------------------------------------
 
@@ -403,7 +402,7 @@ class RemoteReferee:
             receive.place.deciding.append(receive)
             replies += [self._answer(receive, "go")] if receive.asked else []
         place = receives[0].place
-        waiting = [call for each in self._ranks for call in each.asking.values()]
+        waiting = self._waiting_calls()
         for call in waiting:
             if call.place is place and call.form.is_message and place.is_undecided(call):
                 replies.append(self._answer(call, "go"))
@@ -433,6 +432,9 @@ class RemoteReferee:
             self._ranks[call.rank].calls.pop(call.call_id, None)
             if call.asked:
                 yield replace(self._answer(call, "lost"), text=f"{call.name}: {text}")
+
+    def _waiting_calls(self) -> list[AnnouncedCall]:
+        return [call for each in self._ranks for call in each.asking.values()]
 
     # -- asking and answering ---------------------------------------------------------------
 
@@ -477,30 +479,12 @@ class RemoteReferee:
         """If nobody can move any more, find out why and tell everyone who waits."""
         if self._free or self.stopping:
             return []
-        waiting = [call for each in self._ranks for call in each.asking.values()]
+        waiting = self._waiting_calls()
         verdict = self._referee.find_verdict(self) if waiting else None
         if verdict is None:
             return []
         self._abandon(verdict)
         return list(self._settle(waiting, verdict))
-
-    def _prove_partly(self) -> list[Reply]:
-        """If some can never move, tell them; the others go on."""
-        snapshot = self.take_snapshot(None)
-        if snapshot is None:
-            return []
-        movable = find_movable(snapshot)
-        stuck = [rank for rank in self._steady if rank not in movable]
-        calls = [call for rank in stuck for call in self._steady[rank]]
-        if not calls:
-            return []
-        verdict = self._referee.find_verdict(self, calls)
-        if verdict is None:
-            return []
-        for call in calls:
-            call.place.withdraw(call)
-            call.gave_up = call.number is not None
-        return list(self._settle(calls, verdict))
 
     def _abandon(self, verdict: Verdict) -> None:
         """What is open will never be met; all members go on with the same number."""
@@ -521,6 +505,19 @@ class RemoteReferee:
         return _waiting(next(iter(here.asking.values())))
 
     # -- what the referee asks --------------------------------------------------------------
+
+    def positions(self) -> dict[AnnouncedCall, Position]:
+        return {call: (call.call_id, None) for call in self._waiting_calls() if not call.timed}
+
+    def ended_so_far(self) -> int:
+        return len(self.ended())
+
+    def stand(self, steady: Mapping[AnnouncedCall, Position]) -> Standing[AnnouncedCall]:
+        """A node for each call in which a rank waits, and one for each rank that does more."""
+        calls = self._waiting_calls()
+        nodes = [_node(call, free=call not in steady) for call in calls]
+        nodes += [Node(rank, free=True) for rank in self._free]
+        return Standing(calls, nodes, frozenset(calls))
 
     def calls_of(self, stuck: Sequence[AnnouncedCall]) -> Sequence[AnnouncedCall]:
         return stuck
@@ -557,6 +554,12 @@ def _missing(call: AnnouncedCall) -> tuple[int, ...]:
     """Whom a `new_group` waits for."""
     assert call.creation is not None
     return call.creations.missing(call.creation)
+
+
+def _node(call: AnnouncedCall, *, free: bool) -> Node:
+    wait = _wait_in(call)
+    free = free or not (wait.needs or wait.any_of)
+    return Node(call.rank, f"call {call.call_id}", wait.needs, wait.any_of, free=free)
 
 
 def _waiting(call: AnnouncedCall) -> RankView:

@@ -1,17 +1,14 @@
-"""Find ranks that can never move again while others still work.
+"""Strands as nodes of the wait graph: who can never move again while others still work.
 
-The monitor calls `look` every few hundredths of a second, in the launcher's thread. Nothing
-is done on the path of a call: a strand that has not been given the baton between two looks
-is *steady*, and only a new set of steady strands is worth a judgement. That happens with the
-states of all strands held still, while the holder runs on; it is exact all the same, because
-whoever runs counts as free, what a wait needs only ever becomes less, and ranks that need
-only each other stay as they are.
+Used by the referee's host of the threads engine when the monitor looks, every few hundredths
+of a second and in the launcher's thread. A strand that has not been given the baton between two
+looks is steady; all others count as free.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import FrameType
 
 from phalanx.backend.evidence.call_description import TensorReader, everyone
@@ -22,68 +19,43 @@ from phalanx.core.baton import Baton
 from phalanx.core.strand import DONE, OUTSIDE, PARKED, Strand
 from phalanx.emulation.stdlib.blocking import Blocked, is_frame_of_tool, is_idle_worker, is_tool
 from phalanx.matching.descriptions import needs_of
+from phalanx.matching.partial_look import Position, Standing
 from phalanx.matching.slots import Call
-from phalanx.matching.waitgraph import Node, find_stuck
-from phalanx.system import current_frames, monotonic
-
-SETTLED = 0.5
-"""Seconds that a set must stay the same if it rests on threads that wait out of our sight: a
-thread that was given work may take a while until it shows."""
-
-_Seen = tuple[int, object]
+from phalanx.matching.waitgraph import Node
+from phalanx.system import current_frames
 
 
-class PartialWatch:
-    """`on_found` is told the strands that can never move, each with its last turn."""
+class StrandNodes:
+    """The strands of one run as nodes of the wait graph."""
 
-    def __init__(
-        self,
-        session: Session,
-        baton: Baton,
-        on_found: Callable[[Sequence[tuple[Strand, int]]], None],
-    ) -> None:
+    def __init__(self, session: Session, baton: Baton) -> None:
         self._session = session
         self._baton = baton
-        self._on_found = on_found
-        self._seen: dict[Strand, _Seen] = {}
-        self._judged: object = None
-        self._since = 0.0
 
-    def look(self) -> None:
-        before, self._seen = self._seen, _positions(self._baton)
-        steady = {s: seen for s, seen in self._seen.items() if _is_same(before.get(s), seen)}
-        if not steady:
-            return
-        strands = self._baton.strands
-        ended = sum(strand.state is DONE for strand in list(strands))
-        key = ended, len(strands), [(id(s), seen[0], id(seen[1])) for s, seen in steady.items()]
-        if key != self._judged:
-            self._judged, self._since = key, monotonic()
-        elif not self._since:
-            return
-        if self._judge(steady):
-            self._since = 0.0
+    def positions(self) -> dict[Strand, Position]:
+        """Where each strand stands that waits without counting on a timer."""
+        return {
+            strand: (strand.granted, strand.why if strand.state is OUTSIDE else None)
+            for strand in list(self._baton.strands)
+            if (strand.state is PARKED and not strand.timer) or strand.state is OUTSIDE
+        }
 
-    def _judge(self, steady: Mapping[Strand, _Seen]) -> bool:
-        """Whether the last word is spoken about this set."""
+    def ended(self) -> tuple[int, int]:
+        """How many strands have ended, of how many."""
+        strands = list(self._baton.strands)
+        return sum(strand.state is DONE for strand in strands), len(strands)
+
+    def stand(self, steady: Mapping[Strand, Position]) -> Standing[Strand] | None:
+        """With the states of all strands held still, while the holder runs on."""
         try:
             with self._baton.still():
-                if self._baton.is_judging():
-                    return False
-                strands, nodes, unseen = self._nodes(steady)
+                return None if self._baton.is_judging() else self._standing(steady)
         except RuntimeError:  # the holder changed a table while it was read
-            return False
-        stuck = [strands[at] for at in find_stuck(nodes) if at < len(strands)]
-        if not any(strand.state is PARKED for strand in stuck):
-            return True
-        if unseen and monotonic() - self._since < SETTLED:
-            return False
-        self._on_found([(strand, steady[strand][0]) for strand in stuck])
-        return True
+            return None
 
-    def _nodes(self, steady: Mapping[Strand, _Seen]) -> tuple[list[Strand], list[Node], bool]:
+    def _standing(self, steady: Mapping[Strand, Position]) -> Standing[Strand]:
         """One node for each thread, then one for each callback that may run in a thread that
-        waits; and whether some of it rests on threads out of sight."""
+        waits."""
         frames = _frames_of_others() if any(s.state is OUTSIDE for s in steady) else {}
         strands = [strand for strand in self._baton.strands if strand.state is not DONE]
         by_thread = {strand.thread: strand for strand in strands if strand.thread is not None}
@@ -109,7 +81,8 @@ class PartialWatch:
                 if call.callbacks:
                     node = Node(met.ranks[call.member], "of a callback")
                     nodes.append(self._waiting(node, call, reader))
-        return strands, nodes, unseen
+        parked = frozenset(strand for strand in strands if strand.state is PARKED)
+        return Standing(strands, nodes, parked, unseen)
 
     def _waiting(self, node: Node, why: object, reader: TensorReader) -> Node:
         if isinstance(why, StoreWait):
@@ -170,16 +143,3 @@ def _name(strand: Strand) -> str | None:
         if strand.thread is not None
         else "callback_thread"
     )
-
-
-def _positions(baton: Baton) -> dict[Strand, _Seen]:
-    """Where each strand stands that waits without counting on a timer."""
-    return {
-        strand: (strand.granted, strand.why if strand.state is OUTSIDE else None)
-        for strand in list(baton.strands)
-        if (strand.state is PARKED and not strand.timer) or strand.state is OUTSIDE
-    }
-
-
-def _is_same(before: _Seen | None, now: _Seen) -> bool:
-    return before is not None and before[0] == now[0] and before[1] is now[1]

@@ -6,7 +6,7 @@ What the referee finds becomes an error in every rank that waits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from phalanx.backend.evidence.call_description import describe_call
 from phalanx.backend.evidence.call_history import RankEvidence
@@ -16,8 +16,9 @@ from phalanx.core.baton import Baton
 from phalanx.core.strand import DONE, OUTSIDE, PARKED, Strand
 from phalanx.engines.outcome import Outcomes
 from phalanx.engines.snapshots import group_views, take_snapshot, thread_places, user_stacks
-from phalanx.engines.threads.partial_deadlock import PartialWatch
+from phalanx.engines.threads.partial_deadlock import StrandNodes
 from phalanx.errors import VerdictError
+from phalanx.matching.partial_look import Position, Standing
 from phalanx.matching.slots import Call
 from phalanx.model import Op, Snapshot, Stall
 from phalanx.system import monotonic, without_collection
@@ -41,7 +42,8 @@ class Judge(RankEvidence):
         self._session = session
         self._baton = baton
         self._outcomes = outcomes
-        self._watch: PartialWatch | None = None
+        self._nodes = StrandNodes(session, baton)
+        session.referee.begin()
         self._dead: set[Call] = set()
         self._told: tuple[float, int, VerdictError] | None = None
 
@@ -59,9 +61,9 @@ class Judge(RankEvidence):
     def look(self) -> None:
         """While others move: called by the monitor."""
         if self._told is None:
-            if self._watch is None:  # most runs are over before anybody looks
-                self._watch = PartialWatch(self._session, self._baton, self._condemn)
-            self._watch.look()
+            stuck = self._session.referee.find_stuck(self, monotonic())
+            if stuck:
+                self._condemn(stuck)
             return
         since, hand_overs, error = self._told
         if self._baton.hand_overs != hand_overs:
@@ -107,15 +109,14 @@ class Judge(RankEvidence):
         ]
         return tuple(describe_call(call) for call in calls[:MOST_PENDING])
 
-    def _condemn(self, stuck: Sequence[tuple[Strand, int]]) -> None:
+    def _condemn(self, stuck: Mapping[Strand, Position]) -> None:
         """These can never move, though others do."""
-        strands = [strand for strand, _ in stuck]
         referee = self._session.referee
-        verdict = without_collection(lambda: referee.find_verdict(self, strands))
+        verdict = without_collection(lambda: referee.find_verdict(self, list(stuck)))
         if verdict is None:
             return
         error = self._session.report(verdict)
-        doomed = [each for each in stuck if each[0].state in (PARKED, OUTSIDE)]
+        doomed = [(s, at[0]) for s, at in stuck.items() if s.state in (PARKED, OUTSIDE)]
         if not doomed:
             return  # meanwhile the last rank has parked, and all were told
         errors = error.for_each(len(doomed))
@@ -124,6 +125,15 @@ class Judge(RankEvidence):
         self._baton.condemn([(*each, own) for each, own in zip(doomed, errors, strict=True)])
 
     # -- what the referee asks ------------------------------------------------------------
+
+    def positions(self) -> dict[Strand, Position]:
+        return self._nodes.positions()
+
+    def ended_so_far(self) -> tuple[int, int]:
+        return self._nodes.ended()
+
+    def stand(self, steady: Mapping[Strand, Position]) -> Standing[Strand] | None:
+        return self._nodes.stand(steady)
 
     def calls_of(self, stuck: Sequence[Strand]) -> list[Call]:
         return [strand.why for strand in stuck if isinstance(strand.why, Call)]
