@@ -16,7 +16,7 @@ RANK_STDERR = 10
 
 
 class PhalanxError(Exception):
-    """Every error that Phalanx itself raises."""
+    """The base of every error that Phalanx raises."""
 
     verdict: Verdict | None = None
 
@@ -48,23 +48,23 @@ class CollectiveMismatchError(VerdictError):
 
 
 class DeadlockError(VerdictError):
-    """No rank can ever move again: proved, not guessed."""
+    """Ranks wait that can never move again. This is proved, not guessed."""
 
     verdict: Deadlock | None
 
 
 class InvalidCallError(PhalanxError):
-    """One rank's own arguments are wrong. Raised in the rank, and by the run that this ends."""
+    """One rank's own arguments are wrong. The rank raises it, and so does the run."""
 
 
 class StallError(VerdictError):
-    """Time ran out while a rank was outside our sight: nothing is proved."""
+    """Time ran out while a rank was out of Phalanx's sight. Nothing is proved."""
 
     verdict: Stall | None
 
 
 class InFlightBufferError(VerdictError):
-    """A tensor of an operation that was not yet waited for is written, read or used again."""
+    """A tensor was written, read or used again before its operation was waited for."""
 
     verdict: Finding | None
 
@@ -76,13 +76,13 @@ class ThreadRaceError(VerdictError):
 
 
 class BackendHazardError(VerdictError):
-    """Under the profile of a backend: it may hang or corrupt what this program does."""
+    """By the rules of the profile's backend the program may hang or corrupt data."""
 
     verdict: Finding | None
 
 
 class HazardError(PhalanxError, RuntimeError):
-    """Under `strict`: the run succeeded, and checks found something in `findings`."""
+    """With `strict`: the run succeeded, but the checks have `findings`."""
 
     def __init__(self, text: str, findings: Sequence[Verdict]) -> None:
         super().__init__(text)
@@ -99,7 +99,7 @@ class PhalanxWarning(UserWarning):
 
 
 class RankFailedError(PhalanxError):
-    """A rank's own code raised. `failures` maps each rank that did to its exception."""
+    """A rank's own code raised. `failures` maps each such rank to its exception."""
 
     verdict: RankFailure | None
 

@@ -18,10 +18,10 @@ from phalanx.options import function_options
 
 
 class World:
-    """A number of ranks, held open for several runs.
+    """A number of ranks, held open for several runs. Takes the options of `run`.
 
-    The process groups of one run are there in the next. A run that fails takes them with
-    it, and the next run starts afresh.
+    The process groups of one run still exist in the next. A run that fails destroys them, and
+    the next run begins with new ones. Use it in a `with` statement, or call `close`.
 
     >>> import torch, torch.distributed as dist
     >>> def total(x):
@@ -78,7 +78,7 @@ class World:
         self._engine = make_engine(options, replay=replay)
 
     def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
-        """Call `fn(*args, **kwargs)` once per rank; its return values in rank order."""
+        """Call `fn(*args, **kwargs)` once on each rank; return the results in rank order."""
         __tracebackhide__ = True  # pytest: show the user's frames, not ours
         if not callable(fn):
             raise UsageError(f"run takes a function to call on every rank, not {fn!r}")
@@ -91,16 +91,17 @@ class World:
 
     @property
     def findings(self) -> tuple[Verdict, ...]:
-        """What checks found in runs that succeeded: messages nobody received and the like.
-        Each has come as a `PhalanxWarning`, or, under `strict`, as the run's `HazardError`."""
+        """What the checks found in runs that succeeded, such as messages nobody received. Each
+        finding was also a `PhalanxWarning` or, with `strict`, part of a `HazardError`."""
         return tuple(self._engine.findings)
 
     @property
     def fingerprint(self) -> int:
-        """A hash of the order in which the ranks ran last: equal for equal schedules."""
+        """A hash of the order in which ranks ran in the last run: equal for equal schedules."""
         return self._engine.fingerprint
 
     def close(self) -> None:
+        """Destroy the groups and end the ranks. A closed world runs nothing more."""
         if self._open:
             self._engine.close()
             self._open = False
@@ -136,32 +137,36 @@ def run(
     isolate: Iterable[str] = (),
     **kwargs: Any,
 ) -> list[Any]:
-    """Run `fn(*args, **kwargs)` on `ranks` ranks; the return values in rank order.
+    """Call `fn(*args, **kwargs)` once on each rank; return the results in rank order.
 
-    With `init` the default process group exists when `fn` starts. `seed` 0 runs ranks in
-    order, any other number is a random schedule of its own that it replays. `timeout` is
-    how many seconds may pass without the baton changing hands, whatever the ranks do; without
-    one, a run in which no rank even works is given up after 300 seconds. `clock="virtual"`
-    lets sleeps and timeouts pass at once when every rank waits. What checks find in a run that
-    succeeds is a `PhalanxWarning`; with `strict` it is a `HazardError`. `checks` chooses among
-    the kinds of `phalanx.kinds`: "all", "none", "mismatch,leak", "all,-leak". With
-    `profile="nccl"` the run is judged by NCCL's rules, and hazards are errors.
-    `completion="latest"` lets asynchronous operations complete as late as is legal, "seeded" at
-    moments that the seed draws (the default with a seed), "earliest" as soon as all ranks have
-    come. Packages named in `isolate=("megatron",)` are imported by every rank for itself, so
-    that their globals are the rank's own. Keyword arguments with these names are for `run`;
-    wrap `fn` if it needs them itself.
+    Blocks until every rank has returned. Raises a `VerdictError` such as `DeadlockError` if a
+    check finds an error, `RankFailedError` if a rank raises, `UsageError` for wrong options.
+    Keyword arguments with the names below are options; wrap `fn` if it takes them itself.
 
-    `device="cuda"` gives every rank a GPU, `cuda:{rank}`, which with `init` is current when
-    `fn` starts. Where there are fewer, ranks share them: `cuda:3` then means one that is there,
-    and tensors say which. `gpus=1` uses only the first. `device="cpu"` shows ranks no GPU.
+    * `ranks`: how many.
+    * `engine`: "threads", or "processes" for one process per rank on torch's own backend.
+    * `backend`: of the default group. Processes take any backend that torch knows.
+    * `init`: whether the default process group exists when `fn` starts.
+    * `device`: "cuda" gives every rank a GPU, `cuda:{rank}`, shared where there are fewer
+      than ranks; with `init` it is the current device. "cpu" hides all GPUs.
+    * `gpus`: use only so many GPUs, the first ones.
+    * `seed`: 0 runs ranks in order. Another number draws a random order and replays it.
+    * `clock`: with "virtual", sleeps and timeouts pass at once when every rank waits.
+    * `checks`: "all", "none", or kinds of findings: "mismatch,leak", "all,-leak".
+    * `strict`: raise a `HazardError` where a finding is otherwise a `PhalanxWarning`.
+    * `profile`: "nccl" or "gloo" judges the run by that backend's rules; hazards are errors.
+    * `completion`: when asynchronous operations complete: "earliest", "latest" (as late as is
+      legal), or "seeded" (drawn by the seed; the default with a seed).
+    * `timeout`: seconds without progress after which the run ends with a `StallError`. On
+      threads progress is a hand-over of the baton; without a timeout, a run in which no rank
+      even computes ends after 300 seconds. On processes progress is a rank that returns.
+    * `isolate`: packages that every rank imports for itself, so that their globals are the
+      rank's own.
 
-    With `engine="processes"` each rank is a process on this machine and `backend` may be any
-    that torch knows. `fn`, its arguments and results travel by pickle, and what no module
-    holds (lambdas, nested functions, a notebook's) by cloudpickle. Large tensors arrive
-    without a copy; what a rank writes into one is its own and nobody else sees it, unless
-    the program had put it into shared memory (`share_memory_`). There is no seed and no
-    virtual clock, and `timeout` is how many seconds may pass without a rank returning.
+    Processes have no `seed`, virtual `clock` or `completion`. `fn`, its arguments and results
+    travel by pickle; lambdas, nested functions and those of a notebook by cloudpickle. Large
+    tensors travel without a copy, and a rank that writes into one writes into its own copy,
+    unless the program put the tensor into shared memory (`share_memory_`).
 
     >>> import torch.distributed as dist
     >>> run(lambda: dist.get_rank() * 10, ranks=3)

@@ -30,9 +30,9 @@ from phalanx.testing.agreement.value_differences import (
 def assert_same_on_all_ranks(
     value: Any, *, group: Any = None, rtol: float = 0, atol: float = 0, name: str | None = None
 ) -> None:
-    """Every rank has the same: a tensor, a number, a string, or containers, dataclasses and
-    modules of these. NaN is the same as NaN. Tolerances count against the ranks that most
-    ranks agree with. `name` is what the error calls it.
+    """Assert that every rank has the same value: a tensor, a number, a string, or containers,
+    dataclasses and modules of these. NaN equals NaN. The tolerances compare with the value
+    that most ranks have. The error calls the value `name`.
 
     >>> import phalanx, torch.distributed as dist
     >>> def program():
@@ -51,7 +51,7 @@ def assert_same_on_all_ranks(
 def assert_different_on_all_ranks(
     value: Any, *, group: Any = None, name: str | None = None
 ) -> None:
-    """No two ranks have the same: seeds, random numbers, batches of data."""
+    """Assert that no two ranks have the same value: seeds, random numbers, batches."""
     __tracebackhide__ = True
     members = Members("assert_different_on_all_ranks", group)
     if not members.taking_part:
@@ -86,8 +86,8 @@ def assert_replicas_in_sync(
     rtol: float = 0,
     atol: float = 0,
 ) -> None:
-    """Every rank holds the same parameters and buffers, on request also gradients and the
-    state of the optimizer. Where parameters are sharded, `group` is the one of the replicas.
+    """Assert that every rank has the same parameters and buffers, on request also the same
+    gradients and optimizer state. Where parameters are sharded, `group` holds the replicas.
     """
     __tracebackhide__ = True
     members = Members("assert_replicas_in_sync", group)
@@ -111,7 +111,7 @@ def assert_replicas_in_sync(
 def assert_gradients_in_sync(
     model: nn.Module, *, group: Any = None, rtol: float = 0, atol: float = 0
 ) -> None:
-    """Every rank has the same gradients, and none where the others have none."""
+    """Assert that every rank has the same gradients, and none where others have none."""
     __tracebackhide__ = True
     members = Members("assert_gradients_in_sync", group)
     if members.taking_part:
@@ -120,7 +120,7 @@ def assert_gradients_in_sync(
 
 
 def assert_shards_disjoint(indices: Iterable[Any], *, group: Any = None) -> None:
-    """Nothing is on two ranks, nor twice on one: indices of a sampler, names of files."""
+    """Assert that no item is on two ranks, nor twice on one: indices, names of files."""
     __tracebackhide__ = True
     members = Members("assert_shards_disjoint", group)
     if not members.taking_part:
@@ -144,8 +144,8 @@ def assert_shards_disjoint(indices: Iterable[Any], *, group: Any = None) -> None
 def assert_shards_cover(
     indices: Iterable[Any], total: int | Iterable[Any], *, group: Any = None
 ) -> None:
-    """The ranks together have everything: each index below `total`, or each item of it, and
-    nothing else. A sampler that pads may have some twice; see `assert_shards_disjoint`."""
+    """Assert that the ranks together have every index below `total`, or every item of it, and
+    nothing else. Some may be there twice; `assert_shards_disjoint` asserts the contrary."""
     __tracebackhide__ = True
     members = Members("assert_shards_cover", group)
     if not members.taking_part:
@@ -176,9 +176,10 @@ def parallel_assert(
     participating: bool = True,
     group: Any = None,
 ) -> None:
-    """An `assert` that fails on all ranks if it fails on any, under mpi-pytest's name: then
-    no rank is left waiting for one that has failed. A rank that does not participate says
-    nothing. A condition that is a function is called here; what it raises counts as failure.
+    """Assert on all ranks at once: if the condition fails on any rank, all ranks raise, so no
+    rank waits for one that has failed. A rank with `participating=False` is not asked. A
+    condition that is a function is called, and what it raises counts as failure. The name is
+    mpi-pytest's.
     """
     __tracebackhide__ = True
     members = Members("parallel_assert", group)

@@ -14,9 +14,10 @@ _ATTRIBUTE = "__phalanx_made_once_per__"
 
 
 def once_per_rank(fixture: Fixture) -> Fixture:
-    """Make this fixture in every rank, with the rank's process group there, whatever its scope.
+    """Make this fixture in every rank, whatever its scope, while the rank has its group.
 
-    Goes above or below `@pytest.fixture`. It is the default for fixtures of function scope.
+    The decorator goes above or below `@pytest.fixture`. It is the default for fixtures of
+    function scope.
     """
     _declare(fixture, "rank", "once_per_rank")
     return fixture
@@ -25,8 +26,8 @@ def once_per_rank(fixture: Fixture) -> Fixture:
 def once_per_test(fixture: Fixture) -> Fixture:
     """Make this fixture once, in pytest's own process, and give all ranks its value.
 
-    Goes above or below `@pytest.fixture`. It is the default for fixtures of wider scope than
-    function. Ranks that are threads get the same object, ranks that are processes a copy.
+    The decorator goes above or below `@pytest.fixture`. It is the default for fixtures of wider
+    scope than function. Threads get the same object, processes a copy.
     """
     _declare(fixture, "test", "once_per_test")
     return fixture

@@ -32,11 +32,11 @@ class DistributedTest:
     """A pytest class whose tests run on ranks, as many as `world_size` says.
 
     Derive from it and name the class `Test...`. Fixtures, parametrisation and marks work as in
-    any pytest class; `@pytest.mark.world_size(N)` on a test overrides the class. `engine` is
-    ours: "threads", "processes", or None for the default of the run.
+    any pytest class; `@pytest.mark.world_size(N)` on a test overrides the class. `engine`
+    is an addition: "threads", "processes", or None for the default of the run.
 
     `reuse_dist_env` and `non_daemonic_procs` are accepted and change nothing: processes are
-    kept warm and each test gets a fresh group anyway, and ranks may start processes.
+    always kept, each test has a fresh group, and ranks may start processes.
     """
 
     world_size: ClassVar[int | Iterable[int]] = 2

@@ -45,7 +45,7 @@ class RankTestError(RankFailedError, RuntimeError):
 
 
 class RankAssertionError(RankTestError, AssertionError):
-    """The same, when all that was raised are failed assertions: unittest says FAIL."""
+    """A `RankTestError` of failed assertions only: unittest says FAIL."""
 
 
 RankTestError.__module__ = RankAssertionError.__module__ = "phalanx.testing"
