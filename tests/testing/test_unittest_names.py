@@ -210,6 +210,16 @@ def test_importing_the_package_is_cheap() -> None:
     assert done.stdout == "[]\n", done.stderr
 
 
-def test_the_rooms_exist() -> None:
-    for room in phalanx.testing._ROOMS:
-        importlib.import_module(f"phalanx.testing.{room}")
+def test_type_checkers_see_what_a_run_sees() -> None:
+    imported = {
+        str(node.module).removeprefix("phalanx.testing."): {name.name for name in node.names}
+        for node in ast.walk(ast.parse(Path(phalanx.testing.__file__).read_text()))
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("phalanx.")
+    }
+    given = {module: set(names) for module, names in phalanx.testing._MODULES.items()}
+    assert imported == given
+
+
+def test_the_modules_exist() -> None:
+    for module in phalanx.testing._MODULES:
+        importlib.import_module(f"phalanx.testing.{module}")

@@ -1,9 +1,12 @@
 """The door for tests: assertions between ranks, and torch's test classes on our engines.
 
-The pytest plugin (`plugin.py`) lives here too and is found by its entry point. Names are
-loaded when asked for, because pytest loads this package in every project that has it
-installed, and torch takes a second to import.
+The pytest plugin (`plugin.py`) lives here too and is found by its entry point. Names are loaded
+when they are asked for: pytest loads this package in every project that has it installed, torch
+takes a second to import, and the classes for dynamo several. So there are two lists: type
+checkers read the imports, a run reads `_MODULES`. A test holds them equal.
 """
+
+# isort: skip_file
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -14,157 +17,107 @@ if TYPE_CHECKING:
     )
     from phalanx.testing.assertions import (
         assert_different_on_all_ranks as assert_different_on_all_ranks,
+        assert_gradients_in_sync as assert_gradients_in_sync,
+        assert_replicas_in_sync as assert_replicas_in_sync,
+        assert_same_on_all_ranks as assert_same_on_all_ranks,
+        assert_shards_cover as assert_shards_cover,
+        assert_shards_disjoint as assert_shards_disjoint,
+        parallel_assert as parallel_assert,
     )
-    from phalanx.testing.assertions import assert_gradients_in_sync as assert_gradients_in_sync
-    from phalanx.testing.assertions import assert_replicas_in_sync as assert_replicas_in_sync
-    from phalanx.testing.assertions import assert_same_on_all_ranks as assert_same_on_all_ranks
-    from phalanx.testing.assertions import assert_shards_cover as assert_shards_cover
-    from phalanx.testing.assertions import assert_shards_disjoint as assert_shards_disjoint
-    from phalanx.testing.assertions import parallel_assert as parallel_assert
-    from phalanx.testing.pytest.fixture_scopes import once_per_rank as once_per_rank
-    from phalanx.testing.pytest.fixture_scopes import once_per_test as once_per_test
-    from phalanx.testing.torch_compat.cases import DEFAULT_WORLD_SIZE as DEFAULT_WORLD_SIZE
-    from phalanx.testing.torch_compat.cases import TIMEOUT_DEFAULT as TIMEOUT_DEFAULT
-    from phalanx.testing.torch_compat.cases import TIMEOUT_OVERRIDE as TIMEOUT_OVERRIDE
-    from phalanx.testing.torch_compat.cases import TestCase as TestCase
-    from phalanx.testing.torch_compat.cases import get_timeout as get_timeout
-    from phalanx.testing.torch_compat.cases import logger as logger
-    from phalanx.testing.torch_compat.cases import run_subtests as run_subtests
+    from phalanx.testing.pytest.fixture_scopes import (
+        once_per_rank as once_per_rank,
+        once_per_test as once_per_test,
+    )
+    from phalanx.testing.torch_compat.cases import (
+        DEFAULT_WORLD_SIZE as DEFAULT_WORLD_SIZE,
+        TIMEOUT_DEFAULT as TIMEOUT_DEFAULT,
+        TIMEOUT_OVERRIDE as TIMEOUT_OVERRIDE,
+        TestCase as TestCase,
+        get_timeout as get_timeout,
+        logger as logger,
+        run_subtests as run_subtests,
+    )
     from phalanx.testing.torch_compat.continuous import (
         MultiProcContinuousTest as MultiProcContinuousTest,
     )
     from phalanx.testing.torch_compat.debug_launcher import debug_launcher as debug_launcher
     from phalanx.testing.torch_compat.deepspeed_compat import (
         DistributedFixture as DistributedFixture,
+        DistributedTest as DistributedTest,
     )
-    from phalanx.testing.torch_compat.deepspeed_compat import DistributedTest as DistributedTest
     from phalanx.testing.torch_compat.dynamo import (
         DynamoDistributedMultiProcTestCase as DynamoDistributedMultiProcTestCase,
-    )
-    from phalanx.testing.torch_compat.dynamo import (
         DynamoDistributedSingleProcTestCase as DynamoDistributedSingleProcTestCase,
-    )
-    from phalanx.testing.torch_compat.dynamo import (
         _dynamo_dist_per_rank_init as _dynamo_dist_per_rank_init,
     )
     from phalanx.testing.torch_compat.multi_process import (
         DistributedTestBase as DistributedTestBase,
-    )
-    from phalanx.testing.torch_compat.multi_process import (
         MultiProcessTestCase as MultiProcessTestCase,
     )
     from phalanx.testing.torch_compat.multi_threaded import (
         MultiThreadedTestCase as MultiThreadedTestCase,
-    )
-    from phalanx.testing.torch_compat.multi_threaded import (
         spawn_threads_and_init_comms as spawn_threads_and_init_comms,
     )
-    from phalanx.testing.torch_compat.outcomes import RankAssertionError as RankAssertionError
-    from phalanx.testing.torch_compat.outcomes import RankTestError as RankTestError
+    from phalanx.testing.torch_compat.outcomes import (
+        RankAssertionError as RankAssertionError,
+        RankTestError as RankTestError,
+    )
     from phalanx.testing.torch_compat.requirements import (
         ACCELERATOR_DIST_BACKENDS as ACCELERATOR_DIST_BACKENDS,
-    )
-    from phalanx.testing.torch_compat.requirements import DDP_RANK_DEVICES as DDP_RANK_DEVICES
-    from phalanx.testing.torch_compat.requirements import HAS_ACCELERATOR as HAS_ACCELERATOR
-    from phalanx.testing.torch_compat.requirements import (
+        DDP_RANK_DEVICES as DDP_RANK_DEVICES,
+        HAS_ACCELERATOR as HAS_ACCELERATOR,
         PLATFORM_SUPPORTS_SYMM_MEM as PLATFORM_SUPPORTS_SYMM_MEM,
-    )
-    from phalanx.testing.torch_compat.requirements import DistTestCases as DistTestCases
-    from phalanx.testing.torch_compat.requirements import (
+        DistTestCases as DistTestCases,
         evaluate_platform_supports_symm_mem as evaluate_platform_supports_symm_mem,
-    )
-    from phalanx.testing.torch_compat.requirements import has_efa as has_efa
-    from phalanx.testing.torch_compat.requirements import (
+        has_efa as has_efa,
         requires_accelerator_dist_backend as requires_accelerator_dist_backend,
-    )
-    from phalanx.testing.torch_compat.requirements import requires_ddp_rank as requires_ddp_rank
-    from phalanx.testing.torch_compat.requirements import requires_gloo as requires_gloo
-    from phalanx.testing.torch_compat.requirements import requires_mpi as requires_mpi
-    from phalanx.testing.torch_compat.requirements import (
+        requires_ddp_rank as requires_ddp_rank,
+        requires_gloo as requires_gloo,
+        requires_mpi as requires_mpi,
         requires_multicast_support as requires_multicast_support,
-    )
-    from phalanx.testing.torch_compat.requirements import requires_nccl as requires_nccl
-    from phalanx.testing.torch_compat.requirements import (
+        requires_nccl as requires_nccl,
         requires_nccl_shrink as requires_nccl_shrink,
-    )
-    from phalanx.testing.torch_compat.requirements import (
         requires_nccl_version as requires_nccl_version,
-    )
-    from phalanx.testing.torch_compat.requirements import requires_ucc as requires_ucc
-    from phalanx.testing.torch_compat.requirements import (
+        requires_ucc as requires_ucc,
         skip_if_rocm_arch_multiprocess as skip_if_rocm_arch_multiprocess,
-    )
-    from phalanx.testing.torch_compat.requirements import (
         skip_if_rocm_multiprocess as skip_if_rocm_multiprocess,
-    )
-    from phalanx.testing.torch_compat.requirements import (
         skip_if_rocm_ver_lessthan_multiprocess as skip_if_rocm_ver_lessthan_multiprocess,
-    )
-    from phalanx.testing.torch_compat.requirements import skip_if_win32 as skip_if_win32
-    from phalanx.testing.torch_compat.requirements import (
+        skip_if_win32 as skip_if_win32,
         sm_is_or_higher_than as sm_is_or_higher_than,
+        tp_transports as tp_transports,
     )
-    from phalanx.testing.torch_compat.requirements import tp_transports as tp_transports
     from phalanx.testing.torch_compat.samples import (
         SaveForwardInputsModel as SaveForwardInputsModel,
-    )
-    from phalanx.testing.torch_compat.samples import (
         SaveForwardInputsModule as SaveForwardInputsModule,
-    )
-    from phalanx.testing.torch_compat.samples import (
         simple_sparse_reduce_tests as simple_sparse_reduce_tests,
     )
-    from phalanx.testing.torch_compat.skips import TEST_SKIPS as TEST_SKIPS
-    from phalanx.testing.torch_compat.skips import TestSkip as TestSkip
-    from phalanx.testing.torch_compat.skips import at_least_x_gpu as at_least_x_gpu
     from phalanx.testing.torch_compat.skips import (
+        TEST_SKIPS as TEST_SKIPS,
+        TestSkip as TestSkip,
+        at_least_x_gpu as at_least_x_gpu,
         get_required_world_size as get_required_world_size,
-    )
-    from phalanx.testing.torch_compat.skips import (
         import_transformers_or_skip as import_transformers_or_skip,
-    )
-    from phalanx.testing.torch_compat.skips import (
         nccl_skip_if_lt_x_gpu as nccl_skip_if_lt_x_gpu,
-    )
-    from phalanx.testing.torch_compat.skips import (
         require_n_gpus_for_nccl_backend as require_n_gpus_for_nccl_backend,
-    )
-    from phalanx.testing.torch_compat.skips import requires_world_size as requires_world_size
-    from phalanx.testing.torch_compat.skips import skip_if_lt_x_gpu as skip_if_lt_x_gpu
-    from phalanx.testing.torch_compat.skips import skip_if_no_gpu as skip_if_no_gpu
-    from phalanx.testing.torch_compat.skips import (
+        requires_world_size as requires_world_size,
+        skip_if_lt_x_gpu as skip_if_lt_x_gpu,
+        skip_if_no_gpu as skip_if_no_gpu,
         skip_if_odd_worldsize as skip_if_odd_worldsize,
-    )
-    from phalanx.testing.torch_compat.skips import (
         skip_if_small_worldsize as skip_if_small_worldsize,
     )
     from phalanx.testing.torch_compat.torch_test_helpers import (
         captured_output as captured_output,
-    )
-    from phalanx.testing.torch_compat.torch_test_helpers import (
         cleanup_temp_dir as cleanup_temp_dir,
-    )
-    from phalanx.testing.torch_compat.torch_test_helpers import create_device as create_device
-    from phalanx.testing.torch_compat.torch_test_helpers import (
+        create_device as create_device,
         create_tcp_store as create_tcp_store,
-    )
-    from phalanx.testing.torch_compat.torch_test_helpers import (
         init_multigpu_helper as init_multigpu_helper,
-    )
-    from phalanx.testing.torch_compat.torch_test_helpers import (
         initialize_temp_directories as initialize_temp_directories,
-    )
-    from phalanx.testing.torch_compat.torch_test_helpers import (
         verify_ddp_error_logged as verify_ddp_error_logged,
-    )
-    from phalanx.testing.torch_compat.torch_test_helpers import (
         with_dist_debug_levels as with_dist_debug_levels,
-    )
-    from phalanx.testing.torch_compat.torch_test_helpers import (
         with_nccl_blocking_wait as with_nccl_blocking_wait,
     )
 
-_ROOMS = {
+_MODULES = {
     "agreement.value_differences": ("RanksDisagreeError",),
     "assertions": (
         "assert_different_on_all_ranks",
@@ -251,10 +204,10 @@ _ROOMS = {
     ),
     "torch_compat.multi_threaded": ("MultiThreadedTestCase", "spawn_threads_and_init_comms"),
 }
-"""For each module of this package the names that it gives to users."""
+"""The names that each module of this package gives to users."""
 
-_ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
-__all__ = sorted(_ROOM_OF)
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+__all__ = sorted(_MODULE_OF)
 
 
 def __dir__() -> list[str]:
@@ -262,9 +215,9 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    room = _ROOM_OF.get(name)
-    if room is None:
+    module = _MODULE_OF.get(name)
+    if module is None:
         raise AttributeError(f"module 'phalanx.testing' has no attribute {name!r}")
-    value = getattr(import_module(f"phalanx.testing.{room}"), name)
+    value = getattr(import_module(f"phalanx.testing.{module}"), name)
     globals()[name] = value
     return value

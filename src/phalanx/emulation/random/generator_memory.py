@@ -1,10 +1,12 @@
 """The generators behind `random` and NumPy's legacy functions, as memory to copy.
 
-Both are Mersenne twisters of 2.5 KiB. To read and to write one by its own methods takes 11 us
-(Python) or 70 us (NumPy); to copy its memory takes a tenth of a microsecond, and so does a look
-whether it was used. NumPy tells where its generator lies. Python's lies behind the head
-of its object; that, and where NumPy keeps the second of two normal numbers, is tried out on
-spare objects before it is relied upon. Used by `randomness.py`.
+`python_generator()` and `numpy_generator(module)` return a `Generator`, which tells whether it
+was used, gives a snapshot of its state and takes one back. Both kinds are Mersenne twisters of
+2.5 KiB. Through their own methods, a look and a swap take 25 us (Python) or 200 us (NumPy); to
+copy the memory takes a microsecond, and the ranks of a script swap at every hand-over, since
+nothing tells beforehand which of them will draw. NumPy publishes the address of its state.
+Python's state lies behind the head of its object; that, and where NumPy keeps the second of two
+normal numbers, is tried on spare objects first. If it is not found there, the methods are used.
 """
 
 from __future__ import annotations
@@ -22,57 +24,31 @@ SIZE = 4 * (WORDS + 1)
 
 
 class Generator:
-    """Something that draws, as `randomness.py` keeps it for ranks."""
+    """A source of random numbers whose state `randomness.py` swaps between ranks."""
 
     owner: Any
     mark: Callable[[], Any]
-    """Its answer stays the same as long as nobody uses the generator."""
+    """Returns an equal value as long as the generator is not used."""
 
     def snapshot(self) -> Any:
         raise NotImplementedError
 
     def put(self, snapshot: Any) -> None:
-        """Go on from there."""
+        """Continue from that snapshot."""
         raise NotImplementedError
 
     def spare(self) -> Generator:
-        """Another one of this kind."""
+        """Another generator of this kind."""
         raise NotImplementedError
 
     def seed(self, seed: bytes) -> None:
         raise NotImplementedError
 
 
-# Drawing moves the position. Seeding sets that to the same place every time, but another word
-# differs. Of two normal numbers that are drawn together the second one waits for its turn.
-
-
-class PythonGeneratorMemory(Generator):
-    """A `random.Random`."""
+class PythonGenerator(Generator):
+    """A `random.Random`, by its own methods."""
 
     def __init__(self, owner: Any) -> None:
-        self.owner = owner
-        self.raw = _memory(id(owner) + object.__basicsize__, SIZE)
-        words = self.raw.cast("I")
-        self.mark = lambda: (words[0], words[2], owner.gauss_next)
-
-    def snapshot(self) -> Any:
-        return self.raw.tobytes(), self.owner.gauss_next
-
-    def put(self, snapshot: Any) -> None:
-        self.raw[:], self.owner.gauss_next = snapshot
-
-    def spare(self) -> Generator:
-        return PythonGeneratorMemory(random.Random())
-
-    def seed(self, seed: bytes) -> None:
-        random.Random.seed(self.owner, seed)
-
-
-class PythonGeneratorState(Generator):
-    """The same by its own methods, for a Python that keeps it elsewhere."""
-
-    def __init__(self, owner: random.Random) -> None:
         self.owner = owner
         self.mark = self.snapshot
 
@@ -83,18 +59,59 @@ class PythonGeneratorState(Generator):
         random.Random.setstate(self.owner, snapshot)
 
     def spare(self) -> Generator:
-        return PythonGeneratorState(random.Random())
+        return type(self)(random.Random())
 
     def seed(self, seed: bytes) -> None:
         random.Random.seed(self.owner, seed)
 
 
-class NumpyGeneratorMemory(Generator):
-    """A `numpy.random.RandomState` over an `MT19937`."""
+# Drawing moves the position. Seeding sets that to the same place every time, but another word
+# differs. Of two normal numbers that are drawn together the second one waits for its turn.
+
+
+class PythonGeneratorMemory(PythonGenerator):
+    """The same by its memory."""
+
+    def __init__(self, owner: Any) -> None:
+        super().__init__(owner)
+        self.raw = _memory(id(owner) + object.__basicsize__, SIZE)
+        words = self.raw.cast("I")
+        self.mark = lambda: (words[0], words[2], owner.gauss_next)
+
+    def snapshot(self) -> Any:
+        return self.raw.tobytes(), self.owner.gauss_next
+
+    def put(self, snapshot: Any) -> None:
+        self.raw[:], self.owner.gauss_next = snapshot
+
+
+class NumpyGenerator(Generator):
+    """A `numpy.random.RandomState`, by its own methods."""
+
+    def __init__(self, owner: Any) -> None:
+        self.owner = owner
+        self.mark = lambda: self.snapshot()[1:]
+
+    def snapshot(self) -> Any:
+        name, words, *rest = self.owner.get_state()
+        return name, tuple(words.tolist()), *rest
+
+    def put(self, snapshot: Any) -> None:
+        self.owner.set_state(snapshot)
+
+    def spare(self) -> Generator:
+        return NumpyGenerator(type(self.owner)())
+
+    def seed(self, seed: bytes) -> None:
+        self.owner.seed(_numbers(seed))
+
+
+class NumpyGeneratorMemory(NumpyGenerator):
+    """The same by its memory, over an `MT19937`."""
 
     def __init__(self, owner: Any, bits: Any, gauss_place: int) -> None:
+        super().__init__(owner)
         self._bits, self._place = bits, gauss_place
-        self.owner = owner
         self._gauss = gauss = _memory(id(owner) + gauss_place, 16)
         self.raw = _memory(bits.ctypes.state_address, SIZE)
         last = _memory(bits.ctypes.state_address + SIZE - 8, 8).cast("Q")
@@ -111,30 +128,6 @@ class NumpyGeneratorMemory(Generator):
         owner = type(self.owner)(bits)
         return NumpyGeneratorMemory(owner, bits, self._place)
 
-    def seed(self, seed: bytes) -> None:
-        self.owner.seed(_numbers(seed))
-
-
-class NumpyGeneratorState(Generator):
-    """The same by its own methods."""
-
-    def __init__(self, owner: Any) -> None:
-        self.owner = owner
-        self.mark = lambda: self.snapshot()[1:]
-
-    def snapshot(self) -> Any:
-        name, words, *rest = self.owner.get_state()
-        return name, tuple(words.tolist()), *rest
-
-    def put(self, snapshot: Any) -> None:
-        self.owner.set_state(snapshot)
-
-    def spare(self) -> Generator:
-        return NumpyGeneratorState(type(self.owner)())
-
-    def seed(self, seed: bytes) -> None:
-        self.owner.seed(_numbers(seed))
-
 
 def _numbers(seed: bytes) -> list[int]:
     return [*struct.unpack(f"{len(seed) // 4}I", seed)]
@@ -143,7 +136,7 @@ def _numbers(seed: bytes) -> list[int]:
 def python_generator() -> Generator:
     """The one behind the functions of `random`."""
     seed: Any = random.seed
-    kind = PythonGeneratorMemory if _is_where_we_think() else PythonGeneratorState
+    kind = PythonGeneratorMemory if _is_where_we_think() else PythonGenerator
     return kind(seed.__self__)
 
 
@@ -157,7 +150,7 @@ def numpy_generator(module: ModuleType) -> Generator | None:
     kinds: Any = (type(owner), type(bits))
     place = _gauss_place(kinds[0])
     if place is None or not _is_where_numpy_says(*kinds):
-        return NumpyGeneratorState(owner)
+        return NumpyGenerator(owner)
     return NumpyGeneratorMemory(owner, bits, place)
 
 

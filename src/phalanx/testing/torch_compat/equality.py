@@ -11,15 +11,15 @@ import random
 import sys
 import unittest
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
 SEED = 1234
 
-# What torch.testing allows float32 by default; Python's floats mostly come from `.item()`.
-NUMBER_RTOL = 1.3e-6
-NUMBER_ATOL = 1e-5
+OF_NUMBERS = MappingProxyType({"atol": 1e-5, "rtol": 1.3e-6})
+"""What torch.testing allows float32 by default; Python's floats mostly come from `.item()`."""
 
 Message = str | Callable[[str], str] | None
 
@@ -104,7 +104,9 @@ def seed_torch(seed: int) -> None:
 
 
 class _Comparison:
-    """One comparison: goes down into containers and says where the first difference is."""
+    """One comparison: goes down into containers and says where the first difference is. What
+    is equal is for `torch.testing.assert_close` to say; it alone takes neither strings and
+    other objects nor a tensor beside a number."""
 
     def __init__(
         self,
@@ -135,40 +137,28 @@ class _Comparison:
         second = y if isinstance(y, torch.Tensor) else _like(y, x)
         if not isinstance(first, torch.Tensor) or not isinstance(second, torch.Tensor):
             return _placed(f"{_short(x)} != {_short(y)}", where)
-        x, y = first, second
-        try:
-            options = {**self._options, **self._tolerances(x, y)}
-            torch.testing.assert_close(x, y, **options)
-        except (AssertionError, TypeError, ValueError) as error:
-            return _placed(str(error), where)
-        return None
-
-    def _tolerances(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, float]:
-        atol, rtol = self._given
-        if atol is None and rtol is None and not (self._case.precision or self._case.rel_tol):
-            return {}
-        if atol is None or rtol is None:
-            dtype = torch.promote_types(x.dtype, y.dtype)
-            usual_rtol, usual_atol = _usual_tolerances(dtype)
-            atol = (0.0 if rtol is not None else usual_atol) if atol is None else atol
-            rtol = (0.0 if self._given[0] is not None else usual_rtol) if rtol is None else rtol
-        return {
-            "atol": max(atol, self._case.precision),
-            "rtol": max(rtol, self._case.rel_tol),
-        }
+        found = self._if_not_close(first, second, self._options)
+        return None if found is None else _placed(found, where)
 
     def _of_numbers(self, x: Any, y: Any, where: str) -> str | None:
-        if x == y or (self._options["equal_nan"] and x != x and y != y):
-            return None
+        options = {**self._options, "check_dtype": False}
+        exact = isinstance(x, int) and isinstance(y, int)
+        found = self._if_not_close(x, y, options, {} if exact else OF_NUMBERS)
+        return None if found is None else _placed(f"{x!r} != {y!r}", where)
+
+    def _if_not_close(
+        self,
+        x: Any,
+        y: Any,
+        options: Mapping[str, Any],
+        usual: Mapping[str, float] = MappingProxyType({}),
+    ) -> str | None:
         atol, rtol = self._given
-        inexact = any(isinstance(each, (float, complex)) for each in (x, y))
-        if atol is None and rtol is None:
-            atol, rtol = (NUMBER_ATOL, NUMBER_RTOL) if inexact else (0.0, 0.0)
-        atol = max(atol or 0.0, self._case.precision)
-        rtol = max(rtol or 0.0, self._case.rel_tol)
-        if abs(x - y) <= atol + rtol * abs(y):
-            return None
-        return _placed(f"{x!r} != {y!r}", where)
+        least = {"atol": self._case.precision, "rtol": self._case.rel_tol}
+        given = {"atol": max(atol or 0, least["atol"]), "rtol": max(rtol or 0, least["rtol"])}
+        allowed = [usual, least] if atol is None and rtol is None else [given]
+        found = [_if_not_close(x, y, {**options, **tolerances}) for tolerances in allowed]
+        return None if None in found else found[0]
 
     def _of_mappings(self, x: Any, y: Any, where: str) -> str | None:
         if set(x) != set(y):
@@ -221,15 +211,12 @@ def _is_sequence(thing: Any) -> bool:
     return isinstance(thing, known) and not isinstance(thing, (str, bytes))
 
 
-def _usual_tolerances(dtype: torch.dtype) -> tuple[float, float]:
-    return {
-        torch.float16: (1e-3, 1e-5),
-        torch.bfloat16: (1.6e-2, 1e-5),
-        torch.float32: (1.3e-6, 1e-5),
-        torch.complex64: (1.3e-6, 1e-5),
-        torch.float64: (1e-7, 1e-7),
-        torch.complex128: (1e-7, 1e-7),
-    }.get(dtype, (0.0, 0.0))
+def _if_not_close(x: Any, y: Any, options: Mapping[str, Any]) -> str | None:
+    try:
+        torch.testing.assert_close(x, y, **options)
+    except (AssertionError, TypeError, ValueError) as error:
+        return str(error)
+    return None
 
 
 def _difference_in_coalescing(x: Any, y: Any) -> str | None:
