@@ -6,7 +6,7 @@ LIBRARIES := .venv-libraries/.ready
 JOBS ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full test-libraries conformance upstream docs lint format bench bench-tests bench-bugs clean
+.PHONY: help demo test test-full test-libraries conformance upstream docs lint format bench bench-startup bench-tests bench-bugs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,6 +47,9 @@ format: $(READY) ## let ruff rewrite the sources
 
 bench: $(READY) ## compare all_reduce with torch's threaded group and with Gloo
 	$(BIN)/python benchmarks/all_reduce.py
+
+bench-startup: $(READY) ## compare phalanx run with the import of torch.distributed
+	$(BIN)/python benchmarks/startup.py
 
 bench-tests: $(READY) ## compare fifty small tests with torch's test classes (10 minutes)
 	$(BIN)/python benchmarks/testing.py

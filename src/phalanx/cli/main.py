@@ -59,6 +59,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """The exit status of a command. Without `argv` the process is the command's own."""
     parser = make_parser()
     given = list(sys.argv[1:] if argv is None else argv)
     arguments, unknown = parser.parse_known_args(given)
@@ -69,6 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"no command given; choose one of {', '.join(COMMANDS)}")
     if unknown:
         arguments.parser.error(f"unknown option: {' '.join(unknown)}")
+    arguments.owns_process = argv is None
     return int(arguments.handler(arguments))
 
 

@@ -16,6 +16,7 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
+from phalanx.cli import collection
 from phalanx.cli.folded_output import FoldingPrinter
 from phalanx.cli.run_end import (
     outcome_of,
@@ -137,6 +138,8 @@ def _spellings(name: str) -> list[str]:
 
 
 def handle(arguments: argparse.Namespace) -> int:
+    if arguments.owns_process:
+        collection.pause()
     try:
         return _run(arguments)
     except UsageError as error:
@@ -151,6 +154,8 @@ def handle(arguments: argparse.Namespace) -> int:
     except SyntaxError as error:
         print("".join(traceback.format_exception_only(error)), end="", file=sys.stderr)
         return 1
+    finally:
+        collection.resume()
 
 
 def _as_options(text: str) -> str:
@@ -252,6 +257,7 @@ def _launched(
     from phalanx.engines.run_settings import Settings
     from phalanx.engines.threads.self_spawning_scripts import run_launched
 
+    collection.resume()
     return run_launched(program, Settings.of(options, **told), printers)
 
 
@@ -263,6 +269,7 @@ def _on_threads(
     from phalanx.engines.threads.script_on_threads import run_program
 
     rank_children.as_processes = options.children == "processes"
+    collection.resume()
     return run_program(program, Settings.of(options, **told))
 
 
@@ -278,6 +285,7 @@ def _on_processes(
             printer.write(rank, text)
 
     settings = ProcessSettings.of(options, **told, on_output=show)
+    collection.resume()
     return run_program_in_processes(program, settings)
 
 
