@@ -11,7 +11,7 @@ import sys
 import pytest
 
 import phalanx
-from phalanx.cli import run as run_command
+from phalanx.cli import main
 
 EXPORTS = [
     "BackendHazardError",
@@ -43,7 +43,8 @@ SIGNATURES = {
     "World.close": "(self)",
 }
 
-COMMANDS = ["run"]
+COMMANDS = ["run", "conformance", "doctor"]
+DOCTOR_OPTIONS = {"-h, --help", "-n, --ranks", "--patches", "--json"}
 
 RUN_OPTIONS = {
     "-h, --help",
@@ -140,10 +141,12 @@ def test_the_exception_tree() -> None:
 
 def test_commands_and_options() -> None:
     commands = argparse.ArgumentParser().add_subparsers()
-    run_command.add_parser(commands)
+    for command in main.COMMANDS.values():
+        command.add_parser(commands)
     assert list(commands.choices) == COMMANDS
-    actions = commands.choices["run"]._actions
-    assert {", ".join(action.option_strings) for action in actions} - {""} == RUN_OPTIONS
+    for name, options in {"run": RUN_OPTIONS, "doctor": DOCTOR_OPTIONS}.items():
+        actions = commands.choices[name]._actions
+        assert {", ".join(action.option_strings) for action in actions} - {""} == options
 
 
 def test_importing_phalanx_does_not_import_torch() -> None:

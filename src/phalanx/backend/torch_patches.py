@@ -1,12 +1,11 @@
 """What is replaced in torch during runs, so that programs reach this backend unchanged.
 
-The running layer installs this when the first world opens and removes it when the last one
-closes. Threads that belong to no rank pass through to torch's own classes.
+`emulation/run_patches.py` puts these names in when the first world opens and takes them out
+when the last one closes. Threads that belong to no rank pass through to torch's own classes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -65,23 +64,23 @@ class _Facade(type):
         return getattr(cls.original, name)
 
 
-def install() -> Callable[[], None]:
-    """Replace what must be replaced; the function that puts everything back."""
+def torch_patches(observer: SharedObserver) -> list[tuple[Any, str, Any]]:
+    """(owner, name, replacement) for everything; `close` when they are taken out again."""
     module = private.c10d_module
+    execution_traces.current = observer
+    rendezvous = make_rendezvous(getattr(module, private.RENDEZVOUS_NAME))
     names: dict[str, Any] = {
         private.WORLD_NAME: PerRankWorld(private.original_world()),
-        private.RENDEZVOUS_NAME: make_rendezvous(getattr(module, private.RENDEZVOUS_NAME)),
+        private.RENDEZVOUS_NAME: rendezvous,
+        **nccl_names(module),
+        private.NEW_GROUP_NAME: noting(_for_threads(getattr(module, private.NEW_GROUP_NAME))),
     }
     for name, backend in ((private.GLOO_NAME, "gloo"), (private.NCCL_NAME, "nccl")):
         original = getattr(module, name, None)
         names[name] = _Facade(name, (), {"original": original, "backend_name": backend})
-    names.update(nccl_names(module))
-    names[private.NEW_GROUP_NAME] = noting(
-        _for_threads(getattr(module, private.NEW_GROUP_NAME))
-    )
-    before = private.replace_names(**names)
-    observer = execution_traces.current = SharedObserver()
-    patches = [
+    return [
+        *((module, name, replacement) for name, replacement in names.items()),
+        (dist, "rendezvous", rendezvous),
         *store_patches(),
         *profiler_patches(),
         *observer.patches(),
@@ -90,23 +89,13 @@ def install() -> Callable[[], None]:
         *model_patches(),
         *backward_patches(),
         *device_patches(),
-        (dist, "rendezvous", names[private.RENDEZVOUS_NAME]),
     ]
-    patched = [(owner, name, vars(owner)[name]) for owner, name, _ in patches]
-    for owner, name, replacement in patches:
-        setattr(owner, name, replacement)
-    restore_debug_level = one_rank_assumptions.keep_debug_level()
 
-    def uninstall() -> None:
-        restore_debug_level()
-        private.replace_names(**before)
-        withdraw_operators()
-        observer.close()
-        execution_traces.current = None
-        for owner, name, original in patched:
-            setattr(owner, name, original)
 
-    return uninstall
+def close(observer: SharedObserver) -> None:
+    withdraw_operators()
+    observer.close()
+    execution_traces.current = None
 
 
 def _for_threads(original: Any) -> Any:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from phalanx import __version__
-from phalanx.cli import conformance, run
+from phalanx.cli import conformance, doctor, run
 
 DESCRIPTION = """\
 Run, test and debug torch.distributed programs: any number of ranks in one process,
@@ -26,12 +26,13 @@ examples:
   phalanx run -n 4 --seed 7 train.py     another order of ranks; 7 replays it
   phalanx run --engine torchrun -n 4 train.py    by torch's own launcher, checked
   phalanx conformance                    thousands of small cases on a backend
+  phalanx doctor                         what is wrong with this installation or machine
 
 exit status: 0 all ranks succeeded; 1 a rank failed; 2 wrong usage;
 3 the checks found an error (a wrong call, mismatch, deadlock, ...); 130 interrupted
 """
 
-COMMANDS = {"run": run, "conformance": conformance}
+COMMANDS = {"run": run, "conformance": conformance, "doctor": doctor}
 
 
 class Parser(argparse.ArgumentParser):

@@ -17,6 +17,8 @@ from typing import Any, Protocol, TextIO
 
 from phalanx.cli.child_output import ChildPipes
 from phalanx.core.strand import here
+from phalanx.emulation.patch_installer import put_in
+from phalanx.emulation.patch_table import COMMAND_LINE
 
 
 class Printer(Protocol):
@@ -198,8 +200,6 @@ def redirected(out: Printer | None, err: Printer | None) -> Iterator[None]:
     code prints goes past all this."""
     from phalanx.emulation.state import rank_output  # this imports torch
 
-    names = ("stdout", "stderr", "__stdout__", "__stderr__")
-    before = {name: getattr(sys, name) for name in names}
     children = ChildPipes({1: out, 2: err})
     write = os.write
 
@@ -222,19 +222,22 @@ def redirected(out: Printer | None, err: Printer | None) -> Iterator[None]:
             return write(fd, data)
         return streams[fd].buffer.write(data)
 
-    sys.stdout = sys.__stdout__ = streams[1]  # type: ignore[assignment,misc]
-    sys.stderr = sys.__stderr__ = streams[2]  # type: ignore[assignment,misc]
-    os.write = write_as_rank
+    names = {1: ("stdout", "__stdout__"), 2: ("stderr", "__stderr__")}
+    take_out = put_in(
+        COMMAND_LINE,
+        [
+            *((sys, name, streams[place]) for place in names for name in names[place]),
+            (os, "write", write_as_rank),
+        ],
+    )
     rank_output.for_children.append(children.descriptor)
     try:
         yield
     finally:
-        os.write = write
         rank_output.for_children.remove(children.descriptor)
         children.close()
         streams.clear()  # they hold each other
-        for name, stream in before.items():
-            setattr(sys, name, stream)
+        take_out()
         for printer in (out, err):
             if printer is not None:
                 printer.close()

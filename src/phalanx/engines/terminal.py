@@ -20,6 +20,8 @@ from contextlib import contextmanager, suppress
 from functools import cached_property
 from typing import Any, TextIO
 
+from phalanx.emulation.patch_installer import Patch, put_in
+from phalanx.emulation.patch_table import RANK_PROCESS
 from phalanx.errors import UsageError
 
 VARIABLE = "PHALANX_TERMINAL"
@@ -69,10 +71,9 @@ def attach_terminal(
     to, and when it has its answer."""
     terminal = _Terminal(rank, given.get(VARIABLE), on_asking)
     if PIPED in given:
-        sys.stdin = _Piped(given[PIPED])
+        patches: list[Patch] = [(sys, "stdin", _Piped(given[PIPED]))]
     else:
-        sys.stdin = _Input(terminal)
-        builtins.input = terminal.ask
+        patches = [(sys, "stdin", _Input(terminal)), (builtins, "input", terminal.ask)]
     if DEBUGGER in given:
         terminal = _Terminal(rank, given[DEBUGGER], on_asking)
     usual = sys.breakpointhook
@@ -86,7 +87,7 @@ def attach_terminal(
     def stop_or_as_told(*args: Any, **kwargs: Any) -> Any:
         return (usual if os.environ.get("PYTHONBREAKPOINT") else stop)(*args, **kwargs)
 
-    sys.breakpointhook = stop_or_as_told
+    put_in(RANK_PROCESS, [*patches, (sys, "breakpointhook", stop_or_as_told)])
     if can_debug(given):
         set_trace[:] = [stop]
 

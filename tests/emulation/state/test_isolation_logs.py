@@ -12,7 +12,7 @@ import pytest
 import torch.distributed as dist
 
 import phalanx
-from phalanx.emulation.patch_table import patched
+from phalanx.emulation.run_patches import patched
 from phalanx.emulation.state import logs
 
 

@@ -23,6 +23,7 @@ import torch.distributed as dist
 import torch.multiprocessing
 
 import phalanx
+from phalanx.emulation import run_patches
 from phalanx.emulation.state import folder, rank_settings
 from tests.emulation.isolation_programs import in_processes, in_ranks, run_script
 
@@ -482,14 +483,12 @@ def test_a_thread_without_the_baton_is_in_its_ranks_folder(tmp_path: Path) -> No
 @pytest.fixture
 def shared_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As in a container that does not allow it."""
-    from phalanx.emulation.state import installing
-
     monkeypatch.setattr(folder, "can_be_own", lambda: False)
     rank_settings._all_settings.cache_clear()
-    installing._made.clear()
+    run_patches.state_patches.forget()
     yield
     rank_settings._all_settings.cache_clear()
-    installing._made.clear()
+    run_patches.state_patches.forget()
 
 
 @pytest.mark.usefixtures("shared_folder")

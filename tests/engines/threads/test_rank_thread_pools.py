@@ -20,7 +20,7 @@ import phalanx
 from phalanx.backend.session import RankContext
 from phalanx.backend.torch_patches import leave_groups
 from phalanx.core.thread_pool import FORGETS_LOCALS, RankThreadPool
-from phalanx.emulation.patch_table import patched
+from phalanx.emulation.run_patches import patched
 from phalanx.engines.rank_thread_pools import make_thread_pool
 from phalanx.engines.run_settings import Settings
 from phalanx.engines.threads.threads_engine import ThreadsEngine

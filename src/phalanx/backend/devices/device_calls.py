@@ -10,9 +10,7 @@ there; only `device_count()` answers with what ranks may name.
 from __future__ import annotations
 
 import functools
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,39 +21,6 @@ from phalanx.backend.session import context_here
 from phalanx.backend.torch_private.private_devices import index_readers
 
 Patch = tuple[Any, str, Any]
-
-_lock = threading.Lock()
-_depth = 0
-_originals: list[Patch] = []
-
-
-@contextmanager
-def mapped() -> Iterator[None]:
-    """While a run with a map lasts. Nested runs come and go inside."""
-    global _depth
-    with _lock:
-        _depth += 1
-        if _depth == 1:
-            _install()
-    try:
-        yield
-    finally:
-        with _lock:
-            _depth -= 1
-            if _depth == 0:
-                _uninstall()
-
-
-def _install() -> None:
-    for owner, name, replacement in device_patches():
-        _originals.append((owner, name, vars(owner)[name]))
-        setattr(owner, name, replacement)
-
-
-def _uninstall() -> None:
-    while _originals:
-        owner, name, original = _originals.pop()
-        setattr(owner, name, original)
 
 
 def device_patches() -> list[Patch]:

@@ -7,7 +7,7 @@ holds that. Checked with torch 2.11 (CUDA) and 2.13 (CPU).
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from importlib import import_module
 from logging import NullHandler
@@ -23,7 +23,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from phalanx.backend.torch_private import private_modes
 from phalanx.core.strand import here
 
-Undo = Callable[[], None]
+Patches = Iterable[tuple[Any, str, Any]]
+"""Owner, name, replacement."""
 
 # Typed as Any because torch's stubs leave several of these names out.
 _c10d: Any = torch._C._distributed_c10d
@@ -54,7 +55,6 @@ NCCL_TIMEOUT_NAME = "default_pg_nccl_timeout"
 # 2.11-2.13: what functions of c10d call, to warn, where a rank uses a group that it is not in.
 # Nothing else tells that the program did so.
 WARN_OUTSIDER_NAME = "_warn_not_in_group"
-ABSENT: Any = object()
 
 # 2.11-2.13: where torch keeps once per process what ranks need once each. For each module, once
 # it is imported: places as "module:path of attributes". FSDP's clock of its own; the handlers
@@ -166,14 +166,15 @@ def per_process_attributes(module: str) -> Iterator[tuple[Any, str]]:
 _OUR_FOLDER = str(Path(__file__).parents[2])
 
 
-def _skip_our_frames(module: Any) -> None:
+def _skip_our_frames(module: Any) -> Patches:
     """2.11-2.13: dynamo must not compile the Python methods of our groups. Said once, since
     it then compiles its patterns anew; it is harmless outside of runs."""
     if not any(_OUR_FOLDER in folder for folder in module.SKIP_DIRS):
         module.add("phalanx")
+    return ()
 
 
-def _unbind_groups(module: Any) -> None:
+def _unbind_groups(module: Any) -> Patches:
     """2.11-2.13: functions here have `group=group.WORLD` as a default. In a process that is
     None as a rule, for the default group, because imports come first; a rank that imports
     the module later binds its own group for all."""
@@ -183,9 +184,10 @@ def _unbind_groups(module: Any) -> None:
                 None if isinstance(value, torch.distributed.ProcessGroup) else value
                 for value in function.__defaults__
             )
+    return ()
 
 
-def _save_by_a_process_of_ones_own(module: Any) -> Undo:
+def _save_by_a_process_of_ones_own(module: Any) -> Patches:
     """2.11-2.13: `async_save` by a process keeps that process in a global variable. The two
     methods that use it get, in a rank, the rank's own globals."""
     executor = module._ProcessBasedAsyncCheckpointExecutor
@@ -212,24 +214,21 @@ def _save_by_a_process_of_ones_own(module: Any) -> Undo:
 
         return call
 
-    executor._execute_save_impl = staticmethod(own(originals[names[0]].__func__))
-    executor.execute_save = own(originals[names[1]])
-
-    def undo() -> None:
-        for name, original in originals.items():
-            setattr(executor, name, original)
-
-    return undo
+    impl, save = names
+    return [
+        (executor, impl, staticmethod(own(originals[impl].__func__))),
+        (executor, save, own(originals[save])),
+    ]
 
 
-AFTER_IMPORT: dict[str, Callable[[Any], Undo | None]] = {
+AFTER_IMPORT: dict[str, Callable[[Any], Patches]] = {
     "torch._dynamo.trace_rules": _skip_our_frames,
     "torch._dynamo.convert_frame": private_modes.wait_for_compiler_in_turn,
     "torch._dynamo.eval_frame": private_modes.prepare_eval_frame,
     "torch.distributed.nn.functional": _unbind_groups,
     "torch.distributed.checkpoint._async_process_executor": _save_by_a_process_of_ones_own,
 }
-"""What is set right in a module once it is there, and how to put it back; None: no need."""
+"""What is set right in a module once it is there: the names that are to be replaced."""
 
 
 def set_mesh_owner(mesh: Any, rank: int) -> None:
@@ -257,18 +256,6 @@ def call_after_backward(callback: Callable[[], None]) -> None:
     """2.11-2.13: run `callback` at the end of the current backward pass, in order of queueing.
     DDP's reducer queues its own native wait after its last bucket, hence after ours."""
     torch.autograd.Variable._execution_engine.queue_callback(callback)
-
-
-def replace_names(**names: Any) -> dict[str, Any]:
-    """Set module attributes of `distributed_c10d`; what was there, to put back the same way.
-    ABSENT stands for none."""
-    before = {name: getattr(_module, name, ABSENT) for name in names}
-    for name, value in names.items():
-        if value is not ABSENT:
-            setattr(_module, name, value)
-        elif hasattr(_module, name):
-            delattr(_module, name)
-    return before
 
 
 def original_world() -> Any:

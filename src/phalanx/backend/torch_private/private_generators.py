@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import struct
-import sys
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -51,14 +50,14 @@ def absent_later_places() -> list[tuple[Any, str]]:
 
 
 def init_places() -> list[tuple[Any, str, Any]]:
-    """Wherever the function is known."""
+    """2.11-2.13: wherever the function is known."""
     original = getattr(_cuda, INIT_NAME)
-    modules = [
-        module
-        for name, module in list(sys.modules.items())
-        if name.startswith("torch.cuda") and vars(module).get(INIT_NAME) is original
+    modules = (_cuda, _cuda.memory, _random)
+    return [
+        (module, INIT_NAME, original)
+        for module in modules
+        if vars(module).get(INIT_NAME) is original
     ]
-    return [(module, INIT_NAME, original) for module in modules]
 
 
 def cuda_generators() -> tuple[Any, ...]:

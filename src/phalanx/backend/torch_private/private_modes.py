@@ -8,8 +8,8 @@ Checked with torch 2.11 (CUDA) and 2.13 (CPU).
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from functools import cache, partial
+from collections.abc import Callable, Iterable
+from functools import cache
 from operator import attrgetter
 from typing import Any
 
@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from phalanx.core.strand import RUNNING, Strand, here
 from phalanx.errors import PhalanxWarning
 
-Undo = Callable[[], None]
+Patches = Iterable[tuple[Any, str, Any]]
 
 # 2.11-2.13: the calling thread's stack of `TorchFunctionMode`s.
 _count: Any = torch._C._len_torch_function_stack
@@ -108,26 +108,17 @@ def is_compiling() -> bool:
     return CompileContext.try_get() is not None
 
 
-def prepare_eval_frame(module: Any) -> Undo:
+def prepare_eval_frame(module: Any) -> Patches:
     """What is set right in dynamo's module once it is there."""
-    undo, undo_regions = _tell_of_compiled_functions(module), _compile_for_each_rank(module)
-
-    def undo_both() -> None:
-        undo()
-        if undo_regions is not None:
-            undo_regions()
-
-    return undo_both
+    return [*_tell_of_compiled_functions(module), *_compile_for_each_rank(module)]
 
 
-def _tell_of_compiled_functions(module: Any) -> Undo:
+def _tell_of_compiled_functions(module: Any) -> Patches:
     """2.11-2.13: dynamo guards on the stack of function modes and traces through them, so
     that none of ours may be there while it compiles or runs what it has compiled. While it
     compiles it turns itself off now and then, which is no end."""
     original = module.set_eval_frame
     names = ("set_eval_frame", "_maybe_set_eval_frame")
-    same = [name for name in names if getattr(module, name, None) is original]
-
     shares = not hasattr(module, _REGIONS)
 
     def set_eval_frame(callback: Any) -> Any:
@@ -138,24 +129,17 @@ def _tell_of_compiled_functions(module: Any) -> Undo:
                 tell(bool(callback))
         return original(callback)
 
-    for name in same:
-        setattr(module, name, set_eval_frame)
-
-    def undo() -> None:
-        for name in same:
-            setattr(module, name, original)
-
-    return undo
+    same = (name for name in names if getattr(module, name, None) is original)
+    return [(module, name, set_eval_frame) for name in same]
 
 
-def _compile_for_each_rank(module: Any) -> Undo | None:
+def _compile_for_each_rank(module: Any) -> Patches:
     """2.13: what dynamo compiles hangs on the code object, with `get_rank()` as a constant.
     Regions, made for callers who want caches of their own, keep the ranks' apart. Ranks of
     later worlds of the same size find what is there."""
-    name = _REGIONS
-    original = getattr(module, name, None)
+    original = getattr(module, _REGIONS, None)
     if original is None:
-        return None
+        return []
 
     def set_region(number: int) -> int:
         strand = here.strand
@@ -165,8 +149,7 @@ def _compile_for_each_rank(module: Any) -> Undo | None:
         own = (number + 1) << 26 | context.session.size << 13 | context.rank
         return int(original(_OUR_REGIONS + own))
 
-    setattr(module, name, set_region)
-    return partial(setattr, module, name, original)
+    return [(module, _REGIONS, set_region)]
 
 
 _OUR_REGIONS = 1 << 48
@@ -204,12 +187,10 @@ class CompiledNow:
 compiled_now = CompiledNow()
 
 
-def wait_for_compiler_in_turn(module: Any) -> Undo:
+def wait_for_compiler_in_turn(module: Any) -> Patches:
     """2.11-2.13: one thread compiles at a time. A rank that waits for another one's compiler
     steps out of the baton, and goes on when it has both: the lock and its own state."""
-    original = module.compile_lock
-    module.compile_lock = _CompileLock(original)
-    return partial(setattr, module, "compile_lock", original)
+    return [(module, "compile_lock", _CompileLock(module.compile_lock))]
 
 
 class _CompileLock:

@@ -9,7 +9,7 @@ it defines once per rank. The kinds of rendezvous are for
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 # 2.11-2.13: how `torch.library.register_fake` and `custom_op` register, and how `custom_op`
@@ -34,10 +34,13 @@ _RENDEZVOUS = "torch.distributed.rendezvous"
 _HANDLERS_NAME = "_rendezvous_handlers"
 
 
-def replace_rendezvous(scheme: str, make: Callable[[Any], Any]) -> None:
-    """From now on, in this process, by what `make` makes of torch's own."""
-    handlers = getattr(sys.modules[_RENDEZVOUS], _HANDLERS_NAME)
-    handlers[scheme] = make(handlers[scheme])
+def rendezvous_patch(
+    schemes: Iterable[str], make: Callable[[Any], Any]
+) -> tuple[Any, str, dict[str, Any]]:
+    """Owner, name and replacement: a table in which `make` has replaced these schemes."""
+    module = sys.modules[_RENDEZVOUS]
+    handlers: dict[str, Any] = getattr(module, _HANDLERS_NAME)
+    return module, _HANDLERS_NAME, handlers | {each: make(handlers[each]) for each in schemes}
 
 
 # 2.11-2.13: the module behind `torch.library`, through which registrations go.

@@ -1,6 +1,6 @@
 """What an import does while ranks have modules of their own.
 
-Three things of Python's are replaced. `__import__`, because the interpreter's own answers with
+Two names of Python's are replaced. `__import__`, because the interpreter's own answers with
 what stands in `sys.modules`, and a rank must get its module itself. The locks of modules under
 import, because a module that communicates while it is imported would keep the others out. And
 a finder comes first, to let ranks share compiled code. Used by `isolating.py`.
@@ -11,7 +11,6 @@ from __future__ import annotations
 import builtins
 import importlib
 import os
-import sys
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ExtensionFileLoader, ModuleSpec, SourceFileLoader
@@ -220,18 +219,11 @@ class OnceLoader(Loader):
         return getattr(self._original, name)
 
 
-def install() -> OwnFinder:
+def import_patches() -> list[tuple[Any, str, Any]]:
+    """Also remembers what is to be called in their place for what is shared."""
     global plain_import, _plain_lock
-    finder = OwnFinder()
-    sys.meta_path.insert(0, finder)
-    plain_import, builtins.__import__ = builtins.__import__, rank_import
-    _plain_lock, bootstrap._get_module_lock = bootstrap._get_module_lock, rank_lock
-    return finder
-
-
-def uninstall(finder: OwnFinder) -> None:
-    if sys.meta_path is not None and finder in sys.meta_path:
-        sys.meta_path.remove(finder)
-    if builtins.__import__ is rank_import:
-        builtins.__import__ = plain_import
-    bootstrap._get_module_lock = _plain_lock
+    plain_import, _plain_lock = builtins.__import__, bootstrap._get_module_lock
+    return [
+        (builtins, "__import__", rank_import),
+        (bootstrap, "_get_module_lock", rank_lock),
+    ]

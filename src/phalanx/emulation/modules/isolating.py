@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import get_ident
 from types import CodeType, ModuleType
@@ -28,6 +28,8 @@ from phalanx.emulation.modules.module_tables import (
 )
 from phalanx.emulation.modules.module_view import SeenModules
 from phalanx.emulation.modules.registrations import registration_patches
+from phalanx.emulation.patch_installer import put_in
+from phalanx.emulation.patch_table import OWN_MODULES
 
 
 class _Installed:
@@ -37,7 +39,7 @@ class _Installed:
         self.depth = 0
         self.finder: importing.OwnFinder | None = None
         self.folders: set[str] = set()
-        self.replaced: list[tuple[Any, str, Any]] = []
+        self.take_out: Callable[[], None] | None = None
 
 
 _installed = _Installed()
@@ -84,11 +86,16 @@ def _hold(rule: IsolationRule) -> None:
     _installed.depth += 1
     if _installed.depth == 1:
         _installed.folders = set(sys.path_importer_cache)
-        _installed.finder = importing.install()
-        sys.modules = SeenModules()
-        for place, name, replacement in registration_patches():
-            _installed.replaced.append((place, name, vars(place)[name]))
-            setattr(place, name, replacement)
+        _installed.take_out = put_in(
+            OWN_MODULES,
+            [
+                *importing.import_patches(),
+                (sys, "modules", SeenModules()),
+                *registration_patches(),
+            ],
+        )
+        _installed.finder = importing.OwnFinder()
+        sys.meta_path.insert(0, _installed.finder)
     if any(type(shared.get(top)) not in (RankModule, type(None)) for top in rule.tops()):
         _put_aside(rule)
     for name in rule.named:
@@ -114,7 +121,7 @@ def _release() -> None:
 
 def _uninstall(owner: Owner) -> None:
     """Leave plain modules behind: those of this owner."""
-    assert _installed.finder is not None
+    assert _installed.take_out is not None
     monkeypatches.end()
     for name, module in list(shared.items()):
         if type(module) is RankModule:
@@ -123,13 +130,11 @@ def _uninstall(owner: Owner) -> None:
                 del shared[name]
             else:
                 shared[name] = found
-    sys.modules = shared
-    importing.uninstall(_installed.finder)
-    _installed.finder = None
+    if sys.meta_path is not None and _installed.finder in sys.meta_path:
+        sys.meta_path.remove(_installed.finder)
+    _installed.take_out()
     outside.modules.clear()
-    while _installed.replaced:
-        place, name, original = _installed.replaced.pop()
-        setattr(place, name, original)
+    _installed.finder = _installed.take_out = None
 
 
 _forking: dict[int, Any] = {}

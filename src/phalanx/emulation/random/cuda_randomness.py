@@ -2,7 +2,7 @@
 
 A rank's generators are states of their own; when it gets the baton the process's generators are
 made to work on them, which copies nothing. Seeds that a rank gives before CUDA is initialised
-are kept for it. Used by `switcher.py` and `patches.py`.
+are kept for it. Used by `switcher.py` and `run_patches.py`.
 """
 
 from __future__ import annotations

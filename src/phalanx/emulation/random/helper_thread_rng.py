@@ -22,6 +22,8 @@ from torch.overrides import TorchFunctionMode
 
 from phalanx.backend.torch_private import private_generators
 from phalanx.core.strand import RUNNING, Strand, here
+from phalanx.emulation.patch_installer import put_in
+from phalanx.emulation.patch_table import HELPERS
 from phalanx.emulation.random.randomness import NUMPY, PYTHON, spare
 from phalanx.emulation.state.borrowed_state import in_turn, visiting
 
@@ -50,9 +52,7 @@ def _install(module: Any, name: str, owner: Any) -> Callable[[], None]:
         for key, value in vars(module).items()
         if getattr(value, "__self__", None) is owner or key == "seed"  # NumPy's is no method
     }
-    for key, value in found.items():
-        setattr(module, key, _looking(value, name))
-    return lambda: vars(module).update(found)
+    return put_in(HELPERS, [(module, key, _looking(found[key], name)) for key in found])
 
 
 def uninstall() -> None:

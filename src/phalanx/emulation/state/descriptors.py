@@ -2,7 +2,7 @@
 
 Programs do so to catch what C code or a process they start writes. The first time a rank does,
 these descriptors are swapped with the baton from then on. Used by `switcher.py` and
-`patches.py`.
+`run_patches.py`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A rank's own environment: what Python code and what C code sees of it.
 
 `os.environ` stays the object it is; during runs its class is replaced and looks the rank up.
-Used by `patches.py`, `switcher.py` and the engine.
+Used by `run_patches.py`, `switcher.py` and the engine.
 """
 
 from __future__ import annotations
@@ -122,7 +122,10 @@ PUT = "putenv"
 
 
 def environ_patches() -> list[tuple[Any, str, Any]]:
-    return [(os, "putenv", _put), (os, "unsetenv", _unset)]
+    found: list[tuple[Any, str, Any]] = [(os.environ, "__class__", RankEnviron)]
+    if hasattr(os, "environb"):
+        found.append((os.environb, "__class__", RankEnvironBytes))
+    return [*found, (os, "putenv", _put), (os, "unsetenv", _unset)]
 
 
 def _put(key: Any, value: Any, /) -> None:

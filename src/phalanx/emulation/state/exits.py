@@ -2,7 +2,7 @@
 
 `atexit` functions, `weakref.finalize` and `multiprocessing.util.Finalize`. What a library
 registers while it is imported, and what torch does for the process as a whole, stays the
-process's. Used by `patches.py` and the engine.
+process's. Used by `run_patches.py` and the engine.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Loggers are objects of the process, and libraries keep them. So the loggers stay
 be configured about one is looked up by the calling thread: in a rank its own values, which
 begin as what the caller had. Two ranks that call `basicConfig` each get a handler, a level and
 a file of their own. It lasts as long as one run of the rank; handlers that it made are closed
-then, as at the end of a process. Used by `patches.py` and the engine.
+then, as at the end of a process. Used by `run_patches.py` and the engine.
 
 Looking up takes time, and loggers are read far more often than they are configured: by torch in
 every rank, and by pytest some thousand times a test. So it begins when a rank first sets
@@ -21,6 +21,8 @@ from typing import Any
 
 from phalanx.backend.session import RankContext
 from phalanx.core.strand import here
+from phalanx.emulation.patch_installer import put_in
+from phalanx.emulation.patch_table import THREADS
 from phalanx.emulation.state import log_globals
 from phalanx.emulation.state.log_globals import OWN as OWN
 
@@ -114,21 +116,21 @@ _quick = [
     _UntilSet(logging.Manager, "_disable", int),
     _UntilSet(logging.Manager, "loggerClass", lambda: None),
 ]
-in_use: list[_UntilSet] = []
-"""Those that are looked up by now."""
+in_use: list[Callable[[], None]] = []
+"""What undoes the looking up, once it has begun."""
 
 
 def _look_up() -> None:
-    in_use[:] = _quick
-    for each in _quick:
-        setattr(each.owner, each.name, each.per_rank)
+    if not in_use:
+        in_use.append(
+            put_in(THREADS, [(each.owner, each.name, each.per_rank) for each in _quick])
+        )
 
 
 def relax() -> None:
     """After the last run: nobody has values of its own any more."""
-    for each in in_use:
-        setattr(each.owner, each.name, each)
-    in_use.clear()
+    while in_use:
+        in_use.pop()()
 
 
 def log_patches() -> list[Patch]:

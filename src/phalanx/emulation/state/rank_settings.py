@@ -2,7 +2,7 @@
 
 What changes one is wrapped during runs. The first rank to do so makes it one that is swapped
 with the baton; settings that nobody changes cost nothing. Used by `switcher.py` (hand-overs)
-and `patches.py` (the wrapping).
+and `run_patches.py` (the wrapping).
 """
 
 from __future__ import annotations

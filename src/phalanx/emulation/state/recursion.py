@@ -3,7 +3,7 @@
 The interpreter has one for all threads, and a thread that wakes up deeper than it allows takes
 the process down. So it is never lowered while ranks live: it holds the highest number that any
 rank has asked for, and `sys.getrecursionlimit` answers with the calling rank's own. Used by
-`switcher.py` (the beginning and the end of runs) and `installing.py`.
+`switcher.py` (the beginning and the end of runs) and `run_patches.py`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 They are swapped with the baton. What a rank starts with is what was there when the module was
 imported, so a finder waits for the imports: a rank may import and change in one go. It also
 sets right at once what an import inside a rank would get wrong. Modules that no program imports
-cost nothing. Used by `isolation/` and `patch_table.py`.
+cost nothing. Used by `switcher.py` and `run_patches.py`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from copy import copy
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
@@ -21,6 +22,8 @@ import torch
 
 from phalanx.backend.session import RankContext, context_here
 from phalanx.backend.torch_private import private, private_modes
+from phalanx.emulation.patch_installer import put_in
+from phalanx.emulation.patch_table import IMPORTED, THREADS
 
 KEPT = "torch"
 """In what a rank keeps: its values of the attributes."""
@@ -35,39 +38,27 @@ places: list[tuple[Any, str]] = []
 
 _originals: list[Any] = []
 _undo: list[Callable[[], None]] = []
-_plain_hooks: list[tuple[Any, str, Any]] = []
-"""torch's own dicts of hooks for all modules: where they belong."""
 
 
 class AttributeFinder(MetaPathFinder):
     """In `sys.meta_path` while a world is open: notes the attributes of modules that come."""
 
-    def install(self) -> None:
+    def install(self, stack: ExitStack) -> None:
+        """`stack` gets what undoes it."""
+        stack.callback(self._uninstall)
         for module in WATCHED:
             if module in sys.modules:
                 note(sys.modules[module])
-        _watch_hooks()
+        stack.callback(_watch_hooks())
         sys.meta_path.insert(0, self)
 
-    def uninstall(self) -> None:
-        if sys.meta_path is None:  # a world that nobody closed, at the end of the program
-            return
-        sys.meta_path.remove(self)
+    def _uninstall(self) -> None:
+        if sys.meta_path is not None and self in sys.meta_path:  # None: Python is ending
+            sys.meta_path.remove(self)
         while _undo:
             _undo.pop()()
         places.clear()
         _originals.clear()
-        while _plain_hooks:
-            owner, name, value = _plain_hooks.pop()
-            now = getattr(owner, name)
-            if isinstance(value, dict) and now is not value:
-                value.clear()
-                value.update(now)  # what the program has registered meanwhile
-                if now:
-                    now.heir = value
-                    vars(value)["former"] = now  # handles refer to it weakly
-                now = value
-            setattr(owner, name, now)
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -102,9 +93,8 @@ class _ThenNote(Loader):
 def note(module: ModuleType) -> None:
     """Remember what is there now. Values are copied, because torch changes them in place."""
     set_right = private.AFTER_IMPORT.get(module.__name__)
-    undo = set_right(module) if set_right is not None else None
-    if undo is not None:
-        _undo.append(undo)
+    if set_right is not None:
+        _undo.append(put_in(IMPORTED, set_right(module)))
     for owner, name in private.per_process_attributes(module.__name__):
         value = getattr(owner, name)
         # a module is in use at this moment; before, there was none
@@ -154,12 +144,25 @@ def _are_apart() -> bool:
     return next(_hook_places()) in places
 
 
-def _watch_hooks() -> None:
-    for owner, name in _hook_places():
-        value = getattr(owner, name)
-        _plain_hooks.append((owner, name, value))
-        if isinstance(value, dict):
-            setattr(owner, name, _Hooks(value))
+def _watch_hooks() -> Callable[[], None]:
+    """What undoes it leaves torch's own dicts there, with what the program has registered
+    meanwhile outside of ranks."""
+    plain = [(owner, name, getattr(owner, name)) for owner, name in _hook_places()]
+    dicts = [each for each in plain if isinstance(each[2], dict)]
+    take_out = put_in(THREADS, [(owner, name, _Hooks(value)) for owner, name, value in dicts])
+
+    def undo() -> None:
+        for owner, name, value in dicts:
+            now = getattr(owner, name)
+            if now is not value:
+                value.clear()
+                value.update(now)
+                if now:
+                    now.heir = value
+                    vars(value)["former"] = now  # handles refer to it weakly
+        take_out()
+
+    return undo
 
 
 def _keep_compiled_apart(begins: bool) -> None:

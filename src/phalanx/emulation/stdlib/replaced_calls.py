@@ -2,7 +2,7 @@
 
 They block (`time.sleep`, `Condition.wait`, `Thread.join`), poll, would end or leave the process
 (`os._exit`, `fork`), or start threads that belong to the rank. `call_patches` lists them all
-for `patch_table.py` to install during runs; threads that belong to no rank get the originals.
+for `run_patches.py` to install during runs; threads that belong to no rank get the originals.
 """
 
 from __future__ import annotations

@@ -22,6 +22,8 @@ from torch.distributed import distributed_c10d as c10d
 from torch.distributed.constants import default_pg_timeout
 
 from phalanx.backend.torch_private import private_registries as private
+from phalanx.emulation.patch_installer import put_in
+from phalanx.emulation.patch_table import RANK_PROCESS
 from phalanx.engines.processes.rank_messages import Start
 from phalanx.report.layout import rank_list
 from phalanx.system import getpid
@@ -57,8 +59,7 @@ class GroupRendezvous:
         """From now on this is what `env://` leads to, and `tcp://` with the same address."""
         if self._listener is not None:
             self._ours()  # others may wait for it, whatever this rank does
-        for scheme in ("env", "tcp"):
-            private.replace_rendezvous(scheme, self._instead_of)
+        put_in(RANK_PROCESS, [private.rendezvous_patch(("env", "tcp"), self._instead_of)])
 
     def begin_anew(self) -> None:
         """A fresh call begins, on all ranks: who came in the last one does not count."""

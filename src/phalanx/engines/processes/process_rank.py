@@ -32,6 +32,8 @@ from torch.distributed import distributed_c10d as c10d
 
 from phalanx import callsite
 from phalanx.backend.devices.cuda_streams import default_backend
+from phalanx.emulation.patch_installer import put_in
+from phalanx.emulation.patch_table import RANK_PROCESS
 from phalanx.emulation.stdlib.rank_children import leave_if_forked
 from phalanx.engines.outcome import trim_traceback, was_stopped
 from phalanx.engines.processes import coverage_in_ranks
@@ -93,8 +95,9 @@ def _die_with_parent() -> None:
 
 def _fresh_streams() -> None:
     """Lines leave at once, so that none is lost when the rank dies."""
-    sys.stdout = sys.__stdout__ = _line_by_line(1)  # type: ignore[misc, assignment]
-    sys.stderr = sys.__stderr__ = _line_by_line(2)  # type: ignore[misc, assignment]
+    out, err = _line_by_line(1), _line_by_line(2)
+    streams = {"stdout": out, "__stdout__": out, "stderr": err, "__stderr__": err}
+    put_in(RANK_PROCESS, [(sys, name, stream) for name, stream in streams.items()])
     faulthandler.enable(all_threads=False)
     faulthandler.register(DUMP_SIGNAL, all_threads=False)
 

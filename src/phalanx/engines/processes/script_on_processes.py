@@ -23,6 +23,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from phalanx.emulation.patch_installer import replaced
+from phalanx.emulation.patch_table import RANK_PROCESS
 from phalanx.engines.processes.processes_engine import ProcessesEngine, ProcessSettings
 from phalanx.engines.program import Program
 
@@ -108,17 +110,12 @@ def end_pools() -> None:
 def _noted() -> Iterator[list[bool]]:
     """A list that is no longer empty once the program has called `init_process_group`."""
     calls: list[bool] = []
-    owners: list[Any] = [dist, c10d]
-    original = c10d.init_process_group
+    name = "init_process_group"
+    original = getattr(c10d, name)
 
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
         calls.append(True)
         return original(*args, **kwargs)
 
-    for owner in owners:
-        owner.init_process_group = init_process_group
-    try:
+    with replaced(RANK_PROCESS, [(owner, name, init_process_group) for owner in (dist, c10d)]):
         yield calls
-    finally:
-        for owner in owners:
-            owner.init_process_group = original

@@ -8,9 +8,12 @@ checked with Python 3.11 to 3.13; where they are others, a thread counts as one 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+from phalanx.emulation.patch_installer import put_in
+from phalanx.emulation.patch_table import WATCHED
 from phalanx.emulation.stdlib.blocking import SERVICES, is_idle_worker
 from phalanx.system import current_frames
 
@@ -57,13 +60,16 @@ class _Jobs:
 
     def __init__(self) -> None:
         self.open: set[Future[Any]] = set()
-        self.is_watched = False
-        self._submit: Any = None
+        self._take_out: Callable[[], None] | None = None
+
+    @property
+    def is_watched(self) -> bool:
+        return self._take_out is not None
 
     def watch(self) -> None:
         if self.is_watched:
             return
-        submit = self._submit = ThreadPoolExecutor.submit
+        submit = ThreadPoolExecutor.submit
 
         def noting(executor: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
             future = submit(executor, *args, **kwargs)
@@ -71,13 +77,12 @@ class _Jobs:
             future.add_done_callback(self.open.discard)
             return future
 
-        ThreadPoolExecutor.submit = noting  # type: ignore[method-assign]
-        self.is_watched = True
+        self._take_out = put_in(WATCHED, [(ThreadPoolExecutor, "submit", noting)])
 
     def leave(self) -> None:
-        if self.is_watched:
-            ThreadPoolExecutor.submit = self._submit  # type: ignore[method-assign]
-            self.is_watched = False
+        if self._take_out is not None:
+            self._take_out()
+            self._take_out = None
             self.open.clear()
 
 

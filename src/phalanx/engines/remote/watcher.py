@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import timedelta
 from itertools import count
@@ -32,6 +32,8 @@ from phalanx.backend.rank_errors import InvalidCallError
 from phalanx.backend.torch_private import private
 from phalanx.backend.work.buffer_modes import backward_patches
 from phalanx.callsite import Mark
+from phalanx.emulation.patch_installer import put_in
+from phalanx.emulation.patch_table import WATCHED
 from phalanx.engines.remote.c10d_arguments import (
     READERS,
     Arguments,
@@ -198,7 +200,7 @@ class Watcher:
         self._proposals = count()
         self._adding = threading.Lock()
         self._libraries: list[torch.library.Library] = []
-        self._undo: list[Callable[[], None]] = []
+        self._take_out: Callable[[], None] | None = None
         self._wait: Any = None
         self._make: Any = None
         self.reset()
@@ -226,12 +228,15 @@ class Watcher:
         for name, read in READERS.items():
             private.watch_operator(calls, name, self._watching(read))
         private.watch_operator(waits, "wait_tensor", self._wait_for_tensor)
+        self._take_out = put_in(WATCHED, self._patches())
+
+    def _patches(self) -> Iterator[tuple[Any, str, Any]]:
         self._make = getattr(c10d, private.NEW_GROUP_NAME)
-        self._patch(c10d, private.NEW_GROUP_NAME, self._make_group)
+        yield c10d, private.NEW_GROUP_NAME, self._make_group
         coalesced = private.COALESCED_NAME
-        self._patch(dist, coalesced, known_to_wait(getattr(dist, coalesced)))
-        for owner, name, new in (*self.lives.patches(), *backward_patches()):
-            self._patch(owner, name, new)
+        yield dist, coalesced, known_to_wait(getattr(dist, coalesced))
+        yield from self.lives.patches()
+        yield from backward_patches()
         self._wait = original = dist.Work.wait
         watcher, flying = self, self.alone.flying
 
@@ -241,9 +246,9 @@ class Watcher:
                 return bool(original(self, timeout))
             return watcher._wait_for_work(self, call_id, timeout)
 
-        self._patch(dist.Work, "wait", wait)
+        yield dist.Work, "wait", wait
         for name in ("is_completed", "is_success", "synchronize", "result", "get_future"):
-            self._patch(dist.Work, name, self._asking(getattr(dist.Work, name)))
+            yield dist.Work, name, self._asking(getattr(dist.Work, name))
 
     def _asking(self, original: Any) -> Any:
         """A method of a `Work` by which the program gets to know that it is complete. Of a
@@ -258,14 +263,10 @@ class Watcher:
 
         return ask
 
-    def _patch(self, owner: Any, name: str, new: Any) -> None:
-        old = vars(owner)[name]  # not by getattr: a method of C++ would lose its binding
-        self._undo.append(lambda: setattr(owner, name, old))
-        setattr(owner, name, new)
-
     def stop(self) -> None:
-        while self._undo:
-            self._undo.pop()()
+        if self._take_out is not None:
+            self._take_out()
+            self._take_out = None
         while self._libraries:
             private.forget_library(self._libraries.pop())
 

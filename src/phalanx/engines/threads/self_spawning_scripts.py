@@ -44,7 +44,9 @@ from phalanx.emulation.children.spawned_ranks import (
 from phalanx.emulation.modules.isolating import own_main
 from phalanx.emulation.modules.isolation_rule import MAIN, MP_MAIN, IsolationRule, is_installed
 from phalanx.emulation.modules.known_libraries import PACKAGES
-from phalanx.emulation.patch_table import patched
+from phalanx.emulation.patch_installer import put_in
+from phalanx.emulation.patch_table import SELF_SPAWNING
+from phalanx.emulation.run_patches import patched
 from phalanx.emulation.stdlib.rank_children import close_queues, end_programs, set_family
 from phalanx.engines.outcome import trim_traceback
 from phalanx.engines.program import Program
@@ -173,13 +175,13 @@ class _Launching:
         sys.path.insert(0, self._program.search_path)
         parent = _Parent()
         initialise = _initialising(dist.init_process_group, self._join, self._check_round)
-        replaced = _replace(_patches(initialise, parent, self._stores))
+        take_out = put_in(SELF_SPAWNING, _patches(initialise, parent, self._stores))
         set_family(self._family)
         try:
             yield
         finally:
             set_family(None)
-            _replace(replaced)
+            take_out()
             parent.close()
             self._stores.clear()
             sys.path[:] = search_path
@@ -524,11 +526,3 @@ def _keeping(original: Any, stores: list[Any]) -> Any:
             stores.append(self)
 
     return construct
-
-
-def _replace(patches: list[tuple[Any, str, Any]]) -> list[tuple[Any, str, Any]]:
-    """Those that put back what was there."""
-    before = [(owner, name, vars(owner)[name]) for owner, name, _ in patches]
-    for owner, name, value in patches:
-        setattr(owner, name, value)
-    return before

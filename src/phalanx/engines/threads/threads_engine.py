@@ -23,7 +23,6 @@ import torch.distributed as dist
 
 from phalanx.backend.devices import device_mode
 from phalanx.backend.devices.cuda_streams import default_backend
-from phalanx.backend.devices.device_calls import mapped
 from phalanx.backend.devices.device_map import hint_for, plan_devices
 from phalanx.backend.evidence.call_description import describe_pending
 from phalanx.backend.evidence.invalid_call import note_invalid_call
@@ -53,7 +52,12 @@ from phalanx.core.thread_pool import FORGETS_LOCALS, RankThreadPool
 from phalanx.emulation.modules.crossing import IsolatedCall, opened
 from phalanx.emulation.modules.isolating import isolating, own_modules
 from phalanx.emulation.modules.registrations import forget
-from phalanx.emulation.patch_table import hold, keep_groups_by_thread, release
+from phalanx.emulation.run_patches import (
+    devices_mapped,
+    hold,
+    keep_groups_by_thread,
+    release,
+)
 from phalanx.emulation.state import fork, logs
 from phalanx.emulation.state.environ import environ_here, environ_of_process
 from phalanx.emulation.state.switcher import RankSwitcher, switchers
@@ -331,7 +335,7 @@ class _Run:
         self.signals.open()
         try:
             keep_groups_by_thread(True)
-            with mapped() if self.session.devices is not None else nullcontext():
+            with devices_mapped() if self.session.devices is not None else nullcontext():
                 stuck = launcher.run(strands, [self._main] * len(strands))
         finally:
             keep_groups_by_thread(False)

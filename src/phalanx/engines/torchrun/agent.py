@@ -25,6 +25,8 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousInfo
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
 
+from phalanx.emulation.patch_installer import put_in
+from phalanx.emulation.patch_table import LAUNCHER
 from phalanx.engines.serialization import socket_wire
 from phalanx.engines.torchrun.launcher_messages import (
     VARIABLE,
@@ -84,8 +86,7 @@ def _name_meetings(base: Base) -> None:
         os.environ[VARIABLE] = replace(base, meeting=name.decode()).export()
         return info
 
-    replaced: Any = DynamicRendezvousHandler
-    replaced.next_rendezvous = next_rendezvous
+    put_in(LAUNCHER, [(DynamicRendezvousHandler, "next_rendezvous", next_rendezvous)])
 
 
 def _refuse(message: str) -> NoReturn:

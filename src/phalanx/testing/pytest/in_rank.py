@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from phalanx.emulation.patch_installer import put_in
+from phalanx.emulation.patch_table import RANK_PROCESS
 from phalanx.engines.processes.process_rank import leave_note
 from phalanx.engines.remote import link
 from phalanx.errors import RankStopped, VerdictError, text_of
@@ -91,7 +93,7 @@ class RankProcess:
     def __init__(self, task: ItemTask) -> None:
         self._key = (task.args, task.file)
         self._pytest = private.RankSession(task.args, task.worker)
-        pytest.CaptureFixture.disabled = _disabled  # type: ignore[method-assign]
+        put_in(RANK_PROCESS, [(pytest.CaptureFixture, "disabled", _disabled)])
         self._wide: dict[str, Iterator[None]] = {}
         self._trace = sys.gettrace()  # of pytest-cov
 

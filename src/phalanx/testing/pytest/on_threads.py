@@ -18,8 +18,8 @@ from phalanx.backend.torch_patches import leave_groups
 from phalanx.core.strand import here
 from phalanx.core.thread_pool import RankThreadPool
 from phalanx.emulation.modules.isolation_rule import IsolationRule
-from phalanx.emulation.patch_table import patched
 from phalanx.emulation.random.randomness import sources
+from phalanx.emulation.run_patches import patched
 from phalanx.engines.rank_thread_pools import make_thread_pool
 from phalanx.engines.run_settings import Settings
 from phalanx.engines.threads.threads_engine import ThreadsEngine

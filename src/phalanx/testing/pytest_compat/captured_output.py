@@ -18,6 +18,8 @@ import pytest
 from phalanx.cli.folded_output import FoldingPrinter
 from phalanx.cli.streams import RankStream
 from phalanx.core.strand import here
+from phalanx.emulation.patch_installer import Patch, put_in
+from phalanx.emulation.patch_table import PYTEST
 from phalanx.testing.pytest_compat import pytest_private as private
 
 
@@ -145,19 +147,20 @@ class Streams:
     def __init__(self, size: int, config: Any) -> None:
         self.collected = (Collected(size), Collected(size))
         self._config = config
-        self._before: tuple[Any, Any] | None = None
-        self._installed: tuple[RankStream, RankStream] | None = None
+        self._streams: list[Patch] = []
+        self._take_out: Callable[[], None] = _nothing
 
     def __enter__(self) -> None:
-        before = self._before = (sys.stdout, sys.stderr)
         out, err = self.collected
         show_live(self._config, self.collected)
-        self._installed = (RankStream(before[0], out), RankStream(before[1], err))
+        self._streams = [
+            (sys, "stdout", RankStream(sys.stdout, out)),
+            (sys, "stderr", RankStream(sys.stderr, err)),
+        ]
         self.install()
 
     def __exit__(self, *error: object) -> None:
-        assert self._before is not None
-        sys.stdout, sys.stderr = self._before
+        self._take_out()
         for collected in self.collected:
             collected.close()
 
@@ -167,8 +170,12 @@ class Streams:
 
     def install(self) -> None:
         """Also after somebody (a debugger) has put pytest's own streams there."""
-        assert self._installed is not None
-        sys.stdout, sys.stderr = self._installed
+        self._take_out()
+        self._take_out = put_in(PYTEST, self._streams)
+
+
+def _nothing() -> None:
+    pass
 
 
 class CaptureResult(NamedTuple):

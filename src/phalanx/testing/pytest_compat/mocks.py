@@ -17,6 +17,8 @@ from typing import Any
 from unittest import mock
 
 from phalanx.core.strand import here
+from phalanx.emulation.patch_installer import Patch, replaced
+from phalanx.emulation.patch_table import PYTEST
 
 FOUND_BY_PATCH = ("target", "temp_original", "is_local", "_exit_stack", "is_started")
 HANDED_DOWN = ("temp_original", "is_local", "_original")
@@ -89,15 +91,17 @@ _ledger = _Ledger()
 @contextmanager
 def patches_by_rank() -> Iterator[None]:
     """While tests run on ranks: let each have its own way through patches of `mock`."""
-    kept = (_patch.__enter__, _patch.__exit__, _patch.get_original)
-    kept_dict = (_patch_dict._patch_dict, _patch_dict._unpatch_dict)
-    _patch.__enter__, _patch.__exit__, _patch.get_original = _of_attributes(_ledger, *kept)
-    _patch_dict._patch_dict, _patch_dict._unpatch_dict = _of_dicts(_ledger, *kept_dict)
-    try:
+    patches = [
+        *_by_rank(_patch, ("__enter__", "__exit__", "get_original"), _of_attributes),
+        *_by_rank(_patch_dict, ("_patch_dict", "_unpatch_dict"), _of_dicts),
+    ]
+    with replaced(PYTEST, patches):
         yield
-    finally:
-        _patch.__enter__, _patch.__exit__, _patch.get_original = kept
-        _patch_dict._patch_dict, _patch_dict._unpatch_dict = kept_dict
+
+
+def _by_rank(kind: Any, names: tuple[str, ...], make: Callable[..., Any]) -> Iterator[Patch]:
+    replacements = make(_ledger, *(vars(kind)[name] for name in names))
+    return ((kind, *pair) for pair in zip(names, replacements, strict=True))
 
 
 def undo_rest_of_mocks() -> None:

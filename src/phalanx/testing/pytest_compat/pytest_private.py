@@ -44,6 +44,8 @@ from _pytest.outcomes import Exit, Failed, OutcomeException, XFailed
 from _pytest.scope import Scope
 from _pytest.skipping import xfailed_key
 
+from phalanx.emulation.patch_installer import Patch, put_in, replaced
+from phalanx.emulation.patch_table import RANK_PROCESS
 from phalanx.engines.terminal import on_quit, set_trace
 from phalanx.errors import text_of
 
@@ -240,10 +242,8 @@ def hide_from_hypothesis(item: Any, own: Iterable[str]) -> None:
 
 # -- monkeypatch ----------------------------------------------------------------------------
 
-Patch = tuple[Any, Any, Any]
 
-
-def patches_of(patch: pytest.MonkeyPatch) -> tuple[tuple[str, list[Patch]], ...]:
+def patches_of(patch: pytest.MonkeyPatch) -> tuple[tuple[str, list[tuple[Any, Any, Any]]], ...]:
     """What a `MonkeyPatch` has changed: owner, name and what it found there, by kind."""
     made: Any = patch
     return (("attribute", made._setattr), ("item", made._setitem))
@@ -441,10 +441,10 @@ class RankSession:
         self.problems: list[str] = []
         self.warnings: list[Any] = []
         self._items: dict[str, Any] = {}
-        with self._quiet(), pytest.MonkeyPatch.context() as patch:
-            # Under `-W error` that modules are there before pytest would be an error.
-            hook = assertion.rewrite.AssertionRewritingHook
-            patch.setattr(hook, "_warn_already_imported", lambda *_: None)
+        # Under `-W error` that modules are there before pytest would be an error.
+        hook = assertion.rewrite.AssertionRewritingHook
+        silence = (hook, "_warn_already_imported", lambda *_: None)
+        with self._quiet(), replaced(RANK_PROCESS, [silence]):
             self.config = configuration._prepareconfig([*args], [self])
             self.config.stash[in_rank] = True
             for name, value in NOT_IN_RANKS.items():
@@ -462,10 +462,14 @@ class RankSession:
             self.config.pluginmanager.register(mute, "terminalreporter")
             self.config.hook.pytest_sessionstart(session=self.session)
         stop = set_trace[0] if set_trace else _no_terminal
-        pdb.set_trace = pytest.set_trace = stop
-        debugging.pytestPDB.set_trace = staticmethod(stop)  # type: ignore[method-assign]
+        patches: list[Patch] = [
+            (pdb, "set_trace", stop),
+            (pytest, "set_trace", stop),
+            (debugging.pytestPDB, "set_trace", staticmethod(stop)),
+        ]
         if not set_trace:
-            sys.breakpointhook = sys.__breakpointhook__  # it asks for `pdb.set_trace`
+            patches.append((sys, "breakpointhook", sys.__breakpointhook__))  # asks for pdb's
+        put_in(RANK_PROCESS, patches)
         on_quit[:] = [partial(pytest.exit, "Quitting debugger")]  # as pytest's own
 
     def close(self) -> None:

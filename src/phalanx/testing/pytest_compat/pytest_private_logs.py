@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from _pytest.logging import caplog_handler_key, caplog_records_key, catching_logs
 
+from phalanx.emulation.patch_installer import put_in
+from phalanx.emulation.patch_table import PYTEST
 from phalanx.emulation.state.logs import Counted, changes
 
 MUTED = sys.maxsize
@@ -150,6 +152,7 @@ class _Loggers:
 
 
 _handlers_of = itemgetter("handlers")
+PROPAGATE = "propagate"
 
 
 class _Counting(Counted):
@@ -157,10 +160,11 @@ class _Counting(Counted):
 
     def __init__(self) -> None:
         self._over = False
+        self._take_out = put_in(PYTEST, [(logging.Logger, PROPAGATE, self)])
 
     def __set__(self, logger: logging.Logger, value: Any) -> None:
         changes.count += 1
-        vars(logger)["propagate"] = value
+        vars(logger)[PROPAGATE] = value
         if self._over:
             self.end()
 
@@ -168,8 +172,8 @@ class _Counting(Counted):
         """A world that is still open has its own attribute there, and puts this one back when
         it closes: then it goes with the next change."""
         self._over = True
-        if vars(logging.Logger).get("propagate") is self:
-            del logging.Logger.propagate
+        if vars(logging.Logger).get(PROPAGATE) is self:
+            self._take_out()
 
 
 _kept = pytest.StashKey[KeptHandlers]()
@@ -183,10 +187,8 @@ def quicken_logs(config: Any) -> None:
     kept = config.stash[_kept] = KeptHandlers(plugin)
     plugin._runtest_for = partial(LogsOfPhase, plugin, kept)
     config.add_cleanup(kept.end)
-    if "propagate" not in vars(logging.Logger):  # else somebody around us counts
-        counting = _Counting()
-        logging.Logger.propagate = counting  # type: ignore[assignment]
-        config.add_cleanup(counting.end)
+    if PROPAGATE not in vars(logging.Logger):  # else somebody around us counts
+        config.add_cleanup(_Counting().end)
 
 
 def leave_logs(config: Any) -> None:

@@ -10,7 +10,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from datetime import timedelta
 from functools import wraps
 from io import StringIO
@@ -64,13 +64,8 @@ def create_device(interface: str | None = None, lazy_init: bool = False) -> Any:
 @contextmanager
 def captured_output() -> Iterator[tuple[StringIO, StringIO]]:
     """What is printed inside goes to the two buffers: standard output and error."""
-    before = sys.stdout, sys.stderr
-    out, err = StringIO(), StringIO()
-    sys.stdout, sys.stderr = out, err
-    try:
+    with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
         yield out, err
-    finally:
-        sys.stdout, sys.stderr = before
 
 
 def init_multigpu_helper(world_size: int, backend: str) -> dict[int, list[int]]:
