@@ -413,19 +413,23 @@ def test_the_finder_of_replacements(source: str, is_one: bool) -> None:
 
 def find_replacements(source: str) -> Iterator[str]:
     """Lines that set or delete an attribute by name, or one of what others have made."""
-    tree = ast.parse(source)
-    foreign = foreign_names(tree)
-    for node in ast.walk(tree):
+    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, OF_INTEREST)]
+    foreign = foreign_names(nodes)
+    for node in nodes:
         if isinstance(node, ast.Call) and calls_setter(node, foreign):
             yield f"{node.lineno}: {ast.unparse(node)}"
         elif any(is_of_foreign(target, foreign) for target in targets_of(node)):
             yield f"{getattr(node, 'lineno', 0)}: {ast.unparse(node)}"
 
 
-def foreign_names(tree: ast.AST) -> set[str]:
+OF_INTEREST = (ast.Import, ast.ImportFrom, ast.Call, ast.Assign, ast.AnnAssign, ast.AugAssign)
+OF_INTEREST += (ast.Delete,)
+
+
+def foreign_names(nodes: list[Any]) -> set[str]:
     """What is imported from elsewhere, and other names for the same."""
     found = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             names = [(each.name, each.asname or each.name) for each in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -433,7 +437,7 @@ def foreign_names(tree: ast.AST) -> set[str]:
         else:
             continue
         found |= {name.partition(".")[0] for whole, name in names if not is_ours(whole)}
-    for node in ast.walk(tree):
+    for node in nodes:
         value = getattr(node, "value", None)
         if isinstance(node, (ast.Assign, ast.AnnAssign)) and root_of(value) in found:
             found |= {each.id for each in targets_of(node) if isinstance(each, ast.Name)}
