@@ -29,7 +29,7 @@ from phalanx.emulation.patch_table import (
     SWAPS,
     TABLE,
     THREADS,
-    Row,
+    PatchRow,
 )
 from phalanx.emulation.run_patches import patched
 from phalanx.emulation.state import interpreter
@@ -80,7 +80,7 @@ MAY_BE_ABSENT = {
 }
 
 
-def is_there(row: Row) -> bool:
+def is_there(row: PatchRow) -> bool:
     owner = find_owner(row.owner)
     # loggers have their attributes themselves, not in the class
     of_instances = row.owner in ("logging.Logger", "logging.Manager")
@@ -117,8 +117,12 @@ class Victim(Base):
 def rows(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A table for the classes of this module."""
     names = ("plain", "static", "of_class", "inherited", "new", "__class__")
-    table = tuple(Row(f"{__name__}.Victim", name, THREADS, "to be tested") for name in names)
-    table += (Row(f"{__name__}.Victim", "wrapped", THREADS, "to be tested", IF_STILL_OURS),)
+    table = tuple(
+        PatchRow(f"{__name__}.Victim", name, THREADS, "to be tested") for name in names
+    )
+    table += (
+        PatchRow(f"{__name__}.Victim", "wrapped", THREADS, "to be tested", IF_STILL_OURS),
+    )
     monkeypatch.setattr(patch_installer, "TABLE", table)
     monkeypatch.setattr(patch_installer, "_rows", {})
     yield

@@ -13,7 +13,7 @@ from phalanx.report.health import (
     WRONG,
     Health,
     Limits,
-    PatchedName,
+    ReplacedName,
     TorchFacts,
     as_data,
     files_needed,
@@ -23,16 +23,16 @@ from phalanx.report.health_text import render_health
 from phalanx.report.layout import WIDTH
 
 PATCHES = (
-    PatchedName(
+    ReplacedName(
         "time", "sleep", "threads", "a rank that sleeps lets others run", "put back as it was"
     ),
-    PatchedName(
+    ReplacedName(
         "os", "stat", "threads", "a rank that polls lets others run", "put back as it was"
     ),
-    PatchedName(
+    ReplacedName(
         "os", "access", "threads", "a rank that polls lets others run", "put back as it was"
     ),
-    PatchedName("pdb", "set_trace", "processes", "the debugger asks the terminal", "stays"),
+    ReplacedName("pdb", "set_trace", "processes", "the debugger asks the terminal", "stays"),
 )
 SOUND = Health(
     versions={

@@ -19,7 +19,7 @@ from pathlib import Path
 from phalanx import __version__
 from phalanx.emulation.modules.known_libraries import LIBRARIES
 from phalanx.emulation.patch_table import MODES, TABLE
-from phalanx.report.health import Health, Limits, PatchedName, TorchFacts
+from phalanx.report.health import Health, Limits, ReplacedName, TorchFacts
 
 PATIENCE = 120.0
 """Seconds that torch may take: a driver that hangs should not make the doctor hang."""
@@ -48,7 +48,7 @@ def collect(ranks: int) -> Health:
         limits=read_limits(),
         environment=telling_variables(),
         modes=MODES,
-        patches=tuple(PatchedName(*row) for row in TABLE),
+        patches=tuple(ReplacedName(*row) for row in TABLE),
         ranks=ranks,
     )
 

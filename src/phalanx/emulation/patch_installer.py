@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager
 from types import ModuleType
 from typing import Any
 
-from phalanx.emulation.patch_table import IF_STILL_OURS, TABLE, Row
+from phalanx.emulation.patch_table import IF_STILL_OURS, TABLE, PatchRow
 
 Patch = tuple[Any, str, Any]
 """Owner, name, replacement."""
@@ -146,11 +146,11 @@ class Held:
             self.release()
 
 
-_rows: dict[tuple[str, int, str], tuple[Row, Any]] = {}
+_rows: dict[tuple[str, int, str], tuple[PatchRow, Any]] = {}
 """By mode, owner's identity and name, with the owner, so that its identity stays its own."""
 
 
-def _row(when: str, owner: Any, name: str) -> Row:
+def _row(when: str, owner: Any, name: str) -> PatchRow:
     found = _rows.get((when, id(owner), name))
     if found is None:
         for row in TABLE:
@@ -166,7 +166,7 @@ def _row(when: str, owner: Any, name: str) -> Row:
     return found[0]
 
 
-def _any_name(when: str, owner: Any) -> tuple[Row, Any] | None:
+def _any_name(when: str, owner: Any) -> tuple[PatchRow, Any] | None:
     """Of a module whose functions are replaced one and all."""
     return _rows.get((when, id(owner), "*"))
 

@@ -47,7 +47,7 @@ MODES = {
 }
 
 
-class Row(NamedTuple):
+class PatchRow(NamedTuple):
     """One replaced name. `name` is "*" where a module's functions are replaced one and all."""
 
     owner: str
@@ -61,13 +61,13 @@ class Row(NamedTuple):
         return f"{self.owner}.{self.name}"
 
 
-def _rows(when: str, why: str, *names: str, undo: str = PUT_BACK) -> Iterator[Row]:
+def _rows(when: str, why: str, *names: str, undo: str = PUT_BACK) -> Iterator[PatchRow]:
     """One row for each dotted name; "os.stat listdir" has two names of one owner."""
     for some in names:
         first, *others = some.split()
         owner, _, name = first.rpartition(".")
         for each in (name, *others):
-            yield Row(owner, each, when, why, undo)
+            yield PatchRow(owner, each, when, why, undo)
 
 
 _C10D = "torch.distributed.distributed_c10d"
@@ -566,7 +566,7 @@ _IN_PROCESSES = (
     ),
 )
 
-TABLE: tuple[Row, ...] = (
+TABLE: tuple[PatchRow, ...] = (
     *_WAITING,
     *_THREADS_AND_CHILDREN,
     *_STATE_OF_PYTHON,
@@ -577,7 +577,7 @@ TABLE: tuple[Row, ...] = (
 )
 """Names that are replaced."""
 
-SWAPS: tuple[Row, ...] = tuple(
+SWAPS: tuple[PatchRow, ...] = tuple(
     _rows(
         THREADS,
         "programs replace it: a rank that does so does it for itself",

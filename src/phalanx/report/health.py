@@ -60,7 +60,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class PatchedName:
+class ReplacedName:
     """One replaced name, as the table of patches has it."""
 
     owner: str
@@ -84,7 +84,7 @@ class Health:
     environment: dict[str, str]
     modes: dict[str, str]
     """When the names of a mode are replaced."""
-    patches: tuple[PatchedName, ...]
+    patches: tuple[ReplacedName, ...]
     ranks: int
     """So many shall be able to run."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from phalanx.report.health import MEGA, WRONG, Health, Hint, PatchedName
+from phalanx.report.health import MEGA, WRONG, Health, Hint, ReplacedName
 from phalanx.report.layout import WIDTH
 
 _LABEL = 16
@@ -104,7 +104,7 @@ def _patches_by_mode(health: Health) -> Iterator[str]:
         yield from _wrapped(when, first=f"  {count:>4}  ", rest=" " * 8)
 
 
-def _count(patches: Sequence[PatchedName]) -> str:
+def _count(patches: Sequence[ReplacedName]) -> str:
     return f"{len(patches)} names of torch, Python and pytest are replaced at times"
 
 
@@ -122,7 +122,7 @@ def _all_patches(health: Health) -> Iterator[str]:
                 yield from _wrapped(", ".join(names), first="      ", rest="      ")
 
 
-def _by_reason(patches: Sequence[PatchedName]) -> dict[tuple[str, str], list[str]]:
+def _by_reason(patches: Sequence[ReplacedName]) -> dict[tuple[str, str], list[str]]:
     found: dict[tuple[str, str], list[str]] = {}
     for row in patches:
         found.setdefault((row.why, row.undo), []).append(f"{row.owner}.{row.name}")
