@@ -8,6 +8,7 @@ here (this layer knows nothing of torch).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from phalanx.model import Deadlock, Finding, Mismatch, RankFailure, Stall, Verdict
 
@@ -19,6 +20,8 @@ class PhalanxError(Exception):
     """The base of every error that Phalanx raises."""
 
     verdict: Verdict | None = None
+    journal: Any = None
+    """What happened in the run that raised this, as `World.journal` gives it."""
 
 
 class UsageError(PhalanxError, ValueError):

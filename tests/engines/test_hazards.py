@@ -19,8 +19,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import phalanx
-from phalanx.backend.observers.observe_hazards import second_opinion
 from phalanx.backend.profiles import TensorUse
+from phalanx.backend.profiles.second_opinion import second_opinion
 from phalanx.backend.session import context_here
 from phalanx.cli.main import main
 

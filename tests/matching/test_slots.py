@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from phalanx.matching.slots import HISTORY, Assembly, Call
+from phalanx.matching.slots import Assembly, Call
 
 
 class Bench:
@@ -67,16 +67,6 @@ def test_a_call_as_its_own_signature_is_equal_to_nothing() -> None:
         mine.signature = mine
         slot = met.join(mine)
     assert slot.clash
-
-
-def test_history_keeps_the_last_calls_of_each_member() -> None:
-    met = group(1)
-    for _ in range(HISTORY + 5):
-        met.join(call(met, 0, root=0))
-    kept = list(met.history[0])
-    assert len(kept) == HISTORY
-    assert kept[-1] == (HISTORY + 4, "all_reduce", None, 0, None)
-    assert kept[0][0] == 5
 
 
 def send(met, member, to, tag=0) -> Call:

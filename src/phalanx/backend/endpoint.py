@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from phalanx import callsite
-from phalanx.backend import group_history, meeting_checks
+from phalanx.backend import call_events, group_history, meeting_checks
 from phalanx.backend.collectives import data_movement
 from phalanx.backend.collectives.data_movement import Meaning
 from phalanx.backend.devices import cuda_streams as device
@@ -38,7 +38,10 @@ from phalanx.backend.work.call_origin import OWN, origin_here
 from phalanx.backend.work.work import OpWork, OwnWork, wait_for
 from phalanx.core.strand import RUNNING, here
 from phalanx.errors import PhalanxError
-from phalanx.matching.slots import Assembly, Call, Slot, Step
+from phalanx.journal.events import Completed, Met, Posted, make
+from phalanx.journal.writer import MOST_PARTS
+from phalanx.matching.slots import Assembly, Call, Slot
+from phalanx.system import monotonic
 
 _UNSET = timedelta(0)
 _PERIOD_MASK = observe_order.PERIOD - 1
@@ -140,7 +143,12 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
                 f"{self._member} of a group of {self._count}; do all ranks make all groups, in "
                 "the same order and with the same members?"
             )
-        observe_groups.made(self, default=context.torch_state.default_pg is None)
+        default = context.torch_state.default_pg is None
+        by_program = not (default and self._session.makes_world)
+        call_events.group_made(
+            context, self._assembly, self._member, default=default, by_program=by_program
+        )
+        observe_groups.made(self, default=default)
 
     def _set_group_desc(self, description: str) -> None:
         super()._set_group_desc(description)
@@ -159,7 +167,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
     def what_can_change(self) -> tuple[Any, ...]:
         """What a program may have set on this object besides its options: for `group_reuse`."""
         own = (self._limit, self._splits, self._closed, self._description, self._bound)
-        return (*own, self._met.eager, len(vars(self)))
+        return (*own, self._met.record.eager, len(vars(self)))
 
     def move_to(self, context: RankContext, met: Assembly) -> None:
         """Become the group of another world, as if it were new."""
@@ -236,7 +244,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         """NCCL connects here when the program binds a device to the group."""
         self.bound_device_id = device
         if self._assembly is not None:
-            self._assembly.eager = True
+            self._assembly.record.eager = True
 
     def perform_nocolor_split(self, device: Any) -> None:
         """Ranks outside a new group take part in NCCL's split; here nothing is to be done."""
@@ -263,6 +271,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
             is_default = self._context.torch_state.default_pg is self
             shown_name(self._assembly)  # while there is somebody to ask
             group_history.note_destroyed(self._context, self._assembly, is_default=is_default)
+            call_events.group_destroyed(self._context, self._assembly, default=is_default)
             if is_default:
                 self._context.stock = None
         if (
@@ -287,8 +296,9 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
     def _note_backend(self, backend: str) -> None:
         """For checks that look back when the group may be gone."""
         if self._assembly is not None:
-            self._assembly.backend = backend
-            self._assembly.eager |= self._bound is not None
+            record = self._assembly.record
+            record.backend = backend
+            record.eager |= self._bound is not None
         self._session.has_nccl |= "nccl" in backend
 
     @property
@@ -341,10 +351,40 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         baton.critical = True
         try:
             slot = call.assembly.join(call)
-            context.journal.append(Step(call))
+            ring, signature = context.ring, call.signature
+            serial = call.serial = ring.posted
+            ring.posted = serial + 1
+            ring.calls.append(
+                make(
+                    Posted,
+                    (
+                        monotonic(),
+                        context.rank,
+                        id(strand) if strand.helper else 1 if strand.on_pending_callback else 0,
+                        call.mark,
+                        call.assembly.record,
+                        call.name,
+                        serial,
+                        call.member,
+                        call.number,
+                        call.root,
+                        None,
+                        None,
+                        None if call.op is None else call.op[0],
+                        call.asynchronous,
+                        call.batch,
+                        call.device,
+                        None if signature is call or len(signature) > MOST_PARTS else signature,
+                    ),
+                )
+            )
             if call.number & _PERIOD_MASK < self._session.watched:  # type: ignore[operator]
                 observe_order.note(call)
             if slot is not None:
+                ring.flowed += 1
+                record, number = call.assembly.record, call.number
+                event = (monotonic(), context.rank, 0, call.mark, record, number, (), None)
+                ring.flow.append(make(Met, event))
                 self._complete(slot, meaning)
         finally:
             baton.critical = False
@@ -440,6 +480,12 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
             buffer_guard.after_moving(calls)
         if errors is not None:
             meeting_checks.note_unheard(self._session, errors, calls)
+        last = calls[-1]
+        mover = (here.strand or last.strand).local
+        mover.ring.flowed += 1
+        record, failed = last.assembly.record, errors is not None
+        event = (monotonic(), mover.rank, 0, None, record, last.number, (), failed)
+        mover.ring.flow.append(make(Completed, event))
         for index, call in enumerate(calls):
             call.finish(errors[index] if errors else None)
 
@@ -461,8 +507,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         self._before_departure(call)
         context.last_call = call
         call.batch = context.batch_of(strand) if context.batches else self._batch
-        call.step = Step(call)
-        context.journal.append(call.step)
+        call_events.post_message(context, call, sample)
         sending = call.name == "send"
         if self._session.order is not None or (call.peer is None and not sending):
             observe_messages.posted(self._session, call)
@@ -484,6 +529,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
 
     def _deliver(self, send: Call, receive: Call) -> None:
         receive.source = send.member
+        call_events.meet_message(send, receive)
         errors = meeting_checks.judge_message(self._session, send, receive)
         session = self._session
         if session.order is not None:
@@ -511,6 +557,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
             buffer_guard.after_moving(pair)
         if errors is not None:
             meeting_checks.note_unheard(self._session, errors, pair)
+        call_events.complete_message(send, receive, failed=errors is not None)
         send.finish(errors[0] if errors else None)
         receive.finish(errors[1] if errors else None)
 

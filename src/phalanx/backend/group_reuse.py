@@ -60,6 +60,7 @@ def inherit(session: Session, former: Session) -> None:
     session.has_nccl = former.has_nccl
     (place, met), *_ = former.assemblies.items()
     met = session.assemblies[place] = met.anew()
+    session.journal.keep(met.record)
     for context, before in zip(session.ranks, former.ranks, strict=True):
         context.incarnations = before.incarnations
         context.initialised = True

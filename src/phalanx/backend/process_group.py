@@ -29,10 +29,10 @@ from phalanx.backend.collectives.call_signature import (
     signature_of,
 )
 from phalanx.backend.endpoint import Endpoint, WorkOfAll
-from phalanx.backend.observers.observe_hazards import second_opinion
 from phalanx.backend.overloads import as_list, as_lists, options
 from phalanx.backend.profiles.admission import Admission, is_plain
 from phalanx.backend.profiles.profile_rules import INPUT, OUTPUT
+from phalanx.backend.profiles.second_opinion import second_opinion
 from phalanx.backend.work.work import OpWork
 from phalanx.matching.slots import Call
 

@@ -13,22 +13,20 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import torch
 from torch.distributed.distributed_c10d import Store
 
 from phalanx.backend.devices.device_map import DeviceMap
 from phalanx.callsite import Mark
 from phalanx.core.strand import Strand, here
 from phalanx.errors import VerdictError
+from phalanx.journal.writer import JournalWriter
 from phalanx.kinds import ALL, ALWAYS
 from phalanx.matching.happens_before import Ordering
 from phalanx.matching.referee import Referee
-from phalanx.matching.slots import Assembly, Call, Step
+from phalanx.matching.slots import Assembly, Call
 from phalanx.model import Tally, Verdict, Wait
 
-JOURNAL = 16384
-JOURNAL_IN_FULL = 16 * JOURNAL
-LEAST_JOURNAL = 128
-"""How many entries are kept: of all ranks together, under a profile, and of each at least."""
 MOST_WATCHED, LEAST_WATCHED = 128, 16
 DESTROYED = 256
 
@@ -79,8 +77,10 @@ class RankContext:
         """The thread of its own that the rank waits for after it has returned."""
         self.tell_failure: Callable[[BaseException], None] | None = None
         """For a body that fails and has to clean up: the others stop at once."""
-        self.journal: deque[Step] = deque(maxlen=session.journal_length)
-        """What the rank did, oldest first, as far as kept; for checks that look back."""
+        self.refused: set[Any] = set()
+        """What the profile's backend would refuse and is noted; see `second_opinion.py`."""
+        self.ring = session.journal.rings[rank]
+        """Its part of the journal."""
         self.batches: dict[Strand, list[int]] = {}
         """What `batch_isend_irecv` is at, by thread: how many messages are still to come, and
         the number of the batch."""
@@ -149,12 +149,9 @@ class Session:
         """The backend by whose rules hazards are errors, if one was asked for."""
         self.has_nccl = False
         """Whether a group asks for NCCL."""
-        self.refused: dict[Any, Any] = {}
-        """What the profile's backend would refuse; see `observers/backend_hazard.py`."""
         self.told: set[Verdict] = set()
         """Hazards of former runs of the same world."""
         self.batch_numbers = itertools.count(1)
-        kept = JOURNAL_IN_FULL if profile else JOURNAL
         self.guards = "in-flight-buffer" in self.kinds
         """Whether the tensors of asynchronous operations are watched."""
         self.completion = completion
@@ -167,7 +164,8 @@ class Session:
         self.drawn = 0
         self.put_off: list[Any] = []
         """Operations that are to complete later."""
-        self.journal_length = max(LEAST_JOURNAL, kept // size)
+        self.journal = JournalWriter(size, in_full=profile is not None)
+        """What happened in the run that is going on."""
         self.findings: list[Verdict] = []
         """Warnings that checks found on the way; told when the run has succeeded."""
         self.raised: list[Verdict] = []
@@ -201,12 +199,21 @@ class Session:
         """Where ranks tell their numbers only when they make their group: lets one have the
         number that it says."""
 
+    def begin_journal(self) -> None:
+        """A new run begins, in which the groups of the one before are still there."""
+        self.journal = JournalWriter(self.size, in_full=self.profile is not None)
+        for met in self.assemblies.values():
+            met.record.used = any(met.next_number) or met.messages > 0
+            self.journal.keep(met.record)
+        for context in self.ranks:
+            context.ring = self.journal.rings[context.rank]
+            context.refused.clear()
+
     def dissolve(self) -> None:
         """The world is closed, or has left its groups to another one: let go of the ranks,
         which refer to it, so that all of it ends here and not with a garbage collection."""
         for context in self.ranks:
             context.last_call = None
-            context.journal.clear()
         self.ranks.clear()
         self.assemblies.clear()
         self.report = _tell_nobody
@@ -215,7 +222,20 @@ class Session:
         """The last member has destroyed its end of the group."""
         met = self.assemblies.pop(key, None)
         if met is not None:
+            self.journal.end(met.record)
             self._ended = [a + b for a, b in zip(self._ended, _counts(met), strict=True)]
+
+    # -- what checks ask, besides the journal (`checks/registry.py`) ------------------------
+
+    def machine_of(self, rank: int) -> int:
+        return int(self.ranks[rank].environ.get("GROUP_RANK", 0))
+
+    def must_share_gpus(self) -> bool:
+        """Whether there are fewer GPUs than ranks of a machine."""
+        if self.devices is not None and self.devices.is_needed:
+            return True
+        per_machine = int(self.ranks[0].environ.get("LOCAL_WORLD_SIZE", self.size))
+        return 0 < torch.cuda.device_count() < per_machine
 
     def tally(self) -> Tally:
         """How many collectives and messages there were, on how many groups."""
@@ -229,6 +249,7 @@ class Session:
         if found is None:
             shown = "world" if len(ranks) == self.size and name == "0" else f"group {name}"
             found = self.assemblies[key] = Assembly(shown, ranks)
+            self.journal.keep(found.record)
         return found
 
 

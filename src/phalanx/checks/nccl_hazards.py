@@ -32,7 +32,7 @@ MOST_FINDINGS = 20
 class Issued(NamedTuple):
     """One call as a rank issued it. `group` counts in the trace's groups, `peer` is a rank of
     the world, `batch` is equal for calls launched at once. `place` tells lines apart, and
-    `step` is for whoever describes the call."""
+    `posted` is what the journal has of it."""
 
     rank: int
     thread: int
@@ -43,7 +43,7 @@ class Issued(NamedTuple):
     tag: int | None = None
     batch: int | None = None
     place: Hashable = None
-    step: Any = None
+    posted: Any = None
 
     @property
     def is_message(self) -> bool:

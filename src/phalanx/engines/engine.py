@@ -15,6 +15,7 @@ from phalanx.backend.devices.device_map import plan_devices, visible_to_processe
 from phalanx.emulation.modules.isolation_rule import IsolationRule, check_isolate
 from phalanx.engines.run_settings import Settings
 from phalanx.errors import UsageError
+from phalanx.journal.reader import Journal
 from phalanx.model import Verdict
 from phalanx.options import Options
 
@@ -25,6 +26,9 @@ class Engine(Protocol):
 
     findings: list[Verdict]
     """What checks found in the runs that succeeded."""
+
+    journal: Journal | None
+    """What happened in the last run; None before the first."""
 
     @property
     def fingerprint(self) -> int:

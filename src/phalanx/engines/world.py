@@ -12,7 +12,9 @@ from typing import Any
 from phalanx.emulation.modules.isolation_rule import check_isolate
 from phalanx.engines.engine import check_gpus, check_here, make_engine
 from phalanx.engines.outcome import warn_of
-from phalanx.errors import UsageError
+from phalanx.errors import PhalanxError, UsageError
+from phalanx.journal.reader import Journal
+from phalanx.journal.writer import JournalWriter
 from phalanx.model import Verdict
 from phalanx.options import function_options
 
@@ -85,9 +87,28 @@ class World:
         if not self._open:
             raise UsageError("this World is closed; make a new one")
         known = len(self._engine.findings)
-        values = self._engine.call(fn, args, kwargs)
+        try:
+            values = self._engine.call(fn, args, kwargs)
+        except PhalanxError as error:
+            error.journal = self.journal
+            raise
         warn_of(self._engine.findings[known:], stacklevel=self._depth)
         return values
+
+    @property
+    def journal(self) -> Journal:
+        """What happened in the last run, event by event, oldest first; see `docs/journal.md`.
+
+        >>> def greet():
+        ...     dist.barrier()
+        >>> with World(ranks=2) as world:
+        ...     _ = world.run(greet)
+        >>> for call in world.journal.filter(kind="posted", rank=1):
+        ...     print(call.rank, call.name, call.group.name, call.number)
+        1 barrier world 0
+        """
+        found = self._engine.journal
+        return JournalWriter(self.ranks).reader() if found is None else found
 
     @property
     def findings(self) -> tuple[Verdict, ...]:

@@ -31,11 +31,6 @@ CallId = tuple[int, int]
 """A call: the rank that made it, and how many calls it had made before."""
 
 
-_site: Any = property(
-    lambda event: site_of(event.mark), doc="The line of the program, or None."
-)
-
-
 class GroupRecord:
     """A group as the journal knows it; events of one group share one of these.
 
@@ -44,7 +39,7 @@ class GroupRecord:
     the same members are two records. `evidence` is for checks that collect on the way, by kind.
     """
 
-    __slots__ = ("backend", "eager", "evidence", "name", "number", "ranks")
+    __slots__ = ("backend", "eager", "evidence", "name", "number", "ranks", "used")
 
     def __init__(self, number: int, name: str, ranks: tuple[int, ...]) -> None:
         self.number = number
@@ -53,6 +48,8 @@ class GroupRecord:
         self.backend = ""
         self.eager = False
         """Whether the program bound a device to it when it was made."""
+        self.used = False
+        """Whether it was there before this journal began."""
         self.evidence: dict[str, Any] = {}
 
     def as_group(self) -> Group:
@@ -89,8 +86,13 @@ class Posted(NamedTuple):
     device: int | None = None
     signature: Any = None
 
-    kind = "posted"  # type: ignore[misc]
-    site = _site  # type: ignore[misc]
+    @property
+    def kind(self) -> str:
+        return "posted"
+
+    @property
+    def site(self) -> Site | None:
+        return site_of(self.mark)
 
     @property
     def call(self) -> CallId:
@@ -138,8 +140,13 @@ class Met(NamedTuple):
     calls: tuple[CallId, ...] = ()
     source: int | None = None
 
-    kind = "met"  # type: ignore[misc]
-    site = _site  # type: ignore[misc]
+    @property
+    def kind(self) -> str:
+        return "met"
+
+    @property
+    def site(self) -> Site | None:
+        return site_of(self.mark)
 
 
 class Completed(NamedTuple):
@@ -154,8 +161,13 @@ class Completed(NamedTuple):
     calls: tuple[CallId, ...] = ()
     failed: bool = False
 
-    kind = "completed"  # type: ignore[misc]
-    site = _site  # type: ignore[misc]
+    @property
+    def kind(self) -> str:
+        return "completed"
+
+    @property
+    def site(self) -> Site | None:
+        return site_of(self.mark)
 
 
 class WaitBegan(NamedTuple):
@@ -168,8 +180,13 @@ class WaitBegan(NamedTuple):
     group: GroupRecord
     call: CallId | None
 
-    kind = "wait-began"  # type: ignore[misc]
-    site = _site  # type: ignore[misc]
+    @property
+    def kind(self) -> str:
+        return "wait-began"
+
+    @property
+    def site(self) -> Site | None:
+        return site_of(self.mark)
 
 
 class WaitEnded(NamedTuple):
@@ -183,8 +200,13 @@ class WaitEnded(NamedTuple):
     call: CallId | None
     met: bool = True
 
-    kind = "wait-ended"  # type: ignore[misc]
-    site = _site  # type: ignore[misc]
+    @property
+    def kind(self) -> str:
+        return "wait-ended"
+
+    @property
+    def site(self) -> Site | None:
+        return site_of(self.mark)
 
 
 class Withdrawn(NamedTuple):
@@ -197,8 +219,13 @@ class Withdrawn(NamedTuple):
     group: GroupRecord
     call: CallId
 
-    kind = "withdrawn"  # type: ignore[misc]
-    site = _site  # type: ignore[misc]
+    @property
+    def kind(self) -> str:
+        return "withdrawn"
+
+    @property
+    def site(self) -> Site | None:
+        return site_of(self.mark)
 
 
 class GroupMade(NamedTuple):
@@ -214,8 +241,13 @@ class GroupMade(NamedTuple):
     default: bool = False
     by_program: bool = True
 
-    kind = "group-made"  # type: ignore[misc]
-    site = _site  # type: ignore[misc]
+    @property
+    def kind(self) -> str:
+        return "group-made"
+
+    @property
+    def site(self) -> Site | None:
+        return site_of(self.mark)
 
 
 class GroupDestroyed(NamedTuple):
@@ -228,8 +260,13 @@ class GroupDestroyed(NamedTuple):
     group: GroupRecord
     default: bool = False
 
-    kind = "group-destroyed"  # type: ignore[misc]
-    site = _site  # type: ignore[misc]
+    @property
+    def kind(self) -> str:
+        return "group-destroyed"
+
+    @property
+    def site(self) -> Site | None:
+        return site_of(self.mark)
 
 
 class StoreWritten(NamedTuple):
@@ -245,8 +282,13 @@ class StoreWritten(NamedTuple):
     key: str
     digest: int | None = None
 
-    kind = "store-written"  # type: ignore[misc]
-    site = _site  # type: ignore[misc]
+    @property
+    def kind(self) -> str:
+        return "store-written"
+
+    @property
+    def site(self) -> Site | None:
+        return site_of(self.mark)
 
 
 class StoreRead(NamedTuple):
@@ -261,8 +303,13 @@ class StoreRead(NamedTuple):
     key: str
     found: bool = True
 
-    kind = "store-read"  # type: ignore[misc]
-    site = _site  # type: ignore[misc]
+    @property
+    def kind(self) -> str:
+        return "store-read"
+
+    @property
+    def site(self) -> Site | None:
+        return site_of(self.mark)
 
 
 class BufferTouched(NamedTuple):
@@ -276,8 +323,13 @@ class BufferTouched(NamedTuple):
     call: CallId | None
     how: str
 
-    kind = "buffer-touched"  # type: ignore[misc]
-    site = _site  # type: ignore[misc]
+    @property
+    def kind(self) -> str:
+        return "buffer-touched"
+
+    @property
+    def site(self) -> Site | None:
+        return site_of(self.mark)
 
 
 class RankEnded(NamedTuple):
@@ -291,8 +343,13 @@ class RankEnded(NamedTuple):
     error: str = ""
     """The name of the exception's class."""
 
-    kind = "rank-ended"  # type: ignore[misc]
-    site = _site  # type: ignore[misc]
+    @property
+    def kind(self) -> str:
+        return "rank-ended"
+
+    @property
+    def site(self) -> Site | None:
+        return site_of(self.mark)
 
 
 class FindingMade(NamedTuple):
@@ -306,8 +363,13 @@ class FindingMade(NamedTuple):
     severity: str
     ranks: tuple[int, ...]
 
-    kind = "finding-made"  # type: ignore[misc]
-    site = _site  # type: ignore[misc]
+    @property
+    def kind(self) -> str:
+        return "finding-made"
+
+    @property
+    def site(self) -> Site | None:
+        return site_of(self.mark)
 
 
 class Noted(NamedTuple):
@@ -321,8 +383,13 @@ class Noted(NamedTuple):
     what: Any
     group: GroupRecord | None = None
 
-    kind = "noted"  # type: ignore[misc]
-    site = _site  # type: ignore[misc]
+    @property
+    def kind(self) -> str:
+        return "noted"
+
+    @property
+    def site(self) -> Site | None:
+        return site_of(self.mark)
 
 
 Event = (
@@ -343,23 +410,20 @@ Event = (
 )
 
 KINDS: dict[str, Any] = {
-    each.kind: each
-    for each in (
-        Posted,
-        Met,
-        Completed,
-        WaitBegan,
-        WaitEnded,
-        Withdrawn,
-        GroupMade,
-        GroupDestroyed,
-        StoreWritten,
-        StoreRead,
-        BufferTouched,
-        RankEnded,
-        FindingMade,
-        Noted,
-    )
+    "posted": Posted,
+    "met": Met,
+    "completed": Completed,
+    "wait-began": WaitBegan,
+    "wait-ended": WaitEnded,
+    "withdrawn": Withdrawn,
+    "group-made": GroupMade,
+    "group-destroyed": GroupDestroyed,
+    "store-written": StoreWritten,
+    "store-read": StoreRead,
+    "buffer-touched": BufferTouched,
+    "rank-ended": RankEnded,
+    "finding-made": FindingMade,
+    "noted": Noted,
 }
 """Every kind of event and its class."""
 
@@ -379,7 +443,7 @@ def specs_in(signature: Any) -> Iterator[TensorSpec]:
     if isinstance(signature, TensorSpec):
         yield signature
     elif isinstance(signature, tuple):
-        if len(signature) in (3, 4) and isinstance(signature[1], tuple):
+        if len(signature) in (3, 4) and _is_shape(signature[1]):
             dtype, shape, device, *strides = signature
             yield TensorSpec(
                 str(dtype).removeprefix("torch."),
@@ -390,6 +454,10 @@ def specs_in(signature: Any) -> Iterator[TensorSpec]:
         else:
             for each in signature:
                 yield from specs_in(each)
+
+
+def _is_shape(given: Any) -> bool:
+    return isinstance(given, tuple) and all(isinstance(n, int) for n in given)
 
 
 def as_dict(event: Event) -> dict[str, Any]:

@@ -47,6 +47,10 @@ class Journal:
         self._chosen = chosen
         self._rank = of_rank
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A journal travels with its marks resolved: code stays in its process."""
+        return Journal, ([ring.resolved() for ring in self._rings], dict(self._groups))
+
     def __iter__(self) -> Iterator[Event]:
         rings = self._rings if self._rank is None else self._rings[self._rank : self._rank + 1]
         lanes = [list(lane) for ring in rings for lane in (ring.calls, ring.flow, ring.rare)]
@@ -107,6 +111,15 @@ class Journal:
     def last_calls(self, rank: int, most: int) -> list[Posted]:
         """The newest of them, oldest first."""
         return list(islice(reversed(self._rings[rank].calls), most))[::-1]
+
+    def earlier(self, rank: int, group: GroupRecord, number: int, most: int) -> list[Posted]:
+        """The last collectives of a rank on a group before slot `number`, oldest first."""
+        found = (
+            call
+            for call in reversed(self._rings[rank].calls)
+            if call.group is group and call.number is not None and call.number < number
+        )
+        return list(islice(found, most))[::-1]
 
     def has_all_calls(self) -> bool:
         """Whether no rank's calls were cut off."""

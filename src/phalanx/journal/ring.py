@@ -43,6 +43,22 @@ class Ring:
     def has_all_calls(self) -> bool:
         return self.posted == len(self.calls)
 
+    def renumber(self, rank: int) -> None:
+        """All that is in here was this rank's."""
+        for lane in (self.calls, self.flow, self.rare):
+            events = [event._replace(rank=rank) for event in lane]
+            lane.clear()
+            lane.extend(events)
+
+    def resolved(self) -> Ring:
+        """A copy that can be sent to another process."""
+        made = Ring(max(self.calls.maxlen or 0, len(self.rare)))
+        for name in ("calls", "flow", "rare"):
+            events = [event._replace(mark=event.site) for event in getattr(self, name)]
+            getattr(made, name).extend(events)
+        made.posted, made.flowed, made.noted = self.posted, self.flowed, self.noted
+        return made
+
     def add(self, event: Any) -> None:
         """A rare one."""
         self.noted += 1

@@ -8,16 +8,21 @@ comes through `JournalWriter.add`. Must never block: ranks may write from any th
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
-from phalanx.journal.events import Event, GroupRecord
+from phalanx.journal.events import Event, FindingMade, GroupRecord
 from phalanx.journal.reader import Journal
 from phalanx.journal.ring import Ring, ring_length
+from phalanx.model import Verdict
+from phalanx.system import monotonic
 
 CALLS, CALLS_IN_FULL = 16384, 262144
 """How many calls of all ranks together are kept: usually, and where checks look back at all."""
 LEAST_CALLS = 128
 BYTES, BYTES_IN_FULL = 64 << 20, 512 << 20
+MOST_RANKS = 16
+"""Of a finding that is noted."""
+MOST_PARTS = 5
+"""Of a signature that is kept: the operation, its root and reduce op, and a tensor or two."""
 
 
 class JournalWriter:
@@ -43,33 +48,37 @@ class JournalWriter:
         self.in_order = in_order
         self._numbers = itertools.count()
 
-    def group(self, name: str, ranks: tuple[int, ...]) -> GroupRecord:
-        """A new group, before its first event."""
-        made = GroupRecord(next(self._numbers), name, ranks)
-        self.groups[made.number] = made
-        return made
-
     def keep(self, group: GroupRecord) -> None:
-        """A group of an earlier run of the same world is there in this one, too."""
+        """A group is new, or is there from an earlier run of the same world."""
         group.number = next(self._numbers)
         self.groups[group.number] = group
+
+    def group(self, name: str, ranks: tuple[int, ...]) -> GroupRecord:
+        """A new one."""
+        made = GroupRecord(0, name, ranks)
+        self.keep(made)
+        return made
+
+    def exchange(self, one: int, other: int) -> None:
+        """Two ranks turn out to have each other's number. Neither has made a call yet."""
+        rings = self.rings
+        rings[one], rings[other] = rings[other], rings[one]
+        for rank in (one, other):
+            rings[rank].renumber(rank)
 
     def end(self, group: GroupRecord) -> None:
         """The last member has destroyed its end. Events that name the group keep it."""
         self.groups.pop(group.number, None)
 
     def add(self, event: Event) -> None:
-        """A rare event; one that concerns no rank goes to the first."""
-        self.rings[max(0, event.rank)].add(event)
+        """A rare event."""
+        self.rings[event.rank].add(event)
+
+    def found(self, verdict: Verdict) -> None:
+        """A check has found this."""
+        rank = min(min(verdict.ranks, default=0), len(self.rings) - 1)
+        kind, severity, ranks = verdict.kind, verdict.severity, verdict.ranks
+        self.add(FindingMade(monotonic(), rank, 0, None, kind, severity, ranks[:MOST_RANKS]))
 
     def reader(self) -> Journal:
         return Journal(self.rings, self.groups, in_order=self.in_order)
-
-
-def kept_signature(signature: Any) -> Any:
-    """The signature, if it is small enough to be kept."""
-    return signature if len(signature) <= MOST_PARTS else None
-
-
-MOST_PARTS = 4
-"""Of a signature: an operation, a root or reduce op, and a tensor or two."""

@@ -11,13 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from phalanx.matching.slots import Assembly, Call, Past, Slot
+from phalanx.journal.events import REDUCE_OPS, Posted
+from phalanx.matching.slots import Assembly, Call, Slot
 from phalanx.model import Group, Op, Site, TensorSpec, Wait
-
-MOST_PAST = 4096
-LEAST_PAST = 4
-"""How many earlier calls on a group are described: of all ranks together, and of each at
-least."""
 
 
 class CallReader:
@@ -86,31 +82,18 @@ def describe_call(call: Call, reader: CallReader) -> Op:
     )
 
 
-def describe_past(met: Assembly, rank: int, past: Past, reader: CallReader) -> Op:
-    number, name, op, root, mark = past
+def describe_earlier(call: Posted, met: Assembly, reader: CallReader) -> Op:
+    """A collective of the journal, with the name that its group has for the program."""
+    code = call.reduce_op
     return Op(
-        rank=rank,
-        name=name,
+        rank=call.rank,
+        name=call.name,
         group=reader.group(met),
-        number=number,
-        root=None if root is None else met.ranks[root],
-        reduce_op=reader.reduce_op(op),
-        site=reader.site(mark),
+        number=call.number,
+        root=None if call.root is None else met.ranks[call.root],
+        reduce_op=REDUCE_OPS[code] if isinstance(code, int) else code,
+        site=reader.site(call.mark),
     )
-
-
-def describe_history(
-    met: Assembly, number: int, reader: CallReader
-) -> dict[int, tuple[Op, ...]]:
-    """Collectives that each member called on the group before this number, oldest first."""
-    most = max(LEAST_PAST, MOST_PAST // met.size)
-    return {
-        rank: tuple(
-            describe_past(met, rank, past, reader)
-            for past in [past for past in met.history[member] if past[0] < number][-most:]
-        )
-        for member, rank in enumerate(met.ranks)
-    }
 
 
 def describe_wait(call: Call, reader: CallReader) -> Wait:

@@ -26,10 +26,13 @@ from collections.abc import (
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
+from phalanx.journal.events import Posted, site_of
+from phalanx.journal.reader import Journal
 from phalanx.matching.agreement import find_mismatch, find_pair_mismatch
 from phalanx.matching.descriptions import (
     CallReader,
     describe_call,
+    describe_earlier,
     describe_pending_sends,
 )
 from phalanx.matching.divergence import Pace, Parting, find_parting, tell_parting
@@ -39,6 +42,12 @@ from phalanx.matching.partial_look import PartialLook, Position, Standing
 from phalanx.matching.slots import Assembly, Call, Slot
 from phalanx.matching.waitgraph import find_deadlock
 from phalanx.model import Deadlock, Meeting, Mismatch, Op, Snapshot, Verdict
+
+HISTORY = 64
+MOST_PAST = 4096
+LEAST_PAST = 4
+"""How many earlier calls on a group are described: of each rank, of all together, and of each
+at least."""
 
 MOST_TRAIL = 8000
 LEAST_TRAIL = 8
@@ -54,16 +63,8 @@ class Evidence(Protocol):
     def reader(self) -> CallReader:
         """Describes calls, for one look."""
 
-    def history(
-        self, met: Assembly, number: int, reader: CallReader
-    ) -> dict[int, tuple[Op, ...]]:
-        """Collectives that each member called on a group before this number, oldest first."""
-
-    def trail(self, rank: int, length: int) -> list[Pace]:
-        """The last calls of a rank, at most so many, oldest first."""
-
-    def name_place(self, place: Hashable) -> str:
-        """The line of the program that a call of a trail came from."""
+    def read_journal(self) -> Journal:
+        """What the ranks have done so far."""
 
     def refine(self, verdict: _Judged) -> _Judged:
         """The verdict with those at fault whom only the engine can tell: it may know more of
@@ -138,7 +139,7 @@ class Referee:
         meeting = Meeting(reader.group(met), slot.number, ops)
         if find_mismatch(meeting) is None:
             return None
-        history = evidence.history(met, slot.number, reader)
+        history = _history(evidence.read_journal(), met, slot.number, reader)
         verdict = find_mismatch(replace(meeting, history=history))
         assert verdict is not None
         return _with_parting(verdict, evidence, verdict.group.ranks)
@@ -237,6 +238,19 @@ class Referee:
                 yield call.assembly, slot
 
 
+def _history(
+    journal: Journal, met: Assembly, number: int, reader: CallReader
+) -> dict[int, tuple[Op, ...]]:
+    most = min(HISTORY, max(LEAST_PAST, MOST_PAST // met.size))
+    return {
+        rank: tuple(
+            describe_earlier(call, met, reader)
+            for call in journal.earlier(rank, met.record, number, most)
+        )
+        for rank in met.ranks
+    }
+
+
 def _concerned(deadlock: Deadlock) -> list[int]:
     """Whose ways are compared: those who wait, and those who have returned."""
     blocks = [b for b in deadlock.blocks if b.view.status in ("waiting", "finished")]
@@ -252,11 +266,31 @@ def _with_parting(
         return verdict
     among = list(ranks)
     length = max(LEAST_TRAIL, MOST_TRAIL // max(1, len(among)))
-    trails = {rank: evidence.trail(rank, length) for rank in among}
+    journal = evidence.read_journal()
+    trails = {rank: _trail(journal.last_calls(rank, length)) for rank in among}
     parting = find_parting(trails, frozenset(ended))
     if parting is None or _is_told(verdict, parting):
         return verdict
-    return replace(verdict, parted=tell_parting(parting, evidence.name_place))
+    return replace(verdict, parted=tell_parting(parting, name_place))
+
+
+def _trail(calls: Iterable[Posted]) -> list[Pace]:
+    return [
+        Pace(
+            None if call.number is None else (id(call.group), call.number),
+            call.group.ranks,
+            call.mark,
+            call.name,
+            call.number,
+        )
+        for call in calls
+    ]
+
+
+def name_place(place: Any) -> str:
+    """The line of the program that a call of the journal came from."""
+    site = site_of(place)
+    return str(site) if site is not None else "a call without a line"
 
 
 def _asks_for_it(verdict: Mismatch | Deadlock) -> bool:

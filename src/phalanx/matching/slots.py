@@ -8,17 +8,12 @@ layers above, when the last member has arrived.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from phalanx.callsite import Mark
 from phalanx.core.strand import Strand
-
-Past = tuple[int, str, Any, int | None, Mark | None]
-"""What is kept of an earlier call: its number, name, reduce op, root and site."""
-
-HISTORY = 64
+from phalanx.journal.events import GroupRecord
 
 
 class Call:
@@ -40,7 +35,8 @@ class Call:
     source: int = -1
     batch: int | None = None
     device: int | None = None
-    step: Step | None = None
+    serial: int | None = None
+    """How many calls its rank had made before: its name in the journal, with the rank."""
     event: Any = None
     facts: Any = None
     uneven = False
@@ -114,49 +110,6 @@ class Call:
             self.whole.finish_part(error)
 
 
-class Step:
-    """One op that a rank issued, kept in its journal for checks that look back. No tensors.
-
-    `asynchronous` says that the program got a `Work` for it. `thread` is 0 for the rank's own
-    and 1 for callbacks that run in it, which have no order with the rest. A message that was
-    taken back after a timeout is `withdrawn`.
-    """
-
-    __slots__ = (
-        "assembly",
-        "asynchronous",
-        "batch",
-        "device",
-        "mark",
-        "member",
-        "name",
-        "number",
-        "op",
-        "peer",
-        "root",
-        "tag",
-        "thread",
-        "withdrawn",
-    )
-
-    def __init__(self, call: Call) -> None:
-        self.assembly = call.assembly
-        self.member = call.member
-        self.name = call.name
-        self.mark = call.mark
-        self.number = call.number
-        self.op = call.op
-        self.root = call.root
-        self.peer = call.peer
-        self.tag = call.tag
-        self.asynchronous = call.asynchronous
-        self.batch = call.batch
-        self.device = call.device
-        strand = call.strand
-        self.thread = id(strand) if strand.helper else int(strand.on_pending_callback)
-        self.withdrawn = False
-
-
 class Slot:
     """The calls that belong to one collective, by place in the group."""
 
@@ -171,21 +124,18 @@ class Slot:
 
 
 class Assembly:
-    """What the members of one group share: open slots, pending messages, recent history."""
+    """What the members of one group share: open slots and pending messages."""
 
     def __init__(self, name: str, ranks: tuple[int, ...]) -> None:
         self.name = name
         self.ranks = ranks
         self.size = len(ranks)
-        self.backend = ""
-        """As the program asked for it, such as "gloo" or "cpu:gloo,cuda:nccl"."""
-        self.eager = False
-        """Whether the program bound a device to it when it was made."""
+        self.record = GroupRecord(0, name, ranks)
+        """The group in the journal."""
         self.slots: dict[int, Slot] = {}
         self.next_number = [0] * self.size
         self.sends: dict[int, list[Call]] = {}
         self.receives: dict[int, list[Call]] = {}
-        self.history: list[deque[Past]] = [deque(maxlen=HISTORY) for _ in ranks]
         self.messages = 0
         """How many were sent."""
         self.notes: dict[str, Any] = {}
@@ -197,7 +147,7 @@ class Assembly:
     def anew(self) -> Assembly:
         """The same members, and nothing has happened yet."""
         made = Assembly(self.name, self.ranks)
-        made.backend, made.eager = self.backend, self.eager
+        made.record.backend, made.record.eager = self.record.backend, self.record.eager
         made._places, made.ends = self._places, self.ends
         return made
 
@@ -210,6 +160,7 @@ class Assembly:
             return holder
         self.ends[rank] = end
         self.ranks = (*self.ranks[:member], rank, *self.ranks[member + 1 :])
+        self.record.ranks = self.ranks
         return None
 
     def has_member(self, member: int) -> bool:
@@ -231,7 +182,6 @@ class Assembly:
         member = call.member
         number = call.number = self.next_number[member]
         self.next_number[member] = number + 1
-        self.history[member].append((number, call.name, call.op, call.root, call.mark))
         slot = self.slots.get(number)
         if slot is None:
             slot = self.slots[number] = Slot(number, self.size, call.signature)
@@ -270,8 +220,6 @@ class Assembly:
         for pending in (*self.sends.values(), *self.receives.values()):
             if call in pending:
                 pending.remove(call)
-                if call.step is not None:
-                    call.step.withdrawn = True
                 return True
         return False
 

@@ -9,12 +9,12 @@ from typing import Any
 from torch import Tensor
 
 from phalanx.backend.collectives.call_signature import order_of
-from phalanx.backend.collectives.reduction import NAMES
 from phalanx.backend.group_history import CreationWait
 from phalanx.backend.stores.store import StoreWait
 from phalanx.callsite import Mark, resolve
 from phalanx.checks.message_race import hint_taken
 from phalanx.core.strand import Strand
+from phalanx.journal.events import REDUCE_OPS
 from phalanx.matching import descriptions
 from phalanx.matching.descriptions import CallReader
 from phalanx.matching.slots import Assembly, Call
@@ -44,7 +44,7 @@ class TensorReader(CallReader):
         return shown_name(met)
 
     def reduce_op(self, op: Any) -> str | None:
-        return NAMES[op[0]] if op is not None else None
+        return REDUCE_OPS[op[0]] if op is not None else None
 
     def specs(self, tensors: Any) -> tuple[TensorSpec, ...]:
         return specs_of(tensors)

@@ -1,22 +1,21 @@
-"""What the referee may ask about the calls of ranks that are threads: their journals as trails,
-the kinds of their groups, and the branches that they are in."""
+"""What the referee may ask about the calls of ranks that are threads: what the journal has of
+them, the kinds of their groups, and the branches that they are in."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from phalanx.backend.evidence.call_description import TensorReader
 from phalanx.backend.evidence.rank_branches import with_branch
 from phalanx.backend.session import RankContext
-from phalanx.callsite import resolve
-from phalanx.matching.descriptions import CallReader, describe_history
-from phalanx.matching.divergence import Pace, Stride, find_other_kind, tell_other_kind
-from phalanx.matching.referee import MOST_TRAIL
+from phalanx.journal.reader import Journal
+from phalanx.matching.divergence import Stride, find_other_kind, tell_other_kind
+from phalanx.matching.referee import MOST_TRAIL, name_place
 from phalanx.matching.slots import Assembly
-from phalanx.model import Deadlock, Mismatch, Op
+from phalanx.model import Deadlock, Mismatch
 
 _Judged = TypeVar("_Judged", Mismatch, Deadlock)
 
@@ -30,18 +29,8 @@ class RankEvidence:
     def reader(self) -> TensorReader:
         return TensorReader()
 
-    def history(
-        self, met: Assembly, number: int, reader: CallReader
-    ) -> dict[int, tuple[Op, ...]]:
-        return describe_history(met, number, reader)
-
-    def trail(self, rank: int, length: int) -> list[Pace]:
-        calls = reversed(self._ranks[rank].journal)
-        return [_pace(step) for step in islice(calls, length)][::-1]
-
-    def name_place(self, place: Any) -> str:
-        site = resolve(place)
-        return str(site) if site is not None else "a call without a line"
+    def read_journal(self) -> Journal:
+        return self._ranks[0].session.journal.reader()
 
     def refine(self, verdict: _Judged) -> _Judged:
         verdict = self._with_other_kind(verdict)
@@ -55,15 +44,14 @@ class RankEvidence:
         else:
             concerned = set(verdict.cycle)
             is_open = len(verdict.ranks) > 1
-        journals = [context.journal for context in self._ranks]
-        if not is_open or any(len(journal) == journal.maxlen for journal in journals):
+        if not is_open or not self.read_journal().has_all_calls():
             return verdict
         ways = {context.rank: _strides(context) for context in self._ranks}
         found = find_other_kind(ways)
         if found is None or concerned.isdisjoint(found.odd):
             return verdict
         odd = tuple(sorted(concerned.intersection(found.odd)))
-        hint = tell_other_kind(found, self.name_place)
+        hint = tell_other_kind(found, name_place)
         if isinstance(verdict, Deadlock):
             return replace(verdict, ranks=odd, hint=hint)
         blocks = [replace(b, odd=not set(odd).isdisjoint(b.ranks)) for b in verdict.blocks]
@@ -73,10 +61,12 @@ class RankEvidence:
 
 def _strides(context: RankContext) -> list[Stride]:
     """Of the rank's own thread, up to `MOST_TRAIL`."""
+    assemblies = context.session.assemblies.values()
+    kinds = {met.record: _kind_of(met, context.rank) for met in assemblies}
     return [
-        Stride(step.mark, step.name, _kind_of(step.assembly, context.rank))
-        for step in islice(context.journal, MOST_TRAIL)
-        if not step.thread
+        Stride(call.mark, call.name, kinds.get(call.group))
+        for call in islice(context.ring.calls, MOST_TRAIL)
+        if not call.thread
     ]
 
 
@@ -84,9 +74,3 @@ def _kind_of(met: Assembly, rank: int) -> str | None:
     """What the group calls itself: groups of one dimension of a mesh have one name for it."""
     end = met.ends.get(rank)
     return None if end is None else str(end.group_desc)
-
-
-def _pace(step: Any) -> Pace:
-    met = step.assembly
-    slot = (id(met), step.number) if step.number is not None else None
-    return Pace(slot, met.ranks, step.mark, step.name, step.number)

@@ -14,21 +14,26 @@ from types import MappingProxyType
 
 from phalanx.backend import group_history
 from phalanx.backend.observers.observe_groups import find_leaked_groups
-from phalanx.backend.observers.observe_hazards import find_backend_hazards
 from phalanx.backend.observers.observe_messages import find_message_races
 from phalanx.backend.observers.observe_order import find_crossed_order
 from phalanx.backend.observers.observe_roots import find_rank_spaces
 from phalanx.backend.observers.observe_works import find_unwaited_work
 from phalanx.backend.session import Session
+from phalanx.checks import registry
 from phalanx.errors import PhalanxWarning, text_of
 from phalanx.model import Verdict
 
 Check = Callable[[Session], Iterable[Verdict]]
 
+
+def _find_backend_hazards(session: Session) -> list[Verdict]:
+    return registry.find_at_end(session.journal.reader(), session)
+
+
 AT_END: Mapping[str, Check] = MappingProxyType(
     {
         "mismatch": group_history.find_at_end,
-        "backend-hazard": find_backend_hazards,
+        "backend-hazard": _find_backend_hazards,
         "crossed-order": find_crossed_order,
         "leak": find_leaked_groups,
         "message-race": find_message_races,

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from phalanx.backend.call_events import thread_of, withdraw
 from phalanx.backend.devices import cuda_streams
 from phalanx.backend.rank_errors import OpTimeoutError
 from phalanx.backend.torch_private import private
@@ -20,7 +21,9 @@ from phalanx.backend.work import buffer_guard, profiler_events
 from phalanx.backend.work.completion import complete_now
 from phalanx.core.strand import RUNNING, Strand, here
 from phalanx.errors import PhalanxError
+from phalanx.journal.events import WaitBegan, WaitEnded, make
 from phalanx.matching.slots import Call
+from phalanx.system import monotonic
 
 NO_TIMEOUT = timedelta(0)
 
@@ -70,6 +73,17 @@ def _park_until_done(strand: Strand, call: Call, timeout: float, explicit: bool)
         baton.run_pending_callbacks(
             strand
         )  # of what was complete when its future was asked for
+    if call.done:
+        if visiting:
+            baton.leave(strand)
+        return
+    context, record = strand.local, call.assembly.record
+    ring, thread = context.ring, thread_of(strand)
+    ident = None if call.serial is None else (call.strand.local.rank, call.serial)
+    ring.flowed += 2
+    ring.flow.append(
+        make(WaitBegan, (monotonic(), context.rank, thread, call.mark, record, ident))
+    )
     while not call.done:
         if call.waiters is None:
             call.waiters = [strand]
@@ -83,11 +97,15 @@ def _park_until_done(strand: Strand, call: Call, timeout: float, explicit: bool)
                 f"{call.name}: Timed out waiting {timeout * 1000:.0f}ms for the other ranks"
             )
             call.waited = True  # in vain, and the program knows
+            ended = (monotonic(), context.rank, thread, call.mark, record, ident, False)
+            ring.flow.append(make(WaitEnded, ended))
             if call.flight is not None:
                 buffer_guard.give_up(call)
-            if call.assembly.withdraw(call):
+            if withdraw(call):
                 call.finish(error)
             raise error
+    ended = (monotonic(), context.rank, thread, call.mark, record, ident, True)
+    ring.flow.append(make(WaitEnded, ended))
     if visiting:
         baton.leave(strand)
 

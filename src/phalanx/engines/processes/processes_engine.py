@@ -34,6 +34,7 @@ from phalanx.engines.run_settings import Settings, choose_findings, rank_environ
 from phalanx.engines.serialization.serialization import check_not_loading, pack_call
 from phalanx.engines.terminal import find_input
 from phalanx.errors import HazardError, PhalanxWarning, UsageError, VerdictError
+from phalanx.journal.reader import Journal
 from phalanx.model import Silenced, Verdict
 from phalanx.report.layout import rank_list
 
@@ -56,6 +57,8 @@ class ProcessesEngine:
         check_not_loading()
         self.settings = settings
         self.findings: list[Verdict] = []
+        self.journal: Journal | None = None
+        """What happened in the last call, as the referee heard of it."""
         self.silenced: list[Silenced] = []
         self.base_environ: dict[str, str] | None = None
         """The program's environment when the present ranks were started, if they were."""
@@ -157,6 +160,8 @@ class ProcessesEngine:
             call.is_worn |= isinstance(error, (VerdictError, HazardError))
             raise
         finally:
+            if ranks_alive.codec is not None:
+                self.journal = ranks_alive.codec.referee.read_journal()
             if self.settings.on_tally is not None:
                 self.settings.on_tally(replace(call.tally, silenced=tuple(self.silenced)))
             if not call.is_whole:

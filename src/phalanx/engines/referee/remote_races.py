@@ -1,4 +1,4 @@
-"""Receives from any source that could have had another message, from the referee's records.
+"""Receives from any source that could have had another message, from the journal.
 
 Used by `end_of_run.py`. The referee hears of ranks in no particular order, so what happened
 before what is found out at the end: the ranks' calls are gone through once more, each when
@@ -15,19 +15,30 @@ from dataclasses import dataclass
 from typing import Any
 
 from phalanx.checks.message_race import Arrival, Taken, find_rival, is_chosen, message_race
-from phalanx.engines.referee.call_records import Entry, Records
-from phalanx.engines.remote.announced_calls import GroupMailbox
+from phalanx.journal.events import CallId, GroupRecord, Met, Posted
+from phalanx.journal.reader import Journal
 from phalanx.matching.happens_before import Known, Ordering
 from phalanx.model import Finding, Op
 
 
-def find_message_races(records: Records) -> list[Finding]:
-    """The first, if the records are whole."""
-    if not records.sources or records.threaded or not records.is_whole:
+def find_message_races(journal: Journal) -> list[Finding]:
+    """The first, if the journal is whole."""
+    if not journal.has_all_calls():
         return []
-    if None in records.sources.values():
+    calls = [journal.calls(rank) for rank in range(journal.ranks)]
+    if any(call.thread < 0 for own in calls for call in own):
+        return []  # of which thread a call was is not known
+    chosen = {c.call for own in calls for c in own if c.name == "recv" and c.peer is None}
+    if not chosen:
+        return []
+    sources = {
+        event.calls[-1]: event.source
+        for event in journal.filter(kind="met")
+        if isinstance(event, Met) and event.number is None
+    }
+    if not chosen <= sources.keys():
         return []  # one that took nothing
-    again = _Again(records)
+    again = _Again(calls, sources)
     return again.found[:1] if again.is_through() else []
 
 
@@ -44,12 +55,12 @@ class _Sent:
 class _Again:
     """Where each rank is, going through its journal."""
 
-    def __init__(self, records: Records) -> None:
-        self._journals = [list(journal) for journal in records.journals]
-        self._sources = records.sources
+    def __init__(self, calls: list[list[Posted]], sources: dict[CallId, int | None]) -> None:
+        self._journals = calls
+        self._sources = sources
         self._at = [0] * len(self._journals)
         self._order = Ordering(len(self._journals))
-        self._met: dict[tuple[GroupMailbox, int | None], list[int]] = defaultdict(list)
+        self._met: dict[tuple[GroupRecord, int | None], list[int]] = defaultdict(list)
         self._sends: dict[Any, deque[_Sent]] = defaultdict(deque)
         self._waits: dict[int, _Sent] = {}
         self._taken: dict[Any, list[Taken]] = defaultdict(list)
@@ -72,29 +83,28 @@ class _Again:
                 return
             self._changed = True
 
-    def _pass(self, rank: int, entry: Entry) -> bool:
-        if entry.form.name == "send":
+    def _pass(self, rank: int, entry: Posted) -> bool:
+        if entry.name == "send":
             return self._pass_send(rank, entry)
-        if entry.form.name == "recv":
+        if entry.name == "recv":
             return self._pass_receive(rank, entry)
-        there = self._met[entry.place, entry.number]
+        there = self._met[entry.group, entry.number]
         if rank not in there:
             there.append(rank)
-        if len(there) < entry.place.size:
+        if len(there) < len(entry.group.ranks):
             return False
         self._order.meet(there)
         for each in there:
             self._at[each] += 1
         return True
 
-    def _pass_send(self, rank: int, entry: Entry) -> bool:
+    def _pass_send(self, rank: int, entry: Posted) -> bool:
         """One that blocks comes back when it has been received."""
         sent = self._waits.get(rank)
         if sent is None:
             sent = _Sent(rank, _op(entry), self._order.known_to(rank))
             self._changed = True
-            form = entry.form
-            self._sends[entry.place, form.peer, form.tag, entry.member].append(sent)
+            self._sends[entry.group, entry.peer, entry.tag, entry.member].append(sent)
             if not entry.asynchronous:
                 self._waits[rank] = sent
         if not entry.asynchronous and not sent.delivered:
@@ -103,11 +113,9 @@ class _Again:
         self._at[rank] += 1
         return True
 
-    def _pass_receive(self, rank: int, entry: Entry) -> bool:
-        form, source = entry.form, entry.form.peer
-        if source is None:
-            source = self._sources.get((rank, entry.call_id))
-        sends = self._sends[entry.place, entry.member, form.tag, source]
+    def _pass_receive(self, rank: int, entry: Posted) -> bool:
+        source = self._sources.get(entry.call) if entry.peer is None else entry.peer
+        sends = self._sends[entry.group, entry.member, entry.tag, source]
         if not sends:
             return False
         sent = sends.popleft()
@@ -120,11 +128,11 @@ class _Again:
         self._at[rank] += 1
         return True
 
-    def _compare(self, rank: int, entry: Entry, sent: _Sent) -> None:
-        form, posted = entry.form, self._at[rank]
-        taken = self._taken[entry.place, entry.member, form.tag]
-        any_source = form.peer is None
-        layout = [(spec.dtype, spec.shape) for spec in form.outputs]
+    def _compare(self, rank: int, entry: Posted, sent: _Sent) -> None:
+        posted = self._at[rank]
+        taken = self._taken[entry.group, entry.member, entry.tag]
+        any_source = entry.peer is None
+        layout = [(spec.dtype, spec.shape) for spec in entry.tensors]
         if taken:
             arrival = Arrival(sent.rank, sent.known, posted, any_source, layout)
             rival = find_rival(taken, arrival)
@@ -143,5 +151,5 @@ class _Again:
                     yield message_race(rival, sent.op, None)
 
 
-def _op(entry: Entry) -> Op:
-    return entry.place.op_of(entry.form, entry.member, entry.number)
+def _op(entry: Posted) -> Op:
+    return entry.as_op(bare=False)

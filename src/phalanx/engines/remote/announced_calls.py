@@ -24,6 +24,7 @@ class AnnouncedCall(Call):
     timed = False
     entered = False
     gave_up = False
+    is_waiting = False
     verdict: Any = None
     creation: Creation | None = None
     """What it is in `creations`, if it is a `new_group`."""
@@ -58,6 +59,7 @@ class GroupMailbox(Assembly):
         world = form.name == "0" and len(form.ranks) == size
         super().__init__("world" if world else f"group {form.name}", form.ranks)
         self.form = form
+        self.record.backend, self.record.eager = form.backend, form.eager
         self.deciding: list[AnnouncedCall] = []
         """Receives from any source for which there is a message, or several: the backend
         decides which, and the receiver tells."""

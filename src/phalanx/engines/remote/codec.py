@@ -34,8 +34,7 @@ class RefereeCodec:
         kinds: frozenset[str] = ALL,
         profile: str | None = None,
     ) -> None:
-        self.referee = RemoteReferee(size, kinds)
-        self._profile = profile
+        self.referee = RemoteReferee(size, kinds, profile)
         self._replay = replay
         self._decoders = [Decoder() for _ in range(size)]
         self._rendered: dict[int, tuple[Verdict, VerdictError, bytes]] = {}
@@ -68,7 +67,7 @@ class RefereeCodec:
 
     def find_at_end(self) -> list[Verdict]:
         """Once all ranks have returned."""
-        return find_at_end(self.referee, self._profile)
+        return find_at_end(self.referee)
 
     def past(self, rank: int, forms: Iterable[int]) -> Outgoing:
         """Calls of a rank that met on the fast_path."""
@@ -108,7 +107,7 @@ class RefereeCodec:
             return referee.found(rank, call_id, pickle.loads(frame.body))
         elif kind == frames.NOTES:
             for name, noted in pickle.loads(frame.body).items():
-                referee.records.note(rank, name, noted)
+                referee.journal.note(rank, name, noted)
         elif kind == frames.FORGET:
             referee.forget(rank)
         elif kind == frames.FINISHED:

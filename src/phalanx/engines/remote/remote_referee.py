@@ -4,33 +4,32 @@ not.
 A state machine without I/O, threads or torch: each event returns the answers that ranks are
 to get. The codec feeds it; the engines ask it what the ranks were doing. A rank whose last
 word was a question that is not answered yet is blocked, exactly; when all ranks are blocked,
-finished or failed, nobody can move any more. Must never use a clock.
+finished or failed, nobody can move any more. Must never decide anything by a
+clock.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Literal, TypeVar
 
-from phalanx.engines.referee.call_records import Entry, Records
 from phalanx.engines.remote.announced_calls import AnnouncedCall, GroupMailbox
 from phalanx.engines.remote.frames import FORMS_KEPT
+from phalanx.engines.remote.remote_journal import RemoteJournal
+from phalanx.journal.reader import Journal
 from phalanx.kinds import ALL
 from phalanx.matching.announcement import Form, GroupForm, signature_of
 from phalanx.matching.descriptions import (
     CallReader,
     describe_call,
-    describe_history,
     describe_wait,
     partners_of,
     wait_for,
 )
-from phalanx.matching.divergence import Pace
 from phalanx.matching.partial_look import Position, Standing
 from phalanx.matching.referee import Referee
-from phalanx.matching.slots import Assembly, Slot
+from phalanx.matching.slots import Slot
 from phalanx.matching.waitgraph import Node
 from phalanx.model import (
     Deadlock,
@@ -94,9 +93,12 @@ class _Rank:
 class RemoteReferee:
     """All ranks of one world, from call to call."""
 
-    def __init__(self, size: int, kinds: frozenset[str] = ALL) -> None:
+    def __init__(
+        self, size: int, kinds: frozenset[str] = ALL, profile: str | None = None
+    ) -> None:
         self.size = size
         self.kinds = kinds
+        self.profile = profile
         self.reset()
 
     def reset(self) -> None:
@@ -104,7 +106,8 @@ class RemoteReferee:
         self._ranks = [_Rank() for _ in range(self.size)]
         self._referee = Referee(self.kinds)
         self._mailboxes: dict[str, GroupMailbox] = {}
-        self.records = Records(self.size)
+        self.told: set[Verdict] = set()
+        """Findings that look back, and that may come up again."""
         self.begin()
 
     def begin(self) -> None:
@@ -115,7 +118,7 @@ class RemoteReferee:
         """The first that was found."""
         self._halted: dict[int, AnnouncedCall] = {}
         self._referee.begin()
-        self.records.begin()
+        self.journal = RemoteJournal(self.size, self._mailboxes.values())
         for rank in self._ranks:
             rank.asking.clear()
             rank.calls = {t: c for t, c in rank.calls.items() if c.verdict is None}
@@ -129,7 +132,10 @@ class RemoteReferee:
         if place is None:
             place = self._mailboxes[form.key] = GroupMailbox(form, self.size)
             self._referee.mailboxes[form.key] = place
+            self.journal.keep(place.record)
         taken = place.size != len(form.ranks) or place.claim(form.member, rank) is not None
+        if not taken:
+            self.journal.made(rank, place, form.member)
         # Two groups that cannot be told apart: neither is judged.
         self._ranks[rank].groups[number] = None if taken else (place, form.member)
 
@@ -168,11 +174,13 @@ class RemoteReferee:
         call.waited = call.entered and what.name == "monitored_barrier"  # it waits by itself
         here.last = call
         here.calls[call_id] = call
-        self.records.add(call, asynchronous=not blocking, threads=threads)
+        self.journal.post(call, asynchronous=not blocking, threads=threads)
         if self.stopping:
             if not what.is_message:
                 place.join(call)
             return [self._stop(call) if blocking else Reply(rank, call_id, "go")]
+        if blocking:
+            self.journal.wait(call)
         self._ask(call, timed=timed, threads=threads)
         if what.is_message:
             return self._exchange(call, blocking=blocking)
@@ -193,11 +201,14 @@ class RemoteReferee:
         place, member = at
         call = here.last = AnnouncedCall(place, rank, 0, what, member)
         call.signature = signature
-        self.records.add(call)
+        self.journal.post(call)
         if what.is_message:
             sent = what.name == "send"
             other = place.post_send(call) if sent else place.post_receive(call)
-            return list(self._settle([call, other])) if isinstance(other, AnnouncedCall) else []
+            if not isinstance(other, AnnouncedCall):
+                return []
+            self.journal.meet([call, other])
+            return list(self._settle([call, other]))
         slot = place.join(call)
         return self._complete(place, slot) if slot is not None else []
 
@@ -214,6 +225,7 @@ class RemoteReferee:
             return [Reply(rank, call_id, "go")]
         if self.stopping:
             return [self._stop(call)]
+        self.journal.wait(call)
         self._ask(call, timed=timed, threads=threads)
         return self._prove()
 
@@ -222,7 +234,10 @@ class RemoteReferee:
         call = self._ranks[rank].asking.get(call_id)
         if call is None:
             return []
-        if call.place.withdraw(call) or not call.entered:
+        taken_back = call.place.withdraw(call)
+        if taken_back:
+            self.journal.withdraw(call)
+        if taken_back or not call.entered:
             self._ranks[rank].calls.pop(call_id, None)
         call.gave_up = not call.entered and call.number is not None
         call.waited = True
@@ -230,7 +245,7 @@ class RemoteReferee:
 
     def received(self, rank: int, call_id: int, source: int) -> list[Reply]:
         """What a receive from any source took."""
-        self.records.sources[rank, call_id] = source
+        self.journal.receive(rank, call_id, source)
         receive = self._ranks[rank].calls.pop(call_id, None)
         if receive is None:
             return []
@@ -239,7 +254,9 @@ class RemoteReferee:
         met = [] if send is None else [send]
         if place.is_undecided(receive):
             return list(self._settle(met))
-        replies = list(self._settle(met + place.match_rest(receive)))
+        rest = place.match_rest(receive)
+        self.journal.meet(rest)
+        replies = list(self._settle(met + rest))
         waiting = place.open_receives_from_any(receive.member, receive.tag)
         if waiting and place.messages_for(receive):
             for each in waiting:
@@ -311,6 +328,7 @@ class RemoteReferee:
     def found(self, rank: int, call_id: int, verdict: Verdict) -> list[Reply]:
         """What a rank found out by itself; it is to raise it."""
         self.verdict = self.verdict or verdict
+        self.journal.found(verdict)
         return [Reply(rank, call_id, "verdict", verdict)]
 
     def look(self) -> list[Reply]:
@@ -369,6 +387,8 @@ class RemoteReferee:
         if late:
             return list(self._lose(calls, late))
         verdict = self._referee.find_slot_mismatch(slot, self)
+        if verdict is None:
+            self.journal.meet(calls)
         return list(self._settle(calls, verdict))
 
     def _exchange(self, call: AnnouncedCall, *, blocking: bool) -> list[Reply]:
@@ -391,6 +411,8 @@ class RemoteReferee:
             referee = self._referee
             found = referee.find_message_mismatch(send, receive, self)
             verdict = found if referee.compares else None
+            if verdict is None:
+                self.journal.meet([send, receive])
             return list(self._settle([call, other], verdict))
         return self._prove() if blocking else [self._answer(call, "go")]
 
@@ -418,6 +440,8 @@ class RemoteReferee:
         self, calls: Iterable[AnnouncedCall], verdict: Verdict | None = None
     ) -> Iterator[Reply]:
         """These calls are met, or disagree."""
+        if verdict is not None:
+            self.journal.found(verdict)
         self.verdict = self.verdict or verdict
         for call in calls:
             call.done, call.verdict = True, verdict
@@ -448,6 +472,7 @@ class RemoteReferee:
     def _answer(self, call: AnnouncedCall, answer: Answer) -> Reply:
         call.asked = call.timed = False
         self._ranks[call.rank].asking.pop(call.call_id, None)
+        self.journal.go_on(call, met=answer == "met")
         if call.creation is not None and call in call.creations.waiting:
             call.creations.waiting.remove(call)
         self._update(call.rank)
@@ -469,6 +494,7 @@ class RemoteReferee:
         if here.gone is not None:
             return []
         here.gone = how
+        self.journal.end_rank(rank, how, here.error or "")
         here.asking.clear()
         self._update(rank)
         return self._prove() if how == "finished" else []
@@ -504,6 +530,15 @@ class RemoteReferee:
             return RankView(rank, "computing", last=last)
         return _waiting(next(iter(here.asking.values())))
 
+    # -- what checks ask, besides the journal (`checks/registry.py`) ------------------------
+
+    def machine_of(self, rank: int) -> int:
+        return 0
+
+    def must_share_gpus(self) -> bool:
+        """It is not known here which GPUs ranks use."""
+        return True
+
     # -- what the referee asks --------------------------------------------------------------
 
     def positions(self) -> dict[AnnouncedCall, Position]:
@@ -534,17 +569,8 @@ class RemoteReferee:
     def reader(self) -> CallReader:
         return CallReader()
 
-    def history(
-        self, met: Assembly, number: int, reader: CallReader
-    ) -> dict[int, tuple[Op, ...]]:
-        return describe_history(met, number, reader)
-
-    def trail(self, rank: int, length: int) -> list[Pace]:
-        last = islice(reversed(self.records.journals[rank]), length)
-        return [_pace(entry) for entry in last][::-1]
-
-    def name_place(self, place: Hashable) -> str:
-        return str(place) if place is not None else "a call without a line"
+    def read_journal(self) -> Journal:
+        return self.journal.reader()
 
     def refine(self, verdict: _Judged) -> _Judged:
         return verdict
@@ -582,12 +608,6 @@ def _last_op(call: AnnouncedCall) -> Op:
     it."""
     op = describe_call(call, CallReader())
     return op if call.entered else replace(op, inputs=(), outputs=())
-
-
-def _pace(entry: Entry) -> Pace:
-    place, number = entry.place, entry.number
-    slot = None if number is None else (id(place), number)
-    return Pace(slot, place.ranks, entry.form.site, entry.form.name, number)
 
 
 _ABANDONED = RuntimeError("abandoned")

@@ -25,5 +25,6 @@ def exchange(
     a, b = places
     ranks[a], ranks[b] = ranks[b], ranks[a]
     ends[a], ends[b] = ends[b], ends[a]
+    session.journal.exchange(a, b)
     for place in places:
         ranks[place].rank = ends[place].rank = place

@@ -82,6 +82,8 @@ from phalanx.engines.snapshots import group_views, is_debugging, take_snapshot, 
 from phalanx.engines.threads.renumbering import exchange
 from phalanx.engines.threads.verdicts import Judge
 from phalanx.errors import RankStopped, UsageError, VerdictError
+from phalanx.journal.events import RankEnded
+from phalanx.journal.reader import Journal
 from phalanx.model import Silenced, Verdict
 from phalanx.report.positions import render_positions
 from phalanx.system import getpid, monotonic
@@ -110,6 +112,8 @@ class ThreadsEngine:
         """What checks found in runs that succeeded."""
         self.silenced: list[Silenced] = []
         """What they found and the program has silenced."""
+        self.journal: Journal | None = None
+        """What happened in the last run, or in the one that is going on."""
         self._session: Session | None = None
         self._lone = False
         """Whether no thread is left that could look into the session."""
@@ -157,10 +161,12 @@ class ThreadsEngine:
         """Destroy the groups that are left and put torch back as it was."""
         if self._busy:
             raise UsageError("a World cannot be closed while it runs; close it afterwards")
+        journal = self.journal
         try:
             if self._session is not None and self._has_groups(self._session):
                 self.run(leave_groups)
         finally:
+            self.journal = journal
             if self._session is not None and self._lone:
                 self._session.dissolve()
             self._session = None
@@ -182,6 +188,7 @@ class ThreadsEngine:
         session = self._session or self._new_session()
         self._session = None
         run = _Run(self.settings, session, body, thread_pool=self._thread_pool)
+        self.journal = session.journal.reader()
         outer, here.strand = here.strand, None
         excepthook = sys.excepthook
         self._busy = True
@@ -241,6 +248,7 @@ class ThreadsEngine:
         def report(verdict: Verdict) -> VerdictError:
             named = with_names(session, verdict)
             session.raised.append(named)
+            session.journal.found(verdict)
             return error_for(named, settings.replay)
 
         former = self._former()
@@ -291,8 +299,8 @@ class _Run:
         self.pid = getpid()
         self.thread_pool = thread_pool
         self.session = session
+        session.begin_journal()
         for context in session.ranks:
-            context.journal.clear()  # of an earlier run of the same world
             context.holds.clear()
         self.body = body
         self.outcomes = Outcomes([Outcome(rank) for rank in range(settings.ranks)])
@@ -363,6 +371,8 @@ class _Run:
                 completion.complete_all(self.session)
             unheard = find_unheard(self.session)
             self.findings = [*unheard, *self._find_leftovers(), *find_at_end(self.session)]
+            for found in self.findings:
+                self.session.journal.found(found)
         return [outcome.value for outcome in self.outcomes.ranks]
 
     def dissolve(self) -> bool:
@@ -422,6 +432,7 @@ class _Run:
             leave_if_forked(self.pid, error)
             self._tell_failure(outcome, error)
         finally:
+            self._note_end(outcome)
             self._put_away(context)
 
     def _tell_failure(self, outcome: Outcome, error: BaseException) -> None:
@@ -432,6 +443,13 @@ class _Run:
         note_invalid_call(error)
         if self.outcomes.record(outcome.rank, error, stopping=self.baton.stopping):
             self._stop_others(outcome.rank, error)
+
+    def _note_end(self, outcome: Outcome) -> None:
+        rank, error = outcome.rank, outcome.error
+        stopped = outcome.stopped or outcome.late is not None
+        how = "failed" if error is not None else "stopped" if stopped else "finished"
+        name = "" if error is None else type(error).__name__
+        self.session.journal.add(RankEnded(monotonic(), rank, 0, None, how, name))
 
     def _put_away(self, context: RankContext) -> None:
         """What a process would take with it when it ends."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from phalanx.backend.call_events import withdraw
 from phalanx.backend.evidence.call_description import describe_call
 from phalanx.backend.evidence.call_history import RankEvidence
 from phalanx.backend.group_history import CreationWait
@@ -82,7 +83,7 @@ class Judge(RankEvidence):
         if isinstance(why, Call) and why in self._dead:
             self._dead.discard(why)
             why.waited = True
-            why.assembly.withdraw(why)
+            withdraw(why)
 
     def stalled(self, seconds: float, *, over_limit: bool = False) -> Stall:
         snapshot = take_snapshot(self._session, self._baton, self._outcomes)

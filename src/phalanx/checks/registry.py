@@ -1,0 +1,64 @@
+"""The checks that look back when all ranks have returned: one function for each kind.
+
+Every engine calls `find_at_end` with its journal and with itself, as the host; the functions
+are the same for all of them. A check must cost nothing where there is nothing to see: the run
+of a test takes a millisecond. One that breaks must not break the program: it is told as a
+warning.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import Protocol
+
+from phalanx.checks.backend_hazard import Machines, find_backend_hazards
+from phalanx.errors import PhalanxWarning, text_of
+from phalanx.journal.reader import Journal
+from phalanx.model import Verdict
+
+
+class CheckHost(Machines, Protocol):
+    """What checks may ask of the engine besides the journal."""
+
+    @property
+    def kinds(self) -> frozenset[str]:
+        """The kinds that are wanted: names of `phalanx.kinds`."""
+
+    @property
+    def told(self) -> set[Verdict]:
+        """What was found in earlier runs of the same world, which is not said again."""
+
+
+Check = Callable[[Journal, CheckHost], Iterable[Verdict]]
+
+AT_END: Mapping[str, Check] = MappingProxyType({"backend-hazard": find_backend_hazards})
+"""By kind."""
+
+ONCE = frozenset({"backend-hazard", "message-race"})
+"""Kinds whose findings are told once in a world, however often it runs the same lines."""
+
+
+def find_at_end(journal: Journal, host: CheckHost) -> list[Verdict]:
+    """What can be seen only now, of the kinds that are wanted."""
+    found: list[Verdict] = []
+    for kind, check in AT_END.items():
+        if kind in host.kinds:
+            try:
+                fresh = [each for each in check(journal, host) if each not in host.told]
+                if kind in ONCE:
+                    host.told.update(fresh)
+                found += fresh
+            except Exception as problem:
+                tell_broken(kind, problem)
+    return found
+
+
+def tell_broken(kind: str, problem: Exception) -> None:
+    text = (
+        f"[{kind}]: the check itself failed, so nothing is known about this kind; the run is "
+        f"not concerned ({type(problem).__name__}: {text_of(problem)}). Leave it out with "
+        f"checks='all,-{kind}', and please report it"
+    )
+    warnings.warn(PhalanxWarning(text), stacklevel=2)
