@@ -51,7 +51,7 @@ class Machines(Protocol):
 
 
 @dataclass(frozen=True)
-class Refusal:
+class RefusedCall:
     """A call that the profile's backend would not take. `effect` is what that would do, such as
     `refuses`."""
 
@@ -168,10 +168,10 @@ def _devices_in(trace: Trace, host: Machines) -> dict[int, dict[int, Issued]]:
 
 def _refused(journal: Journal, profile: str) -> Iterator[Hazard]:
     """One hazard for each rule, operation and line, with all ranks that did it."""
-    alike: dict[Hashable, list[Refusal]] = {}
+    alike: dict[Hashable, list[RefusedCall]] = {}
     for event in journal.rare(Noted):
         if event.about == KIND:
-            refusal: Refusal = event.what
+            refusal: RefusedCall = event.what
             place = (refusal.law.name, refusal.op.name, event.mark)
             alike.setdefault(place, []).append(refusal)
     backend = {"nccl": "NCCL", "gloo": "Gloo"}.get(profile, profile)

@@ -16,7 +16,7 @@ from phalanx.backend.profiles import CORRUPTS, CRASHES, ProfileRule, TensorUse, 
 from phalanx.backend.profiles.profile_rules import CUDA
 from phalanx.backend.session import RankContext, Session, context_here
 from phalanx.callsite import mark, resolve
-from phalanx.checks.backend_hazard import KIND, NCCL, Refusal
+from phalanx.checks.backend_hazard import KIND, NCCL, RefusedCall
 from phalanx.checks.nccl_hazards import Law
 from phalanx.journal.events import Noted
 from phalanx.model import Group, Op, TensorSpec
@@ -67,5 +67,5 @@ def _note(context: RankContext, rule: ProfileRule, use: TensorUse, tensor: Tenso
         site=resolve(place),
     )
     law = Law(rule.name, says, rule.source, hint)
-    refusal = Refusal(law, _EFFECTS.get(rule.effect, "refuses"), op)
+    refusal = RefusedCall(law, _EFFECTS.get(rule.effect, "refuses"), op)
     context.ring.add(Noted(monotonic(), context.rank, 0, place, KIND, refusal))

@@ -8,6 +8,7 @@ asked about a run that failed.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 from phalanx.checks import registry
@@ -22,14 +23,30 @@ from phalanx.journal.reader import Journal
 from phalanx.model import Finding, Unmet, Verdict
 
 
-def find_at_end(referee: RemoteReferee) -> list[Verdict]:
+@dataclass
+class RemoteHost:
+    """What checks may ask besides the journal, where ranks are processes."""
+
+    kinds: frozenset[str]
+    profile: str | None = None
+    told: set[Verdict] = field(default_factory=set)
+
+    def machine_of(self, rank: int) -> int:
+        return 0
+
+    def must_share_gpus(self) -> bool:
+        """It is not known here which GPUs ranks use."""
+        return True
+
+
+def find_at_end(referee: RemoteReferee, host: RemoteHost) -> list[Verdict]:
     """Of the kinds that are wanted; told once."""
-    kinds, journal = referee.kinds, referee.journal.reader()
+    kinds, journal = host.kinds, referee.journal.reader()
     open_ones = find_leftovers(referee.leftovers())
     found: list[Verdict] = [*open_ones]
     if "mismatch" in kinds:
         found += referee.find_missing_groups()
-    found += judge_lives(_notes(journal, "lives"), referee.profile, kinds)
+    found += judge_lives(_notes(journal, "lives"), host.profile, kinds)
     if "unwaited-work" in kinds:
         found += _find_unwaited(journal, open_ones)
     if "crossed-order" in kinds:
@@ -37,10 +54,10 @@ def find_at_end(referee: RemoteReferee) -> list[Verdict]:
     if "rank-space" in kinds:
         found += _find_rank_spaces(journal)
     if "message-race" in kinds:
-        fresh = [each for each in find_message_races(journal) if each not in referee.told]
-        referee.told.update(fresh)
+        fresh = [each for each in find_message_races(journal) if each not in host.told]
+        host.told.update(fresh)
         found += fresh
-    found += registry.find_at_end(journal, referee)
+    found += registry.find_at_end(journal, host)
     return [each for each in found if each.kind in kinds]
 
 

@@ -8,12 +8,20 @@ never decide what is right or wrong.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from phalanx.matching.announcement import Form, GroupForm
+from phalanx.matching.descriptions import (
+    CallReader,
+    describe_call,
+    describe_wait,
+    partners_of,
+    wait_for,
+)
 from phalanx.matching.groups import Creation, GroupCreations
 from phalanx.matching.slots import Assembly, Call
-from phalanx.model import Group, Op
+from phalanx.model import Op, Wait
 
 
 class AnnouncedCall(Call):
@@ -63,24 +71,6 @@ class GroupMailbox(Assembly):
         self.deciding: list[AnnouncedCall] = []
         """Receives from any source for which there is a message, or several: the backend
         decides which, and the receiver tells."""
-
-    def op_of(self, form: Form, member: int, number: int | None, *, bare: bool = False) -> Op:
-        ranks = self.ranks
-        return Op(
-            rank=ranks[member],
-            name=form.name,
-            group=Group(self.name, ranks),
-            number=number,
-            root=None if form.root is None else ranks[form.root],
-            reduce_op=form.reduce_op,
-            peer=None if form.peer is None else ranks[form.peer],
-            tag=form.tag,
-            inputs=() if bare else form.inputs,
-            outputs=() if bare else form.outputs,
-            input_splits=form.input_splits,
-            output_splits=form.output_splits,
-            site=form.site,
-        )
 
     # -- receives from any source -----------------------------------------------------------
 
@@ -138,3 +128,21 @@ class GroupMailbox(Assembly):
 
 def _present(calls: Iterable[Call | None]) -> list[AnnouncedCall]:
     return [call for call in calls if isinstance(call, AnnouncedCall)]
+
+
+def wait_in(call: AnnouncedCall) -> Wait:
+    """What its rank needs before it can go on."""
+    reader = CallReader()
+    if call.creation is not None:
+        return call.creations.wait_in(call.creation)
+    if not call.form.is_message:
+        return describe_wait(call, reader)
+    needs, any_of = partners_of(call)
+    return wait_for(call, reader, needs=needs, any_of=any_of)
+
+
+def last_op(call: AnnouncedCall) -> Op:
+    """Without the tensors of a call that was waited for at once, as the threads engine has
+    it."""
+    op = describe_call(call, CallReader())
+    return op if call.entered else replace(op, inputs=(), outputs=())

@@ -4,8 +4,7 @@ not.
 A state machine without I/O, threads or torch: each event returns the answers that ranks are
 to get. The codec feeds it; the engines ask it what the ranks were doing. A rank whose last
 word was a question that is not answered yet is blocked, exactly; when all ranks are blocked,
-finished or failed, nobody can move any more. Must never decide anything by a
-clock.
+finished or failed, nobody can move any more. Must never decide by a clock.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
-from phalanx.engines.remote.announced_calls import AnnouncedCall, GroupMailbox
+from phalanx.engines.remote.announced_calls import AnnouncedCall, GroupMailbox, last_op, wait_in
 from phalanx.engines.remote.frames import FORMS_KEPT
 from phalanx.engines.remote.remote_journal import RemoteJournal
 from phalanx.journal.reader import Journal
@@ -22,10 +21,6 @@ from phalanx.kinds import ALL
 from phalanx.matching.announcement import Form, GroupForm, signature_of
 from phalanx.matching.descriptions import (
     CallReader,
-    describe_call,
-    describe_wait,
-    partners_of,
-    wait_for,
 )
 from phalanx.matching.partial_look import Position, Standing
 from phalanx.matching.referee import Referee
@@ -34,7 +29,6 @@ from phalanx.matching.waitgraph import Node
 from phalanx.model import (
     Deadlock,
     Mismatch,
-    Op,
     RankView,
     Snapshot,
     Status,
@@ -93,12 +87,9 @@ class _Rank:
 class RemoteReferee:
     """All ranks of one world, from call to call."""
 
-    def __init__(
-        self, size: int, kinds: frozenset[str] = ALL, profile: str | None = None
-    ) -> None:
+    def __init__(self, size: int, kinds: frozenset[str] = ALL) -> None:
         self.size = size
         self.kinds = kinds
-        self.profile = profile
         self.reset()
 
     def reset(self) -> None:
@@ -106,8 +97,6 @@ class RemoteReferee:
         self._ranks = [_Rank() for _ in range(self.size)]
         self._referee = Referee(self.kinds)
         self._mailboxes: dict[str, GroupMailbox] = {}
-        self.told: set[Verdict] = set()
-        """Findings that look back, and that may come up again."""
         self.begin()
 
     def begin(self) -> None:
@@ -290,7 +279,7 @@ class RemoteReferee:
                 unclear = call in place.deciding or place.is_undecided(call)
                 if not (call.waited or call.asked or call.verdict or unclear):
                     call.waited = True
-                    found.append(_wait_in(call))
+                    found.append(wait_in(call))
         return found
 
     @property
@@ -523,21 +512,12 @@ class RemoteReferee:
 
     def _view(self, rank: int) -> RankView:
         here = self._ranks[rank]
-        last = None if here.last is None else _last_op(here.last)
+        last = None if here.last is None else last_op(here.last)
         if here.gone is not None:
             return RankView(rank, here.gone, last=last, error=here.error)
         if here.is_free:
             return RankView(rank, "computing", last=last)
         return _waiting(next(iter(here.asking.values())))
-
-    # -- what checks ask, besides the journal (`checks/registry.py`) ------------------------
-
-    def machine_of(self, rank: int) -> int:
-        return 0
-
-    def must_share_gpus(self) -> bool:
-        """It is not known here which GPUs ranks use."""
-        return True
 
     # -- what the referee asks --------------------------------------------------------------
 
@@ -583,31 +563,14 @@ def _missing(call: AnnouncedCall) -> tuple[int, ...]:
 
 
 def _node(call: AnnouncedCall, *, free: bool) -> Node:
-    wait = _wait_in(call)
+    wait = wait_in(call)
     free = free or not (wait.needs or wait.any_of)
     return Node(call.rank, f"call {call.call_id}", wait.needs, wait.any_of, free=free)
 
 
 def _waiting(call: AnnouncedCall) -> RankView:
-    wait = _wait_in(call)
+    wait = wait_in(call)
     return RankView(call.rank, "waiting", wait, wait.op)
-
-
-def _wait_in(call: AnnouncedCall) -> Wait:
-    reader = CallReader()
-    if call.creation is not None:
-        return call.creations.wait_in(call.creation)
-    if not call.form.is_message:
-        return describe_wait(call, reader)
-    needs, any_of = partners_of(call)
-    return wait_for(call, reader, needs=needs, any_of=any_of)
-
-
-def _last_op(call: AnnouncedCall) -> Op:
-    """Without the tensors of a call that was waited for at once, as the threads engine has
-    it."""
-    op = describe_call(call, CallReader())
-    return op if call.entered else replace(op, inputs=(), outputs=())
 
 
 _ABANDONED = RuntimeError("abandoned")
