@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from phalanx.errors import UsageError
-from phalanx.testing.pytest.expected_findings import EXPECT, SILENCE, reasons_in
+from phalanx.testing.collection.expected_findings import EXPECT, SILENCE, reasons_in
 from tests.testing.pytest_runs import run_many, run_pytest
 
 TESTS = """

@@ -10,7 +10,7 @@ import pytest
 
 import phalanx
 from phalanx.errors import UsageError
-from phalanx.testing.pytest.marker import Given, Ranks, find_plan
+from phalanx.testing.collection.marker import Given, Ranks, find_plan
 from tests.testing.pytest_runs import Ran, run_many, run_pytest
 
 pytestmark = pytest.mark.timeout(180)  # whole runs of pytest, with many processes

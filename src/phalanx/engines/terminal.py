@@ -38,10 +38,11 @@ SETTLE = 0.3
 _remembered: dict[str, str] = {}
 
 
-def remember_terminal() -> None:
-    """In the program, before somebody puts its standard input away, as pytest does."""
+def remember_terminal(descriptor: int) -> None:
+    """Let ranks open their debuggers at this terminal, if it is one, where the program's
+    standard input is none, as under pytest, which puts it away."""
     with suppress(OSError):
-        _remembered[DEBUGGER] = os.ttyname(0)
+        _remembered[DEBUGGER] = os.ttyname(descriptor)
 
 
 def find_input() -> dict[str, str]:

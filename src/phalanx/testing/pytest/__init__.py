@@ -1,5 +1,5 @@
-"""Tests marked with `@pytest.mark.ranks`: what the pytest plugin does with them.
+"""Tests marked with `@pytest.mark.ranks`: what pytest does with them.
 
-`marker` says how a test is to run, `items` leads it through the phases of pytest, `part` is
-what each rank does. Imported by `phalanx.testing.plugin` only.
+`rank_hooks` is the plugin, `items` leads a test through the phases of pytest, `part` is what
+each rank does. `phalanx.testing.plugin` imports this when it collects the first such test.
 """

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from phalanx.callsite import shown_path
+from phalanx.testing.collection.marker import PARAMETER, Ranks
 from phalanx.testing.pytest.fixture_scopes import declared
-from phalanx.testing.pytest.marker import PARAMETER, Ranks
 from phalanx.testing.pytest_compat import pytest_private as private
 
-OWN_MODULE = "phalanx.testing.plugin"
+OWN_MODULE = "phalanx.testing.pytest.rank_hooks"
 SHARED = frozenset({"tmp_path", "tmpdir", "pytester", "testdir", "_pytest", "linecomp"})
 """Fixtures of pytest's own that have function scope and yet are made once per test: a folder
 that all ranks see, and what drives a pytest of its own."""

@@ -20,12 +20,12 @@ import pytest
 from phalanx.errors import HazardError, PhalanxWarning, UsageError
 from phalanx.report.layout import rank_list
 from phalanx.report.text import render_kind
-from phalanx.testing.pytest.expected_findings import missing_text, told_of, verdicts_of
+from phalanx.testing.collection.expected_findings import missing_text, told_of, verdicts_of
+from phalanx.testing.collection.marker import PARAMETER, Ranks
 from phalanx.testing.pytest.fixtures import per_rank_names, shared_values
 from phalanx.testing.pytest.isolated import warn_of_bound_names
 from phalanx.testing.pytest.item_failure import show_alike, show_failure
 from phalanx.testing.pytest.item_run import RanksRun
-from phalanx.testing.pytest.marker import PARAMETER, Ranks
 from phalanx.testing.pytest.on_processes import run_on_processes
 from phalanx.testing.pytest.on_threads import run_on_threads
 from phalanx.testing.pytest.rank_record import Record, Subtest

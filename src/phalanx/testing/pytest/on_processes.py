@@ -19,6 +19,7 @@ from phalanx.engines.processes.fork_server import fork_server
 from phalanx.engines.processes.processes_engine import ProcessesEngine, ProcessSettings
 from phalanx.engines.serialization.serialization import pack
 from phalanx.errors import PhalanxError, PhalanxWarning, RankFailedError, StallError, UsageError
+from phalanx.testing.collection.marker import Ranks
 from phalanx.testing.pytest.fixtures import is_per_rank
 from phalanx.testing.pytest.in_rank import (
     OWN_MAKERS,
@@ -27,7 +28,6 @@ from phalanx.testing.pytest.in_rank import (
     run_pending_callback,
 )
 from phalanx.testing.pytest.item_run import RanksRun
-from phalanx.testing.pytest.marker import Ranks
 from phalanx.testing.pytest.rank_record import Record
 from phalanx.testing.pytest.travel import ItemTask, PartFailed, read_note, unpack_record
 from phalanx.testing.pytest_compat import pytest_private as private

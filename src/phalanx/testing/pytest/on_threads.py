@@ -23,9 +23,9 @@ from phalanx.emulation.run_patches import patched
 from phalanx.engines.rank_thread_pools import make_thread_pool
 from phalanx.engines.run_settings import Settings
 from phalanx.engines.threads.threads_engine import ThreadsEngine
+from phalanx.testing.collection.marker import Ranks
 from phalanx.testing.pytest.fixtures import FixturePlan
 from phalanx.testing.pytest.item_run import RanksRun
-from phalanx.testing.pytest.marker import Ranks
 from phalanx.testing.pytest.part import RankPart
 from phalanx.testing.pytest.rank_record import Record
 from phalanx.testing.pytest.world_fixture import rank_world

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from phalanx.testing.pytest.marker import Ranks
+from phalanx.testing.collection.marker import Ranks
 from phalanx.testing.pytest.rank_record import Failure, Record
 from phalanx.testing.pytest_compat import pytest_private as private
 

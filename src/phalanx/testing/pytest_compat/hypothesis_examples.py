@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from phalanx.testing.pytest.marker import PARAMETER
+from phalanx.testing.collection.marker import PARAMETER
 
 OWN_FOLDER = str(Path(__file__).parents[2])
 EXPLANATION = "Explanation:"

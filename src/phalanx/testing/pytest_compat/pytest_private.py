@@ -183,6 +183,17 @@ def leave_asserts_alone(plugins: Any) -> None:
     names.discard("phalanx")
 
 
+# -- standard input -------------------------------------------------------------------------
+
+
+def standard_input(config: Any) -> int:
+    """The descriptor of what was standard input when pytest began. While it captures, 0 is
+    something else, and it keeps a copy."""
+    manager = config.pluginmanager.get_plugin("capturemanager")
+    capture = getattr(getattr(manager, "_global_capturing", None), "in_", None)
+    return int(getattr(capture, "targetfd_save", 0))
+
+
 # -- items ----------------------------------------------------------------------------------
 
 

@@ -1,11 +1,12 @@
-"""The calls that pytest plans for a test function, one for each set of its parameters. Private
-names of pytest, as in `pytest_private.py`; used by `plugin.py` at collection, in every project,
-so nothing else may be imported here. Checked with pytest 8.2 to 9.2.
+"""The calls that pytest plans for a test function, one for each set of its parameters, and the
+fixtures that it knows for them. Private names of pytest, as in `pytest_private.py`; used by
+`plugin.py` at collection, in every project, so nothing else may be imported here. Checked with
+pytest 8.2 to 9.2.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,26 @@ Way = tuple[str, Any, Sequence[Any]]
 def marks_by_call(metafunc: Any) -> list[list[Any]]:
     """What `pytest.param(..., marks=...)` says, for each call."""
     return [call.marks for call in metafunc._calls]
+
+
+def unknown_fixtures(metafunc: Any) -> list[str]:
+    """Names that the test asks for and neither a fixture nor a parameter has so far."""
+    return [name for name in metafunc.fixturenames if name not in metafunc._arg2fixturedefs]
+
+
+def add_late_fixtures(metafunc: Any, names: Collection[str]) -> None:
+    """Let the test find fixtures of these names, whose plugin was registered after pytest
+    looked for its fixtures, and what they ask for."""
+    if not any(name in names for name in unknown_fixtures(metafunc)):
+        return
+    definition = metafunc.definition
+    manager = definition.session._fixturemanager
+    found = manager.getfixtureinfo(definition, definition.obj, metafunc.cls)
+    for name in found.names_closure:
+        if name not in metafunc.fixturenames:
+            metafunc.fixturenames.append(name)
+        if name in found.name2fixturedefs:
+            metafunc._arg2fixturedefs.setdefault(name, found.name2fixturedefs[name])
 
 
 def plan_anew(

@@ -1,5 +1,5 @@
 """pytest's collecting of log records, made quick. Private names of pytest, as in
-`pytest_private.py`; used by `plugin.py` when there are tests on ranks. Checked with 9.2.
+`pytest_private.py`; used by `rank_hooks.py` around tests on ranks. Checked with 9.2.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from functools import partial
 from operator import itemgetter
 from typing import Any
 
-import pytest
 from _pytest.logging import caplog_handler_key, caplog_records_key, catching_logs
 
 from phalanx.emulation.patch_installer import put_in
@@ -176,22 +175,32 @@ class _Counting(Counted):
             self._take_out()
 
 
-_kept = pytest.StashKey[KeptHandlers]()
+class QuickLogs:
+    """Lets pytest's own plugin collect log records quickly, from `begin` to `end`. Does nothing
+    before pytest 9.2, which has no need."""
 
+    def __init__(self, config: Any) -> None:
+        plugin = config.pluginmanager.get_plugin("logging-plugin")
+        if "attached_loggers" not in getattr(catching_logs, "__slots__", ()):
+            plugin = None
+        self._plugin = plugin
+        self._kept: KeptHandlers | None = None
+        self._counting: _Counting | None = None
 
-def quicken_logs(config: Any) -> None:
-    """For this run of pytest, whose plugin it is. Before 9.2 there is no need."""
-    plugin = config.pluginmanager.get_plugin("logging-plugin")
-    if plugin is None or "attached_loggers" not in getattr(catching_logs, "__slots__", ()):
-        return
-    kept = config.stash[_kept] = KeptHandlers(plugin)
-    plugin._runtest_for = partial(LogsOfPhase, plugin, kept)
-    config.add_cleanup(kept.end)
-    if PROPAGATE not in vars(logging.Logger):  # else somebody around us counts
-        config.add_cleanup(_Counting().end)
+    def begin(self) -> None:
+        plugin = self._plugin
+        if plugin is None:
+            return
+        self._kept = KeptHandlers(plugin)
+        plugin._runtest_for = partial(LogsOfPhase, plugin, self._kept)
+        if PROPAGATE not in vars(logging.Logger):  # else somebody around us counts
+            self._counting = _Counting()
 
-
-def leave_logs(config: Any) -> None:
-    """After the last test."""
-    if _kept in config.stash:
-        config.stash[_kept].end()
+    def end(self) -> None:
+        if self._kept is not None:
+            self._kept.end()
+            del self._plugin._runtest_for
+            self._kept = None
+        if self._counting is not None:
+            self._counting.end()
+            self._counting = None

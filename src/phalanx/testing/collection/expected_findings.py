@@ -3,8 +3,8 @@
     @pytest.mark.ranks_expect("deadlock", reason="the ring is what this test is about")
     @pytest.mark.ranks_silence("leak", reason="groups live as long as the process")
 
-Used by the plugin at collection (`find_expectations`) and by `items.py` after the run. Knows
-neither torch nor pytest, because it is loaded in every project that has Phalanx installed.
+Used at collection (`reasons_in`) and by `items.py` after the run. Knows neither torch nor
+pytest.
 """
 
 from __future__ import annotations
@@ -18,14 +18,6 @@ from phalanx.model import Verdict
 from phalanx.report.text import headline
 
 EXPECT, SILENCE = "ranks_expect", "ranks_silence"
-EXPECT_HELP = (
-    f"{EXPECT}(*kinds, reason): the test on ranks passes only if Phalanx's checks find these "
-    "kinds, e.g. 'deadlock' (Phalanx)."
-)
-SILENCE_HELP = (
-    f"{SILENCE}(*kinds, reason): Phalanx's checks do not look for these kinds in the test, "
-    "e.g. 'leak' (Phalanx)."
-)
 
 Reasons = tuple[tuple[str, str], ...]
 """Kinds, each with its reason; the closest mark's where several name one."""

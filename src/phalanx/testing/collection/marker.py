@@ -1,7 +1,6 @@
 """What a test asks for with `@pytest.mark.ranks(...)`, and what options and ini files add.
 
-Used by the pytest plugin at collection. Pure values and checks: knows neither torch nor pytest,
-because it is loaded in every project that has Phalanx installed.
+Used by the pytest plugin at collection. Pure values and checks: knows neither torch nor pytest.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 from phalanx.errors import UsageError
 from phalanx.kinds import is_on, parse_checks
 from phalanx.options import FUNCTION_ENGINES, FUNCTION_OPTIONS, Options, check_function_options
-from phalanx.testing.pytest.expected_findings import EXPECT, SILENCE, Reasons, reasons_in
+from phalanx.testing.collection.expected_findings import EXPECT, SILENCE, Reasons, reasons_in
 
 REPORTS = ("all", "first", "concise")
 PARAMETER = "_phalanx_ranks"
@@ -22,14 +21,6 @@ PARAMETER = "_phalanx_ranks"
 
 DEFAULT_LIMIT = 300.0
 """Seconds a whole test may take, so that no test hangs pytest."""
-
-MARKER_HELP = (
-    "ranks(*sizes, engine=None, backend=None, init=True, device=None, gpus=None, timeout=None, "
-    "seed=None, clock=None, checks=None, strict=None, profile=None, completion=None, "
-    "isolate=(), per_rank=(), shared=()): run the test on so many ranks, once for each size "
-    "(Phalanx)."
-)
-WORLD_SIZE_HELP = "world_size(N): the same as ranks(N) (Phalanx)."
 
 KEYWORDS = (*FUNCTION_OPTIONS[1:], "per_rank", "shared")
 

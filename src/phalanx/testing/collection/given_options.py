@@ -1,0 +1,81 @@
+"""What the command line and the ini file say about tests on ranks, read and checked.
+
+`plugin.py` declares the options. It reads them here when one is given, so that a wrong one is
+an error at the start, and otherwise when the first test on ranks is collected.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from phalanx.errors import UsageError
+from phalanx.kinds import check_profile, parse_checks
+from phalanx.testing.collection.marker import REPORTS, Given, check_engines, check_sizes
+
+_given = pytest.StashKey[Given]()
+
+
+def given_of(config: pytest.Config) -> Given:
+    """Read once per run of pytest. Raise `UsageError` if something is wrong."""
+    if _given not in config.stash:
+        config.stash[_given] = _read_options(config)
+    return config.stash[_given]
+
+
+def _read_options(config: pytest.Config) -> Given:
+    sizes, engines, options = _parse(config.getoption, "--ranks", "-")
+    default_sizes, default_engines, defaults = _parse(config.getini, "ranks", "_")
+    if config.getoption("ranks_strict"):
+        options["strict"] = True
+    defaults["strict"] = bool(config.getini("ranks_strict"))
+    for name in ("per_rank", "shared"):
+        defaults[name] = tuple(config.getini(f"ranks_{name}"))
+    return Given(sizes, engines, options, default_sizes, default_engines, defaults)
+
+
+def _parse(
+    read: Any, prefix: str, joint: str
+) -> tuple[tuple[int, ...], tuple[str, ...], dict[str, Any]]:
+    """Options and ini settings have the same names but for the joint, and the same values."""
+    sizes: tuple[int, ...] = ()
+    engines: tuple[str, ...] = ()
+    values: dict[str, Any] = {}
+    if text := read("ranks"):
+        where = f"{prefix} {text}"
+        sizes = check_sizes(
+            [_number(each, where, "2,4") for each in text.split(",")], where, "2,4"
+        )
+    if text := read("ranks_engine"):
+        engines = check_engines(text.split(","), f"{prefix}{joint}engine {text}")
+    if text := read("ranks_backend"):
+        values["backend"] = text
+    if text := read("ranks_seed"):
+        values["seed"] = _number(text, f"{prefix}{joint}seed {text}", "7")
+    if text := read("ranks_checks"):
+        values["checks"] = text
+        parse_checks(text, where=f"{prefix}{joint}checks {text}")
+    if text := read("ranks_profile"):
+        values["profile"] = text
+        check_profile(text, where=f"{prefix}{joint}profile {text}")
+    if text := read("ranks_timeout"):
+        values["timeout"] = _seconds(text, f"{prefix}{joint}timeout {text}")
+    report = read("ranks_report")
+    if report and report not in REPORTS:
+        raise UsageError(f"{prefix}{joint}report {report}: choose {', '.join(REPORTS)}")
+    return sizes, engines, values
+
+
+def _number(text: str, where: str, example: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise UsageError(f"{where}: whole numbers are needed, e.g. {example}") from None
+
+
+def _seconds(text: str, where: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise UsageError(f"{where}: seconds are needed, e.g. 30") from None
