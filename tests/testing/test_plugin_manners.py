@@ -208,7 +208,9 @@ def run_project(folder: Path, *args: str, ranks: bool = False) -> tuple[Ran, dic
 
 def stable(text: str) -> list[str]:
     """The lines without times, addresses, folders, and the workers of xdist."""
-    text = re.sub(r"\d+\.\d+s|0x[0-9a-f]+|/\S*/with(out)?/|^\[gw\d\] ", "_", text, flags=re.M)
+    text = re.sub(
+        r"\d+\.\d+s|={3,}|0x[0-9a-f]+|/\S*/with(out)?/|^\[gw\d\] ", "_", text, flags=re.M
+    )
     return [line for line in text.splitlines() if not re.fullmatch(r"[.FEsx]+ +\[.*%\]", line)]
 
 
