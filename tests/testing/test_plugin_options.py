@@ -252,4 +252,6 @@ def test_private_names_of_pytest_are_in_modules_named_for_it() -> None:
         for path in package.rglob("*.py")
         if re.search(r"^\s*(from|import) _pytest", path.read_text(encoding="utf-8"), re.M)
     }
-    assert users == {f"testing/pytest_private{part}.py" for part in ("", "_calls", "_logs")}
+    assert users == {
+        f"testing/pytest_compat/pytest_private{part}.py" for part in ("", "_calls", "_logs")
+    }
