@@ -1,4 +1,4 @@
-"""The baton and what stands around it: schedules, clocks, the monitor, where ops meet.
+"""The baton, and the schedules, clocks, monitor and launcher that it works with.
 
-Used by the backend and running layers. Knows nothing of torch.
+Used by the backend and the engines. Must never import torch.
 """

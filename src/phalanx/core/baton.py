@@ -1,9 +1,10 @@
-"""The baton: exactly one strand runs at a time. Every line that can block is in here.
+"""The baton: exactly one strand runs at a time. Every line that can block is in this module.
 
-A *strand* (`strand.py`) is a thread the baton knows: a rank's main thread, or a thread that a
-rank started. The engine makes one `Baton` per run; the backend parks strands and wakes them.
+A *strand* (`strand.py`) is a thread that the baton knows: a rank's main thread, or a thread
+that a rank started. The engine makes one `Baton` per run; the backend parks strands and wakes
+them.
 
-All of this is guarded by one mutex, because outside strands, the monitor and the launcher
+One mutex guards the baton's own data, because strands outside, the monitor and the launcher
 touch it while the holder runs. What the holder does to anything else needs no lock.
 """
 

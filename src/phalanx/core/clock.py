@@ -1,7 +1,7 @@
-"""Clocks: the time that sleeps and timeouts are measured by.
+"""Clocks: the time by which sleeps and timeouts are measured.
 
-Used by the baton. A real clock is waited for; a virtual one jumps to the next timer as soon
-as every rank waits, so that a timeout of half an hour passes in no time.
+Used by the baton, which waits until a real clock reaches the next timer. A virtual clock jumps
+to the next timer as soon as every rank waits, so a timeout of half an hour takes no time.
 """
 
 from __future__ import annotations

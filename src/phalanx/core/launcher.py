@@ -1,8 +1,8 @@
-"""Start the ranks' threads, watch over them, and see that all of them end.
+"""Start the ranks' threads, watch over them, and make sure that all of them end.
 
-The calling thread is the launcher: it starts one thread per rank, then does the monitor's
-work until the last one is done. It is also the one that Ctrl-C reaches. Used by the threads
-engine; the bodies it runs never raise (they keep their own outcome).
+The calling thread is the launcher. It starts one thread per rank, then does the monitor's work
+until the last rank has ended, and it receives Ctrl-C. The functions that it runs never raise:
+they keep their own outcome. Used by the threads engine.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The monitor: notices a holder of the baton that blocks where we do not see it.
+"""The monitor: finds a holder of the baton that blocks in a call that we did not replace.
 
 The launcher's thread, which has nothing else to do during a run, calls `check` every few
-milliseconds. The holder blocks if no hand-over happened and its own CPU clock stands still
-between two checks. It must never run a rank's code.
+milliseconds. The holder blocks if no hand-over happened and its CPU clock did not move between
+two checks. The monitor must never run a rank's code.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Keep the threads of ranks from one run to the next.
 
-Starting four threads takes as long as a small test. Whoever runs many tests keeps a thread pool
-and gives it to the launcher; without one every run has new threads, and none outlives it. A
-thread is used again only if the run went well and left the thread as it was; what the run kept
-in a `threading.local` is dropped, as at the end of a thread.
+To start four threads takes as long as a small test. A caller that runs many tests keeps a
+thread pool and gives it to the launcher; without one, every run starts new threads, and none of
+them outlives it. A thread is used again only if the run succeeded and left the thread as it
+was. What the run kept in a `threading.local` is dropped, as at the end of a thread.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What a process has and a thread has not: what lets ranks share one interpreter."""
+"""What a process has and a thread has not, so that ranks can share one interpreter."""

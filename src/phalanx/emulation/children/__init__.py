@@ -1,1 +1,1 @@
-"""Programs that start their ranks themselves: processes that they start become ranks."""
+"""Programs that start their own ranks: the processes that they start become ranks."""

@@ -1,9 +1,9 @@
-"""The program itself as a rank, among those that it has started.
+"""The program itself as a rank, among the ranks that it has started.
 
 Used by `self_spawning_scripts.py` when a program that starts its ranks calls
 `init_process_group` itself. It may do so several times: when its group and the other ranks are
-gone and it starts processes anew, it leaves the parent rank, and finds another one in the world
-that these make.
+gone and it starts processes again, it leaves this `ParentRank` and gets another one in the next
+world.
 """
 
 from __future__ import annotations

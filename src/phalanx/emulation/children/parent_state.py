@@ -1,7 +1,7 @@
-"""What a program that was a rank has of its own, when it is none any more.
+"""The state that a program keeps after it was a rank.
 
-Used by `parent_rank.py`. A rank's environment, modules, settings, generators, processes and
-the like end with it or are put back. The program goes on, so it takes them along.
+Used by `parent_rank.py`. Environment, modules, settings, generators and processes of a rank end
+with the rank, or are put back. A program that was a rank goes on afterwards, so it keeps them.
 """
 
 from __future__ import annotations

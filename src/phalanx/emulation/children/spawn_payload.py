@@ -1,11 +1,11 @@
-"""What a child that becomes a rank gets from its parent, as a process would get it.
+"""What a child that becomes a rank receives from its parent, as a process would receive it.
 
-Used by `spawned_ranks.py`. `SpawnPayload` is packed in the parent when the process is started
-and opened in the rank's thread. By *spawn* and *forkserver* the process object travels by
-pickle, with multiprocessing's own rules, and the script is executed anew as `__mp_main__`. By
-*fork* a child has a copy of everything: the names of `__main__` are copied, its functions and
-classes so that they use the copies. What cannot be copied (open files, locks, lambdas' cells)
-is shared.
+`SpawnPayload` is packed in the parent when the process is started, and opened in the rank's
+thread. With *spawn* and *forkserver* the process object is pickled by multiprocessing's own
+rules, and the script is executed again as `__mp_main__`. With *fork* a child has a copy of
+everything: the names of `__main__` are copied, and its functions and classes use the copies.
+What cannot be copied (open files, locks, cells of lambdas) is shared. Used by
+`spawned_ranks.py`.
 """
 
 from __future__ import annotations

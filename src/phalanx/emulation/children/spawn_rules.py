@@ -1,11 +1,11 @@
-"""Which processes that a program starts are meant as ranks. Pure: it looks, and decides.
+"""Decide which processes that a program starts are meant as ranks. Pure functions.
 
-Used by `spawned_ranks.py`. Always ranks: what `torch.multiprocessing.spawn` and
-`start_processes` start. A `Process` of the program's own counts if processes started together
-are numbered 0, 1, 2, ... (or 1, 2, ...) by one of their arguments, by an attribute of a
-subclass of `Process`, or by RANK or LOCAL_RANK in the environment; a single one only if that
-argument is called `rank` or the like. Workers of data loaders, pools and managers are never
-ranks: their code is not the program's.
+Processes of `torch.multiprocessing.spawn` and `start_processes` are always ranks. Other
+`Process` objects are ranks if they are started together and are numbered 0, 1, 2, ... (or 1, 2,
+...) by one of their arguments, by an attribute of a subclass of `Process`, or by RANK or
+LOCAL_RANK in the environment; a single process only if that argument is called `rank` or the
+like. Workers of data loaders, pools and managers are never ranks: their code is not the
+program's. Used by `spawned_ranks.py`.
 """
 
 from __future__ import annotations

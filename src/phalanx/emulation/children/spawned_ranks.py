@@ -1,11 +1,11 @@
-"""Programs that start their ranks themselves: the processes that they start become ranks.
+"""Programs that start their own ranks: keep their processes, and begin them as ranks.
 
-Used by `self_spawning_scripts.py` for `phalanx run SCRIPT` without a number of ranks.
-`SpawningProgram` stands behind `multiprocessing`: a process that could be a rank
-(`spawn_rules.py`) is not started but kept, as a `Child`, until the program waits for something;
-then all that were kept begin together, as the ranks of one world. The program itself is no rank
-and waits outside the baton, unless it calls `init_process_group`: then it is one of them
-(`ParentRank`).
+`SpawningProgram` replaces the start of a `multiprocessing` process. A process that could be a
+rank (`spawn_rules.py`) is not started but kept, as a `Child`, until the program waits for
+something; then all kept children begin together, as the ranks of one world. The program itself
+is no rank and waits outside the baton, unless it calls `init_process_group`: then it is one of
+them (`ParentRank`). Used by `self_spawning_scripts.py` for `phalanx run SCRIPT` without a
+number of ranks.
 """
 
 from __future__ import annotations

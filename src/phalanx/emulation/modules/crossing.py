@@ -1,9 +1,9 @@
-"""What crosses between a caller and ranks that have packages of their own.
+"""Convert objects between a caller and ranks that import packages for themselves.
 
-Used by `World` for `isolate=`. A class of an isolated package exists once per rank and once for
-the caller. What is made of such classes goes over by pickle and becomes the other side's, as
-between processes; tensors in it are handed over as they are. All else is not touched, nor what
-cannot be pickled.
+A class of an isolated package exists once per rank and once for the caller. Objects of such
+classes are pickled and become objects of the other side's class, as between processes; tensors
+in them are passed without a copy. Everything else is passed as it is, and so is what cannot be
+pickled. Used by `World` for `isolate=`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """What an import does while ranks have modules of their own.
 
-Two names of Python's are replaced. `__import__`, because the interpreter's own answers with
-what stands in `sys.modules`, and a rank must get its module itself. The locks of modules under
-import, because a module that communicates while it is imported would keep the others out. And
-a finder comes first, to let ranks share compiled code. Used by `isolating.py`.
+Two names of Python are replaced. `__import__`, because the interpreter's own returns what is
+in `sys.modules`, and a rank must get its own module. The locks of modules under import, because
+a module that communicates while it is imported would block the other ranks. And a finder comes
+first, so that ranks share compiled code. Used by `isolating.py`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Give the ranks of a run modules of their own, and put everything back afterwards.
 
-Used by the threads engine around each run that isolates packages. Runs that do not cost
-nothing: not even `sys.modules` is touched. A run inside a rank sees that rank's modules.
+Used by the threads engine around each run that isolates packages. Other runs pay nothing: not
+even `sys.modules` is replaced. A run inside a rank sees that rank's modules.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Which packages a rank imports for itself: those named, and in scripts the program's own and
-those libraries that keep a process's state in their modules (`known_libraries.py`).
+"""Which packages a rank imports for itself: packages given by name, and in scripts also the
+program's own and libraries that keep a process's state in their modules (`known_libraries.py`).
 
 Used by the doors, which check names here, and by `importing.py`. Must never import torch: the
-command line reads options before it has time for that.
+command line reads its options before it loads torch.
 """
 
 from __future__ import annotations

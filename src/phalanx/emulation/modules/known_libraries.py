@@ -1,8 +1,8 @@
 """Installed libraries that keep in their modules what belongs to a process.
 
 In scripts every rank imports them for itself, unless `--share` names them, so that programs
-written for one process per rank run as they are. Whatever requires one of them must be
-imported so too, or it would hold the modules of the rank that came first. Used by
+written for one process per rank run unchanged. A package that requires one of them is imported
+once per rank too; otherwise it would hold the modules of the rank that came first. Used by
 `isolation_rule.py`; must never import torch.
 """
 

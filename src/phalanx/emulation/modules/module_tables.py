@@ -1,7 +1,7 @@
-"""Who has which modules: each rank its own, and whoever is in no rank the process's.
+"""The tables of modules: one for each rank, and one for threads outside ranks.
 
-`sys.modules` has, for a module that is each rank's own, a `RankModule`, which stands for the
-module of the rank whose thread asks. Only C code and proxies' holders meet it; Python code
+For a module that each rank has for itself, `sys.modules` holds a `RankModule`, which stands for
+the module of the rank whose thread asks. Only C code and holders of proxies see it; Python code
 looks through `module_view.py`. Used by all of `emulation/modules/`.
 """
 

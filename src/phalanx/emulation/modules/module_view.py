@@ -1,7 +1,8 @@
 """`sys.modules` as a thread sees it: common modules, and those of its own rank.
 
-In place of `sys.modules` while ranks have modules of their own. All Python code looks here, the
-import system too; C code has the plain dictionary, with stand-ins (`owners.RankModule`).
+It replaces `sys.modules` while ranks have modules of their own. All Python code looks here,
+including the import system; C code has the plain dictionary, with stand-ins
+(`module_tables.RankModule`).
 """
 
 from __future__ import annotations

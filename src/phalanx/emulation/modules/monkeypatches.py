@@ -1,12 +1,12 @@
 """Functions of torch that the program replaces (`torch.nn.Linear.forward = mine`).
 
-Every rank's copy of a module does that, and torch is shared: the last one's would be used by
-all, and one that wraps what it finds would wrap it once per rank. So when a rank gives the
-baton away after it has imported modules of its own, torch is compared with what it was. That
-takes long, so it is done a few times; at every hand-over only what the program's code may set
-by its looks (`attribute_stores.py`) is compared. What the program has replaced is swapped with
-the baton from then on (`attributes.py`), and put back after the run. Used by `isolating.py`
-and, at hand-overs, by `isolation/switcher.py`.
+Every rank's copy of a module replaces them, but torch is shared: all ranks would use the last
+rank's function, and a function that wraps the one it finds would wrap it once per rank. So when
+a rank that has imported modules of its own hands the baton over, torch is compared with its
+former state. A full comparison takes a millisecond and is made a few times; at every hand-over
+only the names that the program's code sets (`attribute_stores.py`) are compared. A replaced
+name is swapped with the baton from then on (`torch_attributes.py`) and put back after the run.
+Used by `isolating.py` and, at hand-overs, by `switcher.py`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What modules register with torch when they are imported, done once although every rank does.
+"""Registrations with torch that every rank's copy of a module makes: done once.
 
-An operator (`torch.library`) or a backend exists once per process, by its name. When a second
-rank's copy of a module comes to the same line, torch refuses, or lets the last one win. Here
-the first registers a function that calls the one of the rank that calls it, and the others add
-theirs. In place while ranks have modules of their own; used by `isolating.py`.
+An operator (`torch.library`) or a backend exists once per process, by its name. When the second
+rank's copy of a module registers it, torch refuses, or the last one wins. Here the first rank
+registers a function that calls the function of the calling rank, and the others add theirs. In
+force while ranks have modules of their own; used by `isolating.py`.
 """
 
 from __future__ import annotations

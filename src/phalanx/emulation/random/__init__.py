@@ -1,1 +1,1 @@
-"""Random generators of torch, Python and NumPy, for each rank its own."""
+"""Random generators of torch, Python and NumPy: each rank has its own."""

@@ -1,8 +1,8 @@
-"""torch's CUDA generators, for each rank its own, once CUDA is initialised.
+"""torch's CUDA generators: each rank has its own, once CUDA is initialised.
 
-A rank's generators are states of their own; when it gets the baton the process's generators are
-made to work on them, which copies nothing. Seeds that a rank gives before CUDA is initialised
-are kept for it. Used by `switcher.py` and `run_patches.py`.
+Each rank has generator states of its own. When it gets the baton, the process's generators
+switch to them, which copies nothing. Seeds that a rank sets before CUDA is initialised are kept
+for it. Used by `switcher.py` and `run_patches.py`.
 """
 
 from __future__ import annotations

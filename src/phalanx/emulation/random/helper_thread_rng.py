@@ -1,10 +1,10 @@
 """Random numbers in threads of a rank that do not hold the baton.
 
-There the generators of the process are those of the rank that runs. Once a rank has started a
-thread, the functions of `random` and `numpy.random` look who calls. For a stranger they draw
-from where its own rank goes on. Names bound before that (`from random import random`) are the
-process's, whoever runs. torch's generator cannot be looked up so: what draws from it waits for
-its rank's turn. Used by the engine when a helper thread begins.
+At that moment the generators of the process hold the state of the rank that runs. So once a
+rank has started a thread, the functions of `random` and `numpy.random` look up the calling
+thread; if its rank does not run, they draw from that rank's saved state. Names that were bound
+before (`from random import random`) draw from the process's generator. Functions that draw from
+torch's generator wait for their rank's turn. Used by the engine when a helper thread begins.
 """
 
 from __future__ import annotations

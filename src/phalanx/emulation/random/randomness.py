@@ -1,10 +1,10 @@
-"""Random numbers of torch, `random` and NumPy's legacy functions, for each rank its own.
+"""Random numbers of torch, `random` and NumPy's legacy functions: each rank has its own.
 
-A rank that seeds draws from then on what a process of its own would. One that does not goes on
-from where the caller's generators are, all ranks alike, as processes do that were forked; but
-the ranks of a script are like processes that were started: each draws other numbers, which
-follow from the run's seed. Nothing is swapped until somebody draws or seeds. `switcher.py`
-calls this at hand-overs; `helper_thread_rng.py` is for threads that do not hold the baton.
+A rank that sets a seed draws the same numbers as a process of its own would. A rank that does
+not continues from the caller's generators, all ranks alike, as forked processes do. The ranks
+of a script are like processes that were started: each draws other numbers, which follow from
+the run's seed. Nothing is swapped until a rank draws or sets a seed. `switcher.py` calls this
+at hand-overs; `helper_thread_rng.py` is for threads that do not hold the baton.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a rank has of its own although ranks share a process.
 
-Two ways: state that Python code reads (`os.environ`) is looked up by the calling thread; state
-inside torch and the interpreter (`sys.argv`, what C code sees of the environment) is swapped
-when another rank gets the baton. One module for each kind; the baton calls `switcher.py`.
+State that Python code reads (`os.environ`) is looked up by the calling thread. State inside
+torch and the interpreter (`sys.argv`, the environment that C code sees) is swapped when another
+rank gets the baton. One module for each kind; the baton calls `switcher.py`.
 """

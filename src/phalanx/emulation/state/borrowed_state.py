@@ -1,8 +1,9 @@
-"""Touch what is swapped with the baton, from a thread that may not hold it.
+"""Touch state that is swapped with the baton, from a thread that may not hold it.
 
 A thread that a rank started, or a rank that was overtaken while it blocked, finds the state of
-the rank that runs. If that is its own rank, it may touch it, and no hand-over happens
-meanwhile. If not, it waits for its own rank's turn. Used by the modules whose state is swapped.
+the rank that runs. If that is its own rank, it may touch the state, and no hand-over happens
+meanwhile. Otherwise it waits for its own rank's turn. Used by the modules whose state is
+swapped.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""File descriptors 1 and 2 of ranks that put something else there (`os.dup2`).
+"""File descriptors 1 and 2 of ranks that replace them (`os.dup2`).
 
-Programs do so to catch what C code or a process they start writes. The first time a rank does,
-these descriptors are swapped with the baton from then on. Used by `switcher.py` and
-`run_patches.py`.
+Programs do so to catch what C code or a child process writes. From the first time that a rank
+does, these descriptors are swapped with the baton. Used by `switcher.py` and `run_patches.py`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A rank's own environment: what Python code and what C code sees of it.
+"""A rank's own environment, for Python code and for C code.
 
-`os.environ` stays the object it is; during runs its class is replaced and looks the rank up.
-Used by `run_patches.py`, `switcher.py` and the engine.
+`os.environ` stays the same object; during runs its class is replaced by one that looks up the
+calling rank. Used by `run_patches.py`, `switcher.py` and the engine.
 """
 
 from __future__ import annotations

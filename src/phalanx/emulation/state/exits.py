@@ -1,8 +1,8 @@
-"""What a rank has asked for at the end of the process: it happens at the end of the rank.
+"""Functions that a rank registers for the end of the process run at the end of the rank.
 
-`atexit` functions, `weakref.finalize` and `multiprocessing.util.Finalize`. What a library
-registers while it is imported, and what torch does for the process as a whole, stays the
-process's. Used by `run_patches.py` and the engine.
+These are `atexit` functions, `weakref.finalize` and `multiprocessing.util.Finalize`. What a
+library registers while it is imported, and what torch does for the process as a whole, stays
+with the process. Used by `run_patches.py` and the engine.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The current folder, for each rank its own.
+"""The current folder: each rank has its own.
 
 Where the system allows it (Linux, without any rights; some containers forbid it), a rank's
-thread stops sharing folder and file mode mask with the process, and so do the threads that it
-starts. Elsewhere the folder is swapped with the baton like any setting, and a thread that does
-not hold the baton finds the folder of the rank that runs. Used by the engine when a rank begins
-and ends, and by `rank_settings.py`.
+thread stops sharing the folder and the file mode mask with the process, and so do the threads
+that it starts. Elsewhere the folder is swapped with the baton like any setting, and a thread
+that does not hold the baton finds the folder of the rank that runs. Used by the engine when a
+rank begins and ends, and by `rank_settings.py`.
 """
 
 from __future__ import annotations

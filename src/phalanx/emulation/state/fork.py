@@ -1,4 +1,4 @@
-"""What becomes of a rank's own state in a process that the rank forks."""
+"""A rank's own state in a process that the rank forks."""
 
 from __future__ import annotations
 

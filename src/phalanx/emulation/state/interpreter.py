@@ -1,7 +1,8 @@
 """Names of Python's own modules that programs replace: `sys.stdout`, `builtins.print`, ...
 
-A rank that replaces one does so for itself. Nothing tells when that happens, so they are
-compared at hand-overs; what nobody has replaced costs a comparison. Used by `switcher.py`.
+A rank that replaces one does so for itself. An assignment gives no notice, so the names are
+compared at hand-overs; a name that no rank has replaced costs one comparison. Used by
+`switcher.py`.
 """
 
 from __future__ import annotations

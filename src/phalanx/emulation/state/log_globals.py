@@ -1,9 +1,9 @@
-"""What `logging` keeps in its module, for each rank its own: the factory of records, the class
-of new loggers and the names of levels.
+"""What `logging` keeps in its module: the factory of records, the class of new loggers and the
+names of levels. Each rank has its own.
 
-All of it is looked up by the calling thread, from when a rank first sets it until the run ends.
-Names that only another rank has added are seen as well, since a shared library adds its own
-once, in the rank that imports it first. Used by `logs.py` and `switcher.py`.
+They are looked up by the calling thread, from the first time that a rank sets one until the run
+ends. Level names that another rank has added are visible too, because a shared library adds its
+names once, in the rank that imports it first. Used by `logs.py` and `switcher.py`.
 """
 
 from __future__ import annotations

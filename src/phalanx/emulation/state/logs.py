@@ -1,14 +1,14 @@
-"""The configuration of Python's `logging`, for each rank its own.
+"""The configuration of Python's `logging`: each rank has its own.
 
 Loggers are objects of the process, and libraries keep them. So the loggers stay, and what can
 be configured about one is looked up by the calling thread: in a rank its own values, which
-begin as what the caller had. Two ranks that call `basicConfig` each get a handler, a level and
-a file of their own. It lasts as long as one run of the rank; handlers that it made are closed
-then, as at the end of a process. Used by `run_patches.py` and the engine.
+begin as the caller's. Two ranks that call `basicConfig` each get a handler, a level and a file
+of their own. This lasts for one run of the rank; then the handlers that it made are closed, as
+at the end of a process. Used by `run_patches.py` and the engine.
 
-Looking up takes time, and loggers are read far more often than they are configured: by torch in
-every rank, and by pytest some thousand times a test. So it begins when a rank first sets
-something, and ends with the run.
+A lookup takes time, and loggers are read far more often than they are configured: by torch in
+every rank, and by pytest some thousand times per test. So lookups begin when a rank first sets
+something, and end with the run.
 """
 
 from __future__ import annotations

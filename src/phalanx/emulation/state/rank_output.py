@@ -1,10 +1,10 @@
-"""Where what a rank writes to descriptors 1 and 2 goes, and what its child processes print.
+"""The descriptors to which a rank and its child processes write.
 
-A rank may have put a file of its own there (`descriptors.py`); then Python's streams follow, as
-in a process. Else a child inherits the descriptors of the process, which ranks share. Whoever
-shows what ranks print says here how to take what their children print as well:
-`for_children(rank, place)` is a descriptor to give to the child in place of 1 or 2. Used by
-`calls.py`; set by the command line.
+A rank may have put a file of its own at descriptor 1 or 2 (`descriptors.py`); then Python's
+streams follow, as in a process. Otherwise a child inherits the descriptors of the process,
+which ranks share. A door that shows what ranks print sets `for_children(rank, place)`, which
+returns a descriptor to give to the child in place of 1 or 2. Used by `replaced_calls.py` and
+`rank_children.py`; set by the command line.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Settings of torch and Python for a whole process, which each rank has for itself.
+"""Settings of torch and Python for a whole process: each rank has its own.
 
-What changes one is wrapped during runs. The first rank to do so makes it one that is swapped
-with the baton; settings that nobody changes cost nothing. Used by `switcher.py` (hand-overs)
-and `run_patches.py` (the wrapping).
+The functions that change a setting are wrapped during runs. The first rank that calls one makes
+it a setting that is swapped with the baton; settings that no rank changes cost nothing. Used by
+`switcher.py` (hand-overs) and `run_patches.py` (the wrapping).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The recursion limit, for each rank its own number.
+"""The recursion limit: each rank has its own number.
 
-The interpreter has one for all threads, and a thread that wakes up deeper than it allows takes
-the process down. So it is never lowered while ranks live: it holds the highest number that any
-rank has asked for, and `sys.getrecursionlimit` answers with the calling rank's own. Used by
+The interpreter has one limit for all threads, and a thread that wakes up deeper than it allows
+crashes the process. So the limit is never lowered while ranks live: it is the highest number
+that any rank has set, and `sys.getrecursionlimit` returns the calling rank's own. Used by
 `switcher.py` (the beginning and the end of runs) and `run_patches.py`.
 """
 

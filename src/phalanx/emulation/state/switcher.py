@@ -1,7 +1,8 @@
-"""What the baton calls at a hand-over: one rank's state out, another one's in.
+"""What the baton calls at a hand-over: saves one rank's state and loads another's.
 
-Used by the engine, one `RankSwitcher` per run. What is swapped stands in the other modules, and
-each is asked only if it is in use: most runs swap torch's generator and nothing else.
+The engine makes one `RankSwitcher` per run. The other modules of this folder hold what is
+swapped, and each is called only if it is in use: most runs swap torch's generator and nothing
+else.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""What `warnings.catch_warnings` and `logging.captureWarnings` replace, each rank with its own.
+"""What `warnings.catch_warnings` and `logging.captureWarnings` replace: each rank has its own.
 Used by `switcher.py`.
 
-Modules note which of their warnings were shown, for Python to show them once. Those of shared
-modules are common to ranks. Python forgets such notes when filters change; at hand-overs that
-would show every warning again and again, so it is told of a change only where another rank's
-filters could demand a warning that was noted."""
+Modules note which of their warnings were shown, so that Python shows them once. The notes of
+shared modules are common to ranks. Python drops such notes when filters change; at hand-overs
+that would show every warning again and again. So a change is announced to Python only where
+another rank's filters could require a warning that was noted.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Calls of the standard library that a rank must not make as they are."""
+"""Functions of the standard library that a rank must not call as they are."""

@@ -1,8 +1,9 @@
-"""Python's own waits: for a condition (events, queues, futures) and for a thread's end.
+"""Python's own waits: for a condition (events, queues, futures) and for the end of a thread.
 
-A rank that waits so steps out of the baton, and leaves a note of what it waits for, so that
-`partial_deadlock.py` can tell whether it ever will come. Installed by `replaced_calls.py`.
-Threads that ranks started leave the note as well; threads that are nobody's get the originals.
+A rank that waits so steps out of the baton and leaves a note of what it waits for, by which
+`partial_deadlock.py` decides whether it can ever come. Threads that ranks started leave the
+note as well; threads that belong to no rank get the originals. Installed by
+`replaced_calls.py`.
 """
 
 from __future__ import annotations

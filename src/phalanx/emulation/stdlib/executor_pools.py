@@ -1,7 +1,7 @@
-"""Pools of threads: a job belongs to the rank that submits it, whoever's thread runs it.
+"""Pools of threads: a job belongs to the rank that submits it, whichever thread runs it.
 
-Installed by `replaced_calls.py`. A pool may be shared by ranks (a library's, a module's), so
-its threads are nobody's, and each job gets a strand of its rank's for as long as it lasts.
+Ranks may share a pool (of a library or a module), so its threads belong to no rank, and each
+job gets a strand of its rank for as long as it runs. Installed by `replaced_calls.py`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""A signal for a rank that computes: its handler runs beside it; what that raises is thrown in.
+"""A signal for a rank that computes: its handler runs in a second thread, and what the handler
+raises is raised in the rank.
 
-Used by `signals.py`, and by `spawned_ranks.py` to end one rank. Python runs handlers in the
-main thread of a process only. A rank runs its own where it waits; one that does not come by
-gets a thread that acts for it meanwhile, as a callback thread does for a rank that is blocked.
-An exception of the handler is raised in the rank's own thread, where that executes the
-program's code and not ours.
+Python runs handlers only in the main thread of a process. A rank runs its own where it waits;
+for a rank that does not wait, a thread runs the handler on its behalf, as a callback thread
+does for a rank that is blocked. An exception of the handler is raised in the rank's own thread,
+at a point where it executes the program's code and not ours. Used by `signals.py`, and by
+`spawned_ranks.py` to end one rank.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Processes that a rank starts: data loaders' workers, pools, `multiprocessing`, `subprocess`.
 
-They are real processes, which belong to that rank as if it were a process itself: they get its
+They are real processes that belong to the rank as if it were a process itself: they get its
 environment, are its `active_children`, have a fork server of its own, and end as the children
-of a process do. Installed by `replaced_calls.py`; the engine calls `end_processes` when a rank
-ends. A program without a number of ranks puts its `SpawningProgram` here: what it starts
-itself goes there.
+of a process do. The engine calls `end_processes` when a rank ends. A program without a number
+of ranks registers its `SpawningProgram` here, which then receives the processes that it starts.
+Installed by `replaced_calls.py`.
 """
 
 from __future__ import annotations

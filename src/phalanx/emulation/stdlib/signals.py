@@ -1,12 +1,12 @@
 """Signal handlers of ranks: `signal.signal` in a rank, which is no main thread.
 
 Each rank has a table of its own. A signal that a rank sends itself (`os.kill` on its own
-process, `signal.raise_signal`) runs its handler at once. One from outside is noted by a handler
-of ours and handed to every rank, which runs its own at its next waiting point, or has it run
-beside it while it computes (`interrupts.py`); a rank without one does what the system would do
-with a process. Alarms are kept per rank. The engine makes a
-`SignalDispatch` for each run, whose launcher looks at it every few milliseconds; programs that
-use no signals cost it one comparison. What only a main thread can do is refused, and says so.
+process, `signal.raise_signal`) runs its handler at once. A signal from outside is noted by a
+handler of ours and passed to every rank, which runs its handler at its next waiting point, or
+in a second thread while it computes (`interrupts.py`); a rank without a handler does what the
+system does with a process. Alarms are kept per rank. The engine makes a `SignalDispatch` for
+each run, which the launcher checks every few milliseconds; a program without signals costs one
+comparison. What only a main thread can do is refused with an error that says so.
 """
 
 from __future__ import annotations
