@@ -26,8 +26,6 @@ from torch import Tensor
 from phalanx.backend.rank_errors import InvalidCallError
 from phalanx.backend.work.tensor_memory import extent, share_bytes
 
-Span = tuple[int, int]
-
 
 def check_apart(name: str, outputs: Sequence[Tensor]) -> None:
     """Results of different ranks must not end up in one place."""

@@ -28,7 +28,6 @@ DTYPES = frozenset((*FLOATS, *INTEGERS, *COMPLEX))
 POINT_TO_POINT = ("send", "recv")
 COALESCED_GATHERS = ("all_gather_coalesced", "all_gather_into_tensor_coalesced")
 FLAT_SCATTERS = ("reduce_scatter_tensor", "reduce_scatter_tensor_coalesced")
-FLAT_GATHERS = ("all_gather_into_tensor", "all_gather_into_tensor_coalesced")
 BY_POINTER = ("all_reduce", "reduce", "broadcast")
 """Operations that take the tensor's memory as it lies there, in place."""
 COPIED_BACK = (
