@@ -221,6 +221,10 @@ class Options:
     def node_size(self) -> int:
         return self.per_node or self.ranks
 
+    def plain(self) -> Options:
+        """Nothing but the options, which travel: what adds fields to them may not."""
+        return Options(**{name: getattr(self, name) for name in DEFAULTS})
+
     def keywords(self) -> dict[str, Any]:
         """As keywords of `phalanx.run` and `World`."""
         return {name: getattr(self, name) for name in FUNCTION_OPTIONS}

@@ -21,11 +21,11 @@ from phalanx.callsite import Mark
 from phalanx.core.strand import Strand, here
 from phalanx.errors import VerdictError
 from phalanx.journal.writer import JournalWriter
-from phalanx.kinds import ALL, ALWAYS
 from phalanx.matching.happens_before import Ordering
 from phalanx.matching.referee import Referee
 from phalanx.matching.slots import Assembly, Call
 from phalanx.model import Tally, Verdict, Wait
+from phalanx.options import Options
 
 MOST_WATCHED, LEAST_WATCHED = 128, 16
 DESTROYED = 256
@@ -125,25 +125,21 @@ class Session:
 
     def __init__(
         self,
-        size: int,
+        options: Options,
         *,
         report: Callable[[Verdict], VerdictError],
         environs: Iterable[Environ],
-        checked: bool = True,
-        kinds: frozenset[str] = ALL,
-        profile: str | None = None,
-        completion: str = "earliest",
-        seed: int = 0,
         devices: DeviceMap | None = None,
         states: Iterable[TorchState] = (),
     ) -> None:
         """`states` are those that another session has left to this one."""
+        size, profile = options.ranks, options.profile
         self.size = size
         self.devices = devices
         """The GPUs that ranks may name, and what they mean; None: those that are there."""
         self.report = report
-        self.checked = checked
-        self.kinds = kinds if checked else ALWAYS
+        self.checked = options.checked
+        self.kinds = options.kinds
         """What is checked: names of `phalanx.kinds`."""
         self.profile = profile
         """The backend by whose rules hazards are errors, if one was asked for."""
@@ -154,13 +150,15 @@ class Session:
         self.batch_numbers = itertools.count(1)
         self.guards = "in-flight-buffer" in self.kinds
         """Whether the tensors of asynchronous operations are watched."""
-        self.completion = completion
-        """When asynchronous operations complete: one of `completion.MOMENTS`."""
-        self.tracks = self.guards or "unwaited-work" in self.kinds or completion != "earliest"
+        self.completion = options.moment
+        """When asynchronous operations complete: one of `kinds.MOMENTS`."""
+        self.tracks = (
+            self.guards or "unwaited-work" in self.kinds or self.completion != "earliest"
+        )
         """Whether it matters who made an asynchronous call."""
         self.flown = False
         """Whether any rank has made an asynchronous call of its own."""
-        self.seed = seed
+        self.seed = options.seed
         self.drawn = 0
         self.put_off: list[Any] = []
         """Operations that are to complete later."""

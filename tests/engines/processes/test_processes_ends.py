@@ -21,6 +21,7 @@ import torch.distributed as dist
 import phalanx
 from phalanx.engines.processes import fork_server
 from phalanx.engines.processes.rank_processes import RankProcesses
+from phalanx.options import Options
 
 GLOO: dict[str, Any] = {"engine": "processes", "backend": "gloo", "timeout": 30.0}
 
@@ -297,7 +298,9 @@ def test_a_rank_that_cannot_be_started_leaves_nothing_open(monkeypatch) -> None:
 
     def start() -> None:
         ranks_alive = SimpleNamespace(fork_server=SimpleNamespace(fork=fork), _fast_path=None)
-        RankProcesses._start(ranks_alive, SimpleNamespace(rank=0, checked=True), None)  # type: ignore[arg-type]
+        RankProcesses._start(
+            ranks_alive, SimpleNamespace(rank=0, options=Options(ranks=1)), None
+        )  # type: ignore[arg-type]
 
     real_pipe = os.pipe
     before = set(os.listdir("/proc/self/fd"))

@@ -81,7 +81,7 @@ class GroupRendezvous:
         def meet(url: str, timeout: timedelta | None = None, **kwargs: Any) -> Iterator[Found]:
             parts = urlsplit(url)
             rank, size = _number(parts, "rank"), _number(parts, "world_size")
-            if not self._is_ours(parts) or not 0 <= rank < size <= self._start.ranks:
+            if not self._is_ours(parts) or not 0 <= rank < size <= self._start.options.ranks:
                 limit = {} if timeout is None else {"timeout": timeout}
                 yield from torchs(url, **limit, **kwargs)
                 return

@@ -125,7 +125,7 @@ class _ProcessRank:
         self._inbox: SimpleQueue[CallRequest | End] = SimpleQueue()
         self._main_thread = threading.get_ident()
         self._start: Start = pickle.loads(control.recv_bytes())
-        self._referee = more[0] if self._start.checked else None
+        self._referee = more[0] if self._start.options.checked else None
         self._fast_path = more[1] if self._start.has_fast_path else None
         self._meeting = GroupRendezvous(
             self._start, more[-1] if self._start.rank == 0 else None
@@ -257,11 +257,13 @@ class _ProcessRank:
             importlib.import_module(name)
         if self._referee is not None:
             fast_path = (
-                None if self._fast_path is None else FastPath(self._fast_path, start.ranks)
+                None
+                if self._fast_path is None
+                else FastPath(self._fast_path, start.options.ranks)
             )
             referee = socket.socket(fileno=self._referee)
             self._link = attach(
-                referee, rank=start.rank, fast_path=fast_path, kinds=start.kinds
+                referee, rank=start.rank, fast_path=fast_path, kinds=start.options.kinds
             )
         self._meeting.open()
         coverage_in_ranks.begin()
@@ -271,15 +273,15 @@ class _ProcessRank:
 
     def _init(self) -> None:
         start = self._start
-        if not start.init or dist.is_initialized():
+        if not start.options.init or dist.is_initialized():
             return
         if start.gpu is not None:
             torch.cuda.set_device(start.gpu)
         dist.init_process_group(
-            start.backend or default_backend(),
+            start.options.backend or default_backend(),
             store=self._meeting.store_of_next_init(),
             rank=start.rank,
-            world_size=start.ranks,
+            world_size=start.options.ranks,
         )
 
     def _raised(self, error: BaseException, *, loading: bool) -> Raised:

@@ -225,23 +225,19 @@ class ProcessesEngine:
         if loopback is not None:
             # Gloo would look the host's name up, which leads anywhere or nowhere.
             base.setdefault("GLOO_SOCKET_IFNAME", loopback)
-        given = find_input()
+        given, options = find_input(), settings.plain()
         with socket.create_server((LOOPBACK, 0), backlog=2 * settings.ranks) as listener:
             starts = [
                 Start(
                     rank=rank,
-                    ranks=settings.ranks,
+                    options=options,
                     environ=rank_environ(base, settings, rank),
                     folder=os.getcwd(),
                     argv=tuple(sys.argv),
                     search_path=tuple(sys.path),
-                    backend=settings.backend,
-                    init=settings.init,
                     imports=tuple(settings.imports),
                     store_port=listener.getsockname()[1],
-                    checked=settings.checked,
                     has_fast_path=settings.checked and shared_memory_path.is_available(),
-                    kinds=settings.kinds,
                     gpu=rank % per_node if settings.device == "cuda" else None,
                     input=given,
                 )

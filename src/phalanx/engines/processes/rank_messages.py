@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from phalanx.backend.evidence.model_names import Facts
 from phalanx.engines.processes.inherited_settings import NOTHING, Inherited
 from phalanx.engines.serialization.buffers import Memory
-from phalanx.kinds import ALL
 from phalanx.model import Finding, Site
+from phalanx.options import Options
 
 DUMP_SIGNAL: int = signal.SIGRTMAX - 1 if hasattr(signal, "SIGRTMAX") else signal.SIGUSR2
 """Makes a rank write its stack to standard error, for one that does not answer `Where`."""
@@ -24,18 +24,14 @@ class Start:
     """The first message: who the rank is and where it finds things."""
 
     rank: int
-    ranks: int
+    options: Options
     environ: dict[str, str]
     folder: str
     argv: tuple[str, ...]
     search_path: tuple[str, ...]
-    backend: str | None
-    init: bool
     imports: tuple[str, ...]
     store_port: int
-    checked: bool = True
     has_fast_path: bool = False
-    kinds: frozenset[str] = ALL
     gpu: int | None = None
     """The device that is the rank's own when its group is made for it."""
     input: dict[str, str] = field(default_factory=dict)

@@ -153,7 +153,7 @@ class RankProcesses:
             err, err_end = _pipe(ours, theirs)
             given = [control_end.fileno(), out_end, err_end]
             referee = None
-            if start.checked:
+            if start.options.checked:
                 referee, referee_end = map(_enter, (ours, theirs), socket.socketpair())
                 given.append(referee_end.fileno())
             given += [self._fast_path] if self._fast_path is not None else []

@@ -253,14 +253,9 @@ class ThreadsEngine:
 
         former = self._former()
         session = Session(
-            settings.ranks,
+            settings,
             report=report,
             environs=self._environs(),
-            checked=settings.checked,
-            kinds=settings.kinds,
-            profile=settings.profile,
-            completion=settings.moment,
-            seed=settings.seed,
             devices=plan_devices(settings.device, settings.gpus, per_node=settings.node_size),
             states=[each.torch_state for each in former.ranks] if former is not None else (),
         )
