@@ -1,7 +1,7 @@
-"""What runs on each rank: carries out a list of cases and reports how each went.
+"""What runs on each rank: runs a list of cases and reports the result of each.
 
-The runner sends this function to the ranks of a world, threads or processes alike. Between
-two runs of the same world a rank keeps its groups; the runner says by `token` which world.
+The runner sends this function to the ranks of a world, threads or processes alike. Between two
+runs of the same world a rank keeps its groups; `token` identifies the world.
 """
 
 from __future__ import annotations

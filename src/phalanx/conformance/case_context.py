@@ -1,7 +1,7 @@
-"""One rank as a case sees it: who it is, its groups, and how it says what is not right.
+"""One rank as a case sees it: its number, its groups, and how it reports what is wrong.
 
-Made by the body on each rank and passed to every program. It keeps the groups of each shape
-from case to case, because making one costs more than most cases.
+The body makes one on each rank and passes it to every program. It keeps the groups of each
+shape from case to case, because to make one costs more than most cases.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The tensors that cases bring: what is in them, and how they lie in memory.
+"""The tensors that cases use: their contents, and their layout in memory.
 
-Values depend only on rank, index and dtype, so that every rank can compute what all others
-bring. A tensor is *placed* in a larger buffer, and what lies around it is looked at again
-after the operation: a backend that writes outside of a view is caught.
+Values depend only on rank, index and dtype, so every rank can compute what the others bring. A
+tensor is *placed* in a larger buffer, and the memory around it is checked after the operation:
+this finds a backend that writes outside of a view.
 """
 
 from __future__ import annotations

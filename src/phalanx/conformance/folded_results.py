@@ -1,7 +1,7 @@
-"""Many results that say the same, folded into one line each. Pure functions.
+"""Results that say the same, folded into one line. Pure functions.
 
 Used by the command, below its tables. Two results are alike if their outcomes and reasons are,
-numbers and the ranks that said so aside: a defect of a backend shows in many cases at once.
+apart from numbers and ranks: a defect of a backend shows in many cases at once.
 """
 
 from __future__ import annotations

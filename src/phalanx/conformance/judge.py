@@ -1,7 +1,7 @@
-"""From the reports of all ranks to the outcome of a case. Pure decisions.
+"""The outcome of a case, from the reports of all ranks. Pure decisions.
 
-What a backend may refuse comes from its profile. A backend without a profile may refuse
-unusual dtypes, layouts and reduce operations, and what not every backend has, as long as
+What a backend may refuse comes from its profile. A backend without a profile may refuse unusual
+dtypes, layouts and reduce operations, and operations that not every backend has, as long as
 every rank gets a clean error. It must do the basic cases.
 """
 

@@ -1,7 +1,7 @@
 """The differences between two tables, and which of them are known.
 
-`KNOWN` should be nearly empty. Gloo is the referee: what passes there and does not on the
-threads engine is a defect of ours unless it stands here with its reason.
+`KNOWN` should be nearly empty. Gloo decides what is right: a case that passes there and not on
+the threads engine is a defect of ours, unless it is listed here with its reason.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Every collective as a row: what a rank brings and gets, how it is called, what must come out.
+"""Every collective as a row: its inputs and results on a rank, the call, and what is right.
 
 The family `collectives` runs the rows over dtypes, groups, layouts, roots and reduce
-operations. What is right comes from `reference.py`.
+operations. The right results come from `reference.py`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What each collective must give, in plain torch on one process.
+"""The right result of each collective, in plain torch on one process.
 
-Used by the operations of the suite and by nobody else. Shares no code with the backend, and
-is written for being obvious, not for speed: `brought[rank]` lists the tensors a rank brings.
+Used only by the operations of the suite. It shares no code with the backend and is written to
+be obvious, not fast: `brought[rank]` lists the tensors of a rank.
 """
 
 from __future__ import annotations

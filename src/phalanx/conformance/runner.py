@@ -1,9 +1,9 @@
-"""Runs cases on worlds of ranks and judges them.
+"""Run cases on worlds of ranks and judge them.
 
-Cases go to the ranks in *chunks*, because starting a run costs more than most cases. A case
-that hangs, crashes or leaves the ranks at different places costs itself and one more run of
-its chunk's rest, not the suite: ranks leave a trail, and the case at which it ends is run
-again alone.
+Cases are sent to the ranks in *chunks*, because to start a run costs more than most cases. A
+case that hangs, crashes or leaves the ranks at different places costs only itself and another
+run of the rest of its chunk: ranks leave a trail, and the case at which it ends is run again
+alone.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """All cases and all programs: the table of contents of the suite.
 
 A family is a module with `cases(ranks)`, which yields its cases for a number of ranks, and
-`PROGRAMS`, the functions that carry them out on a rank. A new family is added here.
+`PROGRAMS`, the functions that run them on a rank. Add a new family here.
 """
 
 from __future__ import annotations

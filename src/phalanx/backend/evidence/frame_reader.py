@@ -1,7 +1,9 @@
-"""What a user's frame tells about a call: names of its tensor, values of the loops around it.
+"""What a user's frame says about a call: names of its tensor, values of the loops around it.
 
-Used by the observer of crossed order, for a few calls of each group, because reading a frame
-costs about a microsecond. What is kept holds no objects of the program but words and numbers.
+Used by the observer of crossed order for a few calls of each group, because to read a frame
+takes about a microsecond. The loops come from the bytecode of the function at hand: to parse
+its whole file would cost every run as many milliseconds as it has files. What is kept holds
+words and numbers, and no objects of the program.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""From an error of one rank's own call to its verdict: which call, what was given, the hint.
+"""The verdict about an error of one rank's own call: which call, what was given, the hint.
 
-The engines ask when a rank has failed, while the frames of the call are there. The error is
-one of ours (`InvalidCallError`) or one of torch's own, raised by the function of
-`torch.distributed` that the program's line called. Costs nothing until something is wrong.
+The engines ask when a rank has failed, while the frames of the call exist. The error is one of
+ours (`InvalidCallError`) or one of torch's, raised by the function of `torch.distributed` that
+the program's line called. Costs nothing until a rank fails.
 
-| the error | the verdict |
-|---|---|
-| an `InvalidCallError` | invalid-call, error |
-| raised by torch's own frames that the program's line called directly | invalid-call, error |
-| raised deeper: in code of the program, in other parts of torch | none: a failure of the rank |
-| none: a call on a group that the rank is not in, of which torch only warns | a warning |
+    | the error | the verdict |
+    |---|---|
+    | an `InvalidCallError` | invalid-call, error |
+    | raised by torch's own frames that the program's line called directly | invalid-call, error |
+    | raised deeper: in code of the program, in other parts of torch | no verdict |
+    | no error: a call on a group without this rank, for which torch only warns | a warning |
 """
 
 from __future__ import annotations

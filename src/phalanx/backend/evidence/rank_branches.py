@@ -1,7 +1,7 @@
-"""Who came to a call by a branch that asks for the rank: `if rank == 0: ...`.
+"""The ranks that reached a call through a branch that tests the rank: `if rank == 0: ...`.
 
-Used where calls disagree and no majority says who is at fault. Ranks stand still meanwhile, so
-that their frames can be read; of calls that are over nothing is said.
+Used where calls disagree and no majority says which rank is wrong. The ranks stand still
+meanwhile, so their frames can be read. Calls that are over are not described.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What the program's own text says about places in it: which statement, in which branches.
+"""What the program's source says about places in it: which statement, in which branches.
 
-Used by observers that have found something and want to be sure before they say so. Where the
-source cannot be read or parsed, they hear "unknown" and stay silent.
+Used by observers that have found something and verify it before they report it. If the source
+cannot be read or parsed, the functions return None or False, and the observers stay silent.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Private torch names that concern devices.
 
-Another part of `private.py`, under the same rule: the name, the reason, the versions. Used by
-`assumptions`, once per process, and by what maps the devices that ranks name.
+A part of `private.py`, under the same rule: the name, the reason, the versions. Used by
+`one_rank_assumptions.py`, once per process, and by the modules that map the devices that ranks
+name.
 """
 
 from __future__ import annotations

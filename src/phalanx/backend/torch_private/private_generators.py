@@ -1,6 +1,6 @@
 """torch's random generators: what a rank needs of them, by private names.
 
-Checked with torch 2.11 (CUDA) and 2.13 (CPU). Used by `emulation/state/`.
+Checked with torch 2.11 (CUDA) and 2.13 (CPU). Used by `emulation/random/`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Private names of torch's data loaders: what a rank must put away when it ends.
+"""Private names of torch's data loaders: what a rank removes when it ends.
 
 Used by `emulation/stdlib/rank_children.py`.
 """

@@ -1,7 +1,7 @@
 """Private torch names that concern storages.
 
-Another part of `private.py`, under the same rule: the name, the reason, the versions. Used for
-what travels to ranks that are processes.
+A part of `private.py`, under the same rule: the name, the reason, the versions. Used for
+tensors that are sent to ranks that are processes.
 """
 
 from __future__ import annotations

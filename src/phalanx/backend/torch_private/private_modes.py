@@ -1,8 +1,8 @@
 """Private torch names behind the guard of buffers in flight (modes, versions, schemas), and
 those of dynamo.
 
-The second half of `private.py`, under the same rule: the name, the reason, the versions.
-Checked with torch 2.11 (CUDA) and 2.13 (CPU).
+A part of `private.py`, under the same rule: the name, the reason, the versions. Checked with
+torch 2.11 (CUDA) and 2.13 (CPU).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Private torch names by which reports name modules, parameters and stages.
 
-Another part of `private.py`, under the same rule: the name, the reason, the versions. Looked at
-when something has gone wrong, and for calls of which notes are taken. Whatever is not there any
-more is not named.
+A part of `private.py`, under the same rule: the name, the reason, the versions. Read when
+something has gone wrong, and for calls that an observer notes. If torch no longer has a name,
+the report leaves it out.
 """
 
 from __future__ import annotations

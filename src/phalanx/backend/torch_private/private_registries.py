@@ -1,9 +1,8 @@
-"""Private torch names of registries that exist once per process, by the names of things.
+"""Private torch names of registries that exist once per process.
 
-Another part of `private.py`, under the same rule: the name, the reason, the versions. For
-`emulation/modules/registrations.py`: ranks that import a module each for itself register what
-it defines once per rank. The kinds of rendezvous are for
-`engines/processes/group_rendezvous.py`.
+A part of `private.py`, under the same rule: the name, the reason, the versions. Used by
+`emulation/modules/registrations.py`, because ranks that each import a module register what it
+defines once per rank, and by `engines/processes/group_rendezvous.py` (the kinds of rendezvous).
 """
 
 from __future__ import annotations

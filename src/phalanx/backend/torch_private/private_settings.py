@@ -1,8 +1,10 @@
-"""torch's settings for a whole process: how to read and to write each, and who changes it.
+"""torch's settings for a whole process: how to read and write each, and which functions change
+it.
 
-The functions are private (`torch._C`); the public ones call them, some by name at the moment of
-the call and some by a reference taken at import. Checked with torch 2.11 (CUDA) and 2.13 (CPU).
-What a version or build does not have is left out. Used by `emulation/state/rank_settings.py`.
+The functions are private (`torch._C`). The public ones call them, some by name at the moment of
+the call and some by a reference taken at import. Settings that a version or build does not have
+are left out. Checked with torch 2.11 (CUDA) and 2.13 (CPU). Used by
+`emulation/state/rank_settings.py`.
 """
 
 from __future__ import annotations

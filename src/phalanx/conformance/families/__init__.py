@@ -1,1 +1,1 @@
-"""The cases, one module per family: `cases(ranks)` and the `PROGRAMS` that carry them out."""
+"""The cases, one module per family: `cases(ranks)` and the `PROGRAMS` that run them."""

@@ -1,7 +1,7 @@
 """Collectives that move or reduce tensors: dtypes, modes, groups, layouts, shapes, roots.
 
-One program carries all of these cases out: it brings tensors, calls the operation, and
-compares results, inputs and what lies around them in memory with the reference.
+One program runs all of these cases: it makes the tensors, calls the operation, and compares
+results, inputs and the memory around them with the reference.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Mistakes that only some ranks make, or in which ranks disagree: the others wait in vain.
+"""Mistakes that only some ranks make, or in which ranks disagree: the others wait for a call
+that does not come.
 
-Each gets a group of its own with a short timeout, because it may leave the group broken. At
-least one rank must be told; what the others get is not promised, as long as nobody hangs.
+Each case has a group of its own with a short timeout, because it may leave the group broken. At
+least one rank must get an error; the others may get anything, as long as no rank hangs.
 """
 
 from __future__ import annotations

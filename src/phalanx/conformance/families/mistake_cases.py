@@ -1,7 +1,7 @@
 """Wrong calls that every rank makes alike, and the error that each must give.
 
-They are refused before anything is sent. What ranks do differently is in `disagreements`.
-The classes of the errors were measured on Gloo of torch 2.13.
+They are refused before anything is sent. Calls in which ranks differ are in
+`disagreement_cases.py`. The classes of the errors were measured on Gloo of torch 2.13.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Collectives of Python objects: what pickles travels, what does not is refused."""
+"""Collectives of Python objects: an object that pickles is sent, any other is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several operations under way at once: they must not disturb each other."""
+"""Several operations in flight at once: they must not disturb each other."""
 
 from __future__ import annotations
 

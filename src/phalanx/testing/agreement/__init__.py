@@ -1,1 +1,1 @@
-"""How ranks compare what they have: values taken apart, digests, differences and their text."""
+"""How ranks compare their values: leaves, digests, differences and their text."""

@@ -1,10 +1,10 @@
-"""Let the ranks of a group compare what each of them has. Used by the assertions between ranks.
+"""Let the ranks of a group compare their values. Used by the assertions between ranks.
 
-Three steps, and usually only the first: all ranks exchange one digest of everything. If these
-differ they exchange a description and a digest of each leaf, so that different shapes and
-structures are found without a collective that would mix them up. Only leaves that look alike
-and have different contents travel: one rank sends its own, the others compare in place and
-tell how they differ.
+There are three steps, and usually only the first is needed: all ranks exchange one digest of
+everything. If the digests differ, they exchange a description and a digest of each leaf, so
+that different shapes and structures are found without a collective that would mix them up. Only
+leaves with equal descriptions and different contents are sent: one rank sends its own, and the
+others compare in place and report how they differ.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """A test's part in a rank that is a process: finds the item there and runs it.
 
-`run_pending_callback` is what `on_processes.py` calls in every rank. The process keeps a
-session of pytest between tests, so a file is collected once. Never used in pytest's own
-process.
+`on_processes.py` calls `run_pending_callback` in every rank. The process keeps a pytest session
+between tests, so a file is collected once. Never used in pytest's own process.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Tests with `isolate=`: packages of each rank's own, new ones for every test.
+"""Tests with `isolate=`: every rank of every test imports the packages for itself.
 
-Used by `items.py`, which warns of names that a test can only have of the shared package, and by
-`in_rank.py`, where the process of a rank outlives the test.
+Used by `items.py`, which warns about names that a test can only have from the shared package,
+and by `in_rank.py`, where the process of a rank outlives the test.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How a test that failed on ranks is shown: the cause first, ranks that failed alike once.
+"""The report of a test that failed on ranks: the cause first, equal failures of ranks once.
 
-Used by `items.py`. Made of pytest's own pieces, so that xdist, junit and `--tb` carry it. Must
-never show a consequence as a cause.
+Built from pytest's own report objects, so that xdist, junit and `--tb` work with it. Must never
+show a consequence as a cause. Used by `items.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""One rank's part of a test: its fixtures, the test function, the teardown, what came of it.
+"""One rank's part of a test: its fixtures, the test function, the teardown, the record.
 
-Runs in the rank, a thread or a process; used by `on_threads.py` and `on_processes.py`.
+Runs in the rank, a thread or a process; used by `on_threads.py` and `in_rank.py`.
 """
 
 from __future__ import annotations

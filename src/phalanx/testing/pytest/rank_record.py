@@ -1,4 +1,4 @@
-"""What a rank's part of a test came to, as values that can travel from a rank's process.
+"""The outcome of a rank's part of a test, as values that can be sent from a rank's process.
 
 Made by `part.py` in a rank, judged by `item_run.py` and shown by `item_failure.py` in pytest's
 process.

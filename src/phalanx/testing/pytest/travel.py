@@ -1,7 +1,7 @@
-"""What goes from pytest's process to a rank's process and back, for one test.
+"""What is sent from pytest's process to a rank's process and back, for one test.
 
-Used by `on_processes.py` in the one and `in_rank.py` in the other. Errors travel as pickles
-where they can, else by name and bases, so that `xfail(raises=...)` sees their type.
+Used by `on_processes.py` on one side and `in_rank.py` on the other. Errors are sent as pickles
+where possible, otherwise by name and bases, so that `xfail(raises=...)` sees their type.
 """
 
 from __future__ import annotations

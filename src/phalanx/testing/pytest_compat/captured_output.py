@@ -1,7 +1,7 @@
 """What the ranks of a test print and log, kept apart by rank.
 
-Used by the pytest plugin. `Collected` is where `sys.stdout` and `sys.stderr` of ranks that are
-threads lead, and what comes out of the pipes of those that are processes.
+`Collected` receives `sys.stdout` and `sys.stderr` of ranks that are threads, and the output
+pipes of ranks that are processes. Used by the pytest plugin.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Stand-ins for fixtures of pytest that, as they are, do not know of ranks.
+"""Stand-ins for fixtures of pytest that do not work on ranks as they are.
 
-Used by `part.py`, `on_threads.py` and `in_rank.py`. A stand-in is made by a function of the
-request, and finds what it needs in the rank's `Place`.
+A function of the request makes a stand-in, which finds what it needs in the rank's `Place`.
+Used by `part.py`, `on_threads.py` and `in_rank.py`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Tests of Hypothesis on ranks: values are drawn in pytest's thread, each example is one run.
 
-Used by `items.py`, which draws, by `part.py` in a rank, and by `item_failure.py`. What we know
-of Hypothesis is here, and nothing of it is imported unless the test has. Checked with 6.170.
+Used by `items.py`, which draws, by `part.py` in a rank, and by `item_failure.py`. Everything
+that depends on Hypothesis is here, and it is imported only if the test has imported it. Checked
+with 6.170.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """`unittest.mock.patch` in ranks that are threads, which enter and leave patches in any order.
 
-Used by `on_threads.py`. As it is, `mock` keeps what it found in the patch object, which is one
-for all ranks where it decorates a test; and a rank that leaves before another puts the original
-back under the other's patch, which then puts back the first one's mock for good. The private
-names of `unittest.mock` are here only: `_patch`, `_patch_dict`, `get_original` and what they
-keep.
+`mock` keeps what it found in the patch object, and a patch that decorates a test is one object
+for all ranks. A rank that leaves before another puts the original back under the other's patch,
+which then puts the first rank's mock back for good. So here each rank has its own. The private
+names of `unittest.mock` are used only here: `_patch`, `_patch_dict`, `get_original` and what
+they keep. Used by `on_threads.py`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`MultiProcContinuousTest`: the tests of a class share their processes and their group.
 
-A test that fails costs the class its processes: the next test gets new ones with a new group,
-and goes on. Names and hooks are torch's, whose class skips all that follows a failure.
+After a test that fails, the next test gets new processes with a new group, and the class goes
+on. Names and hooks are torch's, whose class skips all tests after a failure.
 """
 
 from __future__ import annotations

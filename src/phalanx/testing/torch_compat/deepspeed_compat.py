@@ -1,9 +1,9 @@
-"""Test harnesses in the shapes that other projects have, on our engines.
+"""Test classes of other projects, on our engines.
 
 `DistributedTest` and `DistributedFixture` are classes as in DeepSpeed's tests and the many
-projects that copied them. (accelerate's `debug_launcher` needs no pytest and is in
-`debug_launcher.py`; mpi-pytest's `parallel_assert` is an assertion and lives with those.) They
-only translate: tests run in the pytest plugin.
+projects that copied them. They only translate: the pytest plugin runs the tests. (accelerate's
+`debug_launcher` needs no pytest and is in `debug_launcher.py`; mpi-pytest's `parallel_assert`
+is in `assertions.py`.)
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Test classes for `torch.compile` of distributed programs, under torch's names.
 
-What was compiled and counted is forgotten between tests. One process with a group of one rank,
-or several processes. No fixed ports: torch's classes use 12355 and 6789.
+They use one process with a group of one rank, or several processes. Compiled code and counters
+are reset between tests. There are no fixed ports, where torch's classes use 12355 and 6789.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A unittest case that compares tensors: the base of our classes where torch's own is missing.
 
-torch's `TestCase` needs the package expecttest; `cases.py` takes this one where that is not
-installed. It has of torch's what suites of distributed tests use: `assertEqual` for tensors,
-numbers and containers of both, `assertNotEqual`, the tolerances, the seed.
+torch's `TestCase` needs the package expecttest; without it `cases.py` uses this one. It has
+what suites of distributed tests use of torch's: `assertEqual` for tensors, numbers and
+containers of both, `assertNotEqual`, the tolerances, the seed.
 """
 
 from __future__ import annotations

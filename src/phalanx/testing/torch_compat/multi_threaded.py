@@ -1,8 +1,8 @@
 """`MultiThreadedTestCase`: every test runs on ranks that are threads with the baton.
 
-Also `spawn_threads_and_init_comms` for a single test method. Both are torch's names; what
-torch's threaded group lacks (point to point, checks, time limits) is there because the
-threads engine has it.
+Also `spawn_threads_and_init_comms` for a single test method. Both are torch's names.
+Point-to-point calls, checks and time limits, which torch's threaded group lacks, come from the
+threads engine.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""From how each rank ended to what unittest is told: passed, skipped or failed, and the words.
+"""What unittest reports for the ends of all ranks: passed, skipped or failed, and the text.
 
-Used by the test classes. `end_of` runs in a rank and notes a skip as a value, so that it
-stands beside the other ranks' endings; failures go up as exceptions, through the engine,
-which stops the others and makes the report. Must never start a rank.
+Used by the test classes. `end_of` runs in a rank and returns a skip as a value, beside the
+other ranks' ends; failures are raised through the engine, which stops the other ranks and makes
+the report. Must never start a rank.
 """
 
 from __future__ import annotations

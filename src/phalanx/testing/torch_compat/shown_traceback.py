@@ -1,8 +1,9 @@
-"""The traceback that a failed test is shown with: the user's lines, and nothing of ours.
+"""The traceback that a failed test shows: the user's lines, and none of ours.
 
-Used by `outcomes.py`. unittest is content with none, since the text of the error says where it
-came up. pytest shows source lines for a traceback, so under pytest the error gets that of the
-first rank that failed; a rank in another process left only text, from which one is made.
+unittest needs none, since the text of the error says where it came from. pytest shows source
+lines for a traceback, so under pytest the error gets the traceback of the first rank that
+failed; a rank in another process sends only text, from which one is made. Used by
+`outcomes.py`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Skips that are decided inside a rank: the decorators, and the exit codes that carry them out.
+"""Skips that are decided inside a rank: the decorators, and the exit codes that carry them.
 
-A rank that is a process says by its exit code why it left; torch's suites know the codes, so
-they are torch's. `outcomes.py` reads them on the way back. Tests use the decorators under the
-names they have in torch.
+A rank that is a process says by its exit code why it left. The codes are torch's, because
+torch's suites know them; `outcomes.py` reads them. Tests use the decorators under torch's
+names.
 """
 
 from __future__ import annotations

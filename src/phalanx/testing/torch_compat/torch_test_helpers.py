@@ -1,6 +1,7 @@
-"""What tests set up around themselves: stores, devices, folders, debug levels, captured output.
+"""Helpers for tests, under torch's names: stores, devices, folders, debug levels, captured
+output.
 
-Helpers under torch's names for tests in ranks and outside. Each puts back what it changed.
+They work in ranks and outside. Each puts back what it changed.
 """
 
 from __future__ import annotations
