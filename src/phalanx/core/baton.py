@@ -59,6 +59,8 @@ class Baton:
         shared_core: SharedCore | None = None,
     ) -> None:
         self.schedule = schedule or FirstInFirstOut()
+        in_order = isinstance(self.schedule, FirstInFirstOut)
+        self._pick = None if in_order else self.schedule.pick
         self.clock = clock or RealClock()
         self.switcher = switcher or Switcher()
         self.on_stuck = on_stuck
@@ -256,8 +258,10 @@ class Baton:
         with self._mutex:
             if error is not None:
                 strand.error = error
-            if strand.state is PARKED:
-                self._set_state(strand, READY)
+            if strand.state is PARKED:  # `_set_state`, written out: every collective wakes
+                self.progress += 1
+                strand.state = READY
+                self._ready.append(strand)
 
     def post(self, strand: Strand, pending_callback: Callable[[], None]) -> None:
         """Have `pending_callback` run in that strand's thread as soon as it runs next; if it is
@@ -409,7 +413,10 @@ class Baton:
         The monitor may have taken the baton from it a moment ago: then only the state is
         set, and the baton is where it is.
         """
-        self._set_state(strand, state)
+        if state is PARKED and strand.state is RUNNING:
+            strand.state = state
+        else:
+            self._set_state(strand, state)
         if self.holder is not strand and self.holder is not None:
             return None
         self.holder = strand
@@ -456,7 +463,7 @@ class Baton:
                 self._fire_due()
         if not ready:
             return None
-        index = self.schedule.pick(len(ready)) if len(ready) > 1 else 0
+        index = self._pick(len(ready)) if self._pick is not None and len(ready) > 1 else 0
         if index == 0:
             return ready.popleft()
         strand = ready[index]
