@@ -4,12 +4,12 @@ The engines ask when a rank has failed, while the frames of the call exist. The 
 ours (`InvalidCallError`) or one of torch's, raised by the function of `torch.distributed` that
 the program's line called. Costs nothing until a rank fails.
 
-    | the error | the verdict |
-    |---|---|
-    | an `InvalidCallError` | invalid-call, error |
-    | raised by torch's own frames that the program's line called directly | invalid-call, error |
-    | raised deeper: in code of the program, in other parts of torch | no verdict |
-    | no error: a call on a group without this rank, for which torch only warns | a warning |
+| the error | the verdict |
+|---|---|
+| an `InvalidCallError` | invalid-call, error |
+| raised by torch's own frames that the program's line called directly | invalid-call, error |
+| raised deeper: in code of the program, in other parts of torch | no verdict |
+| no error: a call on a group without this rank, for which torch only warns | a warning |
 """
 
 from __future__ import annotations
