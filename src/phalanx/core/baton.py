@@ -46,7 +46,7 @@ class Switcher:
 
 
 class Baton:
-    """Who runs, who waits, and who is next."""
+    """Which strand runs, which strands wait, and which one is next."""
 
     def __init__(
         self,
@@ -77,14 +77,15 @@ class Baton:
         self.stopping = False
         self._interrupted = False
         self.sparing = False
-        """Whether strands that have heard of Ctrl-C may do something about it: all but to wait
-        for others."""
+        """Whether strands that were notified of Ctrl-C may react to it, in any way but to wait
+        for other ranks."""
         self.critical = False
-        """Set while the holder changes what ranks share: it must not be overtaken."""
+        """Set while the holder changes what ranks share: the monitor must not take the baton
+        from it."""
         self.progress = 0
         """Counts wake-ups and endings, but not the turns of a rank that polls."""
         self.frozen = False
-        """Set while the holder runs a nested world: nobody else may have the baton."""
+        """Set while the holder runs a nested world: no other strand may get the baton."""
         self._ready: deque[Strand] = deque()
         self._timers: list[tuple[float, int, Strand]] = []
         self._timer_ids = itertools.count(1)
@@ -95,7 +96,7 @@ class Baton:
     # -- life of a strand -----------------------------------------------------------------
 
     def add(self, rank: int, local: Any = None, *, helper: bool = False) -> Strand:
-        """A new strand: a main one stands in the queue, a helper's is outside at first."""
+        """Add a strand: a main strand is ready, a helper is outside at first."""
         strand = Strand(self, rank, local, helper=helper)
         with self._mutex:
             self.strands.append(strand)
@@ -106,20 +107,21 @@ class Baton:
         return strand
 
     def start(self) -> None:
-        """Give the baton to the first strand; called once by the launcher."""
+        """Give the baton to the first strand. The launcher calls this once."""
         with self._mutex:
             granted = self._grant_if_free()
         _open(granted)
 
     def begin(self, strand: Strand) -> None:
-        """First thing in a main strand's thread: wait for the first turn."""
+        """Block until the strand gets its first turn. The first call in a main strand's
+        thread."""
         self.adopt(strand)
         self._await_turn(strand)
         if strand.error is not None:
             self._raise_pending(strand)
 
     def adopt(self, strand: Strand) -> None:
-        """Make the calling thread this strand's."""
+        """Make the calling thread the thread of this strand."""
         if strand.ident != threading.get_ident():  # else the thread pool has noted it
             strand.ident = threading.get_ident()
             strand.native = threading.get_native_id()
@@ -130,7 +132,7 @@ class Baton:
             self.affinity.enter(strand.native)
 
     def finish(self, strand: Strand) -> None:
-        """Last thing in a strand's thread."""
+        """End the strand and pass the baton on. The last call in a strand's thread."""
         here.strand = None
         with self._mutex:
             if strand.helper:
@@ -148,11 +150,13 @@ class Baton:
         deadline: float | None = None,
         sleeping: bool = False,
     ) -> bool:
-        """Wait until woken: True; or until `deadline` by the clock: False. It may also return
-        True for no reason, so callers look again whether what they wait for has happened.
+        """Block until another strand wakes this one and return True, or until `deadline` by the
+        clock and return False. It may also return True without a reason, so callers check again
+        what they wait for. Raises the error that the waker gave, and `RankStopped` when the run
+        stops.
 
-        `sleeping` says that the strand counts on its deadline, so that while it is pending
-        no deadlock is proved; otherwise the deadline is only a limit. `why` is for reports.
+        `sleeping` means that the strand counts on its deadline, so that no deadlock is proved
+        while it is pending; otherwise the deadline is only a limit. `why` is for reports.
         """
         if self.stopping:
             self._admit(strand)
@@ -183,8 +187,8 @@ class Baton:
         return not timed_out
 
     def sleep(self, strand: Strand, seconds: float, why: Any = None) -> None:
-        """Give the baton away for at least this long."""
-        if strand.told:
+        """Block for at least this long; other strands run meanwhile."""
+        if strand.notified:
             self.wait_outside(strand, _sleep_on, seconds)
             return
         until = self.clock.now() + seconds
@@ -192,7 +196,7 @@ class Baton:
             self.run_pending_callbacks(strand)
 
     def give_way(self, strand: Strand) -> None:
-        """Let the others that are ready run first; for calls that poll."""
+        """Block until the other ready strands have had a turn; for calls that poll."""
         visiting = strand.helper and strand.state is not RUNNING
         self._admit(strand)
         with self._mutex:
@@ -203,13 +207,13 @@ class Baton:
             self.leave(strand)
 
     def switch_point(self, strand: Strand) -> None:
-        """A place where the schedule may prefer somebody else."""
+        """A point at which the schedule may choose another strand."""
         if self.schedule.preempts and self._ready:
             self.give_way(strand)
 
     def leave(self, strand: Strand) -> None:
-        """The strand goes where it may block out of our sight, perhaps until one of its own
-        pending callbacks is done."""
+        """Pass the baton on before a native call that may block, perhaps until one of the
+        strand's own pending callbacks has run."""
         self._admit(strand)
         self.run_pending_callbacks(strand)
         with self._mutex:
@@ -217,7 +221,7 @@ class Baton:
         _open(granted)
 
     def rejoin(self, strand: Strand) -> None:
-        """An outside strand comes back and waits for its turn."""
+        """Block until an outside strand has the baton again."""
         with self._mutex:
             if strand.state is RUNNING:
                 return
@@ -229,8 +233,9 @@ class Baton:
     def wait_outside(
         self, strand: Strand, attempt: Callable[[float], bool], timeout: float | None
     ) -> bool:
-        """Leave, and `attempt(seconds)` until it succeeds or `timeout` is over. In slices,
-        because a thread that waits for a lock can not be interrupted when the run stops."""
+        """Leave the baton, call `attempt(seconds)` until it succeeds (True) or `timeout` is
+        over (False), and rejoin. The wait is cut into slices, because a thread that waits for a
+        lock cannot be interrupted when the run stops."""
         self.leave(strand)
         try:
             return self.in_slices(strand, attempt, timeout)
@@ -264,9 +269,9 @@ class Baton:
                 self._ready.append(strand)
 
     def post(self, strand: Strand, pending_callback: Callable[[], None]) -> None:
-        """Have `pending_callback` run in that strand's thread as soon as it runs next; if it is
-        outside (it may be waiting natively for this very pending callback), or has ended, by
-        the callback thread."""
+        """Let that strand's thread run `pending_callback` on its next turn. If the strand is
+        outside (it may wait natively for this very callback) or has ended, the callback thread
+        runs it."""
         strand.pending_callbacks.append(pending_callback)
         self.wake(strand)
         first = len(strand.pending_callbacks) == 1  # else one is on its way
@@ -274,7 +279,7 @@ class Baton:
             self.callback_thread(strand)
 
     def run_pending_callbacks(self, strand: Strand) -> None:
-        """One after the other, in the order posted: a pending callback that waits does not let
+        """Run them one after the other, in the order posted. A callback that waits does not let
         the next one start, or their order would depend on timing."""
         if strand.on_pending_callback:
             return
@@ -291,11 +296,12 @@ class Baton:
         return bool(self._ready)
 
     def has_timer(self) -> bool:
-        """Whether a strand counts on a timer, so that it will move by itself."""
+        """Whether a strand counts on a timer, so that it continues by itself."""
         return self._sleepers > 0
 
     def push_outside(self, strand: Strand, hand_overs: int) -> bool:
-        """The monitor saw that the holder blocks: take the baton from it, unless it moved."""
+        """Take the baton from a holder that blocks, unless it has moved. The monitor calls
+        this."""
         with self._mutex:
             if self.critical or self.holder is not strand or self.hand_overs != hand_overs:
                 return False
@@ -306,8 +312,8 @@ class Baton:
         return True
 
     def fire_due(self) -> None:
-        """Wake whoever's time has come; the launcher calls this now and then, because a
-        limit may pass while a rank computes."""
+        """Wake the strands whose deadline has passed. The launcher calls this now and then,
+        because a deadline may pass while a rank computes."""
         with self._mutex:
             self._fire_due()
             granted = self._grant_if_free()
@@ -315,20 +321,20 @@ class Baton:
 
     @contextlib.contextmanager
     def still(self) -> Iterator[None]:
-        """For a look from outside: meanwhile no strand changes its state, though the holder
-        runs on until it wants to."""
+        """Hold every strand in its state, for a look from another thread. The holder runs on
+        until it gives the baton away."""
         with self._mutex:
             yield
 
     def is_judging(self) -> bool:
-        """Whether nobody can move and the layer above is just finding out why."""
+        """Whether no strand can move and `on_stuck` is finding out why."""
         holder = self.holder
         return holder is not None and holder.state is not RUNNING
 
     def condemn(self, doomed: Sequence[tuple[Strand, int, BaseException]]) -> None:
-        """Raise in strands that wait, each given with its `granted` of the time of the proof:
-        one that has run since, because its limit has passed, is left alone. Ranks that wait
-        outside raise when they come back; threads that they started there do not."""
+        """Raise an error in each of these waiting strands, unless it has run since the proof
+        (its `granted` differs), because its deadline passed. Ranks that wait outside raise when
+        they rejoin; threads that they started do not."""
         with self._mutex:
             for strand, granted, error in doomed:
                 if strand.granted != granted:
@@ -342,9 +348,9 @@ class Baton:
         _open(free)
 
     def stop(self, *, at_once: bool = False, interrupted: bool = False) -> None:
-        """Unwind everybody: parked strands raise `RankStopped` now, the others when they
-        next come by; `at_once` also those that are ready to run, or have not even begun.
-        `interrupted`: what they raise first is a `KeyboardInterrupt`, too."""
+        """Unwind all strands. Parked strands raise `RankStopped` now, the others when they next
+        call the baton; with `at_once` also those that are ready, or have not begun. With
+        `interrupted`, the first exception is a `KeyboardInterrupt` too."""
         with self._mutex:
             self.stopping = True
             self._interrupted |= interrupted
@@ -361,27 +367,28 @@ class Baton:
         _open(granted)
 
     def stop_of(self, strand: Strand) -> RankStopped:
-        """What ends this strand, which hears of it now."""
-        if not self._interrupted or strand.told or strand.helper:
+        """The exception that ends this strand; from now on it counts as notified."""
+        if not self._interrupted or strand.notified or strand.helper:
             return RankStopped()
-        strand.told = True
+        strand.notified = True
         return RankInterrupted()
 
     # -- inside: the mutex is held, unless a docstring says otherwise ----------------------
 
     def _admit(self, strand: Strand) -> None:
-        """Without the mutex: bring back a strand that lost the baton; refuse when stopping."""
+        """Without the mutex: rejoin a strand that lost the baton; refuse it when the run
+        stops."""
         if strand.state is not RUNNING:
             self.rejoin(strand)
         if self.stopping and not self._spares(strand):
             self._refuse(strand)
 
     def _spares(self, strand: Strand) -> bool:
-        return self.sparing and strand.told
+        return self.sparing and strand.notified
 
     def _refuse(self, strand: Strand) -> None:
-        """Without the mutex. A program that eats every refusal would burn a core for ever,
-        so after a thousand of them it sleeps for good (the launcher reports it)."""
+        """Without the mutex: raise. A program that catches every refusal would use a core for
+        ever, so after a thousand of them it blocks for good (the launcher reports it)."""
         strand.refusals += 1
         if strand.refusals > 1000:
             with self._mutex:
@@ -407,11 +414,11 @@ class Baton:
             self._outside += 1
 
     def _stop_running(self, strand: Strand, state: str) -> Strand | None:
-        """The strand gives the baton to whoever is next, which may be itself; the caller
-        opens that one's gate.
+        """Pass the baton to the next strand, which may be the same one, and return it; the
+        caller opens its gate.
 
-        The monitor may have taken the baton from it a moment ago: then only the state is
-        set, and the baton is where it is.
+        The monitor may have taken the baton from this strand a moment ago. Then only its state
+        is set.
         """
         if state is PARKED and strand.state is RUNNING:
             strand.state = state
@@ -431,9 +438,9 @@ class Baton:
         return None
 
     def _grant(self, strand: Strand | None) -> Strand | None:
-        """Make it the holder. Its gate is opened later, without the mutex and as the very
-        last thing before the caller blocks: a thread that wakes up while we still hold
-        Python's own lock would have to sleep once more."""
+        """Make it the holder. The caller opens its gate later, without the mutex and as the
+        last thing before it blocks: a thread that wakes up while the waker still holds the GIL
+        would have to sleep once more."""
         self.holder = strand
         if strand is not None:
             strand.state = RUNNING
@@ -442,9 +449,9 @@ class Baton:
         return strand
 
     def _judge(self) -> Strand | None:
-        """Nobody is ready. If nobody ever will be, the layer above decides: it wakes strands
-        with an error. It runs without the mutex, but as `holder` stays set nobody else is
-        granted the baton meanwhile."""
+        """No strand is ready. If none ever can be, call `on_stuck`, which wakes strands with an
+        error. It runs without the mutex, but `holder` stays set, so no other strand gets the
+        baton meanwhile."""
         if self.on_stuck is None or not self._is_stuck():
             return None
         self._mutex.release()
@@ -471,7 +478,7 @@ class Baton:
         return strand
 
     def _is_stuck(self) -> bool:
-        """Nobody is outside or counts on a timer, and somebody waits."""
+        """No strand is outside or counts on a timer, and some strand waits."""
         return (
             not self._outside
             and not self._sleepers
@@ -480,8 +487,8 @@ class Baton:
         )
 
     def _await_turn(self, strand: Strand, granted: Strand | None = None) -> None:
-        """Without the mutex: open the gate of the one that was granted, then block until
-        this strand is. Whoever left the baton free also minds the timers."""
+        """Without the mutex: open the gate of the strand that was granted the baton, then block
+        until this one is. A strand that left the baton free also watches the timers."""
         acquire = strand.gate.acquire
         if granted is strand:
             pass
@@ -497,7 +504,8 @@ class Baton:
         self.switcher.enter(strand)
 
     def _patience(self) -> float:
-        """Without the mutex: how long the calling thread may block; -1 is for ever."""
+        """Without the mutex: the seconds for which the calling thread may block; -1 means for
+        ever."""
         if not self._sleepers or self.holder is not None or self.clock.jumps:
             return -1
         with self._mutex:
@@ -511,8 +519,8 @@ class Baton:
         heapq.heappush(self._timers, (strand.limit or 0.0, strand.timer, strand))
 
     def _clear_timer(self, strand: Strand) -> None:
-        """Without the mutex. The heap entry of a strand that woke early stays; its number
-        is void."""
+        """Without the mutex. The heap entry of a strand that woke early stays; its number is no
+        longer valid."""
         with self._mutex:
             strand.timed_out = False
             if strand.timer:

@@ -22,7 +22,7 @@ from typing import Any
 from phalanx.system import getpid
 
 MANY = 3000.0
-"""Hand-overs per second from which on the threads are better off together."""
+"""Hand-overs per second above which the threads are faster on one core."""
 
 _TASKS = "/proc/self/task"
 _SUPPORTED = hasattr(os, "SCHED_BATCH") and os.path.isdir(_TASKS)
@@ -68,15 +68,15 @@ class CoreAffinity:
         self.together = len(self._all) > 1
 
     def enter(self, native: int = 0) -> None:
-        """First thing in a rank's thread, which may know its number."""
+        """The first call in a rank's thread, which may know its number."""
         native = native or threading.get_native_id()
         if self.together and native not in self._shared_core.natives:
             _bring(0, self._one)
             self._shared_core.natives.add(native)
 
     def visit(self) -> None:
-        """First thing in the launcher, if there is a shared core: it waits on the core of the
-        ranks, for both wake the other without waking a core, and find all in its cache."""
+        """The first call in the launcher, if there is a shared core: it waits on the ranks'
+        core, so that each wakes the other without waking a core."""
         if not self._is_shared or not self.together:
             return
         if _cores_of(0) == self._all and os.sched_getscheduler(0) == os.SCHED_OTHER:
@@ -85,7 +85,7 @@ class CoreAffinity:
             _bring(0, self._one)
 
     def go_home(self) -> None:
-        """The launcher has something to do, or the run is over."""
+        """The launcher has work to do, or the run is over."""
         if self._launcher:
             self._send_away(self._launcher)
             _visiting.pop(self._launcher, None)
@@ -99,7 +99,7 @@ class CoreAffinity:
             self._shared_core.threads = _number_of_threads()
 
     def gather(self, natives: Iterable[int]) -> None:
-        """Onto the core that the launcher is on now."""
+        """Move these threads to the core on which the launcher runs."""
         if not self.together and len(self._all) > 1:
             self.together = True
             self._one = self._shared_core.core = {_current_core(self._all)}
@@ -108,8 +108,8 @@ class CoreAffinity:
                     _bring(native, self._one)
 
     def scatter(self) -> None:
-        """Everywhere again: also threads that were started by those in the affinity, torch's
-        own among them, which have their core from them."""
+        """Let the threads run on all cores again: also threads that gathered ones have started,
+        torch's own among them, because a thread inherits its core."""
         if self.together:
             self.together = False
             self._shared_core.natives.clear()
@@ -125,8 +125,8 @@ class CoreAffinity:
             self._send_away(0)
 
     def without_ours(self, native: int, cores: set[int]) -> set[int]:
-        """What a thread would have by itself. The monitor may have called one together that has
-        just stepped out."""
+        """The cores that a thread would have without us. The monitor may have gathered a thread
+        that has just stepped out."""
         with suppress(OSError):
             if cores == self._one and os.sched_getscheduler(native) == os.SCHED_BATCH:
                 return set(self._all)
@@ -162,7 +162,7 @@ _visiting: dict[int, set[int]] = {}
 
 
 def _allowed_cores() -> set[int]:
-    """Those of the main thread, which is no rank; a nested run asks here too."""
+    """The cores of the main thread, which is no rank; a nested run asks here too."""
     if not _SUPPORTED:
         return set()
     main = getpid()
@@ -177,6 +177,6 @@ def _number_of_threads() -> int:
 
 
 def _current_core(allowed: set[int]) -> int:
-    """Where the launcher runs: the system has put it where there is room."""
+    """The core of the launcher: the system has put it where there is room."""
     core = _sched_getcpu() if _sched_getcpu is not None else -1
     return core if core in allowed else min(allowed, default=0)

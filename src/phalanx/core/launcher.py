@@ -38,13 +38,13 @@ class Patience:
 AFTER_FAILURE = Patience(nudge=1.5, again=2.0, give_up=5.0)
 AFTER_INTERRUPT = Patience(nudge=0.1, again=0.35, give_up=0.8)
 CLEANING_UP = 5.0
-"""Seconds that a program has for what it does about Ctrl-C, if it was there to hear it."""
+"""Seconds for a program's own reaction to Ctrl-C, if it was notified."""
 
 
 class Launcher:
-    """`stall_after` seconds without a hand-over `on_stall` is called, or, if `work_counts`,
-    without any rank working either. If it returns False the time counts from then on.
-    `limit` seconds after the start `on_limit` is called in the same way, whatever ranks do."""
+    """Calls `on_stall` after `stall_after` seconds without a hand-over (and, if `work_counts`,
+    without any rank working). If it returns False, the time starts again. Calls `on_limit` in
+    the same way `limit` seconds after the start, whatever the ranks do."""
 
     def __init__(
         self,
@@ -62,8 +62,8 @@ class Launcher:
         self.baton = baton
         self._thread_pool = thread_pool
         self.interrupted: BaseException | None = None
-        """What ended the run from outside: Ctrl-C, a signal handler's error, or, in a nested
-        run, what was thrown in because the outer one is stopped."""
+        """The error that ended the run from outside: Ctrl-C, an error of a signal handler, or,
+        in a nested run, the exception that stops the outer one."""
         self._stall_after = stall_after
         self._work_counts = work_counts
         self._on_stall = on_stall
@@ -81,7 +81,8 @@ class Launcher:
         self._nudged_at = 0.0
 
     def run(self, strands: Sequence[Strand], bodies: Sequence[Body]) -> list[Strand]:
-        """Run every body in a thread of its own; the strands that could not be stopped."""
+        """Run every body in a thread of its own. Blocks until all have ended, and returns the
+        strands that could not be stopped."""
         self._left = len(strands)
         threads: list[threading.Thread] = []
         try:
@@ -103,7 +104,7 @@ class Launcher:
         bodies: Sequence[Body],
         threads: list[threading.Thread],
     ) -> None:
-        """If that fails half way, those that are there already end at once."""
+        """If a thread cannot be started, those that run already end at once."""
         started = 0
         try:
             for strand, body in zip(strands, bodies, strict=True):
@@ -194,7 +195,8 @@ class Launcher:
             monitor.moved_at = monitor.handed_over_at = now
 
     def _press(self) -> bool:
-        """Some rank has not ended since the stop: nudge it; True when it is to be given up."""
+        """Interrupt ranks that have not ended since the stop. Returns True when they are to be
+        given up."""
         now = monotonic()
         if self._stopped_at is None:
             self._stopped_at = now
@@ -208,8 +210,8 @@ class Launcher:
         return since > patience.give_up and not at_it
 
     def _cleans_up(self) -> bool:
-        """Whether a rank has heard of Ctrl-C, and not come to its end since."""
-        return any(each.told and each.state is not DONE for each in self.baton.strands)
+        """Whether a rank was notified of Ctrl-C and has not ended since."""
+        return any(each.notified and each.state is not DONE for each in self.baton.strands)
 
     def _nudge(self, *, also_take_baton: bool, spare: bool) -> None:
         """`spare` those that are cleaning up."""
@@ -218,9 +220,9 @@ class Launcher:
         for strand in list(self.baton.strands):
             if strand.state not in (RUNNING, OUTSIDE) or not strand.ident or strand.helper:
                 continue
-            if strand.told and spare:
+            if strand.notified and spare:
                 also_take_baton &= strand is not holder
-            elif isinstance(self.interrupted, KeyboardInterrupt) and not strand.told:
+            elif isinstance(self.interrupted, KeyboardInterrupt) and not strand.notified:
                 throw_into(strand.ident, _interrupt_of(strand))
             else:
                 throw_into(strand.ident)
@@ -229,12 +231,13 @@ class Launcher:
 
 
 def _interrupt_of(strand: Strand) -> type[RankInterrupted]:
-    """It is told when the exception is there, which a rank in native code may never see."""
+    """An exception that marks the strand as notified when it is made, which a rank in native
+    code may never reach."""
 
     class NotedInterrupt(RankInterrupted):
         def __init__(self, *args: object) -> None:
             super().__init__(*args)
-            strand.told = True
+            strand.notified = True
 
     NotedInterrupt.__name__ = NotedInterrupt.__qualname__ = RankInterrupted.__name__
     return NotedInterrupt
@@ -246,7 +249,7 @@ def throw_into(ident: int, kind: type[BaseException] = RankStopped) -> None:
 
 
 def end_threads(threads: Sequence[threading.Thread], patience: float) -> list[threading.Thread]:
-    """See threads off that ranks started and left behind; those that would not go."""
+    """End threads that ranks started and left behind. Returns those that did not end."""
     limit = monotonic() + patience
     while (left := _alive_threads(threads)) and monotonic() < limit:
         left[0].join(0.02)  # they may be about to end by themselves

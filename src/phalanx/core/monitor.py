@@ -23,7 +23,7 @@ BUSY_QUIET = 0.25
 own threads may be working for it."""
 
 APART = 0.2
-"""Seconds to stay apart after the one core turned out to be busy."""
+"""Seconds for which the threads stay apart after the one core was busy with other work."""
 
 LOOK = 0.02
 """Seconds between two looks for ranks that can never move again while others do."""
@@ -40,7 +40,7 @@ class Monitor:
         self._since = 0.0
         self._process = 0.0
         self.handed_over_at = self.moved_at = monotonic()
-        """When the baton last changed hands, and when there was last any sign of life."""
+        """When the baton last changed hands, and when any thread last made progress."""
         self._tick = self.moved_at, time.process_time(), 0
         self._apart_until = 0.0
         self._progress = 0
@@ -83,8 +83,8 @@ class Monitor:
         self._since, self._process = now, process
 
     def _arrange_threads(self, now: float, process: float, hand_overs: int) -> None:
-        """Together on one core while the baton changes hands all the time, apart else; apart
-        too for a while if somebody else works on that core."""
+        """Keep the threads on one core while the baton changes hands all the time, and spread
+        them otherwise; also for a while if another program uses that core."""
         last, spent, count = self._tick
         self._tick = now, process, hand_overs
         elapsed, affinity = now - last, self._baton.affinity
@@ -96,7 +96,7 @@ class Monitor:
             affinity.scatter()
 
     def _notice_helpers(self, now: float, process: float) -> None:
-        """Nobody holds the baton: CPU use shows that somebody outside is at work."""
+        """No strand holds the baton: CPU use shows that a thread outside works."""
         if process - self._process > 0.2 * (now - self._since):
             self.moved_at = now
         self._since, self._process = now, process

@@ -22,7 +22,7 @@ class Schedule(Protocol):
 
 
 class FirstInFirstOut:
-    """Whoever became ready first runs first, and runs until it must wait."""
+    """The strand that became ready first runs first, and runs until it must wait."""
 
     preempts = False
 

@@ -27,11 +27,11 @@ class _Here(threading.local):
 
 
 here = _Here()
-"""`here.strand` is the calling thread's strand, None for a thread that is nobody's."""
+"""`here.strand` is the calling thread's strand, or None if the thread belongs to no rank."""
 
 
 class Strand:
-    """One thread that the baton knows. `local` is what the layer above hangs on it."""
+    """One thread that the baton knows. `local` belongs to the layer above."""
 
     __slots__ = (
         "baton",
@@ -51,7 +51,7 @@ class Strand:
         "refusals",
         "state",
         "thread",
-        "told",
+        "notified",
         "timed_out",
         "timer",
         "why",
@@ -76,11 +76,12 @@ class Strand:
         self.timed_out = False
         self.why: Any = None
         self.inside: Any = None
-        """The last call that the program waited for as it made it."""
+        """The last call that the program waited for in the call itself."""
         self.refusals = 0
-        self.told = False
-        """Whether it knows of Ctrl-C, and may be at what the program does about it."""
+        self.notified = False
+        """Whether it was notified of Ctrl-C, and may be reacting to it."""
         self.granted = 0
-        """Which hand-over gave it the baton last: unchanged, it has not run since."""
+        """The number of the hand-over that gave it the baton last: unchanged, it has not run
+        since."""
         self.thread: threading.Thread | None = None
-        """A helper's, as the program knows it."""
+        """A helper's thread object, as the program knows it."""

@@ -27,9 +27,9 @@ Job = Callable[[], None]
 
 
 class RankThreadPool:
-    """One thread per rank. `state_of_thread` tells what a thread keeps by itself, tracing and
-    the like: where that has changed, a new thread takes the next job. The old one starts it,
-    and calls `undo` before that, for what a thread inherits from the one that starts it."""
+    """One thread per rank. `state_of_thread` returns what a thread keeps by itself (tracing and
+    the like): where that has changed, a new thread takes the next job. The old thread starts
+    it, and calls `undo` first, for what a thread inherits from the one that starts it."""
 
     def __init__(
         self,
@@ -41,25 +41,26 @@ class RankThreadPool:
         self._workers: list[_Worker] = []
         self.shared_core = SharedCore()
         self.groups_for_reuse: dict[Hashable, Any] = {}
-        """What the layers above keep from a run that went well for one like it."""
+        """What the layers above keep from a successful run for the next run of the same
+        kind."""
         _thread_pools.add(self)
 
     def begin(self, strand: Strand, job: Job) -> None:
-        """Let the thread of that rank do the job; the one of before must have ended. The
-        thread wakes when the strand gets the baton for the first time, not before."""
+        """Let the thread of that rank do the job; its last job must have ended. The thread
+        wakes up when the strand gets the baton for the first time."""
         while len(self._workers) <= strand.rank:
             self._workers.append(_Worker(len(self._workers), self._state_of_thread, self._undo))
         self._workers[strand.rank].begin(strand, job)
 
     def close(self) -> None:
-        """Let the threads end; those that are stuck are left where they are."""
+        """End the threads; those that are stuck are left alone."""
         self.groups_for_reuse.clear()
         workers, self._workers = self._workers, []
         for worker in workers:
             worker.end()
 
     def become_a_process(self) -> None:
-        """In a forked child: the threads are not there."""
+        """In a forked child, in which the threads do not exist."""
         self._workers = []
         self.groups_for_reuse.clear()
         self.shared_core = SharedCore()
@@ -139,13 +140,13 @@ class _Worker:
 
 
 FORGETS_LOCALS = sys.implementation.name == "cpython" and sys.version_info < (3, 13)
-"""Whether a thread that lives on can lose what it has in `threading.local` objects. Where it
-cannot, the engine lets the thread pool go after a run that may have left something there."""
+"""Whether a thread can drop what it has in `threading.local` objects and live on. Where it
+cannot, the engine closes the thread pool after a run that may have left something there."""
 
 
 def _locals_here() -> dict[Any, Any]:
-    """What this thread has in `threading.local` objects. Up to Python 3.12 that is in a
-    dictionary of the thread, which C code can ask for and Python code cannot."""
+    """What this thread has in `threading.local` objects. Up to Python 3.12 it is in a
+    dictionary of the thread, which C code can read and Python code cannot."""
     if not FORGETS_LOCALS:
         return {}
     ask = ctypes.pythonapi.PyThreadState_GetDict
