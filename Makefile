@@ -34,7 +34,9 @@ upstream: $(READY) ## run torch's own backend suite on our ranks (5 minutes)
 	$(BIN)/python tests/upstream/run.py --ranks 3,4,8
 
 docs: $(DOCS) ## build the documentation with its search: build/docs/index.html
-	$(BIN)/python -m sphinx -W --keep-going -q -b html docs build/docs
+	@rm -rf build/docs
+	$(BIN)/python -m sphinx -W --keep-going -q -d build/doctrees -E -b html docs build/docs
+	@echo "open build/docs/index.html"
 
 lint: $(READY) ## ruff and mypy
 	$(BIN)/ruff check .
