@@ -5,16 +5,12 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.checks.message_race import (
-    Arrival,
+from phalanx.checks.message_race import Arrival, Taken, find_rival, hint_taken, message_race
+from phalanx.checks.store_race import (
     Look,
-    Taken,
     Write,
     find_claim_race,
-    find_rival,
     find_unordered_write,
-    hint_taken,
-    message_race,
     store_race,
 )
 from phalanx.matching.happens_before import Ordering, knows, merged
@@ -67,16 +63,16 @@ def test_findings_read_well() -> None:
     assert "of another size" in message_race(taken(), send, RECEIVE).headline
 
 
-def write(rank: int, value: bytes, number: int = 1) -> Write:
+def write(rank: int, value: int, number: int = 1) -> Write:
     return Write(Op(rank, "set", WORLD, key="k"), value, number)
 
 
 def test_writes_of_other_values_that_nobody_ordered() -> None:
-    assert find_unordered_write([write(0, b"a")], write(1, b"b"), {}) is not None
-    assert find_unordered_write([write(0, b"a")], write(1, b"a"), {}) is None
-    assert find_unordered_write([write(0, b"a")], write(1, b"b"), {0: 1}) is None
-    assert find_unordered_write([write(1, b"a")], write(1, b"b"), {}) is None
-    finding = store_race((write(1, b"b"), write(0, b"a")), Op(2, "get", WORLD, key="k"))
+    assert find_unordered_write([write(0, 1)], write(1, 2), {}) is not None
+    assert find_unordered_write([write(0, 1)], write(1, 1), {}) is None
+    assert find_unordered_write([write(0, 1)], write(1, 2), {0: 1}) is None
+    assert find_unordered_write([write(1, 1)], write(1, 2), {}) is None
+    finding = store_race((write(1, 2), write(0, 1)), Op(2, "get", WORLD, key="k"))
     assert finding.ranks == (0, 1) and finding.blocks[-1].ranks == (2,)
 
 
@@ -85,7 +81,7 @@ def look(rank: int, number: int, *, found: bool = False, line: Site = LINE) -> L
 
 
 def test_to_look_and_to_set_are_two_steps() -> None:
-    claim = (look(0, 1), write(0, b"a", 2))
+    claim = (look(0, 1), write(0, 1, 2))
     assert find_claim_race(claim, look(1, 1), latest=1, known={1: 1}) is not None
     assert find_claim_race(claim, look(1, 1), latest=0, known={0: 2}) is not None
     assert find_claim_race(claim, look(1, 1), latest=1, known={0: 2}) is None

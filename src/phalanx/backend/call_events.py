@@ -21,6 +21,8 @@ from phalanx.journal.events import (
     GroupMade,
     Met,
     Posted,
+    StoreRead,
+    StoreWritten,
     Withdrawn,
     make,
 )
@@ -44,45 +46,43 @@ def call_id(call: Call) -> CallId:
     return call.strand.local.rank, call.serial
 
 
-def post_message(context: RankContext, call: Call, sample: Tensor) -> None:
+def post_message(context: RankContext, call: Call, sample: Tensor) -> Posted:
     """A send or a receive of this tensor."""
     ring = context.ring
     serial = call.serial = ring.posted
     ring.posted = serial + 1
     tensor = (sample.dtype, sample.shape, sample.device, order_of(sample))
-    ring.calls.append(
-        Posted(
-            monotonic(),
-            context.rank,
-            thread_of(call.strand),
-            call.mark,
-            call.assembly.record,
-            call.name,
-            serial,
-            call.member,
-            None,
-            None,
-            call.peer,
-            call.tag,
-            None,
-            True,
-            call.batch,
-            call.device,
-            (call.name, tensor),
-        )
+    event = Posted(
+        monotonic(),
+        context.rank,
+        thread_of(call.strand),
+        call.mark,
+        call.assembly.record,
+        call.name,
+        serial,
+        call.member,
+        peer=call.peer,
+        tag=call.tag,
+        asynchronous=True,
+        batch=call.batch,
+        device=call.device,
+        signature=(call.name, tensor),
     )
+    ring.calls.append(event)
+    return event
 
 
-def meet_message(send: Call, receive: Call) -> None:
+def meet_message(send: Call, receive: Call) -> Met:
     """A message has found its receive."""
-    _flow(send, receive, Met, receive.source)
+    found: Met = _flow(send, receive, Met, receive.source)
+    return found
 
 
 def complete_message(send: Call, receive: Call, *, failed: bool) -> None:
     _flow(send, receive, Completed, failed)
 
 
-def _flow(send: Call, receive: Call, kind: type[Any], last: Any) -> None:
+def _flow(send: Call, receive: Call, kind: type[Any], last: Any) -> Any:
     """Written by the rank that runs: it may be any, if data moves later."""
     strand = here.strand or receive.strand
     ring = strand.local.ring
@@ -90,7 +90,47 @@ def _flow(send: Call, receive: Call, kind: type[Any], last: Any) -> None:
     rank, thread = strand.local.rank, thread_of(strand)
     record = receive.assembly.record
     ring.flowed += 1
-    ring.flow.append(make(kind, (monotonic(), rank, thread, None, record, None, pair, last)))
+    event = make(kind, (monotonic(), rank, thread, None, record, None, pair, last))
+    ring.flow.append(event)
+    return event
+
+
+MOST_OF_KEY = 160
+"""Characters of a store's key that are kept."""
+
+
+def store_used(
+    strand: Strand, store: Any, key: str, shown: str, name: str, *, value: Any, found: bool
+) -> None:
+    """The program itself used a key; `value` is what it set, None where it set nothing or
+    where the old value counts, too."""
+    context = strand.local
+    session, ring = context.session, context.ring
+    whole = key if len(key) <= MOST_OF_KEY else f"{key[:MOST_OF_KEY]}#{hash(key)}"
+    common = (
+        monotonic(),
+        context.rank,
+        thread_of(strand),
+        callsite.mark(2),
+        store,
+        name,
+        whole,
+    )
+    event: StoreRead | StoreWritten
+    if name in STORE_READS:
+        event = StoreRead(*common, shown[:MOST_OF_KEY], found)
+    else:
+        digest = None if value is None else hash(str(value))
+        event = StoreWritten(*common, shown[:MOST_OF_KEY], digest)
+    ring.flowed += 1
+    ring.flow.append(event)
+    if name in ("set", "check"):
+        session.watch_races()
+    if session.races is not None:
+        session.races.add(event)
+
+
+STORE_READS = frozenset({"get", "multi_get", "wait", "check"})
 
 
 def withdraw(call: Call) -> bool:
@@ -101,6 +141,9 @@ def withdraw(call: Call) -> bool:
     record = call.assembly.record
     event = Withdrawn(monotonic(), rank, thread, call.mark, record, call_id(call))
     call.strand.local.ring.add(event)
+    races = call.strand.local.session.races
+    if races is not None:
+        races.add(event)
     return True
 
 

@@ -22,10 +22,9 @@ from phalanx.backend import call_events, group_history, meeting_checks
 from phalanx.backend.collectives import data_movement
 from phalanx.backend.collectives.data_movement import Meaning
 from phalanx.backend.devices import cuda_streams as device
-from phalanx.backend.evidence.call_description import describe_pending, shown_name
+from phalanx.backend.evidence.call_description import describe_pending
 from phalanx.backend.observers import (
     observe_groups,
-    observe_messages,
     observe_order,
     observe_roots,
     observe_threads,
@@ -44,6 +43,8 @@ from phalanx.matching.slots import Assembly, Call, Slot
 from phalanx.system import monotonic
 
 _UNSET = timedelta(0)
+_UNTOLD = ("", "undefined", "None", "default_pg")
+"""What torch says of groups that nobody has described."""
 _PERIOD_MASK = observe_order.PERIOD - 1
 
 CPP_NAME = "phalanx"
@@ -153,6 +154,9 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
     def _set_group_desc(self, description: str) -> None:
         super()._set_group_desc(description)
         self._description = description  # asking C++ for it takes every test some microseconds
+        if self._assembly is not None and self._assembly.name != "world":
+            told = str(description)
+            self._assembly.record.description = "" if told in _UNTOLD else told
 
     @property
     def bound_device_id(self) -> torch.device | None:
@@ -269,7 +273,6 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
             completion.complete_all(self._session, self._assembly)
         if not self._closed and self._assembly is not None:
             is_default = self._context.torch_state.default_pg is self
-            shown_name(self._assembly)  # while there is somebody to ask
             group_history.note_destroyed(self._context, self._assembly, is_default=is_default)
             call_events.group_destroyed(self._context, self._assembly, default=is_default)
             if is_default:
@@ -385,6 +388,8 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
                 record, number = call.assembly.record, call.number
                 event = (monotonic(), context.rank, 0, call.mark, record, number, (), None)
                 ring.flow.append(make(Met, event))
+                if self._session.races is not None:
+                    self._session.races.add(ring.flow[-1])
                 self._complete(slot, meaning)
         finally:
             baton.critical = False
@@ -447,8 +452,6 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
             calls[0].uneven = True
             errors = meeting_checks.judge_meeting(self._session, slot)
         session = self._session
-        if session.order is not None:
-            session.order.meet(calls[0].assembly.ranks)
         if errors is None and session.completion != "earliest":
             move = partial(self._move, calls, meaning, None)
             if completion.put_off(session, calls, move):
@@ -507,10 +510,13 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         self._before_departure(call)
         context.last_call = call
         call.batch = context.batch_of(strand) if context.batches else self._batch
-        call_events.post_message(context, call, sample)
+        posted = call_events.post_message(context, call, sample)
         sending = call.name == "send"
-        if self._session.order is not None or (call.peer is None and not sending):
-            observe_messages.posted(self._session, call)
+        session = self._session
+        if call.peer is None and not sending and session.races is None:
+            session.watch_races()
+        if session.races is not None:
+            session.races.add(posted)
         met = call.assembly
         baton.critical = True
         try:
@@ -529,11 +535,11 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
 
     def _deliver(self, send: Call, receive: Call) -> None:
         receive.source = send.member
-        call_events.meet_message(send, receive)
+        met = call_events.meet_message(send, receive)
         errors = meeting_checks.judge_message(self._session, send, receive)
         session = self._session
-        if session.order is not None:
-            observe_messages.delivered(session, send, receive)
+        if session.races is not None:
+            session.races.add(met)
         if errors is None and session.completion != "earliest":
             move = partial(self._hand_over, send, receive, None)
             if completion.put_off(session, [send, receive], move):

@@ -18,10 +18,10 @@ from torch.distributed.distributed_c10d import Store
 
 from phalanx.backend.devices.device_map import DeviceMap
 from phalanx.callsite import Mark
+from phalanx.checks.message_race import KIND, RaceWatch
 from phalanx.core.strand import Strand, here
 from phalanx.errors import VerdictError
 from phalanx.journal.writer import JournalWriter
-from phalanx.matching.happens_before import Ordering
 from phalanx.matching.referee import Referee
 from phalanx.matching.slots import Assembly, Call
 from phalanx.model import Tally, Verdict, Wait
@@ -176,10 +176,8 @@ class Session:
         """Whether the engine makes the default group, and ends it, and not the program."""
         self.began_at: dict[int, Mark | None] = {}
         """Where each rank made its default group."""
-        self.order: Ordering | None = None
+        self.races: RaceWatch | None = None
         """What happens before what, once there is something that could race."""
-        self.posts = 0
-        """How many receives were posted since."""
         self.watched = _watched(size) if "crossed-order" in self.kinds else 0
         """Of how many calls in a row `observers/crossed_order.py` takes notes."""
         self.ranks = [
@@ -199,10 +197,12 @@ class Session:
 
     def begin_journal(self) -> None:
         """A new run begins, in which the groups of the one before are still there."""
-        self.journal = JournalWriter(self.size, in_full=self.profile is not None)
+        in_full = self.profile is not None
+        self.journal = JournalWriter(self.size, in_full=in_full, after=self.journal)
         for met in self.assemblies.values():
             met.record.used = any(met.next_number) or met.messages > 0
             self.journal.keep(met.record)
+        self.races = None
         for context in self.ranks:
             context.ring = self.journal.rings[context.rank]
             context.refused.clear()
@@ -222,6 +222,19 @@ class Session:
         if met is not None:
             self.journal.end(met.record)
             self._ended = [a + b for a, b in zip(self._ended, _counts(met), strict=True)]
+
+    def watch_races(self) -> None:
+        """From now on there is something that could race."""
+        if self.races is not None or KIND not in self.kinds:
+            return
+        journal = self.journal.reader()
+        open_calls = (call for met in self.assemblies.values() for call in met.open_calls())
+        sends = [
+            journal.call((call.strand.local.rank, call.serial))
+            for call in open_calls
+            if call.name == "send" and call.serial is not None
+        ]
+        self.races = RaceWatch(journal, [send for send in sends if send is not None])
 
     # -- what checks ask, besides the journal (`checks/registry.py`) ------------------------
 

@@ -1,6 +1,9 @@
-"""Races between messages, and between writes to a store. Pure, over what was seen to happen.
+"""Message race: a receive from any source that could have had another message.
 
-Used by the observer of this kind and by whoever explains a deadlock.
+`RaceWatch` follows a run event by event. On threads it is fed as things happen, from the first
+event that could race: the journal forgets, and what came before needs no order. Where ranks are
+processes it goes through the journal when the run has ended, in an order in which it may have
+happened (`matching/causal_order.py`). Stores are in `store_race.py`.
 
 | seen                                                        | verdict                      |
 |-------------------------------------------------------------|------------------------------|
@@ -14,26 +17,141 @@ Used by the observer of this kind and by whoever explains a deadlock.
 | second's source is no number in the program's line          | chosen it by that            |
 | the second source heard of the first receive before it sent | legal: ordered               |
 | a message behind another one of its sender                  | legal: it cannot overtake    |
-| two ranks set one key to different values, neither knew of  |                              |
-| the other's, and somebody read it                           | race                         |
-| a rank found a key missing and set it; another one looked   | race: both may find it       |
-| at the same line without knowing of that                    | missing                      |
-| the same value, `add`, `compare_set`, or nobody read        | legal                        |
-| ranks that look until a key is there, and set nothing       | legal: they wait             |
 """
 
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from math import prod
+from typing import Any, Protocol
 
-from phalanx.matching.happens_before import Known, knows
+from phalanx.checks.store_race import StoreWatch
+from phalanx.journal.events import (
+    CallId,
+    Event,
+    GroupRecord,
+    Met,
+    Posted,
+    StoreRead,
+    StoreWritten,
+    Withdrawn,
+)
+from phalanx.journal.reader import Journal
+from phalanx.matching.causal_order import in_causal_order
+from phalanx.matching.happens_before import NOTHING, Known, Ordering, knows
 from phalanx.model import CallBlock, Finding, Op
+
+KIND = "message-race"
+MOST_TAKEN = 32
+"""How many receives from any source are remembered of a rank, tag and group."""
 
 _RECV = re.compile(r"\brecv\(")
 _DROPPED = re.compile(r"(\w+\.)*recv\(")
 _NUMBER = re.compile(r",\s*(src\s*=\s*)?\d")
+
+
+class RaceHost(Protocol):
+    """What this check asks of the engine besides the journal."""
+
+    @property
+    def races(self) -> RaceWatch | None:
+        """The watch that was fed on the way; None if nothing could race, or where nobody saw
+        things as they happened."""
+
+
+def find_message_races(journal: Journal, host: RaceHost) -> Iterable[Finding]:
+    if journal.in_order:
+        return host.races.findings() if host.races is not None else ()
+    events = in_causal_order(journal)
+    if events is None:
+        return ()
+    watch = RaceWatch(journal)
+    for event in events:
+        watch.add(event)
+    return watch.findings()[:1]
+
+
+class RaceWatch:
+    """What each rank knows of the others, and which receives from any source took what.
+    `pending` are sends that nobody has received so far."""
+
+    def __init__(self, journal: Journal, pending: Iterable[Posted] = ()) -> None:
+        self._journal = journal
+        self._order = Ordering(journal.ranks)
+        self._stores = StoreWatch(journal.ranks, self._order)
+        self._sends = {send.call: send for send in pending}
+        self._known: dict[CallId, Known] = {}
+        """What their ranks knew when they posted messages that are not met."""
+        self._taken: dict[tuple[GroupRecord, int, int | None], deque[Taken]] = {}
+        self._found: dict[Any, Finding] = {}
+        """By the lines concerned."""
+
+    def add(self, event: Event) -> None:
+        """The next event. Others than those of messages, slots and stores say nothing."""
+        if isinstance(event, Met):
+            if event.number is not None:
+                self._order.meet(event.group.ranks)
+            elif len(event.calls) == 2:
+                self._deliver(*event.calls)
+        elif isinstance(event, Posted):
+            if event.is_message:
+                self._known[event.call] = self._order.known_to(event.rank)
+                if event.name == "send":
+                    self._sends[event.call] = event
+        elif isinstance(event, (StoreWritten, StoreRead)):
+            for found in self._stores.add(event):
+                self._tell(found)
+        elif isinstance(event, Withdrawn):
+            self._sends.pop(event.call, None)
+            self._known.pop(event.call, None)
+
+    def taken(self, group: GroupRecord, member: int, tag: int | None) -> Iterable[Taken]:
+        """What receives from any source of a member took."""
+        return self._taken.get((group, member, tag), ())
+
+    def findings(self) -> list[Finding]:
+        """All there is, once nothing more will happen; last a message that nobody received
+        although a receive from any source could have."""
+        found = list(self._found.values())
+        for send in self._sends.values():
+            arrival = Arrival(send.rank, self._known.get(send.call, NOTHING))
+            taken = self.taken(send.group, send.peer or 0, send.tag)
+            rival = find_rival(taken, arrival)
+            if rival is not None:
+                return [*found, message_race(rival, send.as_op(bare=False), None)]
+        return found
+
+    def _deliver(self, sent: CallId, received: CallId) -> None:
+        """A message has found its receive."""
+        send = self._sends.pop(sent, None) or self._journal.call(sent)
+        receive = self._journal.call(received)
+        known = self._known.pop(sent, NOTHING)
+        known_to_receiver = self._known.pop(received, NOTHING)
+        if send is None or receive is None:
+            return  # forgotten
+        order, any_source = self._order, receive.peer is None
+        key = (receive.group, receive.member, receive.tag)
+        taken = self._taken.get(key)
+        if taken or any_source:
+            layout = [(spec.dtype, prod(spec.shape)) for spec in receive.tensors]
+            arrival = Arrival(send.rank, known, receive.serial, any_source, layout)
+            rival = find_rival(taken or (), arrival)
+            op = receive.as_op(bare=False)
+            if rival is not None and not is_chosen(rival.op, op):
+                self._tell(message_race(rival, send.as_op(bare=False), op))
+            if any_source:
+                number = order.event(receive.rank)
+                took = Taken(op, send.rank, number, receive.serial, layout)
+                self._taken.setdefault(key, deque(maxlen=MOST_TAKEN)).append(took)
+        order.learn(receive.rank, known)
+        order.learn(send.rank, known_to_receiver)
+
+    def _tell(self, finding: Finding) -> None:
+        """Once for the lines concerned."""
+        self._found.setdefault(tuple(block.op.site for block in finding.blocks), finding)
 
 
 @dataclass
@@ -128,84 +246,4 @@ def message_race(taken: Taken, send: Op, receive: Op | None) -> Finding:
         headline=f"recv(src=any) of rank {rank} could as well have taken {what}",
         blocks=tuple(blocks),
         hint=hint,
-    )
-
-
-@dataclass(frozen=True)
-class Write:
-    """One rank set a key; `number` is that of the event on its rank."""
-
-    op: Op
-    value: bytes
-    number: int
-
-
-def find_unordered_write(
-    writes: Iterable[Write], latest: Write, known: Known
-) -> tuple[Write, Write] | None:
-    """A write of another value by another rank that the latest one's rank did not know of."""
-    for each in writes:
-        if each.op.rank == latest.op.rank or each.value == latest.value:
-            continue
-        if not knows(known, each.op.rank, each.number):
-            return each, latest
-    return None
-
-
-def store_race(writes: tuple[Write, Write], read: Op) -> Finding:
-    one, other = sorted((write.op for write in writes), key=lambda op: op.rank)
-    return Finding(
-        kind="message-race",
-        severity="warning",
-        ranks=(one.rank, other.rank),
-        headline=(
-            f'ranks {one.rank} and {other.rank} set "{one.key}" to different values, '
-            f"unordered; rank {read.rank} read it"
-        ),
-        blocks=(
-            CallBlock((one.rank,), one),
-            CallBlock((other.rank,), other),
-            CallBlock((read.rank,), read, ("got the value of whoever was there last",)),
-        ),
-        hint="let one rank set it, use a key for each rank, or put a barrier between them",
-    )
-
-
-@dataclass(frozen=True)
-class Look:
-    """A rank looked whether a key is there; `number` is that of the event on its rank."""
-
-    op: Op
-    number: int
-    found: bool
-
-
-Claim = tuple[Look, Write]
-"""A rank found a key missing, and set it."""
-
-
-def find_claim_race(claim: Claim, look: Look, *, latest: int, known: Known) -> Finding | None:
-    """Whether another rank's look at the same line may have come before or after the claim;
-    `latest` is the rank that acted last, and `known` what it knew then."""
-    mine, write = claim
-    if look.op.rank == mine.op.rank or look.op.site != mine.op.site:
-        return None
-    if latest == look.op.rank and knows(known, write.op.rank, write.number):
-        return None
-    if latest != look.op.rank and knows(known, look.op.rank, look.number):
-        return None
-    one, other = sorted((mine.op, look.op), key=lambda op: op.rank)
-    return Finding(
-        kind="message-race",
-        severity="warning",
-        ranks=(one.rank, other.rank),
-        headline=(
-            f'ranks {one.rank} and {other.rank} may both find "{one.key}" missing: '
-            "to look and to set are two steps"
-        ),
-        blocks=(
-            CallBlock((one.rank, other.rank), one),
-            CallBlock((write.op.rank,), write.op, ("because it found none",)),
-        ),
-        hint="use compare_set or add, which do both at once, or let one rank set it",
     )

@@ -14,12 +14,13 @@ from types import MappingProxyType
 from typing import Protocol
 
 from phalanx.checks.backend_hazard import Machines, find_backend_hazards
+from phalanx.checks.message_race import RaceHost, find_message_races
 from phalanx.errors import PhalanxWarning, text_of
 from phalanx.journal.reader import Journal
 from phalanx.model import Verdict
 
 
-class CheckHost(Machines, Protocol):
+class CheckHost(Machines, RaceHost, Protocol):
     """What checks may ask of the engine besides the journal."""
 
     @property
@@ -33,10 +34,15 @@ class CheckHost(Machines, Protocol):
 
 Check = Callable[[Journal, CheckHost], Iterable[Verdict]]
 
-AT_END: Mapping[str, Check] = MappingProxyType({"backend-hazard": find_backend_hazards})
+AT_END: Mapping[str, Check] = MappingProxyType(
+    {
+        "backend-hazard": find_backend_hazards,
+        "message-race": find_message_races,
+    }
+)
 """By kind."""
 
-ONCE = frozenset({"backend-hazard", "message-race"})
+ONCE = frozenset({"backend-hazard"})
 """Kinds whose findings are told once in a world, however often it runs the same lines."""
 
 

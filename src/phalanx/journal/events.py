@@ -13,7 +13,7 @@ that writing one costs the hot path a tuple. A change of a field or of its meani
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from typing import Any, NamedTuple
 
 from phalanx.callsite import Mark, resolve
@@ -39,21 +39,37 @@ class GroupRecord:
     the same members are two records. `evidence` is for checks that collect on the way, by kind.
     """
 
-    __slots__ = ("backend", "eager", "evidence", "name", "number", "ranks", "used")
+    __slots__ = (
+        "backend",
+        "description",
+        "eager",
+        "evidence",
+        "name",
+        "number",
+        "ranks",
+        "used",
+    )
 
     def __init__(self, number: int, name: str, ranks: tuple[int, ...]) -> None:
         self.number = number
         self.name = name
         self.ranks = ranks
         self.backend = ""
+        self.description = ""
+        """What the program calls it, or a mesh for its dimension."""
         self.eager = False
         """Whether the program bound a device to it when it was made."""
         self.used = False
         """Whether it was there before this journal began."""
         self.evidence: dict[str, Any] = {}
 
+    @property
+    def title(self) -> str:
+        """The name, and the description if there is one."""
+        return f"{self.name}: {self.description}" if self.description else self.name
+
     def as_group(self) -> Group:
-        return Group(self.name, self.ranks)
+        return Group(self.title, self.ranks)
 
     def __repr__(self) -> str:
         return f"<group {self.number} {self.name!r} {self.ranks}>"
@@ -271,15 +287,17 @@ class GroupDestroyed(NamedTuple):
 
 class StoreWritten(NamedTuple):
     """The program changed a key of a store by `name` (`set`, `add`, ...). `digest` is equal for
-    equal values; None where the old value counts, too. `store` tells stores apart."""
+    equal values; None where the old value counts, too. `store` tells stores apart; `key` is
+    the whole key, `shown` the part that the program names."""
 
     time: float
     rank: int
     thread: int
     mark: Place
-    store: int
+    store: Hashable
     name: str
     key: str
+    shown: str
     digest: int | None = None
 
     @property
@@ -298,9 +316,10 @@ class StoreRead(NamedTuple):
     rank: int
     thread: int
     mark: Place
-    store: int
+    store: Hashable
     name: str
     key: str
+    shown: str
     found: bool = True
 
     @property

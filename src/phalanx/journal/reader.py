@@ -12,7 +12,7 @@ from itertools import islice
 from operator import itemgetter
 from typing import Any
 
-from phalanx.journal.events import KINDS, VERSION, Event, GroupRecord, Posted
+from phalanx.journal.events import KINDS, VERSION, CallId, Event, GroupRecord, Posted
 from phalanx.journal.ring import Ring
 
 _time: Callable[[Any], float] = itemgetter(0)
@@ -107,6 +107,12 @@ class Journal:
     def calls(self, rank: int) -> list[Posted]:
         """All calls of a rank that are kept."""
         return list(self._rings[rank].calls)
+
+    def call(self, call: CallId) -> Posted | None:
+        """The event of a call, if it is kept."""
+        rank, serial = call
+        found: Posted | None = self._rings[rank].call(serial)
+        return found
 
     def last_calls(self, rank: int, most: int) -> list[Posted]:
         """The newest of them, oldest first."""

@@ -23,13 +23,14 @@ class Ring:
     """One rank's events, oldest first. `posted`, `flowed` and `noted` count all that were ever
     added to the lanes: whoever appends to one counts up, too."""
 
-    __slots__ = ("calls", "flow", "flowed", "noted", "posted", "rare")
+    __slots__ = ("calls", "first", "flow", "flowed", "noted", "posted", "rare")
 
-    def __init__(self, length: int) -> None:
+    def __init__(self, length: int, first: int = 0) -> None:
+        """`first` is the serial of the first call: those of an earlier run may be met here."""
         self.calls: deque[Any] = deque(maxlen=length)
         self.flow: deque[Any] = deque(maxlen=length)
         self.rare: deque[Any] = deque(maxlen=max(LEAST, length // 4))
-        self.posted = 0
+        self.first = self.posted = first
         self.flowed = 0
         self.noted = 0
 
@@ -37,11 +38,16 @@ class Ring:
     def dropped(self) -> int:
         """How many events were forgotten."""
         kept = len(self.calls) + len(self.flow) + len(self.rare)
-        return self.posted + self.flowed + self.noted - kept
+        return self.posted - self.first + self.flowed + self.noted - kept
 
     @property
     def has_all_calls(self) -> bool:
-        return self.posted == len(self.calls)
+        return self.posted - self.first == len(self.calls)
+
+    def call(self, serial: int) -> Any:
+        """A call that is kept; None otherwise."""
+        place = serial - self.posted + len(self.calls)
+        return self.calls[place] if 0 <= place < len(self.calls) else None
 
     def renumber(self, rank: int) -> None:
         """All that is in here was this rank's."""
@@ -56,6 +62,7 @@ class Ring:
         for name in ("calls", "flow", "rare"):
             events = [event._replace(mark=event.site) for event in getattr(self, name)]
             getattr(made, name).extend(events)
+        made.first = self.first
         made.posted, made.flowed, made.noted = self.posted, self.flowed, self.noted
         return made
 

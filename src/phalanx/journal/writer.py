@@ -35,14 +35,17 @@ class JournalWriter:
         *,
         in_full: bool = False,
         in_order: bool = True,
+        after: JournalWriter | None = None,
     ) -> None:
+        """`after` is the journal of the run before in the same world: serials go on."""
         length = ring_length(
             ranks,
             count=CALLS_IN_FULL if in_full else CALLS,
             size=BYTES_IN_FULL if in_full else BYTES,
             least=LEAST_CALLS,
         )
-        self.rings = [Ring(length) for _ in range(ranks)]
+        firsts = [0] * ranks if after is None else [ring.posted for ring in after.rings]
+        self.rings: list[Ring] = [Ring(length, first) for first in firsts]
         self.groups: dict[int, GroupRecord] = {}
         """Those that ranks still have, by number."""
         self.in_order = in_order

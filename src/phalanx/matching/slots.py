@@ -46,9 +46,6 @@ class Call:
     error: BaseException | None = None
     waiters: list[Strand] | None = None
     callbacks: list[Callable[[], None]] | None = None
-    known: Any = None
-    """What the rank knew of others when it posted a message; see `checks/message_race.py`."""
-    posted = 0
     whole: Call | None = None
     parts_left = 0
     parts: tuple[Call, ...] | list[Call] = ()

@@ -20,9 +20,6 @@ from phalanx.matching.descriptions import CallReader
 from phalanx.matching.slots import Assembly, Call
 from phalanx.model import Group, Op, Site, TensorSpec, Wait
 
-_UNTOLD = ("", "undefined", "None", "default_pg")
-"""What torch says of groups that nobody has described."""
-
 
 class TensorReader(CallReader):
     """Reads tensors, code marks and torch's reduce ops. Sites are resolved once for each mark:
@@ -52,8 +49,10 @@ class TensorReader(CallReader):
     def taken_before(self, call: Call, op: Op) -> str | None:
         if call.name != "recv" or call.peer is None:
             return None
-        taken = call.assembly.notes.get("message-race", {}).get((call.member, call.tag), ())
-        return hint_taken(taken, op) if taken else None
+        races = call.strand.local.session.races
+        if races is None:
+            return None
+        return hint_taken(races.taken(call.assembly.record, call.member, call.tag), op)
 
 
 def group_of(met: Assembly) -> Group:
@@ -62,14 +61,7 @@ def group_of(met: Assembly) -> Group:
 
 def shown_name(met: Assembly) -> str:
     """With what the program, or a mesh for its dimension, calls the group."""
-    found: str | None = met.notes.get("name")
-    if found is None:
-        end = next(iter(met.ends.values()), None)
-        given = str(getattr(end, "group_desc", "")) if met.name != "world" else ""
-        if given in _UNTOLD:
-            return met.name
-        found = met.notes["name"] = f"{met.name}: {given}"
-    return found
+    return met.record.title
 
 
 def describe_call(call: Call, reader: TensorReader | None = None) -> Op:

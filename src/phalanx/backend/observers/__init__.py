@@ -14,7 +14,6 @@ from types import MappingProxyType
 
 from phalanx.backend import group_history
 from phalanx.backend.observers.observe_groups import find_leaked_groups
-from phalanx.backend.observers.observe_messages import find_message_races
 from phalanx.backend.observers.observe_order import find_crossed_order
 from phalanx.backend.observers.observe_roots import find_rank_spaces
 from phalanx.backend.observers.observe_works import find_unwaited_work
@@ -36,7 +35,6 @@ AT_END: Mapping[str, Check] = MappingProxyType(
         "backend-hazard": _find_backend_hazards,
         "crossed-order": find_crossed_order,
         "leak": find_leaked_groups,
-        "message-race": find_message_races,
         "rank-space": find_rank_spaces,
         "unwaited-work": find_unwaited_work,
     }

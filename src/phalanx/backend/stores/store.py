@@ -19,7 +19,7 @@ import torch.distributed
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from phalanx import callsite
-from phalanx.backend.stores import store_order
+from phalanx.backend.call_events import store_used
 from phalanx.core.strand import RUNNING, Strand, here
 
 dist: Any = torch.distributed  # torch's type stubs leave several of the names below out
@@ -168,26 +168,15 @@ def _polling(original: Any) -> Any:
 def _note(
     strand: Strand, store: Any, name: str, args: Any, kwargs: Any, *, found: bool = True
 ) -> None:
-    """For the check of races: what the program itself does, two frames up."""
-    session = strand.local.session
-    if session.order is None and name not in ("set", "check"):
-        return
+    """Write into the journal what the program itself does, two frames up."""
     if callsite.is_library(sys._getframe(2).f_code.co_filename):
         return
     given = [*args, *kwargs.values()]
+    value = given[1] if name == "set" and len(given) > 1 else None
     for key in _keys(given[0] if given else None):
         place = _place(store, key)
-        if place is None:
-            continue
-        if name == "set" and len(given) > 1:
-            store_order.wrote(strand, place, key, str(given[1]).encode())
-        elif name in _SEEING:
-            store_order.saw(strand, place, key, name, found=found)
-        else:
-            store_order.touched(strand, place)
-
-
-_SEEING = frozenset({"get", "multi_get", "wait", "check"})
+        if place is not None:
+            store_used(strand, *place, key, name, value=value, found=found)
 
 
 _bases: weakref.WeakKeyDictionary[Any, tuple[Any, str]] = weakref.WeakKeyDictionary()

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from phalanx.checks import registry
+from phalanx.checks.message_race import RaceWatch
 from phalanx.checks.unmatched_message import find_leftovers
 from phalanx.checks.unwaited_work import Unwaited, find_unwaited
-from phalanx.engines.referee.remote_races import find_message_races
 from phalanx.engines.remote.object_lifetimes import judge_lives
 from phalanx.engines.remote.remote_referee import RemoteReferee
 from phalanx.engines.remote.single_rank_watcher import judge_trails, judge_uses
@@ -30,6 +30,7 @@ class RemoteHost:
     kinds: frozenset[str]
     profile: str | None = None
     told: set[Verdict] = field(default_factory=set)
+    races: RaceWatch | None = None
 
     def machine_of(self, rank: int) -> int:
         return 0
@@ -53,10 +54,6 @@ def find_at_end(referee: RemoteReferee, host: RemoteHost) -> list[Verdict]:
         found += _find_crossed(journal)
     if "rank-space" in kinds:
         found += _find_rank_spaces(journal)
-    if "message-race" in kinds:
-        fresh = [each for each in find_message_races(journal) if each not in host.told]
-        host.told.update(fresh)
-        found += fresh
     found += registry.find_at_end(journal, host)
     return [each for each in found if each.kind in kinds]
 

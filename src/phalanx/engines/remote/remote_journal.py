@@ -34,8 +34,13 @@ UNKNOWN_THREAD = -1
 class RemoteJournal(JournalWriter):
     """One for each call of the program on all ranks; groups go on."""
 
-    def __init__(self, size: int, mailboxes: Iterable[GroupMailbox] = ()) -> None:
-        super().__init__(size, in_full=True, in_order=False)
+    def __init__(
+        self,
+        size: int,
+        mailboxes: Iterable[GroupMailbox] = (),
+        after: RemoteJournal | None = None,
+    ) -> None:
+        super().__init__(size, in_full=True, in_order=False, after=after)
         self._undecided: dict[tuple[int, int], AnnouncedCall] = {}
         """Receives from any source, by rank and id of the call."""
         self._batches = [0] * size

@@ -97,6 +97,7 @@ class RemoteReferee:
         self._ranks = [_Rank() for _ in range(self.size)]
         self._referee = Referee(self.kinds)
         self._mailboxes: dict[str, GroupMailbox] = {}
+        self.journal = RemoteJournal(self.size)
         self.begin()
 
     def begin(self) -> None:
@@ -107,7 +108,8 @@ class RemoteReferee:
         """The first that was found."""
         self._halted: dict[int, AnnouncedCall] = {}
         self._referee.begin()
-        self.journal = RemoteJournal(self.size, self._mailboxes.values())
+        former = self._mailboxes.values()
+        self.journal = RemoteJournal(self.size, former, after=self.journal)
         for rank in self._ranks:
             rank.asking.clear()
             rank.calls = {t: c for t, c in rank.calls.items() if c.verdict is None}
