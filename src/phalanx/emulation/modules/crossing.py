@@ -28,7 +28,7 @@ class _Packed:
         self._tensors = tensors
 
     def open(self) -> Any:
-        """With the classes of the rank, or the caller, that calls this."""
+        """Open it with the classes of the calling rank, or of the caller."""
         try:
             return _Unpickler(io.BytesIO(self._data), self._tensors).load()
         except Exception:  # by whatever its classes do
@@ -41,7 +41,7 @@ class _Pickler(pickle.Pickler):
         self._rule = rule
         self.tensors: list[Tensor] = []
         self.is_needed = False
-        """Whether anything of an isolated package is in it."""
+        """Whether it contains anything of an isolated package."""
 
     def persistent_id(self, thing: Any) -> int | None:
         if not isinstance(thing, Tensor):
@@ -87,7 +87,7 @@ class IsolatedCall:
         self._errors: dict[int, _Packed] = {}
 
     def call(self) -> Any:
-        """In a rank."""
+        """Call the function with the rank's classes. Called in a rank."""
         __tracebackhide__ = True
         fn = _own(self._fn, self._rule)
         args, kwargs = self._given if self._sent is None else self._sent.open()
@@ -102,7 +102,7 @@ class IsolatedCall:
 
     @contextmanager
     def errors_opened(self) -> Iterator[None]:
-        """Around the run, for the caller."""
+        """A context around the run, in which errors of ranks get the caller's classes."""
         try:
             yield
         except RankFailedError as error:
@@ -129,12 +129,12 @@ class IsolatedCall:
 
 
 def opened(values: list[Any]) -> list[Any]:
-    """Results of ranks, with the caller's classes."""
+    """The results of ranks, with the caller's classes."""
     return [value.open() if isinstance(value, _Packed) else value for value in values]
 
 
 def _own(fn: Callable[..., Any], rule: IsolationRule) -> Callable[..., Any]:
-    """A function of an isolated package, as the rank has it."""
+    """The rank's own version of a function of an isolated package."""
     module, name = getattr(fn, "__module__", None), getattr(fn, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(name, str) or not rule.covers(module):
         return fn

@@ -61,7 +61,7 @@ def rank_import(
 
 
 def _ready(name: str, top: str, fromlist: Any) -> Any:
-    """The usual case, an import of what is there: what the statement is to get."""
+    """The usual case, an import of a loaded module: returns what the statement binds."""
     owner = owner_here()
     module = owner.modules.get(name)
     if module is None or getattr(getattr(module, "__spec__", None), "_initializing", False):
@@ -72,7 +72,7 @@ def _ready(name: str, top: str, fromlist: Any) -> Any:
 
 
 def settle(top: str) -> bool:
-    """Whether this package is kept per rank. Decided when the first rank asks for it."""
+    """Whether this package is kept per rank. Decided when the first rank imports it."""
     found = shared.get(top)
     if found is not None:
         return type(found) is RankModule
@@ -113,7 +113,7 @@ class _Unfinished(ModuleType):
 
 
 def _trimmed(trace: TracebackType | None) -> TracebackType | None:
-    """Without the frames of the import system, as Python shows it, and without ours."""
+    """Remove the frames of the import system from the traceback, as Python does, and ours."""
     kept = []
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
@@ -135,7 +135,8 @@ def rank_lock(name: str) -> Any:
 
 
 class OwnFinder(MetaPathFinder):
-    """First in `sys.meta_path`: asks the others, and lets ranks share what they may share."""
+    """The first finder in `sys.meta_path`: asks the others, and lets ranks share code and
+    extension modules."""
 
     isolates = True
 
@@ -160,7 +161,8 @@ class OwnFinder(MetaPathFinder):
 
 MOST_CODES = 4096
 _codes: dict[str, tuple[Any, CodeType]] = {}
-"""By file, with its time and size; kept between runs, since tests import the same again."""
+"""Compiled code by file, with its time and size; kept between runs, because tests import the
+same files again."""
 
 
 class SharedCodeLoader(SourceFileLoader):
@@ -186,9 +188,9 @@ class SharedCodeLoader(SourceFileLoader):
 
 
 def code_of_one_rank(code: CodeType) -> CodeType:
-    """What a rank executes of code that all have. Dynamo keeps on a code object what it has
-    compiled, with the globals of the rank that came first; unless torch keeps the ranks apart
-    there, each rank has copies."""
+    """The code object that a rank executes, of code that all ranks have. Dynamo keeps compiled
+    code on a code object, with the globals of the rank that came first; unless torch separates
+    the ranks there, each rank has copies."""
     return code if private_modes.has_regions else _copied(code)
 
 
@@ -198,7 +200,7 @@ def _copied(code: CodeType) -> CodeType:
 
 
 class OnceLoader(Loader):
-    """Of an extension module, which exists once per process: ranks share it."""
+    """Loads an extension module, which exists once per process: ranks share it."""
 
     def __init__(self, original: Any, made: dict[str, Any]) -> None:
         self._original = original
@@ -220,7 +222,7 @@ class OnceLoader(Loader):
 
 
 def import_patches() -> list[tuple[Any, str, Any]]:
-    """Also remembers what is to be called in their place for what is shared."""
+    """The patches. Also keeps the originals, which are called for shared modules."""
     global plain_import, _plain_lock
     plain_import, _plain_lock = builtins.__import__, bootstrap._get_module_lock
     return [

@@ -33,7 +33,7 @@ from phalanx.emulation.patch_table import OWN_MODULES
 
 
 class _Installed:
-    """What is in place while any run isolates packages."""
+    """What is installed while any run isolates packages."""
 
     def __init__(self) -> None:
         self.depth = 0
@@ -46,8 +46,8 @@ _installed = _Installed()
 
 
 def own_modules(contexts: Iterable[RankContext], rule: IsolationRule | None) -> None:
-    """A new world: its ranks begin with no modules of their own. Without a rule, those of a
-    nested run have what the rank has that makes them."""
+    """Prepare a new world: its ranks begin with no modules of their own. Without a rule, the
+    ranks of a nested run have the modules of the rank that made it."""
     parent = owner_here()
     if rule is None and parent is outside:
         return
@@ -56,7 +56,7 @@ def own_modules(contexts: Iterable[RankContext], rule: IsolationRule | None) -> 
 
 
 def isolating(rule: IsolationRule | None) -> AbstractContextManager[None]:
-    """For the time of a run that has this rule."""
+    """A context for a run with this rule."""
     return _NOTHING if rule is None else _isolating(rule)
 
 
@@ -104,7 +104,7 @@ def _hold(rule: IsolationRule) -> None:
 
 
 def _put_aside(rule: IsolationRule) -> None:
-    """What the process has of these packages stays its own."""
+    """Set the process's own modules of these packages aside."""
     for name, module in list(shared.items()):
         if rule.covers(name) and type(module) is not RankModule:
             outside.modules[name] = module
@@ -120,7 +120,7 @@ def _release() -> None:
 
 
 def _uninstall(owner: Owner) -> None:
-    """Leave plain modules behind: those of this owner."""
+    """Take everything out, and leave plain modules: those of this owner."""
     assert _installed.take_out is not None
     monkeypatches.end()
     for name, module in list(shared.items()):
@@ -138,7 +138,7 @@ def _uninstall(owner: Owner) -> None:
 
 
 _forking: dict[int, Any] = {}
-"""Whose strand forks, by thread: several may at the same time."""
+"""The strand that forks, by thread: several may fork at the same time."""
 
 
 def _before_fork() -> None:
@@ -150,7 +150,8 @@ def _after_fork() -> None:
 
 
 def _in_the_child() -> None:
-    """It is no rank any more, but a plain process with the modules of the rank that forked."""
+    """In a forked child, which is a plain process with the modules of the rank that forked
+    it."""
     strand = _forking.get(get_ident())
     _forking.clear()
     if _installed.depth:

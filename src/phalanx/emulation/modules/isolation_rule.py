@@ -23,19 +23,19 @@ from phalanx.errors import UsageError
 
 MAIN = "__main__"
 MP_MAIN = "__mp_main__"
-"""The script's module by multiprocessing's name: what workers send back is looked up there."""
+"""multiprocessing's name for the script's module: what workers send back is looked up there."""
 
 _COMMON = """
 torch torchgen functorch triton numpy phalanx sympy mpmath networkx jinja2 markupsafe filelock
 fsspec typing_extensions setuptools pkg_resources _distutils_hack pytest _pytest pluggy
 """
 COMMON = frozenset(_COMMON.split())
-"""Shared wherever they lie: torch, what it imports, ourselves, and what runs tests."""
+"""Packages that are shared wherever they are installed: torch, what it imports, Phalanx, and
+test runners."""
 
 
 class IsolationRule:
-    """Decides by the name of the top package. What it has decided it remembers, so a package
-    does not change hands in the middle of a run."""
+    """Decides by the name of the top package. A decision holds for the whole run."""
 
     def __init__(
         self, named: Iterable[str] = (), *, script: bool = False, shared: Iterable[str] = ()
@@ -81,7 +81,7 @@ def _is_common(top: str) -> bool:
 
 
 def _is_apart(top: str) -> bool:
-    """What a script's ranks import for themselves without being told."""
+    """The packages that a script's ranks import for themselves by default."""
     if _is_common(top):
         return False
     return is_programs_own(top) or (is_known(top) and find_spec(top) is not None)
@@ -97,7 +97,8 @@ def is_programs_own(top: str) -> bool:
 
 
 def find_spec(name: str, path: Any = None, target: Any = None, *, but: Any = None) -> Any:
-    """What Python's finders say of a module, without any import. `but` is not asked."""
+    """The spec that Python's finders return for a module, without an import. `but` is not
+    asked."""
     for finder in sys.meta_path:
         find = getattr(finder, "find_spec", None)
         if find is None or finder is but or getattr(finder, "isolates", False):
@@ -142,7 +143,7 @@ def _installed_roots() -> tuple[str, ...]:
 def script_rule(
     isolate: Iterable[str], share: Iterable[str], search_path: str
 ) -> IsolationRule:
-    """What the options of the command line ask for; each may come several times: `a,b`."""
+    """The rule for the options of the command line; each may be given several times: `a,b`."""
     sys.path.insert(0, search_path)
     try:
         named, shared = _parsed("--isolate", isolate), _parsed("--share", share)
@@ -168,8 +169,8 @@ def _parsed(option: str, given: Iterable[str]) -> tuple[str, ...]:
 
 
 def check_isolate(given: Any, *, where: str | None = None) -> tuple[str, ...]:
-    """The names of packages to isolate, or why they cannot be. Looked for by the caller's
-    `sys.path`, which a script's own folder belongs to."""
+    """The names of packages to isolate. Raises `UsageError` for a name that cannot be isolated.
+    They are searched in the caller's `sys.path`, which includes a script's own folder."""
     shown = where or f"isolate={given!r}"
     if isinstance(given, str):
         raise UsageError(f"{shown}: give a tuple of packages, e.g. isolate=({given!r},)")

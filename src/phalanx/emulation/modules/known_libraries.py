@@ -18,10 +18,10 @@ class Library:
 
     package: str
     distribution: str
-    """What PyPI calls it, as requirements do."""
+    """Its name on PyPI, as requirements use it."""
     reason: str
     versions: str
-    """Those looked at."""
+    """The versions that were read."""
 
 
 LIBRARIES = (
@@ -89,7 +89,7 @@ def _requires_known(top: str) -> bool:
 
 
 def _is_firm(requirement: str) -> bool:
-    """Extras are what somebody else may use it with."""
+    """Whether it is a requirement of the library itself, and not of an extra."""
     return "extra ==" not in requirement
 
 

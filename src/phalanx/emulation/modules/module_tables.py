@@ -20,8 +20,8 @@ KEY = "modules"
 
 
 class Owner:
-    """The modules of one rank. What its rule does not cover is its parent's: in a nested run
-    the rank's that made it, at last the process's own."""
+    """The modules of one rank. Modules outside its rule belong to its parent: in a nested run
+    the rank that made it, in the end the process."""
 
     def __init__(self, rule: IsolationRule | None = None, parent: Owner | None = None) -> None:
         self.rule = rule
@@ -29,7 +29,7 @@ class Owner:
         self.modules: dict[str, Any] = {}
 
     def of(self, name: str) -> Owner:
-        """Whose module of this name it is."""
+        """The owner of the module of this name."""
         owner = self
         while owner.parent is not None and not (owner.rule and owner.rule.covers(name)):
             owner = owner.parent
@@ -40,7 +40,7 @@ class Owner:
         return self.of(name).modules.get(name) if found is None else found
 
     def decide(self, top: str) -> bool:
-        """Whether a package that is new is to be this owner's, or some parent's."""
+        """Whether a new package belongs to this owner, or to some parent."""
         owner: Owner | None = self
         while owner is not None:
             if owner.rule is not None and owner.rule.decide(top):
@@ -49,7 +49,7 @@ class Owner:
         return False
 
     def adopt(self, top: str) -> bool:
-        """The same for one that the program makes itself."""
+        """The same for a module that the program makes itself."""
         owner: Owner | None = self
         while owner is not None:
             if owner.rule is not None and owner.rule.adopt(top):
@@ -59,7 +59,7 @@ class Owner:
 
 
 outside = Owner()
-"""Has what the process had imported of what is now each rank's own."""
+"""Owns what the process had imported of isolated packages."""
 
 
 def owner_here() -> Owner:
@@ -71,8 +71,8 @@ def owner_here() -> Owner:
 
 
 class RankModule(ModuleType):
-    """In `sys.modules` for a module that is each rank's own: whichever thread asks, even one
-    that does not hold the baton, finds the names of its own rank. Pickle looks here."""
+    """In `sys.modules` for a module that each rank has for itself: every thread, even one that
+    does not hold the baton, finds the names of its own rank. Pickle looks here."""
 
     def __init__(self, name: str) -> None:
         ModuleType.__setattr__(self, "_phalanx_name", name)
@@ -111,18 +111,18 @@ def module_name(proxy: RankModule) -> str:
 
 
 def real(module: Any) -> Any:
-    """What a thread should hold: the module itself, not what stands for it."""
+    """The module itself, for a thread that would otherwise hold the stand-in."""
     if type(module) is RankModule:
         return owner_here().find(module_name(module)) or module
     return module
 
 
 shared: dict[str, Any] = sys.modules
-"""What the interpreter itself looks into, always the same dictionary."""
+"""The dictionary that the interpreter itself uses, always the same one."""
 
 
 def real_class(thing: Any) -> Any:
-    """Of a class or function of any rank's module: that of the calling thread's rank."""
+    """The calling rank's own version of a class or function of any rank's module."""
     name = getattr(thing, "__module__", None)
     if not isinstance(name, str) or type(shared.get(name)) is not RankModule:
         return thing

@@ -22,7 +22,7 @@ on_adoption: list[Callable[[str], object]] = []
 
 
 class SeenModules(dict[str, Any]):
-    """A `dict` only by its type, because some programs ask; its own storage stays empty."""
+    """A `dict` by type only, because some programs check it; its own storage stays empty."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,8 +68,8 @@ class SeenModules(dict[str, Any]):
             self._left.add(name.partition(".")[0])
 
     def _adopt(self, name: str, module: Any, setter: FrameType) -> bool:
-        """Whether what the program puts here by a new name, without an `import`, becomes each
-        rank's own: a module loaded by its path, or one made up."""
+        """Whether a module that the program puts here under a new name, without an `import`,
+        becomes each rank's own: one loaded by its path, or made in code."""
         top, owner = name.partition(".")[0], owner_here()
         if owner is outside or top in shared or top in self._left:
             return False

@@ -23,23 +23,22 @@ from phalanx.emulation.modules.module_view import is_apart, on_adoption
 from phalanx.emulation.state.torch_attributes import add, places
 
 PARTS = ("nn", "optim", "distributed", "utils.data", "autograd", "cuda", "amp", "serialization")
-"""Besides `torch` itself, where programs replace something."""
+"""The parts of torch, besides `torch` itself, in which programs replace names."""
 LOOKS = 8
-"""How many hand-overs are looked at, each for a millisecond, since a run has begun or any rank
-was the first to import a module. What one rank does then, the others do as well."""
+"""The number of hand-overs with a full comparison, each a millisecond, after a run has begun or
+a rank was the first to import a module. What one rank does then, the others do as well."""
 
 due: list[None] = []
-"""One entry for each hand-over that is still to be looked at."""
+"""One entry for each full comparison that is still to be made."""
 
 watched: list[PatchedName] = []
-"""What is looked at whenever a rank gives the baton away, since the program's code mentions
-it."""
+"""Names that are compared at every hand-over, because the program's code mentions them."""
 MOST_PLACES = 16
 """A name that torch has in more places than this is watched only in those whose own name the
 code mentions."""
 
 _noted: set[str] = set()
-"""Files whose code was looked at in this run."""
+"""Files whose code was read in this run."""
 _stored: dict[int, tuple[CodeType, set[Stored], set[str]]] = {}
 _functions: list[tuple[Any, str, Any]] = []
 """Owner, name and value of what could be replaced, as it was before the run."""
@@ -47,11 +46,11 @@ _known: set[str] = set()
 """The modules they come from."""
 _new: set[str] = set()
 _harmless: set[str] = set()
-"""Files that ranks have loaded in this run, and those after which nothing was replaced."""
+"""Files that ranks have loaded in this run, and files after which nothing was replaced."""
 
 
 class PatchedName:
-    """One name in one module or class, as something to swap."""
+    """One name in one module or class, as an attribute to swap."""
 
     __slots__ = ("is_apart", "names", "original", "place", "which")
 
@@ -64,7 +63,7 @@ class PatchedName:
 
     @property
     def content(self) -> tuple[Any, ...]:
-        """In a tuple, which nobody copies; empty if there is none."""
+        """The value in a tuple, which is not copied; empty if the name is not set."""
         return (self.names[self.which],) if self.which in self.names else ()
 
     @content.setter
@@ -91,7 +90,7 @@ MISSING: Any = object()
 
 
 def expect_code(file: str, code: CodeType) -> None:
-    """After `expect`, with what will be executed: watch what it may set."""
+    """After `expect`, with the code to be executed: watch the names that it may set."""
     if file in _noted:
         return
     _noted.add(file)
@@ -109,8 +108,9 @@ MOST_CODES = 4096
 
 
 def _settings_of(file: str, code: CodeType) -> tuple[set[Stored], set[str]]:
-    """What it may set, and the names it mentions. Of a library only what says whose it is:
-    libraries replace functions while they are imported, and have strings for everything."""
+    """The names that it may set, and those that it mentions. Of a library, only names with a
+    known owner: libraries replace functions while they are imported, and have strings for
+    everything."""
     if is_installed(file):
         return stored(code, by_strings=False, owners=_index()[1].keys()), set()
     return stored(code), mentioned(code)
@@ -153,7 +153,7 @@ def _last_name(place: Any) -> str:
 
 
 def expect(file: str) -> None:
-    """Code of the program's is about to be executed by the first of the ranks."""
+    """The first rank is about to execute code of the program."""
     if file in _harmless or file in _new:
         return
     if not _new:
@@ -166,8 +166,8 @@ on_adoption.append(expect)
 
 
 def end() -> None:
-    """After a run in which ranks had modules of their own: put back what was replaced so late
-    that nobody has seen it."""
+    """After a run in which ranks had modules of their own: put back what was replaced after the
+    last comparison."""
     if _new:
         late = list(_replaced())
         for place, name, value in late:
@@ -221,7 +221,8 @@ def _methods(kind: type) -> Iterator[tuple[Any, str, Any]]:
 
 
 def look() -> None:
-    """Before a rank gives the baton away: keep apart what it has replaced."""
+    """A full comparison before a rank hands the baton over: what it has replaced becomes its
+    own."""
     due.pop()
     for place, name, value in list(_replaced()):
         PatchedName(place, name).set_apart(value)
@@ -243,7 +244,7 @@ def _is_ours(thing: Any) -> bool:
 
 
 def _replaced() -> Iterator[tuple[Any, str, Any]]:
-    """What is not as it was before, by a function or class of the program's."""
+    """The names that hold a function or class of the program and did not before."""
     for place, name, value in _functions:
         now = vars(place).get(name)
         if now is not value and _is_programs(now):

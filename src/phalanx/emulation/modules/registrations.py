@@ -31,13 +31,13 @@ SHARE = "phalanx_share"
 
 
 class Registered:
-    """All that the ranks of one world have registered."""
+    """The registrations of the ranks of one world."""
 
     def __init__(self) -> None:
         self.libraries: dict[Any, Any] = {}
-        """The first one made at a line, by the line and what it was made with."""
+        """The first library made at a line, by the line and its arguments."""
         self.counts: dict[Any, int] = {}
-        """How many each rank has made there: a line may be in a loop."""
+        """How many libraries each rank has made there: a line may be in a loop."""
         self.backends: dict[str, Table] = {}
         self.start_method: dict[Owner, str | None] = {}
 
@@ -59,8 +59,9 @@ class Share:
 
 
 def _registered() -> tuple[Owner, Registered, Mark] | None:
-    """For a registration by a module that is the rank's own, or on its behalf: by whom, among
-    what, and where. Not what torch registers when a rank is the first to import part of it."""
+    """For a registration by a rank's own module, or on its behalf: the rank, the world's
+    registrations, and the place. None for what torch registers when a rank is the first to
+    import a part of it."""
     owner = owner_here()
     place = None if owner.rule is None else _place()
     if owner.rule is None or place is None:
@@ -86,7 +87,7 @@ def _place() -> Mark | None:
 
 OWN = __name__.partition(".")[0]
 _BETWEEN = ("torch.library", private.BEHIND_LIBRARY, "torch.multiprocessing")
-"""What leads from a module's line to here."""
+"""Modules whose frames may lie between a module's line and this call."""
 
 
 def registration_patches() -> list[tuple[Any, str, Any]]:
@@ -112,7 +113,7 @@ def registration_patches() -> list[tuple[Any, str, Any]]:
 
 
 def forget(rule: IsolationRule | None) -> None:
-    """The world is closed: what its ranks' modules have registered goes with them."""
+    """Remove the registrations of a world that is closed."""
     if rule is None or rule.registered is None:
         return
     registered, rule.registered = rule.registered, None
@@ -124,7 +125,7 @@ def forget(rule: IsolationRule | None) -> None:
 
 
 def by_rank(table: Table, first: Any) -> Callable[..., Any]:
-    """Calls the function of the rank that calls; elsewhere the first one's."""
+    """Calls the calling rank's function; outside of ranks the first one."""
 
     @functools.wraps(first)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -191,7 +192,8 @@ def _faking(original: Any) -> Any:
 
 
 def _added(share: Share, key: Any, fn: Any) -> Any:
-    """The function to register; None if another rank has registered one that knows all."""
+    """The function to register; None if another rank has registered one that covers all
+    ranks."""
     owner, table = owner_here(), share.functions.get(key)
     if table is None or owner in table:
         table = share.functions[key] = {owner: fn}
@@ -202,7 +204,8 @@ def _added(share: Share, key: Any, fn: Any) -> Any:
 
 def _destroying(original: Any) -> Any:
     def destroy(self: Any) -> None:
-        """Not when a rank defines anew, at the same line, what another one has defined."""
+        """Does nothing if a rank defines again, at the same line, what another rank has
+        defined."""
         share: Share | None = vars(self).get(SHARE)
         found = None if share is None else _registered()
         if share is not None and found is not None:

@@ -22,7 +22,7 @@ LATER = "cuda seeds"
 
 
 class CudaGenerators:
-    """For one run, from when CUDA is initialised."""
+    """The generators of one run, from the initialisation of CUDA on."""
 
     def __init__(self) -> None:
         self._live = private.cuda_generators()
@@ -45,7 +45,7 @@ class CudaGenerators:
 
 
 def cuda_patches() -> list[Patch]:
-    """Nothing if CUDA is initialised already."""
+    """The patches; empty if CUDA is initialised already."""
     if private.cuda_generators():
         return []
     owner, name, later = private.later_place()
@@ -70,7 +70,8 @@ def cuda_patches() -> list[Patch]:
 
 
 def absent_patches() -> list[Patch]:
-    """A rank's seed for an accelerator that cannot be there is nobody else's."""
+    """Drop a rank's seed for an accelerator that cannot exist here: it must not stay with the
+    process."""
     return [
         (owner, name, _outside_ranks(getattr(owner, name)))
         for owner, name in private.absent_later_places()
@@ -86,7 +87,7 @@ def _outside_ranks(later: Any) -> Any:
 
 
 def _then_own(original: Any) -> Any:
-    """A rank that has just initialised CUDA: what is there now was the caller's."""
+    """After a rank has initialised CUDA: the present generators are the caller's."""
 
     def initialise() -> None:
         strand = here.strand

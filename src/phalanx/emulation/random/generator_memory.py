@@ -134,15 +134,15 @@ def _numbers(seed: bytes) -> list[int]:
 
 
 def python_generator() -> Generator:
-    """The one behind the functions of `random`."""
+    """The generator behind the functions of `random`."""
     seed: Any = random.seed
     kind = PythonGeneratorMemory if _is_where_we_think() else PythonGenerator
     return kind(seed.__self__)
 
 
 def numpy_generator(module: ModuleType) -> Generator | None:
-    """The one behind the functions of `numpy.random`; `module` is `numpy.random.mtrand`. None
-    if the program has put another kind of generator there."""
+    """The generator behind the functions of `numpy.random`; `module` is `numpy.random.mtrand`.
+    None if the program has put another kind of generator there."""
     owner = module._rand
     bits = owner._bit_generator
     if type(bits).__name__ != "MT19937":
@@ -174,7 +174,8 @@ def _is_where_we_think() -> bool:
 
 @cache
 def _gauss_place(kind: Hashable) -> int | None:
-    """Where in the object "is there a second number", 8 bytes, is followed by the number."""
+    """The offset in the object at which 8 bytes say whether there is a second number, followed
+    by the number. None if it is not found."""
     make: Any = kind
     trial = make(1)
     name, words, position, *_ = trial.get_state()

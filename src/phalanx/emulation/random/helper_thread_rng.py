@@ -33,7 +33,7 @@ lock: Any = threading.Lock()
 
 @contextmanager
 def as_helper(strand: Strand) -> Iterator[None]:
-    """In a thread that a rank started, around all it does."""
+    """A context for all that a rank's helper thread does."""
     cast(Any, strand.baton.switcher).expect_visits()
     with lock:
         if PYTHON not in _installed:
@@ -56,7 +56,7 @@ def _install(module: Any, name: str, owner: Any) -> Callable[[], None]:
 
 
 def uninstall() -> None:
-    """The last world is closed."""
+    """Put the functions back after the last world."""
     while _installed:
         _installed.popitem()[1]()
 
@@ -117,11 +117,12 @@ RANDOM = frozenset(
     for name in names.split()
     if hasattr(owner, name)
 )
-"""What draws from torch's generator, unless it is given another one."""
+"""Functions that draw from torch's generator, unless they are given another one."""
 
 
 class _DrawInTurn(TorchFunctionMode):
-    """What a helper thread calls of torch passes here; what draws waits for its rank's turn."""
+    """Sees the torch functions that a helper thread calls; those that draw wait for the rank's
+    turn."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -138,7 +139,7 @@ SEEDS = ("manual_seed", "seed", "get_rng_state", "set_rng_state", "initial_seed"
 
 
 def seed_patches() -> list[tuple[Any, str, Any]]:
-    """torch's functions that touch its generator and are no operators."""
+    """Patches for torch's functions that touch its generator and are no operators."""
     return [
         (owner, name, _taking_turns(vars(owner)[name]))
         for owner in (torch, torch.random)

@@ -31,14 +31,14 @@ NUMPY = "numpy.random.mtrand"
 PYTHON = "generator of random"
 TORCH = "generator of torch"
 APART = "random apart"
-"""In what a rank keeps: it has generators of its own."""
+"""The key by which a rank notes that it has generators of its own."""
 
 _live: dict[str, Generator] = {}
 """The process's generators, by the name of their module."""
 _spares: dict[str, Generator] = {}
 lock: Any = threading.RLock()
 _script: list[int] = []
-"""The seed of the run of a script that is going on."""
+"""The seed of the script that runs now."""
 
 
 class RandomSource:
@@ -51,15 +51,15 @@ class RandomSource:
         self.live = live
         self.look = live.mark
         self.mark = live.mark()
-        """As it was when the rank that runs got it."""
+        """The mark at the time when the running rank got it."""
         self.apart = False
-        """Whether anybody has used it, so that it must be swapped."""
+        """Whether any rank has used it, so that it must be swapped."""
         self.in_script = in_script
         """Whether the ranks are those of a script, and not of a run inside one."""
         self._outer = live.snapshot()
 
     def own(self, context: RankContext) -> Any:
-        """Where the rank goes on."""
+        """The state from which the rank continues."""
         found = context.saved.get(self.name)
         if found is not None:
             return found
@@ -86,7 +86,7 @@ class RandomSource:
 
 @contextmanager
 def spare(name: str) -> Iterator[Generator]:
-    """A generator of that kind that nobody else uses meanwhile."""
+    """A generator of that kind for exclusive use inside the block."""
     with lock:
         if name not in _spares:
             _spares[name] = _live[name].spare()
@@ -94,7 +94,7 @@ def spare(name: str) -> Iterator[Generator]:
 
 
 def sources(*, nested: bool = False) -> list[RandomSource]:
-    """For a run that begins now."""
+    """The sources for a run that begins now."""
     if not _live:
         _live[TORCH] = TorchGenerator(torch.default_generator)
         _live[PYTHON] = python_generator()
@@ -105,7 +105,7 @@ def sources(*, nested: bool = False) -> list[RandomSource]:
 
 
 def note_numpy(module: ModuleType, *, nested: bool = False) -> RandomSource | None:
-    """NumPy's generator is there, perhaps because a rank has just imported it."""
+    """Add NumPy's generator, which exists now, perhaps because a rank has just imported it."""
     if NUMPY not in _live:
         live = numpy_generator(module)
         if live is None:

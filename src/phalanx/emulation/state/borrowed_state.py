@@ -17,13 +17,14 @@ from phalanx.core.strand import RUNNING, Strand
 
 
 class Visits:
-    """For switchers: threads without the baton touch the state while no hand-over happens."""
+    """Lets threads without the baton touch swapped state while no hand-over happens. A base of
+    switchers."""
 
     def __init__(self) -> None:
         self.owner: Any = None
-        """The rank whose state the process has now."""
+        """The rank whose state is loaded now."""
         self.visits: Any = None
-        """Held by hand-overs and by those threads, once there are any."""
+        """Taken by hand-overs and by those threads; None until there is such a thread."""
 
     def expect_visits(self) -> Any:
         if self.visits is None:
@@ -33,7 +34,8 @@ class Visits:
 
 @contextmanager
 def visiting(strand: Strand) -> Iterator[bool]:
-    """No hand-over happens meanwhile; whether the process has the state of this rank."""
+    """No hand-over happens inside the block. Yields whether the state of this rank is
+    loaded."""
     switcher: Any = strand.baton.switcher
     with switcher.expect_visits():
         yield switcher.owner is strand.local
@@ -41,7 +43,8 @@ def visiting(strand: Strand) -> Iterator[bool]:
 
 @contextmanager
 def in_turn(strand: Strand) -> Iterator[None]:
-    """A rank's main thread comes back to stay; a thread it started, for as long as this."""
+    """Hold the baton inside the block; may block. A rank's main thread keeps it afterwards, a
+    thread that the rank started gives it back."""
     if strand.state is RUNNING:
         yield
         return

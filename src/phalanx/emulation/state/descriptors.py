@@ -21,7 +21,7 @@ KEPT = "descriptors"
 Patch = tuple[Any, str, Any]
 _dup2: Callable[..., int] = os.dup2
 originals: dict[int, int] = {}
-"""What 1 and 2 were before a rank put something there: copies, which we keep open."""
+"""Copies of descriptors 1 and 2 from before the first rank replaced one. We keep them open."""
 
 
 def descriptor_patches() -> list[Patch]:
@@ -40,7 +40,7 @@ def _noting(fd: int, fd2: int, inheritable: bool = True) -> int:
 
 
 def save(context: RankContext) -> None:
-    """Keep the rank's files open elsewhere and put the process's back."""
+    """Move the rank's files to other descriptors and put the process's back."""
     own = context.saved.setdefault(KEPT, {})
     for place, original in originals.items():
         with suppress(OSError):
@@ -61,7 +61,7 @@ def load(context: RankContext) -> None:
 
 
 def end(context: RankContext) -> None:
-    """The rank ends: what it has left there goes with it."""
+    """Close what the rank has left at these descriptors."""
     for place, original in originals.items():
         with suppress(OSError):
             _dup2(original, place)
@@ -71,13 +71,13 @@ def end(context: RankContext) -> None:
 
 
 def restore() -> None:
-    """The run is over."""
+    """Put the process's own descriptors back after a run."""
     for place, original in originals.items():
         with suppress(OSError):
             _dup2(original, place)
 
 
 def forget() -> None:
-    """The last world is closed."""
+    """Close the copies after the last world."""
     while originals:
         os.close(originals.popitem()[1])

@@ -85,13 +85,14 @@ class RankEnvironBytes(os._Environ):  # type: ignore[type-arg]
 
 
 seen_by_c: dict[str, str | None] = {}
-"""Variables that a rank has changed, as C code finds them now (`getenv`); None: it does not."""
+"""Variables that a rank has changed, with the values that C code sees now (`getenv`); None
+means unset."""
 
 _putenv, _unsetenv = os.putenv, os.unsetenv
 
 
 def show_to_c(environ: Mapping[str, str], keys: Iterable[str] | None = None) -> None:
-    """Let C code see these variables as they are in `environ`; all that any rank changed."""
+    """Give all variables that any rank has changed the values of `environ`, for C code."""
     for key in tuple(seen_by_c if keys is None else keys):
         value = environ.get(key)
         if key not in seen_by_c or seen_by_c[key] != value:
@@ -103,7 +104,7 @@ def show_to_c(environ: Mapping[str, str], keys: Iterable[str] | None = None) -> 
 
 
 def _show(key: str, value: str | None) -> None:
-    """What the calling rank has changed. If another one runs, that one's stays."""
+    """Show the calling rank's changes to C code, unless another rank runs."""
     strand = here.strand
     assert strand is not None
     changed = {} if value is None else {key: value}
@@ -118,7 +119,7 @@ def _show(key: str, value: str | None) -> None:
 
 
 PUT = "putenv"
-"""What a rank has given to C code and to processes it starts, past `os.environ`."""
+"""Variables that a rank has set past `os.environ`, for C code and the processes it starts."""
 
 
 def environ_patches() -> list[tuple[Any, str, Any]]:
@@ -155,7 +156,7 @@ def _forget_put(key: str) -> None:
 
 
 def environ_for_c(context: RankContext) -> dict[str, str]:
-    """What C code of that rank, and processes that it starts, find."""
+    """The environment for C code of that rank and for processes that it starts."""
     put = context.saved.get(PUT)
     if not put:
         return context.environ
@@ -164,14 +165,14 @@ def environ_for_c(context: RankContext) -> dict[str, str]:
 
 
 def environ_here() -> dict[str, str]:
-    """A copy of the caller's environment. What the class inherits decodes every variable on
-    its own way through the mapping, which takes long for so common a thing."""
+    """A copy of the caller's environment. The inherited method decodes each variable
+    separately, which takes long for so frequent a call."""
     own = own_environ()
     return environ_of_process() if own is None else dict(own)
 
 
 def environ_of_process() -> dict[str, str]:
-    """A copy of that of nobody's thread, whoever asks."""
+    """A copy of the process's own environment, whichever thread calls."""
     raw = os.environ._data  # type: ignore[attr-defined]
     if raw != _last[0]:
         decode = os.fsdecode
@@ -180,7 +181,7 @@ def environ_of_process() -> dict[str, str]:
 
 
 _last: list[dict[Any, Any]] = [{}, {}]
-"""The process's variables when somebody asked last, and the same in text."""
+"""The process's variables at the last call, and the same as text."""
 
 
 def own_environ() -> dict[str, str] | None:

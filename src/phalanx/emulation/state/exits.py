@@ -48,7 +48,7 @@ def exit_patches() -> list[Patch]:
 
 
 def _functions() -> list[_Registered] | None:
-    """Of the calling thread's rank; None outside of ranks."""
+    """The functions registered by the calling thread's rank; None outside of ranks."""
     strand = here.strand
     return None if strand is None else strand.local.saved.setdefault(FUNCTIONS, [])
 
@@ -104,7 +104,7 @@ def _clearing(original: Any) -> Any:
 
 
 def _noting(original: Any) -> Any:
-    """Finalizers know whose they are."""
+    """Note which rank made a finalizer."""
 
     def construct(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
@@ -119,7 +119,7 @@ def _noting(original: Any) -> Any:
 
 
 def _priority(finalizer: Any) -> tuple[int, int] | None:
-    """In which order; None if there is nothing to do any more."""
+    """The key by which finalizers are sorted; None if it has nothing to do at exit."""
     if isinstance(finalizer, weakref.finalize):
         return (0, 0) if finalizer.alive and finalizer.atexit else None
     wanted = finalizer.still_active() and finalizer._key[0] is not None
@@ -127,7 +127,7 @@ def _priority(finalizer: Any) -> tuple[int, int] | None:
 
 
 def end(context: RankContext) -> None:
-    """The rank has returned, failed or left by `sys.exit`; its groups are still there."""
+    """Run them. The rank has returned, failed or called `sys.exit`; its groups still exist."""
     saved = context.saved
     if FUNCTIONS in saved:
         run_functions(context)
@@ -140,7 +140,7 @@ def end(context: RankContext) -> None:
 
 
 def run_functions(context: RankContext) -> None:
-    """Last in, first out; those that come meanwhile too."""
+    """Last in, first out, including functions that are registered meanwhile."""
     own: list[_Registered] = context.saved.get(FUNCTIONS, [])
     while own:
         func, args, kwargs = own.pop()
@@ -148,7 +148,8 @@ def run_functions(context: RankContext) -> None:
 
 
 def _call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], what: str) -> None:
-    """An error ends neither the rank nor the functions that follow, but it is told."""
+    """Run one function. An error is printed and ends neither the rank nor the functions that
+    follow."""
     try:
         func(*args, **kwargs)
     except RankStopped:  # it wanted to communicate, and the run is over
@@ -161,8 +162,9 @@ def _call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], what: str) -
 
 
 def call_own_hook(error: Exception, everybodys: Any) -> None:
-    """What a rank of a script fails with goes to the `sys.excepthook` that it has set, besides
-    the report. torch's puts the rank before the lines of a traceback, as we do."""
+    """Pass the error of a script's rank to the `sys.excepthook` that it has set, besides the
+    report. Not to torch's hook, which puts the rank before the lines of a traceback, as we
+    do."""
     hook = without_torch(sys.excepthook)
     if hook in (None, everybodys, sys.__excepthook__):
         return
@@ -173,9 +175,9 @@ def call_own_hook(error: Exception, everybodys: Any) -> None:
 
 
 def _is_the_ranks(frame: FrameType | None) -> bool:
-    """Whether this is for the rank: not what torch registers, nor what any library does while
-    it is imported, since other ranks will use it as well. Python's own modules act for others:
-    `tempfile` for whoever called it."""
+    """Whether a registration belongs to the rank. What torch registers, or any library while it
+    is imported, does not, because other ranks use it too. Python's own modules act for their
+    caller, as `tempfile` does."""
     asked = False
     while frame is not None:
         name = frame.f_globals.get("__name__", "")
@@ -192,7 +194,7 @@ def _is_the_ranks(frame: FrameType | None) -> bool:
 
 @cache
 def _kind(path: str) -> str:
-    """Whose code this is: "python", "library" or "program"."""
+    """The kind of this code: "python", "library" or "program"."""
     if path.startswith("<frozen"):
         return "python"
     full = os.path.abspath(path)

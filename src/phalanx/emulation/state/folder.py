@@ -27,7 +27,7 @@ MASK = "file mode mask"
 
 @cache
 def can_be_own() -> bool:
-    """Whether threads may stop sharing the folder; tried out in one."""
+    """Whether threads may stop sharing the folder. Tried in a thread of its own."""
     if not sys.platform.startswith("linux"):
         return False
     found: list[bool] = []
@@ -51,7 +51,7 @@ def _libc() -> Any:
 
 
 def begin(folder: str | None) -> None:
-    """In a rank's main thread, before anything of the program: start where the caller is."""
+    """In a rank's main thread, before the program's code: start in the caller's folder."""
     if can_be_own() and _unshare() and folder is not None and folder_here() != folder:
         with suppress(OSError):  # a thread of a thread pool, which was a rank before
             os.chdir(folder)
@@ -73,13 +73,13 @@ _umask = os.umask
 
 
 def end(context: RankContext) -> None:
-    """The thread may serve another rank after this one."""
+    """Put the folder back: the thread may serve another rank later."""
     if MASK in context.saved:
         _umask(context.saved.pop(MASK))
 
 
 def as_setting() -> tuple[Any, ...]:
-    """How to read and to write it, and what programs change it with."""
+    """The folder as a setting: how to read and write it, and the functions that change it."""
     chdir = os.chdir
 
     def write(folder: str | None) -> None:

@@ -12,9 +12,9 @@ from phalanx.emulation.state.environ import own_environ
 
 
 def _become_a_process() -> None:
-    """In a forked child, e.g. a DataLoader's worker: it is no rank any more, but starts with
-    the environment, generators and settings of the rank that forked it. The other threads are
-    not there."""
+    """In a forked child, such as a data loader's worker: it is no rank, but starts with the
+    environment, generators and settings of the rank that forked it. The other threads do not
+    exist there."""
     for lock in (randomness.lock, helper_thread_rng.lock):
         lock._at_fork_reinit()
     own, strand = own_environ(), here.strand
@@ -30,6 +30,7 @@ def _become_a_process() -> None:
 
 
 def install() -> None:
-    """Once for the process; the threads engine does it when it is imported."""
+    """Register the functions above, once per process. The threads engine calls this when it is
+    imported."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=_become_a_process)

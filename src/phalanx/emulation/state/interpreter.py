@@ -28,7 +28,7 @@ LIMIT = "tracebacklimit"
 
 
 class _Traceback:
-    """`sys.tracebacklimit`, which is there only once somebody has set it."""
+    """`sys.tracebacklimit`, which exists only after it was set."""
 
     @property
     def limit(self) -> Any:
@@ -59,8 +59,8 @@ _PLACES = tuple(zip(*PLACES, strict=True))
 
 
 def without_torch(hook: Any) -> Any:
-    """`init_process_group` puts a hook of torch's around what it finds in `sys.excepthook`:
-    what that was."""
+    """`init_process_group` wraps `sys.excepthook` in a hook of torch's: the hook inside of
+    it."""
     while getattr(hook, "__module__", None) == TORCH:
         inside = [cell.cell_contents for cell in hook.__closure__ or ()]
         hook = next((each for each in inside if callable(each)), None)
@@ -68,7 +68,7 @@ def without_torch(hook: Any) -> Any:
 
 
 class Names:
-    """What the caller has, for one run."""
+    """The caller's values, for one run."""
 
     def __init__(self) -> None:
         self._outer = tuple(map(getattr, *_PLACES))
@@ -77,8 +77,8 @@ class Names:
         self._entries = list(sys.path)
 
     def changed(self) -> bool:
-        """Whether the rank that runs may have replaced anything. Written out, since it is asked
-        at every hand-over."""
+        """Whether the running rank may have replaced one. Written out, because every hand-over
+        calls it."""
         out, err, inp, hook, show, ask, thread_hook, folder, chosen = self._usual
         display, unraisable, no_bytecode, limit, process_name = self._unusual
         return (
@@ -102,8 +102,7 @@ class Names:
         )
 
     def save(self, context: RankContext) -> None:
-        """The rank gives the baton away: keep for it what it has replaced, and put the
-        caller's back."""
+        """Keep what the rank has replaced, and put the caller's back."""
         context.saved.pop(KEPT, None)
         if self.changed():
             self._save_names(context)
@@ -123,8 +122,8 @@ class Names:
             context.saved[KEPT] = own
 
     def _save_path(self, context: RankContext) -> None:
-        """Its list is the process's, since programs and importers hold on to that; what is in
-        it is swapped."""
+        """`sys.path` stays the same list, because programs and importers keep it; its contents
+        are swapped."""
         if sys.path is self._path and self._path == self._entries:
             return
         entries = list(sys.path)

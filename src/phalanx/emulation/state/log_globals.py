@@ -17,20 +17,20 @@ from phalanx.core.strand import here
 
 Patch = tuple[Any, str, Any]
 OWN = "logging"
-"""Where a rank keeps everything about logging."""
+"""The key under which a rank keeps its logging state."""
 
 
 class _Global:
-    """A name of the module `logging`. What a rank has for it is kept as all of logging is, by
-    an object and the name of an attribute: this object's `value`."""
+    """A name of the module `logging`. Like all logging state, a rank's value is kept by an
+    object and the name of an attribute: this object's `value`."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.outer: Any = None
-        """While it is looked up: what whoever is in no rank has."""
+        """While values are looked up: the value for threads outside ranks."""
 
     def own(self) -> Any:
-        """What the thread's rank has set, if anything."""
+        """The value that the thread's rank has set, or None."""
         strand = here.strand
         return None if strand is None else strand.local.saved.get(OWN, {}).get((self, "value"))
 
@@ -49,7 +49,8 @@ class _Global:
 
 
 class _Chosen(_Global):
-    """In place of something that `logging` calls: calls what the thread's rank has chosen."""
+    """Replaces a function that `logging` calls: calls the one that the thread's rank has
+    chosen."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.value(*args, **kwargs)
@@ -71,7 +72,7 @@ class _Chosen(_Global):
 
 
 class _Levels(_Global, MutableMapping[Any, Any]):
-    """In place of a table of names: those of the rank, then the caller's, then any rank's."""
+    """Replaces a table of names: those of the rank, then the caller's, then any rank's."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -83,7 +84,7 @@ class _Levels(_Global, MutableMapping[Any, Any]):
 
     @value.setter
     def value(self, names: dict[Any, Any]) -> None:
-        """By whoever is in no rank: what was a rank's becomes the process's."""
+        """Called outside ranks: a rank's value becomes the process's."""
         (self.outer if self in in_use else vars(logging)[self.name]).update(names)
 
     def put_in(self) -> None:
@@ -91,7 +92,7 @@ class _Levels(_Global, MutableMapping[Any, Any]):
         super().put_in()
 
     def _layers(self) -> tuple[dict[Any, Any], ...]:
-        """The first one that has it counts."""
+        """The tables to search, in this order."""
         if here.strand is None:
             return (self.outer,)
         return self.own() or {}, self.outer, self._added
@@ -131,17 +132,17 @@ class _Levels(_Global, MutableMapping[Any, Any]):
 _factory, _class = _Chosen("_logRecordFactory"), _Chosen("_loggerClass")
 _tables = [_Levels("_levelToName"), _Levels("_nameToLevel")]
 in_use: list[_Global] = []
-"""Those that are looked up by now."""
+"""The names that are looked up by the calling thread now."""
 
 
 def relax() -> None:
-    """After the last run: nobody has anything of its own any more."""
+    """After the last run: no rank has values of its own any more."""
     while in_use:
         in_use.pop().put_back()
 
 
 def global_patches() -> list[Patch]:
-    """The functions by which programs set these things and ask for them."""
+    """Patches for the functions by which programs set and read these values."""
     return [
         (logging, "setLogRecordFactory", _setting(logging.setLogRecordFactory, _factory)),
         (logging, "getLogRecordFactory", _getting(logging.getLogRecordFactory, _factory)),

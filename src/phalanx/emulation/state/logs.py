@@ -31,8 +31,8 @@ MADE = "log handlers"
 
 
 class Changes:
-    """How often the caller's own settings of loggers have changed, or a logger was made. Who
-    looks through all loggers now and then need not do it if nothing has."""
+    """Counts changes of the caller's own settings of loggers, and new loggers. Code that scans
+    all loggers now and then can skip the scan if the count is unchanged."""
 
     count = 0
 
@@ -45,8 +45,8 @@ class Counted:
 
 
 class _PerRank(Counted):
-    """An attribute of loggers. In a rank, a value in what the rank keeps; what the caller has
-    is in the object itself, where Python keeps it."""
+    """An attribute of loggers. A rank's value is in the rank's state; the caller's is in the
+    object itself, where Python keeps it."""
 
     def __init__(self, name: str, default: Callable[[], Any]) -> None:
         self._name = name
@@ -89,8 +89,8 @@ class _PerRank(Counted):
 
 
 class _UntilSet(Counted):
-    """The same attribute as long as no rank has a value of its own. It has no `__get__`, so
-    Python reads the object itself, at its own speed."""
+    """The same attribute while no rank has a value of its own. It has no `__get__`, so Python
+    reads the object itself, at its usual speed."""
 
     def __init__(self, owner: type, name: str, default: Callable[[], Any]) -> None:
         self.owner = owner
@@ -117,7 +117,7 @@ _quick = [
     _UntilSet(logging.Manager, "loggerClass", lambda: None),
 ]
 in_use: list[Callable[[], None]] = []
-"""What undoes the looking up, once it has begun."""
+"""Undoes the lookups, once they have begun."""
 
 
 def _look_up() -> None:
@@ -128,14 +128,14 @@ def _look_up() -> None:
 
 
 def relax() -> None:
-    """After the last run: nobody has values of its own any more."""
+    """After the last run: no rank has values of its own any more."""
     while in_use:
         in_use.pop()()
 
 
 def log_patches() -> list[Patch]:
-    """The attributes, and what closes handlers that may be somebody else's. Programs change
-    lists in place, so these are looked up from the first."""
+    """Patches for the attributes, and for the functions that close all handlers. Programs
+    change lists in place, so lists are looked up from the start."""
     found: list[Patch] = [(each.owner, each.name, each) for each in _quick]
     found += [(logging.Logger, name, _PerRank(name, list)) for name in ("handlers", "filters")]
     found.append((logging, "_addHandlerRef", _noting(logging._addHandlerRef)))  # type: ignore[attr-defined]
@@ -145,7 +145,7 @@ def log_patches() -> list[Patch]:
 
 
 def _noting(original: Any) -> Any:
-    """Handlers know who made them."""
+    """Note which rank made a handler."""
 
     def add(handler: logging.Handler) -> None:
         original(handler)
@@ -157,7 +157,8 @@ def _noting(original: Any) -> Any:
 
 
 def _closing_own(original: Any) -> Any:
-    """`dictConfig` closes all handlers there are before it makes new ones."""
+    """`dictConfig` closes all existing handlers before it makes new ones: here only those of
+    the calling rank."""
 
     def shutdown(*given: Any, **named: Any) -> None:
         strand = here.strand
@@ -170,7 +171,7 @@ def _closing_own(original: Any) -> Any:
 
 
 def end(context: RankContext) -> None:
-    """The rank's configuration ends with it."""
+    """End the rank's configuration and close its handlers."""
     saved = context.saved
     if MADE in saved:
         _close(saved.pop(MADE))

@@ -18,18 +18,18 @@ from phalanx.emulation.state.borrowed_state import visiting
 from phalanx.emulation.state.descriptors import KEPT, STANDARD, originals
 
 for_children: list[Callable[[int, int], int]] = []
-"""The innermost last; empty where nobody wants it."""
+"""The functions set so far, the innermost last."""
 
 PLACES = {"stdout": 1, "stderr": 2}
 A_FILE = 0
-"""What `destination` says of a file of the rank's own."""
+"""`destination` returns this for a file of the rank's own."""
 
 _write = os.write
 
 
 def child_streams(strand: Strand, given: dict[str, object]) -> dict[str, int]:
-    """What to add to the arguments of `subprocess.Popen`: nothing that the program has given,
-    nor where the rank has put a file of its own."""
+    """Arguments to add to those of `subprocess.Popen`: none that the program has given, and
+    none for a descriptor at which the rank has put a file of its own."""
     if not for_children:
         return {}
     wanted = {
@@ -45,8 +45,8 @@ def child_streams(strand: Strand, given: dict[str, object]) -> dict[str, int]:
 
 
 def destination(strand: Strand, place: int) -> int:
-    """Where what the rank writes to descriptor 1 or 2 goes: to the process's own 1 or 2, or to
-    a file that the rank has put there."""
+    """Where the rank's output to descriptor 1 or 2 goes: to the process's own 1 or 2, or to a
+    file that the rank has put there."""
     if place not in originals:
         return place
     with _descriptor(strand, place) as own:
@@ -55,8 +55,8 @@ def destination(strand: Strand, place: int) -> int:
 
 @contextmanager
 def _descriptor(strand: Strand, place: int) -> Iterator[int | None]:
-    """What is at this place for the rank, if it was ever changed; for a thread that does not
-    hold the baton, it may be kept elsewhere."""
+    """The descriptor that the rank has at this place, if it was ever changed; for a thread that
+    does not hold the baton, it may be a copy."""
     if strand.state is RUNNING:
         yield place
         return
@@ -73,7 +73,7 @@ def _meaning(descriptor: int, place: int) -> int:
 
 
 def write_to_file(strand: Strand, place: int, data: bytes) -> None:
-    """To the file that the rank has put there, all of it."""
+    """Write all of it to the file that the rank has put there."""
     if strand.state is RUNNING:
         _write_all(place, data)
         return

@@ -29,7 +29,7 @@ INTEROP = "interop threads"
 
 
 class RankSetting(NamedTuple):
-    """`writers`: the names by which programs change it."""
+    """A setting of the process. `writers` are the functions that change it."""
 
     read: Callable[[], Any]
     write: Callable[[Any], Any]
@@ -37,18 +37,18 @@ class RankSetting(NamedTuple):
 
 
 in_use: list[RankSetting] = []
-"""Those that a rank has changed since the first world was opened."""
+"""The settings that a rank has changed since the first world was opened."""
 _originals: list[Any] = []
-"""What they were then."""
+"""Their values at that time."""
 
 
 def current() -> list[Any]:
-    """When a run begins."""
+    """The values when a run begins."""
     return [setting.read() for setting in in_use]
 
 
 def save(context: RankContext, outer: list[Any]) -> None:
-    """Only what differs: the rest follows the caller, also in a later run."""
+    """Keep the values that differ; the rest follows the caller, also in a later run."""
     own = {}
     for number, (setting, before) in enumerate(zip(in_use, _everybodys(outer), strict=False)):
         value = setting.read()
@@ -64,26 +64,25 @@ def load(context: RankContext, outer: list[Any]) -> None:
 
 
 def _everybodys(outer: list[Any]) -> list[Any]:
-    """What ranks have that have changed nothing; `outer` is what was in use when the run
-    began."""
+    """The values of a rank that has changed nothing; `outer` was in use when the run began."""
     return [*outer, *_originals[len(outer) :]]
 
 
 def restore(outer: list[Any]) -> None:
-    """The run is over."""
+    """Put the caller's values back after a run."""
     for setting, value in zip(in_use, _everybodys(outer), strict=False):
         setting.write(value)
 
 
 def forget() -> None:
-    """The last world is closed."""
+    """Put the original values back after the last world."""
     in_use.clear()
     _originals.clear()
     _threads.forget()
 
 
 def setting_patches() -> list[Patch]:
-    """Everything by which programs change settings, wrapped."""
+    """Patches for all functions by which programs change settings."""
     found: list[Patch] = []
     wrapped: dict[Any, Any] = {}
     for setting in _all_settings():
@@ -125,7 +124,7 @@ def _python_settings() -> Iterator[RankSetting]:
 
 
 def _noting(original: Any, setting: RankSetting) -> Any:
-    """Before a rank changes the setting for the first time, note what everybody had."""
+    """Before a rank first changes the setting, note the common value."""
 
     @wraps(original)
     def change(*args: Any, **kwargs: Any) -> Any:

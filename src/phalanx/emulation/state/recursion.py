@@ -22,12 +22,12 @@ _read, _write = sys.getrecursionlimit, sys.setrecursionlimit
 
 
 class RecursionLimit:
-    """What it was before one run."""
+    """The limit before one run."""
 
     def __init__(self) -> None:
         self._interpreters = _read()
         self.callers = sys.getrecursionlimit()
-        """In a nested run: the surrounding rank's."""
+        """In a nested run: the limit of the surrounding rank."""
 
     def restore(self) -> None:
         if _read() != self._interpreters:
@@ -35,7 +35,7 @@ class RecursionLimit:
 
 
 def begin(context: RankContext) -> None:
-    """The rank may have asked in an earlier run of its world."""
+    """The rank may have set it in an earlier run of its world."""
     if KEPT in context.saved:
         _raise_to(context.saved[KEPT])
 
@@ -65,7 +65,7 @@ def _set(limit: int, /) -> None:
 
 
 def _depth() -> int:
-    """Of the caller."""
+    """The depth of the caller's stack."""
     frame, depth = sys._getframe(2), 1
     while frame.f_back is not None:
         frame, depth = frame.f_back, depth + 1

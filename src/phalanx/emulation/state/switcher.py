@@ -49,19 +49,19 @@ from phalanx.emulation.state.warning_filters import (
 from phalanx.system import folder_here
 
 ORDINARY = frozenset({THREAD, torch_attributes.KEPT})
-"""What ranks keep that do nothing special. They have nothing to end, but for descriptors, which
-are looked at when the baton is handed over."""
+"""The state of an ordinary rank. It has nothing to end, except descriptors, which are checked
+when the baton is handed over."""
 
 IN_PLACE = "arguments in place"
-"""What a rank has put into the caller's own `sys.argv`."""
+"""The contents that a rank has put into the caller's own `sys.argv`."""
 
 switchers: list[RankSwitcher] = []
-"""Of the runs that are going on, the innermost last."""
+"""The switchers of the current runs, the innermost last."""
 
 
 class RankSwitcher(Visits, Switcher):
-    """Swaps, when a rank gets the baton after another one: torch's CPU generator always,
-    `sys.argv` for ranks that have their own, and what is in use of the rest."""
+    """Swaps state when a rank gets the baton after another one: torch's CPU generator always,
+    `sys.argv` for ranks that have their own, and what else is in use."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -165,7 +165,7 @@ class RankSwitcher(Visits, Switcher):
                 self._begin_source(source, self.owner)
 
     def _begin_source(self, source: RandomSource, context: RankContext) -> None:
-        """The rank of a script goes on from its own place, whoever draws first."""
+        """The rank of a script continues from its own state, whichever rank draws first."""
         self._apart = True
         source.load(context)
 
@@ -176,13 +176,14 @@ class RankSwitcher(Visits, Switcher):
             self._cuda.load(context)
 
     def own(self, context: RankContext, name: str) -> Any:
-        """Where the rank's generator of that name goes on, for a thread without the baton."""
+        """The state of the rank's generator of that name, for a thread without the baton."""
         source = next(each for each in self._sources if each.name == name)
         self._apart = True
         return source.own(context)
 
     def _warnings_changed(self) -> bool:
-        """Replaced (`catch_warnings`), or changed in place: new filters come first or last."""
+        """Whether the filters were replaced (`catch_warnings`) or changed in place: new filters
+        come first or last."""
         filters, show, put_aside, _ = self._outer_warnings
         now, were = warnings.filters, self._outer_filters
         return bool(
@@ -194,8 +195,8 @@ class RankSwitcher(Visits, Switcher):
         )
 
     def _save_argv(self, saved: dict[str, Any]) -> None:
-        """Keep the rank's, and put the caller's back, which the rank may have changed in
-        place: then what was in it is kept as well."""
+        """Keep the rank's arguments and put the caller's back. The rank may have changed the
+        caller's list in place: then its contents are kept as well."""
         outer = self._outer_argv
         changed = outer != self._arguments
         saved.pop(IN_PLACE, None)
@@ -214,7 +215,7 @@ class RankSwitcher(Visits, Switcher):
         sys.argv = saved["argv"]
 
     def _save_warnings(self, saved: dict[str, Any]) -> None:
-        """Keep the rank's and put the caller's back."""
+        """Keep the rank's filters and put the caller's back."""
         self._warned = True
         note_valid()
         filters, *rest = get_warnings()
@@ -227,7 +228,7 @@ class RankSwitcher(Visits, Switcher):
     # -- the beginning and the end of a rank, in its main thread --------------------------
 
     def begin(self, context: RankContext) -> None:
-        """Before anything of the program."""
+        """Called before the program's code."""
         folder.begin(self._folder)
         recursion.begin(context)
         for source in self._sources:
@@ -235,8 +236,9 @@ class RankSwitcher(Visits, Switcher):
                 self._begin_source(source, context)
 
     def end(self, context: RankContext) -> bool:
-        """After everything of the program, also if it failed, but for what it has left to be
-        done at its exit. Whether there was anything to end."""
+        """Run the rank's exit functions and end its logging, folder and descriptors. Called
+        after the program's code, also if it failed. Returns whether there was anything to
+        end."""
         if context.saved.keys() <= ORDINARY and not descriptors.originals:
             return False
         exits.end(context)
@@ -247,7 +249,8 @@ class RankSwitcher(Visits, Switcher):
         return True
 
     def restore(self) -> None:
-        """After the run: as the launcher had it. Whatever fails, the rest is put back."""
+        """Put the launcher's state back after the run. If a step fails, the others are still
+        made."""
         switchers.remove(self)
         owner, self.owner = self.owner, None
         problem: BaseException | None = None
@@ -261,7 +264,8 @@ class RankSwitcher(Visits, Switcher):
             raise problem
 
     def _steps_back(self, owner: RankContext | None) -> Iterator[Callable[[], Any]]:
-        """Each is asked for when those before it are done. What cannot fail is done here."""
+        """The steps of `restore`. A step is computed when those before it are done; steps that
+        cannot fail are done here."""
         if owner is not None:
             yield partial(self._save, owner)
         if log_globals.in_use and not switchers:

@@ -26,12 +26,12 @@ from phalanx.emulation.patch_installer import put_in
 from phalanx.emulation.patch_table import IMPORTED, THREADS
 
 KEPT = "torch"
-"""In what a rank keeps: its values of the attributes."""
+"""The key under which a rank keeps its values of the attributes."""
 
 WATCHED = {*private.PER_PROCESS, *private.AFTER_IMPORT}
 
 on_import: dict[str, Callable[[ModuleType], object]] = {}
-"""What else wants to know when a module has come."""
+"""Functions to call after an import, by the name of the module."""
 
 places: list[tuple[Any, str]] = []
 """Owner and name of the attributes to swap; empty in most programs."""
@@ -41,7 +41,8 @@ _undo: list[Callable[[], None]] = []
 
 
 class AttributeFinder(MetaPathFinder):
-    """In `sys.meta_path` while a world is open: notes the attributes of modules that come."""
+    """In `sys.meta_path` while a world is open: notes the attributes of modules that are
+    imported."""
 
     def install(self, stack: ExitStack) -> None:
         """`stack` gets what undoes it."""
@@ -72,7 +73,7 @@ class AttributeFinder(MetaPathFinder):
 
 
 class _ThenNote(Loader):
-    """The module's own loader, and a note of its attributes after it."""
+    """Calls the module's own loader, then notes the module's attributes."""
 
     def __init__(self, original: Loader) -> None:
         self._original = original
@@ -91,7 +92,7 @@ class _ThenNote(Loader):
 
 
 def note(module: ModuleType) -> None:
-    """Remember what is there now. Values are copied, because torch changes them in place."""
+    """Note the present values. They are copied, because torch changes them in place."""
     set_right = private.AFTER_IMPORT.get(module.__name__)
     if set_right is not None:
         _undo.append(put_in(IMPORTED, set_right(module)))
@@ -102,7 +103,7 @@ def note(module: ModuleType) -> None:
 
 
 def add(owner: Any, name: str, original: Any) -> None:
-    """In this order: the other rank that may be running has an original for every place."""
+    """The original comes first: another rank that runs meanwhile needs one for every place."""
     _originals.append(original)
     places.append((owner, name))
 
@@ -114,8 +115,8 @@ def _hook_places() -> Iterator[tuple[Any, str]]:
 
 
 class _Hooks(OrderedDict[Any, Any]):
-    """One of torch's dicts of hooks, empty as a rule: when a rank registers the first one, the
-    ranks' are kept apart. So programs without such hooks pay nothing at hand-overs."""
+    """One of torch's dicts of hooks, usually empty. When a rank registers the first hook, the
+    dicts become each rank's own. So programs without such hooks pay nothing at hand-overs."""
 
     def __setitem__(self, key: Any, value: Any) -> None:
         if not _are_apart() and context_here() is not None:
@@ -125,7 +126,7 @@ class _Hooks(OrderedDict[Any, Any]):
         super().__setitem__(key, value)
 
     heir: dict[Any, Any] | None = None
-    """What stands in its place since the last world closed."""
+    """The dict that replaced this one when the last world closed."""
 
     def __delitem__(self, key: Any) -> None:
         super().__delitem__(key)
@@ -166,8 +167,8 @@ def _watch_hooks() -> Callable[[], None]:
 
 
 def _keep_compiled_apart(begins: bool) -> None:
-    """A rank calls a compiled function: from the first one on, what torch keeps of it goes
-    with the baton."""
+    """A rank calls a compiled function: from the first such call on, torch's state for it is
+    swapped with the baton."""
     place = (private_modes.compiled_now, "values")
     if begins and place not in places:
         add(*place, private_modes.compiled_now.at_rest)
@@ -177,12 +178,12 @@ private_modes.listeners.append(_keep_compiled_apart)
 
 
 def save(context: RankContext) -> None:
-    """The rank gives the baton away: keep what it has made of the attributes."""
+    """Keep the rank's values before it hands the baton over."""
     context.saved[KEPT] = [getattr(owner, name) for owner, name in places]
 
 
 def load(context: RankContext) -> None:
-    """The rank gets the baton: put its values in, copies of the originals at first."""
+    """Set the rank's values when it gets the baton; at first copies of the originals."""
     own = context.saved.get(KEPT, [])
     if len(own) < len(_originals):
         own += map(_copied, _originals[len(own) :])
@@ -192,7 +193,7 @@ def load(context: RankContext) -> None:
 
 
 def _copied(value: Any) -> Any:
-    """`copy`, without its search for a way to do it: every rank of every run comes here."""
+    """A faster `copy` for common types: every rank of every run calls it."""
     kind = type(value)
     return value.copy() if kind in _CONTAINERS else value if kind in _PLAIN else copy(value)
 
@@ -202,12 +203,13 @@ _PLAIN = frozenset({bool, int, str, float, type(None), FunctionType})
 
 
 def current() -> list[Any]:
-    """What is there when a run begins: the process's own, or, around a nested run, a rank's."""
+    """The values when a run begins: the process's own, or, around a nested run, a rank's."""
     return [getattr(owner, name) for owner, name in places]
 
 
 def restore(before: list[Any]) -> None:
-    """The run is over: as it was before; what came with modules since then, as it came."""
+    """Put back the values from before the run; for modules imported since then, the
+    originals."""
     values = [*before, *map(copy, _originals[len(before) :])]
     for (owner, name), value in zip(places, values, strict=False):
         setattr(owner, name, value)

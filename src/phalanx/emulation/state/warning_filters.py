@@ -16,7 +16,7 @@ from typing import Any
 
 
 def get_warnings() -> tuple[Any, ...]:
-    """What the two replace and put back."""
+    """The values that both replace and put back."""
     return (
         warnings.filters,
         warnings.showwarning,
@@ -35,12 +35,12 @@ def set_warnings(state: tuple[Any, ...]) -> None:
 
 
 def note_valid() -> None:
-    """What modules have noted agrees with the filters that are in place now."""
+    """Record that the notes of modules agree with the present filters."""
     _valid[:] = warnings.filters
 
 
 def settle() -> None:
-    """After filters were put in place: forget what modules have noted, if need be."""
+    """After a change of filters: drop the notes of modules, if necessary."""
     if warnings.filters != _valid:
         if _demanding(warnings.filters) != _demanding(_valid):
             _warnings_module._filters_mutated()
@@ -48,8 +48,8 @@ def settle() -> None:
 
 
 def _demanding(filters: Iterable[Any]) -> list[Any]:
-    """Those that act on every warning. What is ignored is not noted; what comes after a filter
-    for everything is not asked."""
+    """The filters that apply to every warning. Ignored warnings are not noted, and filters
+    after one for everything are never reached."""
     found = []
     for each in filters:
         if each[0] not in ("ignore", "default", "once", "module"):
@@ -64,4 +64,4 @@ _valid: list[Any] = []
 
 _warnings_module: Any = warnings
 logging_module: Any = logging
-"""Has what `captureWarnings` has put aside, if it is on."""
+"""Holds the function that `captureWarnings` has replaced, if it is on."""
