@@ -99,6 +99,7 @@ class World:
     def journal(self) -> Journal:
         """What happened in the last run, event by event, oldest first; see `docs/journal.md`.
 
+        >>> import torch.distributed as dist
         >>> def greet():
         ...     dist.barrier()
         >>> with World(ranks=2) as world:
