@@ -1,5 +1,5 @@
-"""The command line: `phalanx run` and its sisters.
+"""The command line: one module per command, and the output of ranks.
 
-A door: it parses options, calls the layers below and prints. Logic that another door would
-want must never live here.
+Parses options, calls the engines and prints. What the pytest plugin or `phalanx.run` needs as
+well belongs into a lower layer.
 """

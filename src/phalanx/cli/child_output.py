@@ -1,7 +1,7 @@
-"""What processes that ranks start print: it is shown as their ranks' own.
+"""Shows what processes print that ranks start, as output of their ranks.
 
-Such a process gets a pipe of its rank in place of the descriptors that ranks share; a thread
-reads it and hands the text to the printer. Used by `streams.py` for `phalanx run`.
+Such a process gets a pipe in place of descriptors 1 and 2, which all ranks share. A thread
+reads the pipe and passes the text to the printer. Used by `streams.py` for `phalanx run`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from phalanx.core.strand import here
 
 PATIENCE = 0.3
-"""Seconds to wait, in the end, for a process that has outlived its rank."""
+"""Seconds to wait at the end for a process that has outlived its rank."""
 PAUSE = 0.0005
 
 
@@ -27,21 +27,22 @@ class RankWriter(Protocol):
 
 
 class ChildPipes:
-    """By rank and descriptor. `printers` has those for 1 and 2; what has none is dropped."""
+    """One pipe for each rank and descriptor. `printers` maps 1 and 2 to printers; output of a
+    descriptor without a printer is dropped."""
 
     def __init__(self, printers: dict[int, RankWriter | None]) -> None:
         self._printers = printers
         self._pipes: dict[tuple[int, int], _Pipe] = {}
 
     def descriptor(self, rank: int, place: int) -> int:
-        """What to give to a process of this rank in place of 1 or 2."""
+        """The descriptor that a process of this rank gets in place of 1 or 2."""
         if (rank, place) not in self._pipes:
             self._pipes[rank, place] = _Pipe(self._printers[place], rank)
         return self._pipes[rank, place].writing
 
     def drain(self, rank: int) -> None:
-        """Before the rank prints something itself: what its processes have printed already
-        comes first."""
+        """Pass on what the rank's processes have printed so far. Called before the rank itself
+        prints, so that the order stays."""
         if self._pipes:
             for (whose, _), pipe in list(self._pipes.items()):
                 if whose == rank:
@@ -59,7 +60,7 @@ class _Pipe:
         self._reading, self.writing = os.pipe()
         self._taken = False
         self._thread = threading.Thread(target=self._pump, daemon=True)
-        outer, here.strand = here.strand, None  # the thread is nobody's
+        outer, here.strand = here.strand, None  # the thread belongs to no rank
         try:
             self._thread.start()
         finally:
@@ -82,7 +83,7 @@ class _Pipe:
             _sleep(PAUSE)
 
     def _waiting(self) -> int:
-        """Bytes in the pipe that nobody has read."""
+        """How many bytes in the pipe are not read yet."""
         found: int = struct.unpack("i", fcntl.ioctl(self._reading, termios.FIONREAD, bytes(4)))[
             0
         ]

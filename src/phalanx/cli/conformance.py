@@ -111,7 +111,7 @@ def handle(arguments: argparse.Namespace) -> int:
     except _Terminated:
         print("phalanx: terminated", file=sys.stderr)
         return 143
-    except BrokenPipeError:  # nobody reads any more; Python would complain at the very end
+    except BrokenPipeError:  # the reader is gone; without this, Python complains when it exits
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
@@ -120,12 +120,12 @@ def handle(arguments: argparse.Namespace) -> int:
 
 
 class _Terminated(BaseException):
-    """SIGTERM came: processes and folders of ours are to go first."""
+    """SIGTERM came. Raised, so that our processes and folders are removed first."""
 
 
 @contextmanager
 def _terminated_by_raising() -> Iterator[None]:
-    """Whatever comes of raising in the midst of something, it came of the signal."""
+    """Turn SIGTERM into an exception. Any error that follows counts as the signal."""
     came = threading.Event()
 
     def end(*_: object) -> None:
@@ -226,7 +226,7 @@ def _told(error: Exception) -> str:
     """An error of a module in one line: its class, its text and where it was raised."""
     text = " ".join(str(error).split())
     if isinstance(error, SyntaxError):
-        return f"{type(error).__name__}: {text}"  # which names the place itself
+        return f"{type(error).__name__}: {text}"  # whose text names the place
     frames = traceback.extract_tb(error.__traceback__)
     inside = [each for each in frames if not each.filename.startswith("<frozen importlib")]
     where = f" ({inside[-1].filename}:{inside[-1].lineno})" if len(inside) > 2 else ""

@@ -8,7 +8,7 @@ after the other, each printing many lines in a row, so what a rank alone has pri
 front of an earlier entry where that lets its next line join the entry.
 
 The printer must never reorder the lines of one rank, lose one, or split one on the sink. It
-starts no thread: whoever owns it calls `tick` now and then. It knows nothing of torch.
+starts no thread: its owner calls `tick` now and then. It knows nothing of torch.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from math import inf
 from typing import TextIO
 
 PROMPTS = (") ", "> ", ": ", "? ")
-"""How an unfinished line ends that waits for the user: `(Pdb) `, `>>> `, `Continue? `."""
+"""Ends of an unfinished line that asks the user: `(Pdb) `, `>>> `, `Continue? `."""
 
 
 class FoldingPrinter:
     r"""Writes the ranks' lines to `sink`, each with the ranks that printed it.
 
-    `only` names the ranks to show; the lines of all others are dropped and nobody waits for
-    them. Errors of the sink (`BrokenPipeError`) reach whoever made the call that printed;
-    what that call brought may be lost then, and the printer can be used further.
+    `only` names the ranks to show; the lines of all others are dropped, and no entry waits for
+    them. Errors of the sink (`BrokenPipeError`) are raised by the call that printed. The text
+    of that call may be lost then, and the printer can still be used.
 
     >>> import sys
     >>> printer = FoldingPrinter(2, sink=sys.stdout)
@@ -87,7 +87,7 @@ class FoldingPrinter:
         self._perform(self._show_old)
 
     def finish(self, rank: int) -> None:
-        """Say that a rank will print no more: nobody waits for it from now on."""
+        """A rank prints no more: no entry waits for it from now on."""
         if rank in self._shown:
             self._perform(partial(self._leave, (rank,)))
 
@@ -97,7 +97,7 @@ class FoldingPrinter:
             self._perform(partial(self._ask, rank))
 
     def close(self) -> None:
-        """Show everything that is left, partial lines too, and wait for nobody any more."""
+        """Show everything that is left, partial lines too."""
         self._perform(partial(self._leave, tuple(sorted(self._shown))))
 
     def _perform(self, action: Callable[[], None]) -> None:

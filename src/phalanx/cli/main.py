@@ -36,7 +36,7 @@ COMMANDS = {"run": run, "conformance": conformance, "doctor": doctor}
 
 
 class Parser(argparse.ArgumentParser):
-    """Errors in one line, with the way to more help; exit status 2."""
+    """Prints errors in one line, then how to get help. Exit status 2."""
 
     def error(self, message: str) -> NoReturn:
         if message == "argument --checks: expected one argument":

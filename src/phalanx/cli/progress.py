@@ -15,7 +15,7 @@ BETWEEN = 0.1
 
 
 class ProgressBar:
-    """`step` after each thing done; `close` wipes the bar out."""
+    """Call `step` after each thing done, and `close` to erase the bar."""
 
     def __init__(
         self,

@@ -148,7 +148,7 @@ def handle(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:  # before the ranks began
         print("phalanx: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # nobody reads any more; Python would complain at the very end
+    except BrokenPipeError:  # the reader is gone; without this, Python complains when it exits
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except SyntaxError as error:
@@ -159,7 +159,7 @@ def handle(arguments: argparse.Namespace) -> int:
 
 
 def _as_options(text: str) -> str:
-    """Options as they are written here: `--engine threads` for `engine='threads'`."""
+    """An error text with options as flags: `--engine threads` for `engine='threads'`."""
     names = "|".join((*FLAGS, "ranks"))
     return re.sub(rf"\b({names})=('?)([\w.,-]*[\w-])\2", r"--\1 \3", text)
 
@@ -230,7 +230,7 @@ def read_options(
 
 
 def starts_ranks_itself(arguments: argparse.Namespace) -> bool:
-    """Whether nobody says how many ranks there are, so that the script must start them."""
+    """Whether no number of ranks is given, so that the script must start its ranks itself."""
     return (
         arguments.ranks is None
         and arguments.nnodes == "1"
@@ -243,7 +243,7 @@ def starts_ranks_itself(arguments: argparse.Namespace) -> bool:
 def _printer(
     sink: TextIO | None, ranks: int | None, only: frozenset[int] | None
 ) -> Shown | None:
-    """For one stream; `ranks` None: of a script that starts its ranks itself."""
+    """The printer of one stream; `ranks` is None where the script starts its ranks itself."""
     if sink is None:
         return None
     if ranks is None:
@@ -303,7 +303,7 @@ def _run_by_torchrun(arguments: argparse.Namespace) -> int:
     per_node = int(arguments.ranks) if (arguments.ranks or "").isdecimal() else 1
     options = read_options(arguments, ranks=0, per_node=per_node)
     folder = os.path.abspath("." if arguments.module else os.path.dirname(arguments.script))
-    script_rule(options.isolate, options.share, folder)  # the names only
+    script_rule(options.isolate, options.share, folder)  # only to check the names
     only = _rank_numbers(arguments.rank)
     check_arguments(arguments)
     findings: list[Verdict] = []

@@ -1,7 +1,7 @@
 """`phalanx run SCRIPT` without a number of ranks: the script starts its ranks itself.
 
-Used by `run.py`. Shows the output of the worlds that come and go, each with a printer of its
-own, and turns what came of them and of the script itself into text and an exit status.
+Used by `run.py`. Such a script may run several worlds, one after the other. Each has a printer
+of its own. The errors of the worlds and of the script become text and an exit status.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from phalanx.errors import RankExited, UsageError
 
 
 class WorldsPrinter:
-    """A printer for the ranks of whatever world there is just now."""
+    """A printer for the ranks of the world that runs at present."""
 
     def __init__(self, sink: TextIO, only: frozenset[int] | None) -> None:
         self._sink = sink
@@ -55,7 +55,7 @@ class WorldsPrinter:
 
 
 class WorldsPrinters:
-    """Both streams' printers, told by `run_launched` of worlds that come and go."""
+    """The printers of both streams. `run_launched` calls it when a world begins or ends."""
 
     def __init__(self, printers: Sequence[Any], tell: Callable[[BaseException], int]) -> None:
         self._printers = [each for each in printers if isinstance(each, WorldsPrinter)]
@@ -71,9 +71,9 @@ class WorldsPrinters:
                 printer.finish(rank)
 
     def end(self, world: Any) -> None:
-        """Ranks that no `spawn` speaks for are told of at once, as processes show their errors
-        themselves: the script may be waiting for what they would have sent. Those that left
-        by `sys.exit` and the like say nothing: their exit code does."""
+        """Print at once the errors of ranks that no `spawn` waits for, as processes do: the
+        script may wait for something that these ranks will never send. A rank that ends by
+        `sys.exit` prints nothing; the script sees its exit code."""
         with suppress(BrokenPipeError):
             for printer in self._printers:
                 printer.close()
@@ -88,7 +88,7 @@ def _is_exit(error: BaseException | None) -> bool:
 
 
 def tell_launch(launch: Any, script: str, tell: Callable[[BaseException], int]) -> int:
-    """The exit status, after what went wrong was told; `tell` is for errors of a world."""
+    """Print what went wrong and return the exit status; `tell` prints the error of a world."""
     error, failed = launch.error, [w for w in launch.worlds if w.error is not None]
     if isinstance(error, KeyboardInterrupt):
         return 130
@@ -119,8 +119,7 @@ def tell_launch(launch: Any, script: str, tell: Callable[[BaseException], int]) 
 
 
 def _show_messages(error: BaseException) -> None:
-    """Of ranks that left by `sys.exit("message")`: the script does not know these, and there
-    is no report."""
+    """Print the messages of ranks that ended by `sys.exit("message")`. No report has them."""
     for rank, end in getattr(error, "failures", {}).items():
         if isinstance(end, SystemExit) and not isinstance(end.code, int):
             print(f"[{rank}]   {end.code}", file=sys.stderr)
@@ -145,12 +144,12 @@ def _shorter(word: str) -> str:
 
 
 def _is_settled(launch: Any) -> bool:
-    """Whether the script knows of the ranks that failed and ended well all the same."""
+    """Whether the script was told of the ranks that failed and still ended without an error."""
     return launch.error is None and launch.observed
 
 
 def _is_about_ranks(error: BaseException) -> bool:
-    """torch's `spawn` raises what is known better here."""
+    """Whether it is an error of torch's `spawn`, which says less than the report here."""
     return any(kind.__name__ == "ProcessException" for kind in type(error).__mro__)
 
 

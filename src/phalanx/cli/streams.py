@@ -1,7 +1,7 @@
 """`sys.stdout` and `sys.stderr` during a run: what a rank writes goes to its printer.
 
-Used by `phalanx run` and by the pytest plugin. Threads that are nobody's write to the original
-stream.
+Used by `phalanx run` and by the pytest plugin. Threads that belong to no rank write to the
+original stream.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Printer(Protocol):
     def write(self, rank: int, text: str) -> Any: ...
 
     def prompt(self, rank: int) -> Any:
-        """The rank wants to see what it has written now."""
+        """Show at once what the rank has written."""
 
     def close(self) -> Any: ...
 
@@ -36,7 +36,7 @@ Sink = Callable[[bytes], object]
 
 
 class _Forked:
-    """In a process that a rank has forked: which rank."""
+    """In a process that a rank has forked: the number of that rank."""
 
     rank: int | None = None
 
@@ -54,7 +54,7 @@ if hasattr(os, "register_at_fork"):  # before the rank itself is forgotten there
 
 
 class RankStream(io.TextIOBase):
-    """Looks the writing rank up; without a printer, what ranks write is dropped."""
+    """Passes text on to the printer, as that of the rank that writes; drops it without one."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class RankStream(io.TextIOBase):
         self._moved = moved
         self._unfinished = ""
         self._decoders: dict[int | None, Any] = {}
-        """Of bytes, by rank: a character may come in pieces."""
+        """Decoders of bytes, by rank: a character may come in pieces."""
 
     def write(self, text: str) -> int:
         if not isinstance(text, str):
@@ -100,7 +100,7 @@ class RankStream(io.TextIOBase):
 
     @property
     def buffer(self) -> _Bytes:
-        """Made when asked for: two objects that hold each other are hard to be rid of."""
+        """Made on demand, because it and the stream refer to each other."""
         return _Bytes(self, self._decoders)
 
     def reconfigure(self, **options: Any) -> None:
@@ -132,7 +132,7 @@ class RankStream(io.TextIOBase):
             self.printer.prompt(strand.rank)
 
     def close(self) -> None:
-        """It is not this rank's alone; and what it writes to may be closed before it."""
+        """Does nothing: the stream belongs to all ranks."""
 
     def fileno(self) -> int:
         return self._original.fileno()
@@ -177,7 +177,7 @@ class _Bytes(io.BufferedIOBase):
 
     @property
     def raw(self) -> _Bytes:
-        """Nothing is kept back here either."""
+        """Nothing is buffered here either."""
         return self
 
     def flush(self) -> None:
@@ -190,7 +190,7 @@ class _Bytes(io.BufferedIOBase):
         return self._stream.fileno()
 
     def close(self) -> None:
-        """It is as good as the stream, which stays."""
+        """Does nothing: the stream stays open."""
 
 
 @contextmanager
@@ -236,7 +236,7 @@ def redirected(out: Printer | None, err: Printer | None) -> Iterator[None]:
     finally:
         rank_output.for_children.remove(children.descriptor)
         children.close()
-        streams.clear()  # they hold each other
+        streams.clear()  # they refer to each other
         take_out()
         for printer in (out, err):
             if printer is not None:

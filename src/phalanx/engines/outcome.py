@@ -1,7 +1,7 @@
-"""What became of each rank, and which error the caller of `run` gets. Pure decisions.
+"""How each rank ended, and which error the caller of `run` gets. Pure decisions.
 
-Used by the engines. First failure wins; what other ranks raised while being stopped is a
-consequence and told as such.
+Used by the engines. The first failure is raised. What other ranks raise while they are stopped
+is a consequence of it, and the report says so.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from phalanx.report.text import render, render_kind
 
 
 class InvalidCallError(errors.InvalidCallError, RankFailedError):
-    """What a run raises: that a rank failed, and that its own call was wrong."""
+    """The error of a run in which a rank failed because its own call was wrong."""
 
     __module__ = "phalanx"
     verdict: RankFailure | None
@@ -38,13 +38,13 @@ class InvalidCallError(errors.InvalidCallError, RankFailedError):
 
 
 def _invalid_call(*parts: Any) -> InvalidCallError:
-    """By this module's name: `phalanx`, which the class calls its own, has another there."""
+    """Pickle finds this function by name; `phalanx.InvalidCallError` is another class."""
     return InvalidCallError(*parts)
 
 
 @dataclass
 class Outcome:
-    """One rank's end: a value, an error of its own, or stopped because of another rank."""
+    """How one rank ended: with a value, an error of its own, or stopped because of another."""
 
     rank: int
     value: Any = None
@@ -52,12 +52,12 @@ class Outcome:
     stopped: bool = False
     late: BaseException | None = None
     site: Site | None = None
-    """Where the error came up, if its traceback does not say: that of another process."""
+    """Where the error was raised, if its traceback does not say, as for another process."""
 
 
 @dataclass
 class Outcomes:
-    """All ranks of a run. `order` lists those that failed, in the order they did."""
+    """How all ranks of a run ended. `order` lists those that failed, first failure first."""
 
     ranks: list[Outcome]
     order: list[int] = field(default_factory=list)
@@ -67,11 +67,11 @@ class Outcomes:
 
     @property
     def any_stopped(self) -> bool:
-        """Whether a rank did not come to its own end: then what is open tells nothing."""
+        """Whether a rank was stopped. Calls that are open then are no finding."""
         return any(each.stopped for each in self.ranks)
 
     def record(self, rank: int, error: BaseException, *, stopping: bool) -> bool:
-        """Note how a rank ended; whether this is a failure of its own."""
+        """Record how a rank ended. Returns whether this is a failure of its own."""
         outcome = self.ranks[rank]
         if isinstance(error, RankStopped):
             outcome.stopped = True
@@ -102,7 +102,7 @@ def find_error(outcomes: Outcomes, replay: str | None) -> BaseException | None:
 
 
 def check_findings(findings: Sequence[Verdict], replay: str | None, *, strict: bool) -> None:
-    """Under `strict` a run that succeeded fails by what was found in it."""
+    """Under `strict`, raise a `HazardError` for the findings of a run that succeeded."""
     if findings and strict:
         texts = [render_kind(each, replay=replay) for each in findings]
         raise HazardError("\n\n".join(texts), findings)
@@ -114,7 +114,7 @@ def warn_of(findings: Sequence[Verdict], *, stacklevel: int) -> None:
 
 
 def trim_traceback(error: BaseException) -> BaseException:
-    """Leave only frames that are not ours, also in the errors it came from."""
+    """Remove our own frames from the traceback, also from those of causes and contexts."""
     seen: set[int] = set()
     following: list[BaseException | None] = [error]
     while following:
@@ -147,17 +147,17 @@ def _walk(trace: Any) -> list[Any]:
 
 
 def _is_wrapper(filename: str) -> bool:
-    """torch's own layers between the program's line and us say nothing to the reader."""
+    """Whether it is one of torch's layers between the program's line and ours."""
     return filename.endswith(
         ("torch/distributed/c10d_logger.py", "torch/distributed/distributed_c10d.py")
     )
 
 
 def was_stopped(error: BaseException) -> bool:
-    """Whether the error came up while `RankStopped` was unwinding the rank."""
+    """Whether the error was raised while `RankStopped` unwound the rank."""
     seen: BaseException | None = error
     known: set[int] = set()
-    while seen is not None and id(seen) not in known:  # a program can make a circle of them
+    while seen is not None and id(seen) not in known:  # a program can make a cycle of them
         if isinstance(seen, RankStopped):
             return True
         known.add(id(seen))
@@ -196,14 +196,14 @@ def _failure_verdict(outcomes: Outcomes, failures: Mapping[int, BaseException]) 
 
 
 def _call_of(error: BaseException) -> Finding | None:
-    """What was wrong with the rank's own call, if that is what it failed by."""
+    """What was wrong with the rank's own call, if the rank failed because of it."""
     verdict = getattr(error, "verdict", None)
     is_one = isinstance(verdict, Finding) and verdict.kind == "invalid-call"
     return verdict if is_one else None
 
 
 def _without(blocks: tuple[ViewBlock, ...], ranks: set[int]) -> tuple[ViewBlock, ...]:
-    """Ranks that went on to raise an error of their own were not stopped."""
+    """The blocks without these ranks: one that raises an error of its own was not stopped."""
     kept = ((tuple(r for r in block.ranks if r not in ranks), block.view) for block in blocks)
     return tuple(ViewBlock(rest, view) for rest, view in kept if rest)
 

@@ -1,7 +1,7 @@
 """Find a script or module and compile it, for the ranks to execute.
 
-Used by the command line and by what runs programs. Must never import torch: the torchrun
-engine looks at a program before it has time for that.
+Used by the command line and by the engines. Must never import torch: the torchrun engine
+checks the program before it starts the processes that import torch.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Program:
     search_path: str
     spec: ModuleSpec | None = None
     imported: frozenset[str] = frozenset()
-    """Modules that had to be imported to find it: the ranks do that again."""
+    """Modules that were imported in order to find it. The ranks import them again."""
 
     def names_of_main(self) -> dict[str, Any]:
         """What Python itself puts into `__main__` before it executes the program."""
@@ -65,7 +65,7 @@ def load_script(path: str, args: list[str]) -> Program:
 
 def load_module(name: str, args: list[str]) -> Program:
     """Find and compile a module, or a package's `__main__`."""
-    if name.endswith(".py"):  # to look for it would import, that is, run the script
+    if name.endswith(".py"):  # looking for it would import, and so run, the script
         raise UsageError(f"-m {name}: write -m {name[:-3]}, or the script's path without -m")
     before = set(sys.modules)
     sys.path.insert(0, os.getcwd())
@@ -109,7 +109,7 @@ def _find_spec(name: str) -> ModuleSpec | None:
 
 
 def _is_about(error: Exception, name: str) -> bool:
-    """Whether the error says that the module itself, or a package it is in, is not there."""
+    """Whether the error is about the module itself, or a package that it is in."""
     if isinstance(error, ModuleNotFoundError):
         return f"{name}.".startswith(f"{error.name}.")
     return isinstance(error, ValueError)

@@ -1,5 +1,7 @@
-"""Thread pools of threads for ranks. Used by the doors for tests, which run many small
-worlds."""
+"""Threads that are kept for the ranks of several worlds.
+
+Used by the pytest plugin and the test classes, which run many small worlds.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +18,15 @@ from phalanx.core.thread_pool import RankThreadPool
 
 
 def make_thread_pool() -> RankThreadPool:
-    """Give it to every `ThreadsEngine`, and close it in the end."""
+    """A pool to give to every `ThreadsEngine`. The caller closes it."""
     return RankThreadPool(
         _state_of_thread, partial(torch.set_flush_denormal, _flushes_denormal())
     )
 
 
 def _flushes_denormal() -> bool:
-    """Whether `torch.set_flush_denormal` is in force here, which torch does not tell. Threads
-    inherit it."""
+    """Whether `torch.set_flush_denormal` is on in this thread, which torch has no function to
+    tell. New threads inherit it."""
     return _smallest / 2 == 0.0
 
 
@@ -32,7 +34,8 @@ _smallest = sys.float_info.min
 
 
 def _state_of_thread() -> Hashable:
-    """What torch and Python keep per thread, and a program may leave behind."""
+    """What torch and Python keep for each thread and a program may have changed. A thread in
+    which it differs from that of a new one is not used again."""
     return (
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
@@ -56,8 +59,7 @@ def _state_of_thread() -> Hashable:
 
 
 def _place() -> tuple[int, int]:
-    """The current GPU, and the current stream there: a new thread begins with the first of
-    each."""
+    """The current GPU and the current stream, which are the first ones in a new thread."""
     return _cuda.current_device(), _cuda.current_stream().cuda_stream
 
 

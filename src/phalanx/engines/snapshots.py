@@ -1,6 +1,7 @@
 """Take the state of all ranks at one instant, as a value for analysis and reports.
 
-Called by the engine with the baton in hand (or after everybody stopped), so nothing moves.
+Called by the engine while it holds the baton, or after all ranks have stopped, so that nothing
+moves meanwhile.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def take_snapshot(
     stuck: Container[Strand] | None = None,
 ) -> Snapshot:
     """Every rank by its main thread, and the threads that ranks have started as far as they
-    wait. With `stuck`, the strands that can never move, the others are only told to move."""
+    wait. `stuck` are the strands that can never move; all others are shown as moving."""
     frames = current_frames()
     reader = TensorReader()
     views, threads = [], []
@@ -50,7 +51,7 @@ def take_snapshot(
             views.append(view)
         elif strand.state is PARKED or stuck is not None:
             view = _thread_view(session, strand, reader)
-            if view.wait is not None:  # an idle worker of a pool has none
+            if view.wait is not None:  # an idle worker of a pool waits for nothing
                 threads.append(view)
     in_flight = sum(met.in_flight() for met in list(session.assemblies.values()))
     return Snapshot(tuple(views), in_flight=in_flight, threads=tuple(threads))
@@ -70,7 +71,7 @@ def user_stacks(baton: Baton) -> dict[int, tuple[Site, ...]]:
 
 
 def thread_places(session: Session) -> tuple[tuple[tuple[int, ...], Site], ...]:
-    """Where the threads are that ranks have started, as far as they are in the program."""
+    """Where threads that ranks have started are, if they are in a line of the program."""
     frames = current_frames()
     places: dict[Site, set[int]] = {}
     for context in session.ranks:
@@ -95,7 +96,7 @@ def is_debugging(baton: Baton) -> bool:
 
 
 def group_views(views: list[RankView]) -> tuple[ViewBlock, ...]:
-    """Ranks in the same situation side by side, in order of their lowest rank."""
+    """Group ranks in the same situation, in the order of their lowest ranks."""
     blocks: dict[object, list[RankView]] = {}
     for view in views:
         op = view.wait.op if view.wait else None
@@ -154,7 +155,7 @@ def thread_name(strand: Strand) -> str | None:
 
 
 def _describe_blocked(strand: Strand, size: int) -> Wait | None:
-    """What a thread waits for that is in one of Python's own waits, without a timeout."""
+    """What a thread waits for if it is in a wait of Python's own without a timeout."""
     why = strand.why
     if strand.state is not OUTSIDE or not isinstance(why, Blocked):
         return None

@@ -1,9 +1,10 @@
 """Standard input, `input()` and `breakpoint()` of ranks that are processes.
 
-Standard input belongs to the program that started them, which says where it is. A rank that
-asks a terminal opens it, one rank at a time, and says so: it is no stall while somebody thinks.
-A file or a pipe it reads itself: a file from its beginning, of a pipe what no other rank has
-read, as under torchrun. Must never touch a rank that does not ask.
+Standard input belongs to the program that started the ranks, and the program tells them where
+it is. A rank that reads from a terminal opens it, one rank at a time, and reports that it
+does: no stall is found while a user thinks. From a file each rank reads from the beginning, and
+from a pipe what no other rank has read, as under torchrun. Must never change a rank that reads
+nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ called because the ranks of torchrun find them in the environment."""
 NAMES = (VARIABLE, PIPED, DEBUGGER)
 
 SETTLE = 0.3
-"""Seconds for what the rank printed before it asks to be shown."""
+"""Seconds in which what the rank has printed is shown before its prompt."""
 
 
 _remembered: dict[str, str] = {}
@@ -46,7 +47,7 @@ def remember_terminal(descriptor: int) -> None:
 
 
 def find_input() -> dict[str, str]:
-    """In the program: what the ranks need to know."""
+    """In the program: the variables that tell ranks where standard input is."""
     try:
         return {VARIABLE: os.ttyname(sys.stdin.fileno())}
     except (AttributeError, OSError, ValueError):  # standard input is no terminal, or closed
@@ -68,8 +69,8 @@ def _can_be_opened() -> bool:
 def attach_terminal(
     rank: int, given: Mapping[str, str], on_asking: Callable[[bool], Any]
 ) -> None:
-    """In a rank: let it ask the terminal, if there is one. `on_asking` hears when it begins
-    to, and when it has its answer."""
+    """In a rank: let it read from the terminal, if there is one. `on_asking` is called when the
+    rank begins to wait for the user, and when it has the answer."""
     terminal = _Terminal(rank, given.get(VARIABLE), on_asking)
     if PIPED in given:
         patches: list[Patch] = [(sys, "stdin", _Piped(given[PIPED]))]
@@ -94,7 +95,7 @@ def attach_terminal(
 
 
 set_trace: list[Callable[..., Any]] = []
-"""Opens the debugger at the terminal, whatever the environment says; empty without one."""
+"""The function that opens the debugger at the terminal; empty without a terminal."""
 
 on_quit: list[Callable[[], Any]] = []
 """What `q` at the debugger's prompt does, instead of ending the rank by an error."""
@@ -114,7 +115,7 @@ class _Terminal:
 
     @contextmanager
     def held(self) -> Iterator[tuple[TextIO, TextIO]]:
-        """Open, and for no other rank meanwhile."""
+        """Open the terminal, and keep the other ranks from it until the end."""
         import fcntl
 
         if self.name is None:
@@ -169,7 +170,7 @@ class _Input(io.TextIOBase):
 
 
 class _Piped(io.TextIOBase):
-    """`sys.stdin` of a rank where it is a file or a pipe, opened when somebody reads."""
+    """`sys.stdin` of a rank where it is a file or a pipe. It is opened by the first read."""
 
     def __init__(self, place: str) -> None:
         self._place = place
@@ -204,7 +205,7 @@ class _Piped(io.TextIOBase):
 
 
 class _Debugger(pdb.Pdb):
-    """Holds the terminal while it is stopped, so that two ranks do not talk across."""
+    """A debugger that keeps the terminal while its rank is stopped."""
 
     def __init__(self, terminal: _Terminal) -> None:
         super().__init__(nosigint=True)

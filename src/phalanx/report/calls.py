@@ -40,7 +40,7 @@ def call_text(op: Op) -> str:
 
 
 def short_name(op: Op) -> str:
-    """The name alone; a store's call says that it is one."""
+    """The name alone; for a call of a store, with the store."""
     return f"store.{op.name}" if op.key is not None and "." not in op.name else op.name
 
 
@@ -62,7 +62,7 @@ def group_text(group: Group) -> str:
 
 
 def tensors_text(op: Op) -> str:
-    """What goes in, and what comes out where that is not the same."""
+    """The input tensors, and the output tensors where they differ."""
     given, got = _specs_text(op.inputs), _specs_text(op.outputs)
     if given and got and op.inputs != op.outputs:
         return f"{given} -> {got}"

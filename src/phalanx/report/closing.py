@@ -45,8 +45,8 @@ def render_closing(
 
 
 def find_caught(tally: Tally, error: Verdict | None) -> Sequence[Verdict]:
-    """What ranks met with and the program caught; a run that ends by an error of ours is
-    about that one."""
+    """The errors that the program caught. None where an error of ours ended the run: the report
+    is about that one."""
     return tally.raised if error is None or error.kind == "rank-failed" else ()
 
 

@@ -81,7 +81,7 @@ def _headline_call(verdict: RankFailure) -> str:
 
 
 def _wrong_calls(verdict: RankFailure) -> list[tuple[tuple[int, ...], Finding]]:
-    """Ranks that made the same wrong call are one; those of the first failure come first."""
+    """One block for ranks that made the same wrong call; the first failure comes first."""
     alike: dict[object, list[int]] = {}
     for rank, finding in sorted(verdict.calls.items()):
         block = finding.blocks[0]
@@ -98,7 +98,7 @@ def _call_block(ranks: tuple[int, ...], finding: Finding) -> Block:
 
 
 def _facts(findings: Sequence[Finding]) -> list[str]:
-    """What else is to be said, once where it is the same."""
+    """Further labelled lines, each once."""
     lines: dict[tuple[str, str], None] = {}
     for finding in findings:
         lines.update(dict.fromkeys(finding.facts))

@@ -1,6 +1,6 @@
 """Render a finding that has no form of its own: headline, calls, labelled lines, hint.
 
-Used by `text`. Must never know which kind it lays out: what is to be said is in the finding.
+Used by `text`. Must never depend on the kind of finding: the finding has all the text.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The hand all reports are written in: rank lists, labels, blocks, 88 columns, ASCII.
+"""The layout that all reports share: rank lists, labels, blocks, 88 columns, ASCII.
 
 Used by every other module of this package. Must never know what kind of verdict it lays out.
 """
@@ -31,7 +31,7 @@ class Block:
 
 
 def rank_list(ranks: Iterable[int], *, width: int = 40) -> str:
-    """Ranks as a reader wants them: sorted, runs as ranges, cut where longer than `width`.
+    """Ranks as text: sorted, runs as ranges, cut where longer than `width`.
 
     >>> rank_list([5, 2, 1, 0])
     'ranks 0-2, 5'

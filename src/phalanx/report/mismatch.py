@@ -1,6 +1,6 @@
-"""Render a mismatch: who did what where the others did what.
+"""Render a mismatch: which ranks called what, side by side.
 
-Used by `text`. Must never decide anything: who is odd and what differs is in the verdict.
+Used by `text`. Must never decide anything: the verdict says who is odd and what differs.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Where each rank is, without a verdict: what Ctrl-C prints.
+"""Render where each rank is, without a verdict: what Ctrl-C prints.
 
-Used by the engines. Must never judge.
+Used by the engines. Must never name a cause.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What ranks are doing, in words: waiting, sleeping, computing, finished ...
 
-Used by the reports that account for every rank (deadlock, stall, failure). Must never judge.
+Used by the reports that list every rank (deadlock, stall, failure). Must never name a cause.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ def site_of(view: RankView) -> Site | None:
 
 
 def find_fates(blocks: Sequence[ViewBlock], cycle: Sequence[int] = ()) -> dict[int, str]:
-    """For each rank what became of it, as `need_text` takes it."""
+    """The state of each rank, in the form that `need_text` takes."""
     fates: dict[int, str] = {r: block.view.status for block in blocks for r in block.ranks}
     return {**fates, **dict.fromkeys(cycle, "cycle")}
 
 
 def need_text(wait: Wait, fates: Mapping[int, str]) -> str:
-    """What would let this wait end, and why it does not come."""
+    """What would end this wait, and why it does not happen."""
     op = wait.op
     if op.key is not None:
         return f'needs a rank that sets "{op.key}"'
@@ -108,7 +108,7 @@ def _counterpart(wait: Wait) -> str:
 
 
 def _gone_text(wait: Wait, fates: Mapping[int, str]) -> str:
-    """Of a single peer the call says enough unless it will never act again."""
+    """The call says enough about a single peer, unless that peer will never act again."""
     gone = [
         f"{rank_list(ranks)} {_fate_text(fate, ranks)}"
         for fate, ranks in _by_fate(wait.needs, fates)

@@ -81,7 +81,7 @@ def _thread(ranks: tuple[int, ...], site: Site) -> str:
 
 
 def _headline_of_processes(verdict: Stall) -> str:
-    """Of ranks that are processes we know where they are, and no more."""
+    """For ranks that are processes, all that is known is where they are."""
     idle = f"no rank ended its call for {verdict.seconds:g} s"
     parts = [_start(verdict) if verdict.over_limit else idle]
     places: dict[str, list[int]] = {}
@@ -108,7 +108,7 @@ def _site(rank: int, view: RankView, verdict: Stall) -> Site | None:
 
 
 def _order(block: ViewBlock) -> tuple[int, int]:
-    """Those out of sight first: they are what the reader must look at."""
+    """Ranks outside of any call first: the reader must look at these."""
     places = {"outside": 0, "computing": 1, "lingering": 2, "ready": 3, "sleeping": 4}
     return places.get(block.view.status, 5 + (block.view.status != "waiting")), block.ranks[0]
 

@@ -1,8 +1,8 @@
-"""One door to all reports: a verdict in, its text out.
+"""The text of a verdict, of whatever kind.
 
-Used by whoever raises, prints or records a verdict. The text has no class name in front, since
-Python prints that itself. Must never add a time, an address or a colour: equal verdicts give
-equal texts.
+Used by everything that raises, prints or records a verdict. The text does not begin with the
+name of the error's class, because Python prints that itself. Must never add a time, an address
+or a colour: equal verdicts give equal texts.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ def render(verdict: Verdict, *, replay: str | None = None) -> str:
 
 
 def render_kind(verdict: Verdict, *, replay: str | None = None) -> str:
-    """The report with its kind in front, which is what a user writes to silence it."""
+    """The report with its kind in front, which users write in order to silence it."""
     return f"[{verdict.kind}]: {render(verdict, replay=replay)}"
 
 
 def headline(verdict: Verdict) -> str:
-    """The first line of the report, which is whole on its own."""
+    """The first line of the report, which can stand alone."""
     if isinstance(verdict, Mismatch):
         return ascii_text(headline_mismatch(verdict))
     if isinstance(verdict, Deadlock):

@@ -1,4 +1,4 @@
-"""Render what was begun and never answered: a warning at the end of a run.
+"""Render calls that were begun and never answered: a warning at the end of a run.
 
 Used by `text`. Must never call it an error: the program may not have needed the answer.
 """
