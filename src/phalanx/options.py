@@ -78,8 +78,8 @@ class Options:
     device: str | None = _option(
         None,
         Flag(
-            "auto: ranks share the GPUs where there are too few, so that cuda:3 means one "
-            "that is there; cuda: the same, and there must be one; cpu: ranks see none",
+            "auto: ranks share the GPUs if there are fewer than ranks, and cuda:3 means one of "
+            "them; cuda: the same, and an error without a GPU; cpu: ranks see no GPU",
             "WHERE",
             default="auto",
         ),
@@ -87,28 +87,27 @@ class Options:
     """What ranks see: "cuda": a GPU each, shared where there are too few; "auto": the same if
     there are any; "cpu": none; None: what there is."""
     gpus: int | None = _option(None, Flag("use only the first K GPUs", "K", "number"))
-    seed: int = _option(0, Flag("order of ranks; 0: first come", "S", "number"))
+    seed: int = _option(0, Flag("order of ranks; 0: first in, first out", "S", "number"))
     clock: str = _option("real", Flag("real, or virtual: sleeps take no time", "CLOCK"))
     checks: str = _option(
         "all", Flag("all, none, or kinds of findings: mismatch,leak or all,-leak", "KINDS")
     )
-    strict: bool = _option(
-        False, Flag("what is only a warning fails the run: exit 3", form="switch")
-    )
+    strict: bool = _option(False, Flag("warnings fail the run: exit status 3", form="switch"))
     profile: str | None = _option(
-        None, Flag("gloo or nccl: what may fail on it is an error", "NAME")
+        None, Flag("gloo or nccl: judge the run by that backend's rules", "NAME")
     )
     completion: str | None = _option(
         None,
         Flag(
-            "of asynchronous operations: earliest, latest, or seeded (default with --seed)",
+            "when asynchronous operations complete: earliest, latest, or seeded (the "
+            "default with --seed)",
             "WHEN",
         ),
     )
     """When asynchronous operations complete; None: as early as they can without a seed, else
     when the seed says."""
     timeout: float | None = _option(
-        None, Flag("stop after SEC seconds of standstill", "SEC", "seconds")
+        None, Flag("stop after SEC seconds without progress", "SEC", "seconds")
     )
     limit: float | None = _option(None, function=False)
     """Seconds that the whole run may take."""
@@ -116,7 +115,7 @@ class Options:
     isolate: tuple[str, ...] = _option(
         (),
         Flag(
-            "import these once per rank, as the script's own packages are",
+            "let each rank import these packages for itself, as it does the script's own",
             "PACKAGES",
             "packages",
         ),
@@ -124,7 +123,7 @@ class Options:
     share: tuple[str, ...] = _option(
         (),
         Flag(
-            "import these of the script's own packages once for all ranks; or all",
+            "import these packages of the script's own once for all ranks; all: every one",
             "PACKAGES",
             "packages",
         ),
@@ -132,9 +131,7 @@ class Options:
     )
     children: str = _option(
         "ranks",
-        Flag(
-            "what processes are that the script starts and numbers: ranks, or processes", "WHAT"
-        ),
+        Flag("what the processes that the script starts become: ranks or processes", "WHAT"),
         function=False,
     )
     per_node: int | None = _option(None, function=False)

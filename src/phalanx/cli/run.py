@@ -82,7 +82,7 @@ def add_parser(commands: Any) -> None:
         "--nproc_per_node",
         dest="ranks",
         metavar="N",
-        help="number of ranks (on each node, with --nnodes); left out for a script that starts "
+        help="number of ranks (on each node, with --nnodes); omit it for a script that starts "
         "its ranks itself, by torch.multiprocessing.spawn or Process",
     )
     size.add_argument(
@@ -101,7 +101,7 @@ def add_parser(commands: Any) -> None:
             given = {"metavar": flag.metavar, "action": "append"}
         how.add_argument(f"--{name}", help=flag.text, **given)
     show = parser.add_argument_group("what is shown")
-    show.add_argument("-q", "--quiet", action="store_true", help="no output of the ranks")
+    show.add_argument("-q", "--quiet", action="store_true", help="show no output of the ranks")
     show.add_argument("--rank", metavar="R", help="only output of these ranks: 0 or 0,2-3")
     torchrun = parser.add_argument_group(
         "as torchrun takes them",
@@ -115,7 +115,7 @@ def add_parser(commands: Any) -> None:
         "rdzv-endpoint": {"metavar": "HOST:PORT", "help": "where the machines meet"},
         "node-rank": {
             "metavar": "R",
-            "help": "which machine this is, with --master-addr",
+            "help": "the number of this machine, with --master-addr",
         },
     }
     ordered = dict.fromkeys((*shown, *WITH_VALUE))

@@ -66,7 +66,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         dest = name.replace("-", "_")
         group.addoption(f"--{name}", metavar=metavar, dest=dest, default=None, help=text)
         parser.addini(dest, INI_HELP.get(name, f"{UNSAID}: {text}"), default="")
-    text = "what is only a warning of Phalanx's checks fails the test"
+    text = "warnings of Phalanx's checks fail the test"
     group.addoption("--ranks-strict", action="store_true", dest="ranks_strict", help=text)
     parser.addini("ranks_strict", f"{UNSAID}: {text}", "bool", default=False)
     for name, text in (
