@@ -30,7 +30,7 @@ def folder_here() -> str | None:
         return None
 
 
-# Of ranks that are threads each has its own setting, and to change that takes its turn.
+# A test may replace the names.
 _collects, _collect, _do_not_collect = gc.isenabled, gc.enable, gc.disable
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from typing import Any
 
@@ -67,8 +68,12 @@ def main(arguments: argparse.Namespace) -> int:
     health = collect(arguments.ranks)
     hints = find_hints(health)
     if arguments.json:
-        json.dump(as_data(health, hints), sys.stdout, indent=2)
-        print()
+        text = json.dumps(as_data(health, hints), indent=2) + "\n"
     else:
-        print(render_health(health, hints, patches=arguments.patches), end="")
+        text = render_health(health, hints, patches=arguments.patches)
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:  # `| head` has seen enough; nor may Python complain at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return int(any(hint.level == WRONG for hint in hints))

@@ -151,13 +151,13 @@ _rows: dict[tuple[str, int, str], tuple[PatchRow, Any]] = {}
 
 
 def _row(when: str, owner: Any, name: str) -> PatchRow:
-    found = _rows.get((when, id(owner), name))
-    if found is None:
+    found = _known(when, owner, name)
+    if found is None:  # or its module was not imported when somebody asked last
         for row in TABLE:
             place = find_owner(row.owner)
             if place is not None:
                 _rows[row.when, id(place), row.name] = row, place
-        found = _rows.get((when, id(owner), name)) or _any_name(when, owner)
+        found = _known(when, owner, name)
     if found is None:
         raise LookupError(
             f"{owner!r}.{name} has no row in patch_table.py for the mode {when!r}: add one "
@@ -166,9 +166,10 @@ def _row(when: str, owner: Any, name: str) -> PatchRow:
     return found[0]
 
 
-def _any_name(when: str, owner: Any) -> tuple[PatchRow, Any] | None:
-    """Of a module whose functions are replaced one and all."""
-    return _rows.get((when, id(owner), "*"))
+def _known(when: str, owner: Any, name: str) -> tuple[PatchRow, Any] | None:
+    """By its name, or as one of a module whose functions are replaced one and all."""
+    place = when, id(owner)
+    return _rows.get((*place, name)) or _rows.get((*place, "*"))
 
 
 def find_owner(path: str) -> Any:

@@ -97,7 +97,7 @@ _WAITING = (
         THREADS,
         "a rank that looks for a file again and again lets the other ranks run, one of which "
         "is to write it",
-        "os.stat access listdir scandir",
+        "os.stat listdir scandir",
     ),
     *_rows(
         THREADS,
@@ -139,11 +139,6 @@ _THREADS_AND_CHILDREN = (
     ),
     *_rows(
         THREADS,
-        "a process that a rank starts may use all cores, not only the one that ranks share",
-        "os.forkpty posix_spawn posix_spawnp",
-    ),
-    *_rows(
-        THREADS,
         "a rank that counts its cores gets all that the process has",
         "os.sched_getaffinity",
     ),
@@ -158,8 +153,7 @@ _THREADS_AND_CHILDREN = (
     *_rows(
         THREADS,
         "each rank has a fork server of its own, made in its environment",
-        "multiprocessing.forkserver.connect_to_new_process ensure_running "
-        "set_forkserver_preload",
+        "multiprocessing.forkserver.connect_to_new_process ensure_running",
     ),
     *_rows(
         THREADS,
@@ -187,7 +181,7 @@ _STATE_OF_PYTHON = (
     *_rows(
         THREADS,
         "what a rank registers for the end of the process happens at the end of the rank",
-        "atexit.register unregister _run_exitfuncs _ncallbacks _clear",
+        "atexit.register unregister",
         "weakref.finalize.__init__",
         "multiprocessing.util.Finalize.__init__",
     ),
@@ -196,19 +190,12 @@ _STATE_OF_PYTHON = (
         "each rank has its own environment variables",
         "os.environ.__class__",
         "os.environb.__class__",
-        "os.putenv unsetenv",
     ),
     *_rows(
         THREADS,
         "each rank has signal handlers and alarms of its own, and a signal to itself is for it",
-        "signal.signal getsignal raise_signal alarm setitimer getitimer",
+        "signal.signal getsignal raise_signal alarm",
         "os.kill",
-        "faulthandler.register",
-    ),
-    *_rows(
-        THREADS,
-        "needs the main thread of a process: refused, with what to use instead",
-        "signal.pause sigwait sigwaitinfo sigtimedwait set_wakeup_fd",
     ),
     *_rows(
         THREADS,
@@ -217,39 +204,15 @@ _STATE_OF_PYTHON = (
     ),
     *_rows(
         THREADS,
-        "a rank's file mode mask ends with the rank",
-        "os.umask",
-    ),
-    *_rows(
-        THREADS,
         "the current folder is each rank's own, where the system cannot keep it per thread",
         "os.chdir fchdir",
     ),
     *_rows(
         THREADS,
-        "the recursion limit is each rank's own number, and never too low for another rank",
-        "sys.setrecursionlimit getrecursionlimit",
-    ),
-    *_rows(
-        THREADS,
-        "what a rank changes here holds for that rank",
-        "gc.enable disable set_threshold",
-        "socket.setdefaulttimeout",
-        "torch.multiprocessing.set_sharing_strategy",
-    ),
-    *_rows(
-        THREADS,
         "each rank configures logging for itself; handlers that it makes are closed at its end",
         "logging.Logger.level propagate disabled handlers filters _cache",
-        "logging.Manager._disable loggerClass",
+        "logging.Manager._disable",
         "logging._addHandlerRef shutdown",
-        "logging.setLogRecordFactory getLogRecordFactory setLoggerClass getLoggerClass "
-        "addLevelName",
-    ),
-    *_rows(
-        THREADS,
-        "in place once a rank has chosen a record factory, a logger class or a level's name",
-        "logging._logRecordFactory _loggerClass _levelToName _nameToLevel",
     ),
     *_rows(
         THREADS,
@@ -343,8 +306,8 @@ _STATE_OF_TORCH = (
     *_rows(
         THREADS,
         "a thread of a rank that seeds torch, or asks for its generator, waits for its turn",
-        "torch.manual_seed seed get_rng_state set_rng_state initial_seed",
-        "torch.random.manual_seed seed get_rng_state set_rng_state initial_seed",
+        "torch.manual_seed get_rng_state set_rng_state",
+        "torch.random.manual_seed get_rng_state set_rng_state",
     ),
     *_rows(
         THREADS,
@@ -374,24 +337,16 @@ _STATE_OF_TORCH = (
         THREADS,
         "what a rank changes here holds for that rank",
         "torch.set_num_threads set_num_interop_threads get_num_interop_threads "
-        "set_anomaly_enabled set_printoptions",
-        "torch._tensor_str.set_printoptions",
-        "torch.hub.set_dir",
+        "set_anomaly_enabled",
         "torch.backends.ContextProp.__set__",
-        "torch._C._set_default_dtype _set_default_tensor_type _set_deterministic_algorithms "
-        "_set_deterministic_fill_uninitialized_memory _set_warnAlways",
-        "torch._C._set_cudnn_allow_tf32 _set_cudnn_benchmark _set_cudnn_depthwise_kernel "
-        "_set_cudnn_deterministic _set_cudnn_enabled",
-        "torch._C._set_blas_preferred_backend _set_linalg_preferred_backend _set_qengine "
-        "_set_mkldnn_deterministic _set_mkldnn_enabled _set_nnpack_enabled",
-        "torch._C._set_cpu_allow_fp16_reduced_precision_reduction "
-        "_set_cublas_allow_bf16_reduced_precision_reduction "
-        "_set_cublas_allow_fp16_accumulation "
-        "_set_cublas_allow_fp16_reduced_precision_reduction _set_cublas_allow_tf32 "
-        "_set_onednn_allow_tf32 _set_float32_matmul_precision _set_fp32_precision_setter",
-        "torch._C._set_math_sdp_allow_fp16_bf16_reduction _set_sdp_priority_order "
-        "_set_sdp_use_cudnn _set_sdp_use_flash _set_sdp_use_math _set_sdp_use_mem_efficient "
-        "_set_sdp_use_overrideable",
+        "torch._C._set_default_dtype _set_default_tensor_type _set_deterministic_algorithms",
+        "torch._C._set_cudnn_allow_tf32 _set_cudnn_benchmark _set_cudnn_deterministic "
+        "_set_cudnn_enabled",
+        "torch._C._set_mkldnn_deterministic _set_mkldnn_enabled",
+        "torch._C._set_cublas_allow_tf32 _set_onednn_allow_tf32 _set_float32_matmul_precision "
+        "_set_fp32_precision_setter",
+        "torch._C._set_sdp_priority_order _set_sdp_use_cudnn _set_sdp_use_flash "
+        "_set_sdp_use_math _set_sdp_use_mem_efficient _set_sdp_use_overrideable",
     ),
 )
 
@@ -587,7 +542,7 @@ SWAPS: tuple[PatchRow, ...] = tuple(
         "threading.excepthook",
         "tempfile.tempdir",
         "warnings.filters showwarning _showwarnmsg_impl",
-        "logging._warnings_showwarning",
+        "logging._warnings_showwarning _logRecordFactory _loggerClass",
         "multiprocessing.context._default_context._actual_context",
         "multiprocessing.process._current_process._name",
         undo=SWAPPED,

@@ -21,10 +21,8 @@ from phalanx.emulation.state import (
     descriptors,
     environ,
     exits,
-    folder,
     logs,
     rank_settings,
-    recursion,
 )
 from phalanx.emulation.state.torch_attributes import AttributeFinder
 from phalanx.emulation.stdlib.replaced_calls import call_patches
@@ -40,8 +38,6 @@ def _state_patches() -> list[Patch]:
         *descriptors.descriptor_patches(),
         *logs.log_patches(),
         *exits.exit_patches(),
-        *recursion.recursion_patches(),
-        *folder.mask_patches(),
     ]
 
 

@@ -44,7 +44,6 @@ def disturb(folder: Path) -> None:
     torch.backends.cudnn.benchmark = bool(rank)
     torch.set_num_threads(1)
     os.environ["PHALANX_LEAK"] = str(rank)
-    os.putenv("PHALANX_PUT", str(rank))
     os.chdir(folder)
     os.umask(0o077)
     sys.path.insert(0, str(folder))

@@ -65,17 +65,12 @@ SETTINGS: dict[str, tuple[Any, Callable[[], Any], tuple[Any, Any]]] = {
         torch.get_deterministic_debug_mode,
         (1, 2),
     ),
-    "fill": (*flag(torch.utils.deterministic, "fill_uninitialized_memory"), (False, True)),
     "matmul precision": (
         torch.set_float32_matmul_precision,
         torch.get_float32_matmul_precision,
         ("high", "medium"),
     ),
     "cublas tf32": (*flag(cuda.matmul, "allow_tf32"), (True, False)),
-    "cublas fp16": (
-        *flag(cuda.matmul, "allow_fp16_reduced_precision_reduction"),
-        (False, True),
-    ),
     "cudnn tf32": (*flag(cudnn, "allow_tf32"), (False, True)),
     "cudnn benchmark": (*flag(cudnn, "benchmark"), (True, False)),
     "cudnn deterministic": (*flag(cudnn, "deterministic"), (True, False)),
@@ -88,21 +83,7 @@ SETTINGS: dict[str, tuple[Any, Callable[[], Any], tuple[Any, Any]]] = {
         lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
         (True, False),
     ),
-    "warn always": (torch.set_warn_always, torch.is_warn_always_enabled, (True, False)),
-    "printing": (set_digits, printed, (2, 6)),
     "threads": (lambda n: torch.set_num_threads(n), torch.get_num_threads, (1, 3)),
-    "recursion": (
-        lambda n: sys.setrecursionlimit(n),
-        lambda: sys.getrecursionlimit(),
-        (3000, 4000),
-    ),
-    "collector": (lambda on: gc.enable() if on else gc.disable(), gc.isenabled, (False, True)),
-    "collector's pace": (lambda n: gc.set_threshold(n), gc.get_threshold, (900, 800)),
-    "socket timeout": (
-        lambda n: socket.setdefaulttimeout(n),
-        socket.getdefaulttimeout,
-        (5.0, None),
-    ),
     "flush denormal": (
         torch.set_flush_denormal,
         lambda: (torch.tensor([1e-310], dtype=torch.float64) * 1).item() == 0.0,
@@ -144,6 +125,29 @@ SETTINGS: dict[str, tuple[Any, Callable[[], Any], tuple[Any, Any]]] = {
         *flag(multiprocessing.current_process(), "name"),
         ("first", "second"),
     ),
+}
+
+
+SHARED: dict[str, tuple[Any, Callable[[], Any], tuple[Any, Any]]] = {
+    "fill": (*flag(torch.utils.deterministic, "fill_uninitialized_memory"), (False, True)),
+    "cublas fp16": (
+        *flag(cuda.matmul, "allow_fp16_reduced_precision_reduction"),
+        (False, True),
+    ),
+    "warn always": (torch.set_warn_always, torch.is_warn_always_enabled, (True, False)),
+    "printing": (set_digits, printed, (2, 6)),
+    "recursion": (
+        lambda n: sys.setrecursionlimit(n),
+        lambda: sys.getrecursionlimit(),
+        (3000, 4000),
+    ),
+    "collector": (lambda on: gc.enable() if on else gc.disable(), gc.isenabled, (False, True)),
+    "collector's pace": (lambda n: gc.set_threshold(n), gc.get_threshold, (900, 800)),
+    "socket timeout": (
+        lambda n: socket.setdefaulttimeout(n),
+        socket.getdefaulttimeout,
+        (5.0, None),
+    ),
     "sharing of tensors": (
         lambda way: sharing.set_sharing_strategy(way),
         sharing.get_sharing_strategy,
@@ -155,6 +159,28 @@ SETTINGS: dict[str, tuple[Any, Callable[[], Any], tuple[Any, Any]]] = {
         ("/tmp/a", "/tmp/b"),
     ),
 }
+"""What programs set once and all alike."""
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_what_ranks_share_is_put_back_after_the_run(name: str) -> None:
+    write, read, values = SHARED[name]
+    before = read()
+    other = next(value for value in values if value != before)
+
+    def body() -> Any:
+        dist.barrier()
+        if dist.get_rank() == 1:
+            write(other)
+        dist.barrier()
+        return read()
+
+    found = phalanx.run(body, ranks=2)
+    assert found[0] == found[1] != before
+    assert read() == before
+    with pytest.raises(phalanx.RankFailedError):
+        phalanx.run(lambda: write(other) or 1 / 0, ranks=2)
+    assert read() == before
 
 
 def _mask() -> int:
@@ -281,61 +307,6 @@ def test_a_rank_keeps_its_settings_in_the_next_run_of_its_world() -> None:
         world.run(set_first)
         assert torch.get_default_dtype() == torch.float32
         assert world.run(torch.get_default_dtype) == [torch.float32, torch.float64]
-
-
-def deep(depth: int, meet: Meet) -> None:
-    if depth:
-        deep(depth - 1, meet)
-    else:
-        meet()
-        meet()
-
-
-def deep_in_one_rank(rank: int, meet: Meet) -> list[Any]:
-    """Rank 0 wakes up deeper than rank 1 may go."""
-    if rank == 0:
-        sys.setrecursionlimit(20000)
-    elif rank == 1:
-        sys.setrecursionlimit(900)
-    found: list[Any] = []
-    for wrong in (0, -1, 1, "many"):
-        try:
-            sys.setrecursionlimit(wrong)  # type: ignore[arg-type]
-        except (ValueError, TypeError, RecursionError) as error:
-            found.append(type(error))
-    deep(3000 if rank == 0 else 10, meet)
-    box: list[int] = []
-    helper = threading.Thread(target=lambda: box.append(sys.getrecursionlimit()))
-    helper.start()
-    helper.join()
-    return [*found, sys.getrecursionlimit(), *box]
-
-
-def test_a_rank_may_be_deeper_than_the_others_may_go() -> None:
-    before = sys.getrecursionlimit()
-    wanted = in_processes(deep_in_one_rank, 3)
-    assert wanted[0][-1] == 20000
-    assert in_ranks(deep_in_one_rank, 3) == wanted
-    assert in_ranks(deep_in_one_rank, 3, seed=1) == wanted
-    assert sys.getrecursionlimit() == before
-
-
-def test_the_recursion_limit_in_the_next_run_and_in_nested_runs() -> None:
-    before = sys.getrecursionlimit()
-
-    def raise_it() -> None:
-        if dist.get_rank() == 1:
-            sys.setrecursionlimit(before + 5000)
-
-    def go_deep() -> list[int]:
-        deep(before + 2000 if dist.get_rank() == 1 else 1, dist.barrier)
-        return [sys.getrecursionlimit(), *phalanx.run(sys.getrecursionlimit, ranks=2)]
-
-    with phalanx.World(ranks=2) as world:
-        world.run(raise_it)
-        assert sys.getrecursionlimit() == before
-        assert world.run(go_deep) == [[before] * 3, [before + 5000] * 3]
-    assert sys.getrecursionlimit() == before
 
 
 def test_each_rank_may_set_the_number_of_threads_between_operators_once() -> None:

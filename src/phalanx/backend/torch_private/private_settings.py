@@ -31,25 +31,30 @@ class TorchSetting(NamedTuple):
     writers: tuple[tuple[Any, str], ...]
 
 
-# 2.11-2.13: flags with a pair of functions, `_get_x` and `_set_x`.
+# 2.11-2.13: flags with a pair of functions, `_get_x` and `_set_x`, that programs change for a
+# moment, or differently from rank to rank.
 PAIRS = (
+    "cudnn_benchmark",
+    "cudnn_deterministic",
+    "cudnn_enabled",
+    "mkldnn_deterministic",
+    "mkldnn_enabled",
+    "sdp_priority_order",
+)
+
+# 2.11-2.13: likewise, but set once and alike: ranks share them, and they are put back.
+SHARED_PAIRS = (
     "blas_preferred_backend",
     "cpu_allow_fp16_reduced_precision_reduction",
     "cublas_allow_bf16_reduced_precision_reduction",
     "cublas_allow_fp16_accumulation",
     "cublas_allow_fp16_reduced_precision_reduction",
-    "cudnn_benchmark",
     "cudnn_depthwise_kernel",
-    "cudnn_deterministic",
-    "cudnn_enabled",
     "deterministic_fill_uninitialized_memory",
     "linalg_preferred_backend",
     "math_sdp_allow_fp16_bf16_reduction",
-    "mkldnn_deterministic",
-    "mkldnn_enabled",
     "nnpack_enabled",
     "qengine",
-    "sdp_priority_order",
     "warnAlways",
 )
 
@@ -103,19 +108,26 @@ def torch_settings() -> Iterator[TorchSetting]:
         _writer(_torch.set_anomaly_enabled, "check_nan"),
         ((_torch, "set_anomaly_enabled"),),
     )
-    yield TorchSetting(
-        lambda: dict(vars(_tensor_str.PRINT_OPTS)),
-        vars(_tensor_str.PRINT_OPTS).update,
-        ((_torch, "set_printoptions"), (_tensor_str, "set_printoptions")),
-    )
-    hub: Any = torch.hub
-    yield TorchSetting(  # 2.11-2.13: None until somebody sets a folder
-        lambda: hub._hub_dir, partial(setattr, hub, "_hub_dir"), ((hub, "set_dir"),)
-    )
     if hasattr(_C, "_get_fp32_precision_getter"):
         writers = (*ALSO_PRECISION, *(write for _, write in OLDER_PRECISIONS))
         names = tuple((_C, name) for name in writers if hasattr(_C, name))
         yield TorchSetting(_precisions, _writer_of_precisions(), names)
+
+
+def shared_settings() -> list[tuple[Callable[[], Any], Callable[[Any], Any]]]:
+    """How to read and to write those that ranks share; as many as this version has."""
+    names = [(f"_get_{name}", f"_set_{name}") for name in SHARED_PAIRS]
+    found = [
+        (getattr(_C, read), _spread(getattr(_C, write)))
+        for read, write in names
+        if hasattr(_C, read) and hasattr(_C, write)
+    ]
+    hub: Any = torch.hub
+    return [
+        *found,
+        (lambda: dict(vars(_tensor_str.PRINT_OPTS)), vars(_tensor_str.PRINT_OPTS).update),
+        (lambda: hub._hub_dir, partial(setattr, hub, "_hub_dir")),
+    ]
 
 
 def _spread(function: Any) -> Callable[[Any], Any]:

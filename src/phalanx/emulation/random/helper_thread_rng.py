@@ -135,7 +135,7 @@ class _DrawInTurn(TorchFunctionMode):
             return func(*args, **given)
 
 
-SEEDS = ("manual_seed", "seed", "get_rng_state", "set_rng_state", "initial_seed")
+SEEDS = ("manual_seed", "get_rng_state", "set_rng_state")
 
 
 def seed_patches() -> list[tuple[Any, str, Any]]:

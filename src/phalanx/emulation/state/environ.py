@@ -10,7 +10,6 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast
 
-from phalanx.backend.session import RankContext
 from phalanx.core.strand import RUNNING, here
 from phalanx.emulation.state.borrowed_state import visiting
 
@@ -32,7 +31,6 @@ class RankEnviron(os._Environ):  # type: ignore[type-arg]
         else:
             _show(key, value)  # first: it refuses names that cannot be
             own[key] = value
-            _forget_put(key)
 
     def __delitem__(self, key: str) -> None:
         own = own_environ()
@@ -40,7 +38,6 @@ class RankEnviron(os._Environ):  # type: ignore[type-arg]
             super().__delitem__(key)
         else:
             del own[key]
-            _forget_put(key)
             _show(key, None)
 
     def __iter__(self) -> Iterator[str]:
@@ -115,53 +112,14 @@ def _show(key: str, value: str | None) -> None:
         show_to_c(changed, (key,))
         owner = cast(Any, strand.baton.switcher).owner
         if not is_in_place:
-            show_to_c({} if owner is None else environ_for_c(owner), (key,))
-
-
-PUT = "putenv"
-"""Variables that a rank has set past `os.environ`, for C code and the processes it starts."""
+            show_to_c({} if owner is None else owner.environ, (key,))
 
 
 def environ_patches() -> list[tuple[Any, str, Any]]:
     found: list[tuple[Any, str, Any]] = [(os.environ, "__class__", RankEnviron)]
     if hasattr(os, "environb"):
         found.append((os.environb, "__class__", RankEnvironBytes))
-    return [*found, (os, "putenv", _put), (os, "unsetenv", _unset)]
-
-
-def _put(key: Any, value: Any, /) -> None:
-    if here.strand is None:
-        _putenv(key, value)
-    else:
-        _put_for_c(os.fsdecode(key), os.fsdecode(value))
-
-
-def _unset(key: Any, /) -> None:
-    if here.strand is None:
-        _unsetenv(key)
-    else:
-        _put_for_c(os.fsdecode(key), None)
-
-
-def _put_for_c(key: str, value: str | None) -> None:
-    assert here.strand is not None
-    _show(key, value)
-    here.strand.local.saved.setdefault(PUT, {})[key] = value
-
-
-def _forget_put(key: str) -> None:
-    strand = here.strand
-    if strand is not None and PUT in strand.local.saved:
-        strand.local.saved[PUT].pop(key, None)
-
-
-def environ_for_c(context: RankContext) -> dict[str, str]:
-    """The environment for C code of that rank and for processes that it starts."""
-    put = context.saved.get(PUT)
-    if not put:
-        return context.environ
-    merged = {**context.environ, **put}
-    return {key: value for key, value in merged.items() if value is not None}
+    return found
 
 
 def environ_here() -> dict[str, str]:

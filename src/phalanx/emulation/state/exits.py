@@ -39,9 +39,6 @@ def exit_patches() -> list[Patch]:
     return [
         (atexit, "register", _registering(atexit.register)),
         (atexit, "unregister", _unregistering(atexit.unregister)),
-        (atexit, "_run_exitfuncs", _running(atexit._run_exitfuncs)),
-        (atexit, "_ncallbacks", _counting(atexit._ncallbacks)),
-        (atexit, "_clear", _clearing(atexit._clear)),
         (weakref.finalize, "__init__", _noting(weakref.finalize.__init__)),
         (util.Finalize, "__init__", _noting(util.Finalize.__init__)),
     ]
@@ -77,30 +74,6 @@ def _unregistering(original: Any) -> Any:
             original(func)
 
     return unregister
-
-
-def _running(original: Any) -> Any:
-    def run() -> None:
-        strand = here.strand
-        original() if strand is None else run_functions(strand.local)
-
-    return run
-
-
-def _counting(original: Any) -> Any:
-    def count() -> int:
-        own = _functions()
-        return int(original()) if own is None else len(own)
-
-    return count
-
-
-def _clearing(original: Any) -> Any:
-    def clear() -> None:
-        own = _functions()
-        original() if own is None else own.clear()
-
-    return clear
 
 
 def _noting(original: Any) -> Any:

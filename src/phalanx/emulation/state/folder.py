@@ -1,10 +1,10 @@
-"""The current folder: each rank has its own.
+"""The current folder and the file mode mask: each rank has its own.
 
 Where the system allows it (Linux, without any rights; some containers forbid it), a rank's
 thread stops sharing the folder and the file mode mask with the process, and so do the threads
 that it starts. Elsewhere the folder is swapped with the baton like any setting, and a thread
-that does not hold the baton finds the folder of the rank that runs. Used by the engine when a
-rank begins and ends, and by `rank_settings.py`.
+that does not hold the baton finds the folder of the rank that runs; the mask is then shared.
+Used by `switcher.py` when a rank begins, and by `rank_settings.py`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,9 @@ from contextlib import suppress
 from functools import cache
 from typing import Any
 
-from phalanx.backend.session import RankContext
-from phalanx.core.strand import here
 from phalanx.system import folder_here
 
 CLONE_FS = 0x200
-MASK = "file mode mask"
 
 
 @cache
@@ -50,32 +47,15 @@ def _libc() -> Any:
     return ctypes.CDLL(None, use_errno=True)
 
 
-def begin(folder: str | None) -> None:
-    """In a rank's main thread, before the program's code: start in the caller's folder."""
-    if can_be_own() and _unshare() and folder is not None and folder_here() != folder:
-        with suppress(OSError):  # a thread of a thread pool, which was a rank before
+def begin(folder: str | None, mask: int) -> None:
+    """In a rank's main thread, before anything of the program: start where the caller is, with
+    the caller's file mode mask. The thread may have been another rank's before."""
+    if not (can_be_own() and _unshare()):
+        return
+    os.umask(mask)
+    if folder is not None and folder_here() != folder:
+        with suppress(OSError):
             os.chdir(folder)
-
-
-def mask_patches() -> list[tuple[Any, str, Any]]:
-    return [(os, "umask", _noting)]
-
-
-def _noting(mask: int) -> int:
-    before = _umask(mask)
-    strand = here.strand
-    if strand is not None:
-        strand.local.saved.setdefault(MASK, before)
-    return before
-
-
-_umask = os.umask
-
-
-def end(context: RankContext) -> None:
-    """Put the folder back: the thread may serve another rank later."""
-    if MASK in context.saved:
-        _umask(context.saved.pop(MASK))
 
 
 def as_setting() -> tuple[Any, ...]:

@@ -8,6 +8,7 @@ compared at hand-overs; a name that no rank has replaced costs one comparison. U
 from __future__ import annotations
 
 import builtins
+import logging
 import multiprocessing
 import multiprocessing.process
 import sys
@@ -23,6 +24,7 @@ TORCH = "torch.distributed.distributed_c10d"
 _starting: Any = multiprocessing.context._default_context
 _chosen = "_actual_context"  # what `set_start_method` sets, once per process
 _process: Any = multiprocessing.process.current_process()
+_logging: Any = logging
 _of_sys = vars(sys)
 LIMIT = "tracebacklimit"
 
@@ -54,6 +56,8 @@ PLACES: tuple[tuple[Any, str], ...] = (
     (sys, "dont_write_bytecode"),
     (_Traceback(), "limit"),
     (_process, "_name"),
+    (logging, "_logRecordFactory"),
+    (logging, "_loggerClass"),
 )
 _PLACES = tuple(zip(*PLACES, strict=True))
 
@@ -80,7 +84,7 @@ class Names:
         """Whether the running rank may have replaced one. Written out, because every hand-over
         calls it."""
         out, err, inp, hook, show, ask, thread_hook, folder, chosen = self._usual
-        display, unraisable, no_bytecode, limit, process_name = self._unusual
+        display, unraisable, no_bytecode, limit, process_name, record, logger = self._unusual
         return (
             sys.stdout is not out
             or sys.stderr is not err
@@ -95,6 +99,8 @@ class Names:
             or sys.unraisablehook is not unraisable
             or sys.dont_write_bytecode is not no_bytecode
             or _process._name is not process_name
+            or _logging._logRecordFactory is not record
+            or _logging._loggerClass is not logger
             or LIMIT in _of_sys
             or limit is not None
             or sys.path is not self._path

@@ -23,10 +23,10 @@ from phalanx.backend.session import RankContext
 from phalanx.core.strand import here
 from phalanx.emulation.patch_installer import put_in
 from phalanx.emulation.patch_table import THREADS
-from phalanx.emulation.state import log_globals
-from phalanx.emulation.state.log_globals import OWN as OWN
 
 Patch = tuple[Any, str, Any]
+OWN = "logging"
+"""Where a rank keeps its values: by logger and name of the attribute."""
 MADE = "log handlers"
 
 
@@ -114,7 +114,6 @@ _quick = [
     _UntilSet(logging.Logger, "disabled", bool),
     _UntilSet(logging.Logger, "_cache", dict),
     _UntilSet(logging.Manager, "_disable", int),
-    _UntilSet(logging.Manager, "loggerClass", lambda: None),
 ]
 in_use: list[Callable[[], None]] = []
 """Undoes the lookups, once they have begun."""
@@ -140,7 +139,6 @@ def log_patches() -> list[Patch]:
     found += [(logging.Logger, name, _PerRank(name, list)) for name in ("handlers", "filters")]
     found.append((logging, "_addHandlerRef", _noting(logging._addHandlerRef)))  # type: ignore[attr-defined]
     found.append((logging, "shutdown", _closing_own(logging.shutdown)))
-    found += log_globals.global_patches()
     return found
 
 

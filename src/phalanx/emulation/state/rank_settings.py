@@ -1,4 +1,4 @@
-"""Settings of torch and Python for a whole process: each rank has its own.
+"""Settings of torch for a whole process: each rank has its own.
 
 The functions that change a setting are wrapped during runs. The first rank that calls one makes
 it a setting that is swapped with the baton; settings that no rank changes cost nothing. Used by
@@ -7,15 +7,12 @@ it a setting that is swapped with the baton; settings that no rank changes cost 
 
 from __future__ import annotations
 
-import gc
-import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from copy import copy
 from functools import cache, wraps
 from typing import Any, NamedTuple
 
 import torch
-import torch.multiprocessing
 
 from phalanx.backend.session import RankContext
 from phalanx.backend.torch_private import private_settings
@@ -97,30 +94,9 @@ def setting_patches() -> list[Patch]:
 @cache
 def _all_settings() -> tuple[RankSetting, ...]:
     made = [RankSetting(*each) for each in private_settings.torch_settings()]
-    return (*made, *_python_settings())
-
-
-def _python_settings() -> Iterator[RankSetting]:
-    enable, disable = gc.enable, gc.disable
-    yield RankSetting(
-        gc.isenabled,
-        lambda enabled: enable() if enabled else disable(),
-        ((gc, "enable"), (gc, "disable")),
-    )
-    set_threshold = gc.set_threshold
-    yield RankSetting(
-        gc.get_threshold, lambda value: set_threshold(*value), ((gc, "set_threshold"),)
-    )
-    yield RankSetting(
-        socket.getdefaulttimeout, socket.setdefaulttimeout, ((socket, "setdefaulttimeout"),)
-    )
-    yield RankSetting(
-        torch.multiprocessing.get_sharing_strategy,
-        torch.multiprocessing.set_sharing_strategy,
-        ((torch.multiprocessing, "set_sharing_strategy"),),
-    )
     if not folder.can_be_own():
-        yield RankSetting(*folder.as_setting())
+        made.append(RankSetting(*folder.as_setting()))
+    return tuple(made)
 
 
 def _noting(original: Any, setting: RankSetting) -> Any:

@@ -28,16 +28,15 @@ from phalanx.emulation.state import (
     descriptors,
     exits,
     folder,
-    log_globals,
     logs,
     rank_settings,
-    recursion,
     torch_attributes,
 )
 from phalanx.emulation.state.borrowed_state import Visits
-from phalanx.emulation.state.environ import environ_for_c, seen_by_c, show_to_c
+from phalanx.emulation.state.environ import seen_by_c, show_to_c
 from phalanx.emulation.state.interpreter import KEPT as NAMES
 from phalanx.emulation.state.interpreter import Names
+from phalanx.emulation.state.shared_settings import SharedSettings, read_mask
 from phalanx.emulation.state.torch_attributes import places
 from phalanx.emulation.state.warning_filters import (
     get_warnings,
@@ -79,7 +78,8 @@ class RankSwitcher(Visits, Switcher):
         """Whether any rank has filters of its own."""
         self._outer_settings = rank_settings.current()
         self._folder = folder_here()
-        self.limit = recursion.RecursionLimit()
+        self._mask = read_mask()
+        self._shared = SharedSettings()
         switchers.append(self)
 
     def leave(self, strand: Strand) -> None:
@@ -129,7 +129,7 @@ class RankSwitcher(Visits, Switcher):
         if descriptors.originals:
             descriptors.load(context)
         if seen_by_c:
-            show_to_c(environ_for_c(context))
+            show_to_c(context.environ)
 
     def _save(self, context: RankContext) -> None:
         saved = context.saved
@@ -229,8 +229,7 @@ class RankSwitcher(Visits, Switcher):
 
     def begin(self, context: RankContext) -> None:
         """Called before the program's code."""
-        folder.begin(self._folder)
-        recursion.begin(context)
+        folder.begin(self._folder, self._mask)
         for source in self._sources:
             if source.in_script:
                 self._begin_source(source, context)
@@ -243,7 +242,6 @@ class RankSwitcher(Visits, Switcher):
             return False
         exits.end(context)
         logs.end(context)
-        folder.end(context)
         if descriptors.originals:
             descriptors.end(context)
         return True
@@ -268,14 +266,12 @@ class RankSwitcher(Visits, Switcher):
         cannot fail are done here."""
         if owner is not None:
             yield partial(self._save, owner)
-        if log_globals.in_use and not switchers:
-            yield log_globals.relax
         if self._apart:
             yield self._restore_sources
         if self._cuda is not None:
             yield self._cuda.restore
         sys.argv = self._outer_argv
-        yield self.limit.restore
+        yield self._shared.restore
         yield self._names.restore
         yield self._restore_warnings
         if rank_settings.in_use:

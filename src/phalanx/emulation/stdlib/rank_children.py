@@ -34,7 +34,7 @@ from phalanx.backend.session import RankContext, context_here
 from phalanx.backend.torch_private.private_loaders import LoaderIterator, shut_down
 from phalanx.core.strand import here
 from phalanx.emulation.children.spawn_rules import is_torch_spawn
-from phalanx.emulation.state.environ import environ_for_c, seen_by_c, show_to_c
+from phalanx.emulation.state.environ import seen_by_c, show_to_c
 from phalanx.emulation.stdlib.blocking import wait_sliced
 from phalanx.errors import RankStopped, WrongCommand
 from phalanx.system import getpid, monotonic
@@ -282,7 +282,7 @@ def _with_environ(original: Any) -> Any:
         if strand is None:
             return original(path, args, passfds)
         strand.baton.affinity.step_out()
-        own, outer, shown = environ_for_c(strand.local), _process_environ(), dict(seen_by_c)
+        own, outer, shown = strand.local.environ, _process_environ(), dict(seen_by_c)
         differing = {key for key in own.keys() | outer.keys() if own.get(key) != outer.get(key)}
         new = differing - shown.keys()
         show_to_c(own, differing)
@@ -327,7 +327,7 @@ def _active_children(original: Any) -> Any:
     return active_children
 
 
-_SERVER_CALLS = ("connect_to_new_process", "ensure_running", "set_forkserver_preload")
+_SERVER_CALLS = ("connect_to_new_process", "ensure_running")
 
 
 def _by_own_server(name: str) -> Any:

@@ -29,7 +29,6 @@ from phalanx.backend.work import profiler_events
 from phalanx.core.strand import Strand, here
 from phalanx.core.thread_pool import no_daemon
 from phalanx.emulation.random.helper_thread_rng import as_helper
-from phalanx.emulation.state.environ import environ_for_c
 from phalanx.emulation.state.exits import FINALIZERS, FUNCTIONS
 from phalanx.emulation.state.rank_output import child_streams
 from phalanx.emulation.stdlib import blocking
@@ -45,7 +44,7 @@ from phalanx.emulation.stdlib.rank_children import note_program, process_patches
 from phalanx.emulation.stdlib.signals import signal_patches
 from phalanx.errors import RankExited, RankStopped
 
-LOOKS = ("stat", "access", "listdir", "scandir")
+LOOKS = ("stat", "listdir", "scandir")
 POLLS = 50
 """How many looks at one and the same file count as polling: then the others get a turn."""
 PLACES = 1000
@@ -64,7 +63,6 @@ def call_patches() -> list[tuple[Any, str, Any]]:
         (os, "_exit", _exiting("os._exit", os._exit)),
         (os, "abort", _exiting("os.abort", os.abort)),
         (subprocess.Popen, "__init__", _inheriting(subprocess.Popen.__init__)),
-        *((owner, name, _on_all_cores(original)) for owner, name, original in _starters()),
         *_affinity_patches(),
         *((owner, name, _stepping_out(getattr(owner, name))) for owner, name in _NATIVE_WAITS),
         (os, "system", _in_a_shell(os.system)),
@@ -169,7 +167,7 @@ def _inheriting(original: Any) -> Any:
         if strand is not None:
             strand.baton.affinity.step_out()
             if len(args) <= _ENV_PLACE and kwargs.get("env") is None:
-                kwargs["env"] = dict(environ_for_c(strand.local))
+                kwargs["env"] = dict(strand.local.environ)
             if len(args) <= _STREAMS_PLACE:
                 kwargs |= child_streams(strand, kwargs)
         original(self, *args, **kwargs)
@@ -263,31 +261,6 @@ def _in_a_shell(original: Any) -> Any:
         return subprocess.call(command, shell=True) << 8
 
     return system
-
-
-_STARTERS = [
-    (os, "forkpty"),
-    (os, "posix_spawn"),
-    (os, "posix_spawnp"),
-]
-
-
-def _starters() -> list[tuple[Any, str, Any]]:
-    """Those that this system has."""
-    found = ((owner, name, getattr(owner, name, None)) for owner, name in _STARTERS)
-    return [each for each in found if each[2] is not None]
-
-
-def _on_all_cores(original: Any) -> Any:
-    """A process started by a rank must not inherit the one core of the affinity."""
-
-    def start(*args: Any, **kwargs: Any) -> Any:
-        strand = here.strand
-        if strand is not None:
-            strand.baton.affinity.step_out()
-        return original(*args, **kwargs)
-
-    return start
 
 
 def _affinity_patches() -> list[tuple[Any, str, Any]]:

@@ -4,14 +4,14 @@ Each rank has a table of its own. A signal that a rank sends itself (`os.kill` o
 process, `signal.raise_signal`) runs its handler at once. A signal from outside is noted by a
 handler of ours and passed to every rank, which runs its handler at its next waiting point, or
 in a second thread while it computes (`interrupts.py`); a rank without a handler does what the
-system does with a process. Alarms are kept per rank. The engine makes a `SignalDispatch` for
-each run, which the launcher checks every few milliseconds; a program without signals costs one
-comparison. What only a main thread can do is refused with an error that says so.
+system does with a process. Alarms (`signal.alarm`) are kept per rank. The engine makes a
+`SignalDispatch` for each run, which the launcher checks every few milliseconds; a program
+without signals costs one comparison. What else `signal` has is the process's: timers
+(`setitimer`), and what Python allows in a main thread only.
 """
 
 from __future__ import annotations
 
-import faulthandler
 import os
 import signal
 import sys
@@ -26,7 +26,7 @@ from phalanx.backend.session import RankContext, context_here
 from phalanx.core.baton import Baton
 from phalanx.core.strand import DONE, Strand, here
 from phalanx.emulation.stdlib.interrupts import PendingSignal, run_beside
-from phalanx.errors import RankExited, UsageError
+from phalanx.errors import RankExited
 from phalanx.system import getpid, monotonic
 
 AGAIN = 2.0
@@ -64,21 +64,12 @@ def _note(number: int, frame: Any) -> None:
 
 def signal_patches() -> list[tuple[Any, str, Any]]:
     """(owner, attribute, replacement) for `replaced_calls.py`."""
-    refused = ("pause", "sigwait", "sigwaitinfo", "sigtimedwait", "set_wakeup_fd")
     return [
         (signal, "signal", _set),
         (signal, "getsignal", _get),
         (signal, "raise_signal", _raising(signal.raise_signal)),
         (signal, "alarm", _alarming(signal.alarm)),
-        (signal, "setitimer", _timing(signal.setitimer)),
-        (signal, "getitimer", _asking(signal.getitimer)),
         (os, "kill", _killing(os.kill)),
-        (faulthandler, "register", _registering(faulthandler.register)),
-        *(
-            (signal, name, _refusing(name, getattr(signal, name)))
-            for name in refused
-            if hasattr(signal, name)
-        ),
     ]
 
 
@@ -179,77 +170,27 @@ def _alarming(original: Any) -> Any:
         context = context_here()
         if context is None:
             return original(seconds)
-        left, _ = _set_alarm(context, float(int(seconds)), 0.0)
-        return -int(-left // 1)
+        return -int(-set_alarm(context, float(int(seconds))) // 1)
 
     return alarm
 
 
-def _timing(original: Any) -> Any:
-    def setitimer(which: int, seconds: float, interval: float = 0.0, /) -> Any:
-        context = context_here()
-        if context is None:
-            return original(which, seconds, interval)
-        if which != signal.ITIMER_REAL:
-            raise UsageError(
-                "signal.setitimer in a rank: ranks share the process's CPU clocks, so only "
-                "signal.ITIMER_REAL can be a rank's own; use that, or --engine processes"
-            )
-        return _set_alarm(context, float(seconds), float(interval))
-
-    return setitimer
-
-
-def _asking(original: Any) -> Any:
-    def getitimer(which: int, /) -> Any:
-        context = context_here()
-        if context is None or which != signal.ITIMER_REAL:
-            return original(which)
-        return _left(context)
-
-    return getitimer
-
-
-def _left(context: RankContext) -> tuple[float, float]:
-    due, interval = context.saved.get(_ALARM, (None, 0.0))
-    return (0.0 if due is None else max(1e-6, due - _now())), interval
-
-
-def _set_alarm(context: RankContext, seconds: float, interval: float) -> tuple[float, float]:
-    before = _left(context)
+def set_alarm(context: RankContext, seconds: float) -> float:
+    """Ring in so many seconds, or not at all for 0; the seconds that were left before."""
+    due = context.saved.pop(_ALARM, None)
+    left = 0.0 if due is None else max(1e-6, due - _now())
     ring = context.saved.pop(_RING, None)
     if ring is not None:
         ring.cancel()
-    context.saved[_ALARM] = (_now() + seconds if seconds > 0 else None), interval
+    if seconds > 0:
+        context.saved[_ALARM] = _now() + seconds
     if _dispatches:
         _dispatches[-1].alarms = True
-    return before
+    return left
 
 
 def _now() -> float:
     return _dispatches[-1].baton.clock.now() if _dispatches else monotonic()
-
-
-def _registering(original: Any) -> Any:
-    def register(signum: int, *args: Any, **kwargs: Any) -> Any:
-        if context_here() is not None and _dispatches:
-            _dispatches[-1].registered.add(signum)
-        return original(signum, *args, **kwargs)
-
-    return register
-
-
-def _refusing(name: str, original: Any) -> Any:
-    def refuse(*args: Any, **kwargs: Any) -> Any:
-        if here.strand is None:
-            return original(*args, **kwargs)
-        raise UsageError(
-            f"signal.{name} in a rank: it needs a process's main thread, and a rank on threads "
-            "is none. signal.signal(number, handler) works here, and so do signal.alarm and "
-            "signal.setitimer; or run it with --engine processes"
-        )
-
-    return refuse
 
 
 # -- the launcher's side -------------------------------------------------------------------
@@ -261,7 +202,6 @@ class SignalDispatch:
     def __init__(self, baton: Baton, ranks: list[RankContext]) -> None:
         self.baton = baton
         self.alarms = False
-        self.registered: set[int] = set()
         self.in_main_thread = threading.current_thread() is _main_thread()
         self._ranks = ranks
         self._rings: list[PendingSignal] = []
@@ -279,8 +219,6 @@ class SignalDispatch:
             context.saved.pop(_TABLE, None)
             context.saved.pop(_ALARM, None)
             context.saved.pop(_RING, None)
-        for number in self.registered:
-            faulthandler.unregister(number)
         if not _dispatches:
             _arrived.clear()
             while _ours and self.in_main_thread:
@@ -319,13 +257,12 @@ class SignalDispatch:
         now = self.baton.clock.now()
         waiting = False
         for strand in list(self.baton.strands):
-            due, interval = strand.local.saved.get(_ALARM, (None, 0.0))
+            due = strand.local.saved.get(_ALARM)
             if due is None or strand.helper or strand.state is DONE:
                 continue
             waiting = True
             if now >= due:
-                again = now + interval if interval > 0 else None
-                strand.local.saved[_ALARM] = again, interval
+                strand.local.saved.pop(_ALARM, None)
                 strand.local.saved[_RING] = self.post(strand, signal.SIGALRM)
         self.alarms = waiting
 
