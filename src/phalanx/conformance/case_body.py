@@ -20,7 +20,7 @@ from phalanx.conformance.case_model import Case, Report, Setting
 from phalanx.conformance.suite import PROGRAMS
 
 LONG = 5.0
-"""Seconds after which an error is one of waiting in vain."""
+"""An error that took longer than this means that a rank waited for one that did not come."""
 
 _contexts: dict[tuple[str, int], Context] = {}
 
@@ -32,8 +32,9 @@ def enter(setting: Setting, token: str) -> None:
 
 
 def carry_out(setting: Setting, token: str, cases: Sequence[Case]) -> list[Report]:
-    """Reports in order. Ends early after an error that took long: somebody waited in vain,
-    the ranks are no longer at the same place, and every further case would wait as long."""
+    """The reports in order. Ends early after an error that took long: then a rank waited for
+    one that did not come, the ranks are no longer at the same place, and every further case
+    would wait as long."""
     warnings.simplefilter("ignore")
     context = _context_of(setting, token, bare=bool(cases) and cases[0].bare)
     reports = []

@@ -22,7 +22,7 @@ PATIENCE = timedelta(seconds=10)
 """Timeout of the groups that cases share: nothing in there should wait for long."""
 
 SHORT = timedelta(seconds=1.5)
-"""Timeout of a group in which a case makes ranks wait in vain."""
+"""Timeout of a group in which a case makes ranks wait for one that does not come."""
 
 GROUPS: dict[str, Callable[[int], list[list[int]]]] = {
     "full": lambda size: [list(range(size))],
@@ -37,11 +37,11 @@ FEWEST = {"full": 1, "sub": 3, "single": 1, "overlapping": 3, "none": 2}
 
 
 class WrongData(Exception):
-    """A backend returned wrong data, or wrote where it must not."""
+    """The backend returned wrong data, or wrote outside of the tensor."""
 
 
 class CaseUnmet(Exception):
-    """Something other than data is not as it must be."""
+    """Something other than the data is wrong."""
 
 
 class Context:
@@ -103,7 +103,7 @@ class Context:
         return f"{words}-{self.token}-{next(self._numbers)}"
 
     def equal(self, found: Any, expected: Any, what: str, *, close: bool = False) -> None:
-        """Data that must be so: otherwise the case is WRONG."""
+        """Compare data: if they differ, the case is WRONG."""
         if isinstance(expected, Tensor):
             if not isinstance(found, Tensor) or not same(found, expected, close=close):
                 raise WrongData(f"{what}: {tell_apart(found, expected, close=close)}")
@@ -118,7 +118,7 @@ class Context:
             raise WrongData(f"{what}: {tell_apart(found, expected)}")
 
     def check(self, condition: bool, what: str) -> None:
-        """Anything else that must be so: otherwise the case fails."""
+        """Check anything else: if it does not hold, the case fails."""
         if not condition:
             raise CaseUnmet(what)
 

@@ -43,7 +43,7 @@ def render_refusals(table: Table) -> str:
 
 
 def render_differences(found: Sequence[CaseDifference], path: str) -> str:
-    """Differences that nobody has explained."""
+    """Differences without an explanation."""
     groups = _alike(found, lambda each: (each.one, each.other))
     return "\n".join(
         _line("DIFFERS", each, f"{each[0].one} here, {each[0].other} in {path}")

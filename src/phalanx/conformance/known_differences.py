@@ -23,7 +23,7 @@ class KnownDifference:
 
 @dataclass(frozen=True)
 class CaseDifference:
-    """A case with two outcomes. `reason` is empty where nobody has explained it."""
+    """A case with two outcomes. `reason` is empty if there is no explanation."""
 
     id: str
     one: str

@@ -215,7 +215,8 @@ def _managed(call: Callable[[Calling, Tensor, Tensor | None], Any]) -> Call:
 
 
 def _ring(me: Calling, inputs: list[Tensor], outputs: list[Tensor]) -> Any:
-    """Everyone sends to the next. A refused send is refused on all ranks, so nobody waits."""
+    """Every rank sends to the next. A refused send is refused on all ranks, so no rank
+    waits."""
     right, left = me.members[(me.rank + 1) % me.size], me.members[me.rank - 1]
     sent = dist.isend(inputs[0], right, group=me.group, tag=3)
     if me.later:

@@ -68,7 +68,7 @@ def all_reduce(brought: Brought, rank: int, root: int, op: str) -> list[Tensor]:
 
 
 def reduce(brought: Brought, rank: int, root: int, op: str) -> list[Tensor] | None:
-    """What is in the tensors of the others afterwards nobody promises."""
+    """The tensors of the other ranks have no defined contents afterwards."""
     return all_reduce(brought, rank, root, op) if rank == root else None
 
 

@@ -57,8 +57,8 @@ _Door = tuple[str, Mapping[str, Any]]
 
 
 def note_invalid_call(error: BaseException) -> None:
-    """Give an error of torch's its verdict, if it is about one rank's own call; ours find
-    theirs when asked."""
+    """Attach a verdict to an error of torch's, if it is about one rank's own call. Our errors
+    compute theirs when asked."""
     if getattr(error, "verdict", None) is None:
         finding = find_invalid_call(error)
         if finding is not None:
@@ -80,7 +80,8 @@ def _rank_here() -> int:
 
 
 def _is_torchs_mistake(error: BaseException) -> bool:
-    """Not what the backend raised: a connection that broke is no wrong argument."""
+    """Whether torch itself raised it. A broken connection, an error of the backend, is no wrong
+    argument."""
     return isinstance(error, _MISTAKES) and not isinstance(error, dist.DistError)
 
 
@@ -263,8 +264,8 @@ def _hint(given: Mapping[str, Any], group: Group) -> str | None:
 def outsider_patches(
     context_of: Callable[[], Any] = context_here,
 ) -> list[tuple[Any, str, Any]]:
-    """torch warns of such a call and returns. Who reads the reports should see it as well.
-    `context_of` gives the rank that calls, and where its findings go."""
+    """Add torch's warning about such a call to the findings. `context_of` returns the rank that
+    calls, and where its findings go."""
     original = inspect.unwrap(getattr(private.c10d_module, private.WARN_OUTSIDER_NAME))
     deeper = {**original.__globals__, "warnings": SimpleNamespace(warn=_warn_deeper)}
     warn: Callable[[str], None] = FunctionType(original.__code__, deeper)
@@ -308,7 +309,7 @@ def _note_outsider(context: RankContext, frame: FrameType) -> None:
 
 
 def join_outsiders(found: Iterable[Finding]) -> list[Finding]:
-    """What several ranks noted, each for itself: one finding for each line."""
+    """The notes of several ranks as findings, one for each line."""
     joined: dict[Any, Finding] = {}
     for each in found:
         op = each.blocks[0].op

@@ -37,7 +37,7 @@ from phalanx.report.layout import rank_list
 from phalanx.system import current_frames
 
 DDP, THREAD = "ddp models", "thread"
-"""Where a rank's models and its thread are kept among what it has saved."""
+"""The keys under which a rank's models and its thread are kept in its saved state."""
 
 _BACKWARD = ("torch/autograd/__init__.py", "torch/autograd/graph.py")
 _WITHOUT = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
@@ -48,8 +48,8 @@ NOBODY: Mapping[int, BaseException] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Facts:
-    """What one rank knows of its models, as values that travel: for which parameters of the
-    first it has a gradient and for which it has none; what its calls in `backward` may hold;
+    """What one rank knows of its models, as values that pickle: for which parameters of the
+    first model it has a gradient and for which not; what its calls in `backward` may hold;
     where its frames are."""
 
     having: tuple[str, ...] = ()
@@ -61,7 +61,7 @@ class Facts:
 def model_patches(
     context_of: Callable[[], Any] = context_here,
 ) -> list[tuple[Any, str, Any]]:
-    """Each rank notes the models that it wraps. `context_of` gives the rank, which has a dict
+    """Note the models that each rank wraps. `context_of` returns the rank, which has a dict
     `saved`."""
     original: Callable[..., None] = DistributedDataParallel.__init__
 
@@ -76,7 +76,7 @@ def model_patches(
 
 
 def with_names(session: Session, verdict: Verdict) -> Verdict:
-    """The verdict with what can be said about the parts of the ranks' models."""
+    """The verdict with notes about the parts of the ranks' models."""
     if not isinstance(verdict, (Mismatch, Deadlock, Stall)) or not _has_any(session):
         return verdict
     try:
@@ -123,7 +123,8 @@ def _find(
 
 
 def facts_of(saved: Mapping[str, Any], error: BaseException) -> Facts | None:
-    """Of a rank that is a process and has raised this; None if it has nothing to say."""
+    """The facts of a rank that is a process and has raised this error; None if there are
+    none."""
     verdict = getattr(error, "verdict", None)
     try:
         own = [op for op in _ops_of(verdict) if op.rank == int(os.environ.get("RANK", "-1"))]
@@ -135,7 +136,7 @@ def facts_of(saved: Mapping[str, Any], error: BaseException) -> Facts | None:
 
 
 def names_in(facts: Mapping[int, Facts]) -> Names:
-    """What can be said of what the ranks know, by rank."""
+    """Notes for the facts that ranks know, by rank."""
     return (*_without_gradient(facts), *_buckets(facts), *_places(facts))
 
 
@@ -177,7 +178,7 @@ def _models(saved: Mapping[str, Any]) -> list[Any]:
 
 
 def _parameters(model: Any) -> list[tuple[str, Any]]:
-    """As DDP counts them."""
+    """The parameters in DDP's order."""
     return [(name, p) for name, p in model.module.named_parameters() if p.requires_grad]
 
 
@@ -216,8 +217,8 @@ def _named_in(session: Session, rank: int, text: str) -> Iterator[tuple[str, str
 
 
 def _buckets_of(models: Sequence[Any], ops: Sequence[Op]) -> Iterator[tuple[str, str]]:
-    """Which parameters' gradients an `all_reduce` in `backward` may hold, by their size: in the
-    order of the model, a bucket is what stands side by side."""
+    """The parameters whose gradients an `all_reduce` in `backward` may hold, by size: in the
+    order of the model, a bucket holds neighbours."""
     for op in ops:
         if op.name != "all_reduce" or len(op.inputs) != 1:
             continue
@@ -272,7 +273,7 @@ def _passed_by(error: BaseException) -> list[FrameType]:
 
 
 def _place_of(frames: Iterable[FrameType]) -> list[tuple[str, str]]:
-    """The innermost of each."""
+    """The innermost module and stage."""
     found: dict[str, str] = {}
     for frame in frames:
         file = frame.f_code.co_filename

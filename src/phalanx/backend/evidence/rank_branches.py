@@ -23,7 +23,8 @@ _DEPTH = 32
 
 
 def with_branch(ranks: Sequence[RankContext], verdict: Mismatch) -> Mismatch:
-    """The verdict with those at fault who alone are in such a branch, if that is clear."""
+    """The verdict, with the ranks that alone are in such a branch as those at fault, if that is
+    clear."""
     blocks = verdict.blocks
     if verdict.ranks or len(blocks) != 2 or "operation" not in verdict.differs:
         return verdict
@@ -42,8 +43,8 @@ def with_branch(ranks: Sequence[RankContext], verdict: Mismatch) -> Mismatch:
 def _branch_of(
     ranks: Sequence[RankContext], block: OpBlock, frames: dict[int, FrameType]
 ) -> str | bool | None:
-    """Where the branch is, if all ranks of the block are in one; None if none is. False if it
-    cannot be said."""
+    """The place of the branch if all ranks of the block are in it, None if no rank is in one,
+    False if that is not known."""
     if len(block.ranks) > MOST_RANKS:
         return False
     found = {_of_rank(ranks, rank, block, frames) for rank in block.ranks}

@@ -24,8 +24,8 @@ whenever its owner does."""
 
 
 def together(one: Mark, other: Mark) -> bool:
-    """Whether both are in one function and nothing but `with` and `try` stands between either
-    and their common block: who passes one passes the other, unless it leaves the block."""
+    """Whether both are in one function and only `with` and `try` are between either place and
+    their common block: a rank that passes one passes the other, unless it leaves the block."""
     if one[0] != other[0]:
         return False
     chains = [_blocks(place[0].co_filename, line_at(*place)) for place in (one, other)]
@@ -102,8 +102,8 @@ def _tree(lines: tuple[str, ...]) -> ast.Module | None:
 
 
 def branch_by_rank(place: Mark) -> int | None:
-    """The line of an `if` around a place, in the same function, that asks for the rank: what
-    it compares is called so, as in `rank == 0` and `dist.get_rank() > 0`."""
+    """The line of an `if` around a place, in the same function, that tests the rank: a name in
+    the test says so, as in `rank == 0` and `dist.get_rank() > 0`."""
     code, offset = place
     tree = _tree(tuple(linecache.getlines(code.co_filename)))
     if tree is None:

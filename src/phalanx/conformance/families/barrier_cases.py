@@ -43,7 +43,7 @@ def barrier_outside(me: Context, mode: str) -> None:
 
 @family.case("barrier", "holds everybody", least=2)
 def holds_everybody(me: Context) -> None:
-    """Nobody leaves before the last has come: what each wrote before is there after."""
+    """No rank leaves before the last has come: each sees what the others wrote before."""
     folder = me.scratch / me.name("barrier")
     folder.mkdir(exist_ok=True)
     (folder / str(me.rank)).write_text("here")

@@ -148,7 +148,7 @@ def cases(ranks: int) -> Iterator[Case]:
 
 
 def disagreement(me: Context, operation: str, words: str) -> None:
-    """On a group that nobody needs afterwards."""
+    """On a group that is not used afterwards."""
     _ALONE[operation, words](me, me.fresh(timeout=me.short))
 
 

@@ -25,7 +25,7 @@ def full(me: Context, value: float, count: int = 2) -> Tensor:
 
 
 def total(me: Context, group: Any, members: list[int]) -> None:
-    """The group works: its members, and nobody else, are added up."""
+    """The group works: the sum covers its members and no other rank."""
     if me.rank in members:
         tensor = full(me, me.rank + 1)
         dist.all_reduce(tensor, group=group)

@@ -272,7 +272,7 @@ def groups_are_apart(me: Context) -> None:
 
 @family.case("send", "not in the group", least=3)
 def send_from_outside(me: Context) -> None:
-    """A rank that is not in a group is told so, and nothing happens."""
+    """A rank that is not in the group gets a warning, and nothing happens."""
     handle = me.group("sub")
     if me.rank == 0:
         me.check(dist.isend(full(me, 1), 1, group=handle) is None, "isend returned something")

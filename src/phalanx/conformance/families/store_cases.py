@@ -82,13 +82,13 @@ def emptied(store: Any) -> Any:
 
 
 def private_store(me: Context) -> Any:
-    """The store under the default group, which torch gives to whoever asks the group."""
+    """The store under the default group, as torch returns it for the group."""
     group: Any = dist.group.WORLD
     return group.get_group_store()
 
 
 def expecting(kind: str) -> tuple[type[Exception], ...]:
-    """What a wait in vain raises; the file store knows only RuntimeError."""
+    """The error of a wait that times out; the file store knows only RuntimeError."""
     return (RuntimeError,) if "File" in kind else (c10d.DistStoreError,)
 
 

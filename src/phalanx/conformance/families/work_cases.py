@@ -138,7 +138,7 @@ def then_after_wait(me: Context) -> None:
 
 @family.case("Work", "never waiting", over={"kind": KINDS})
 def never_waiting(me: Context, kind: str) -> None:
-    """The next operation of the group must not be disturbed by one nobody waited for."""
+    """A work without a wait must not disturb the next operation of the group."""
     work, _, _ = begin(me, kind)
     del work
     found = torch.ones(2, device=me.device)

@@ -30,8 +30,8 @@ from phalanx.emulation.stdlib.replaced_calls import enter_thread
 
 
 class ParentRank:
-    """The program itself as one of the ranks. A thread of the world's holds its place; the
-    program's own thread acts for it, from its first call of `init_process_group` on."""
+    """The program itself as one of the ranks. A thread of the world stands for it; the
+    program's own thread acts in its place, from its first call of `init_process_group` on."""
 
     def __init__(
         self,
@@ -40,8 +40,8 @@ class ParentRank:
         modules: dict[str, ModuleType],
         before: ParentState | None,
     ) -> None:
-        """`modules` are those of the program's that it has imported so far, `before` what it
-        has from the time when it was a rank of an earlier world."""
+        """`modules` are the program's modules that it has imported so far, `before` its state
+        from a time when it was a rank of an earlier world."""
         self._main, self._code, self._modules = main, code, modules
         self._strand: Strand | None = None
         self._ready = threading.Lock()
@@ -54,13 +54,13 @@ class ParentRank:
         self._handler: Any = None
         self._before = before
         self.children: list[Any] = []
-        """Those that are ranks with it."""
+        """The other ranks of its world."""
         self.is_overdue = False
-        """Whether it could not be left when the program started processes anew."""
+        """Whether the program started processes again before it could leave this rank."""
         self.world_is_over = threading.Event()
 
     def sit(self, context: RankContext) -> None:
-        """In the world's thread: hand over, and wait for the end of the program."""
+        """In the world's thread: let the program begin, and block until it has ended."""
         strand = here.strand
         assert strand is not None
         _note_thread(strand, self._thread)
@@ -79,7 +79,8 @@ class ParentRank:
             raise self._error
 
     def take(self) -> None:
-        """In the program's thread: be this rank from now on."""
+        """In the program's thread: act as this rank from now on. Blocks until the rank has the
+        baton."""
         self._ready.acquire()
         strand = self._strand
         assert strand is not None
@@ -89,25 +90,25 @@ class ParentRank:
             self._handler = signal.signal(signal.SIGINT, self._interrupt)
 
     def is_here(self) -> bool:
-        """Whether the program's own thread asks."""
+        """Whether the calling thread is the program's own."""
         return here.strand is not None and here.strand is self._strand
 
     def is_free(self) -> bool:
-        """Whether the program has had its group and is done with it."""
+        """Whether the program has made its group and destroyed it."""
         if not self.is_here() or self._strand is None:
             return False
         context: RankContext = self._strand.local
         return context.initialised and not context.torch_state.pg_names
 
     def is_alone(self) -> bool:
-        """Whether no other rank runs, nor a thread that the program has started as a rank."""
+        """Whether no other rank runs, and no thread that the program has started as a rank."""
         assert self._strand is not None
         threads = self._strand.local.helpers
         ended = all(child.has_ended() for child in self.children)
         return ended and all(is_feeder(each) or not each.is_alive() for each in threads)
 
     def give_up(self) -> ParentState:
-        """The program is no rank any more, but goes on: with what it has taken along."""
+        """End the rank while the program goes on. Returns the state that the program keeps."""
         strand = self._strand
         assert strand is not None
         strand.baton.rejoin(strand)
@@ -119,7 +120,7 @@ class ParentRank:
         return found
 
     def leave(self, error: BaseException | None) -> None:
-        """The program has ended, or is no rank any more."""
+        """The program has ended, or is not a rank any more."""
         strand, here.strand = here.strand, None
         if strand is not None and strand.local.session.devices is not None:
             device_mode.leave_thread()

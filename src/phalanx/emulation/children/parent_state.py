@@ -32,14 +32,14 @@ from phalanx.emulation.stdlib.rank_children import PROCESSES, QUEUES, end_proces
 from phalanx.system import monotonic
 
 SENDING = 5.0
-"""Seconds for what was put into a queue to be sent."""
+"""Seconds for sending what was put into a queue."""
 
 _LOGGING, _HANDLERS = "logging", "signal handlers"
-"""Where `isolation/logs.py` and `signals.py` keep what a rank has changed."""
+"""The keys under which `logs.py` and `signals.py` keep what a rank has changed."""
 
 
 class ParentState:
-    """Made in the rank, which holds the baton; put in place when its world is over."""
+    """Made in the rank, which holds the baton; put in place when its world has ended."""
 
     def __init__(self, context: RankContext, *, but: Any) -> None:
         """`but` is a handler of signals that is not the program's."""
@@ -72,7 +72,7 @@ class ParentState:
         self._processes = {key: saved.pop(key) for key in PROCESSES if key in saved}
 
     def put_in_place(self) -> None:
-        """In the program's thread, which is no rank's."""
+        """In the program's thread, which belongs to no rank."""
         put_environ(self._environ)
         for name, module in self._modules.items():
             sys.modules[name] = module
@@ -104,25 +104,25 @@ class ParentState:
             settle()
 
     def hand_on(self, context: RankContext) -> None:
-        """The program is a rank again: what it has started is that rank's."""
+        """The program is a rank again: processes that it has started belong to that rank."""
         context.saved.update(self._processes)
         self._processes = {}
 
     def end(self) -> None:
-        """The program has ended, and is no rank."""
+        """The program has ended outside of ranks."""
         self.hand_on(self._context)
         end_processes(self._context, failed=False)
 
 
 def is_feeder(thread: threading.Thread) -> bool:
-    """Whether it sends what is put into a queue, to other processes."""
+    """Whether the thread sends the contents of a queue to other processes."""
     target: Any = getattr(thread, "_target", None)
     return getattr(target, "__module__", None) == multiprocessing.queues.__name__
 
 
 def _renew(queue: Any) -> None:
-    """The thread that sends what is put into it ends with the rank. So wait until there is
-    nothing to send; the next `put` makes a new thread."""
+    """Block until everything in the queue is sent: its sending thread ends with the rank. The
+    next `put` makes a new thread."""
     limit = monotonic() + SENDING
     while monotonic() < limit and not _has_sent(queue):
         time.sleep(0.001)
@@ -139,7 +139,7 @@ def _renew(queue: Any) -> None:
 
 
 class _End:
-    """Ends the thread that would send it, and leaves the pipe open."""
+    """Ends the sending thread when that pickles it, and leaves the pipe open."""
 
     def __reduce__(self) -> Any:
         raise SystemExit
@@ -152,7 +152,7 @@ def _has_sent(queue: Any) -> bool:
 
 
 def put_environ(environ: dict[str, str]) -> None:
-    """Let the variables of the process be these."""
+    """Set the variables of the process to these."""
     for name in set(os.environ) - set(environ):
         del os.environ[name]
     os.environ.update(environ)

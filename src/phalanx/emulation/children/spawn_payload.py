@@ -37,7 +37,7 @@ _SHARED = (
     multiprocessing.heap.BufferWrapper,
     multiprocessing.heap.Arena,
 )
-"""What a forked child has in common with its parent."""
+"""Objects that a forked child shares with its parent."""
 
 
 class _Descriptor:
@@ -51,7 +51,7 @@ class _Descriptor:
 
 
 class Passage:
-    """Stands for the child while things are pickled for it: multiprocessing asks for this."""
+    """Stands for the child while objects are pickled for it: multiprocessing requires one."""
 
     DupFd = _Descriptor
 
@@ -63,7 +63,7 @@ _set_spawning: Any = multiprocessing.context.set_spawning_popen
 
 
 class SpawnPayload:
-    """One child's process object and surroundings, as they were when it was started."""
+    """One child's process object and its environment, as they were when it was started."""
 
     def __init__(
         self, process: Any, number: int, *, forked: bool, modules: dict[str, ModuleType]
@@ -78,14 +78,14 @@ class SpawnPayload:
         self._data = _copied(process, self._kept) if forked else _spawned(process)
 
     def make_modules(self) -> dict[str, ModuleType]:
-        """The child's own `__main__`, and those of the program's modules that it has from its
-        parent; that of a spawned one is still to be executed."""
+        """The child's own `__main__`, and the program's modules that it gets from its parent;
+        the `__main__` of a spawned child is still to be executed."""
         if self._modules is None:
             return {"__main__": ModuleType("__mp_main__")}
         return self._modules.make()
 
     def open(self) -> Any:
-        """In the rank, whose `__main__` is there already: its process object."""
+        """The process object, opened in the rank, whose `__main__` exists already."""
         if self._modules is not None:
             self._modules.fill()
         torch.set_rng_state(self._random)
@@ -95,7 +95,8 @@ class SpawnPayload:
 
 
 def _new_generator(number: int) -> torch.Tensor:
-    """A new process draws its first seed by chance. Ours differ too, but a run repeats."""
+    """The first state of a rank's generator. A new process draws its first seed at random; ours
+    differ too, but a run repeats."""
     generator = torch.Generator()
     generator.manual_seed(generator.initial_seed() + number)
     return generator.get_state()
@@ -110,7 +111,8 @@ def _spawned(process: Any) -> bytes:
 
 
 def _copied(value: Any, kept: list[Any]) -> bytes:
-    """Pickled for a forked child; if that cannot be, part by part; else the value itself."""
+    """The value pickled for a forked child; if that fails, part by part; else the value
+    itself."""
     try:
         return _dump(value, kept)
     except Exception:
@@ -140,7 +142,7 @@ class _Kept:
 
 
 class _Parts:
-    """A process object whose attributes travel one by one."""
+    """A process object whose attributes are pickled one by one."""
 
     def __init__(self, kind: type, state: dict[str, bytes]) -> None:
         self.kind, self.state = kind, state
@@ -158,7 +160,7 @@ def _by_parts(process: Any, kept: list[Any]) -> _Parts:
 
 
 class _Copier(pickle.Pickler):
-    """Pickles as a fork copies: tensors by value, what is in shared memory as it is."""
+    """Pickles as a fork copies: tensors by value, shared memory without a copy."""
 
     def __init__(self, file: io.BytesIO, kept: list[Any]) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
@@ -199,7 +201,7 @@ def _is_shared_tensor(tensor: Any) -> bool:
 
 
 def _has_name(function: FunctionType) -> bool:
-    """Whether pickle finds it by its name."""
+    """Whether pickle can find it by its name."""
     found: Any = sys.modules.get(function.__module__)
     for part in function.__qualname__.split("."):
         found = getattr(found, part, None)
@@ -286,7 +288,7 @@ def _is_dunder(name: str) -> bool:
 
 
 def _ranks_own(kind: type) -> Any:
-    """A class of a library that is each rank's own, as this rank has it; others as they are."""
+    """This rank's own version of a class of an isolated library; other classes as they are."""
     if not is_apart(kind.__module__):
         return kind
     found: Any = importlib.import_module(kind.__module__)

@@ -44,7 +44,7 @@ _LIBRARIES = tuple(
 
 
 def is_torch_spawn(process: Any) -> bool:
-    """Whether torch's own function that calls the program's with a number is to run."""
+    """Whether it runs torch's function that calls the program's function with a number."""
     target = getattr(process, "_target", None)
     return (
         getattr(target, "__module__", None) == "torch.multiprocessing.spawn"
@@ -79,7 +79,7 @@ def is_programs_own(code: Any) -> bool:
 
 
 def numbers_of(process: Any, environ: Mapping[str, str]) -> dict[str, int]:
-    """Whole numbers that could be the rank, by the name of what holds them."""
+    """Integers that could be the rank, by the name of the argument, attribute or variable."""
     found: dict[str, int] = {}
     names = _parameter_names(getattr(process, "_target", None))
     for place, value in enumerate(getattr(process, "_args", ())):
@@ -129,8 +129,8 @@ def _is_rank_name(name: str) -> bool:
 def split_batch(
     processes: Sequence[Any], environs: Sequence[Mapping[str, str]]
 ) -> list[tuple[int, int]]:
-    """(place in the batch, rank) of those that are ranks: all of them if they are numbered
-    together, else those with the same code that are."""
+    """(place in the batch, rank) of the ranks: all processes if they are numbered together,
+    else those with the same code that are."""
     numbers = find_numbers(processes, environs)
     if numbers is not None:
         return list(enumerate(numbers))
@@ -172,7 +172,7 @@ def _is_begun(processes: Sequence[Any], environs: Sequence[Mapping[str, str]]) -
 
 
 def is_complete(processes: Sequence[Any], environs: Sequence[Mapping[str, str]]) -> bool:
-    """Whether all ranks of a launch are there, as far as one can tell."""
+    """Whether all ranks of a launch are started, as far as is known."""
     expected = find_expected(processes, environs)
     if expected is None:
         return find_numbers(processes, environs) is not None
@@ -187,9 +187,9 @@ SIZE_NAMES = frozenset(
 def find_expected(
     processes: Sequence[Any], environs: Sequence[Mapping[str, str]]
 ) -> int | None:
-    """How many ranks there will be, if the processes started so far tell: by an argument that
-    is called `world_size` or the like, or WORLD_SIZE in the environment. The program itself
-    may be one of them."""
+    """The number of ranks, if the processes started so far give it: by an argument that is
+    called `world_size` or the like, or by WORLD_SIZE in the environment. The program itself may
+    be one of them. None if they do not."""
     if all(map(is_torch_spawn, processes)):
         return None
     for process, environ in zip(processes, environs, strict=True):

@@ -59,8 +59,8 @@ _numbers = itertools.count(1 << 22)
 
 
 class Child:
-    """A process of the program that is, or may become, a rank: what `Process` asks about its
-    process (`_popen`), in multiprocessing's own words."""
+    """A process of the program that is, or may become, a rank. It has the attributes and
+    methods that `Process` expects of its `_popen`."""
 
     method = "phalanx"
     finalizer = None
@@ -97,7 +97,7 @@ class Child:
         self._awaited = False
 
     def become_a_process(self) -> None:
-        """It turned out to be no rank: start it as the program wanted."""
+        """Start it as a process after all: it is no rank."""
         process = self.process
         try:
             self._real = self._original(self.restored())
@@ -194,8 +194,8 @@ def _with_attributes(process: Any, **attributes: Any) -> Any:
 
 
 def _stop_one(strand: Strand | None) -> None:
-    """Unwind this rank alone, but not while it is about to end by itself. One that has not
-    begun looks at `sent` when it does."""
+    """Unwind this rank alone, but not while it is about to end by itself. Blocks for at most
+    HELD seconds. A rank that has not begun checks `sent` when it does."""
     limit = monotonic() + HELD
     while strand is not None and not throw(strand, RankStopped()):
         if monotonic() > limit:
@@ -209,7 +209,7 @@ def _described(children: Sequence[Child]) -> tuple[list[Any], list[Mapping[str, 
 
 
 def _split(children: list[Child]) -> list[list[Child]]:
-    """By launch."""
+    """The children by launch."""
     if not children:
         return []
     starters = [child.starter for child in children]
@@ -231,7 +231,7 @@ def _find_ranks(batch: list[Child]) -> list[tuple[int, int]]:
 
 
 class Programs(weakref.WeakSet[Any]):
-    """What the program started by `subprocess`."""
+    """The processes that the program started by `subprocess`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -275,13 +275,14 @@ class SpawningProgram:
         self._last_start = 0.0
         self._open = True
         self.parent_rank: Any = None
-        """The program's own, while it is a rank."""
+        """The program's own rank, while it is one."""
         self.parent_state: Any = None
-        """What it has from the time when it was one."""
+        """The state that it keeps from the time when it was one."""
 
     def takes_back(self, process: Any) -> bool:
-        """The program, which is a rank, starts a process. Whether it is no rank any more: its
-        group and the other ranks are gone, and this could be one of the next."""
+        """The program, which is a rank, starts a process. Returns whether it stops being a
+        rank: its group and the other ranks are gone, and the process could be a rank of the
+        next world."""
         parent_rank = self.parent_rank
         if (
             parent_rank is None
@@ -300,7 +301,7 @@ class SpawningProgram:
         return True
 
     def start(self, process: Any, original: Callable[[Any], Any], *, forked: bool) -> Any:
-        """Instead of starting a process: keep it, or start it after all."""
+        """Called instead of starting a process: keeps it, or starts it."""
         environ = dict(os.environ)
         if not could_be_rank(process, environ):
             return original(process)
@@ -314,7 +315,7 @@ class SpawningProgram:
         return child
 
     def begin(self, parent_rank: Any = None) -> bool:
-        """Let those that were kept begin; whether there are any."""
+        """Begin the kept children as ranks. Returns whether there are any."""
         with self._lock:
             batch, self._pending = self._choose(self._pending)
             if not batch:
@@ -334,8 +335,8 @@ class SpawningProgram:
         return True
 
     def _choose(self, kept: list[Child]) -> tuple[list[Child], list[Child]]:
-        """Those that are to begin, and the others: of several launches at the same time, some
-        may be in the middle of it."""
+        """The children that are to begin, and the others: of several launches at the same time,
+        some may be incomplete."""
         ready: list[Child] = []
         launches = _split(kept)
         for launch in launches:

@@ -35,8 +35,8 @@ def main_strand() -> Strand | None:
 def wait_sliced(
     strand: Strand, attempt: Callable[[float], bool], timeout: float | None = None
 ) -> bool:
-    """Outside of the baton, and so that a stop is heard, `attempt(seconds)` until it succeeds
-    or the time is over."""
+    """Call `attempt(seconds)` outside of the baton until it succeeds or the time is over.
+    Raises when the run stops."""
     if strand.state is RUNNING:
         return strand.baton.wait_outside(strand, attempt, timeout)
     return strand.baton.in_slices(strand, attempt, timeout)
@@ -71,8 +71,8 @@ let other ranks run."""
 
 
 def waiting(original: Any) -> Any:
-    """What queues, events and the like of Python wait with: the rank lets the others run
-    meanwhile. Written out anew, because no slice of the original may miss a `notify`."""
+    """Replaces `Condition.wait`, with which Python's queues and events wait: other ranks run
+    meanwhile. Written anew, because no slice of the original may miss a `notify`."""
 
     def wait(self: Any, timeout: float | None = None) -> bool:
         strand = _waiting_strand(timeout)
@@ -130,7 +130,7 @@ def joining(original: Any) -> Any:
 
 
 def _waiting_strand(timeout: float | None) -> Strand | None:
-    """Of a thread that a rank started only a wait without end is of interest."""
+    """For a thread that a rank started, only a wait without a timeout is noted."""
     strand = here.strand
     if strand is not None and strand.helper:
         return strand if timeout is None and strand.state is OUTSIDE else None
@@ -157,7 +157,7 @@ SERVICES = {
     "torch._inductor.compile_worker.subproc_pool",
     "tqdm._monitor",
 }
-"""Modules whose threads serve the whole process, for good, whoever starts them."""
+"""Modules whose threads serve the whole process, whichever thread starts them."""
 
 
 def is_tool(thread: threading.Thread) -> bool:

@@ -27,7 +27,7 @@ from phalanx.system import current_frames
 IDLE_LOOKS = 3
 _JOBS = "jobs"
 _THREADS = "pool threads"
-"""Where a rank keeps the futures of its jobs and what it has started, in `saved`."""
+"""The keys under which a rank keeps the futures of its jobs and the threads it has started."""
 
 
 def pool_patches(enter_thread: Any) -> list[tuple[Any, str, Any]]:
@@ -68,7 +68,7 @@ def is_pool_thread(thread: threading.Thread) -> bool:
 
 
 def finish_jobs(context: RankContext) -> None:
-    """As at the end of a process: jobs that were submitted are done."""
+    """Block until the submitted jobs are done, as at the end of a process."""
     jobs = context.saved.get(_JOBS)
     if jobs:
         wait_for(list(jobs))
@@ -80,8 +80,8 @@ def note_thread(context: RankContext, thread: threading.Thread) -> None:
 
 
 def see_off(context: RankContext) -> None:
-    """After a run: threads of pools that are gone are just about to end; those of pools that
-    are still there wait for work."""
+    """After a run: threads of deleted pools are about to end; those of other pools wait for
+    work."""
     for thread in context.saved.pop(_THREADS, ()):
         idle = 0  # one that has just done its work looks so for a moment, and holds its pool
         for _ in range(100):
@@ -95,8 +95,8 @@ def see_off(context: RankContext) -> None:
 
 
 class _Job:
-    """A call with a strand of its own, which is there from the moment it is submitted: what
-    it will do may be what others wait for."""
+    """A call with a strand of its own, which exists from the moment it is submitted: other
+    ranks may wait for what it will do."""
 
     def __init__(self, fn: Any, strand: Strand, enter_thread: Any) -> None:
         self._fn = fn
@@ -121,7 +121,7 @@ class _Job:
             here.strand = outer
 
     def drop(self, future: Any = None) -> None:
-        """Done, or never to be run."""
+        """The job is done, or will never run."""
         if not self._is_done:
             self._is_done = True
             outer = here.strand
@@ -130,7 +130,7 @@ class _Job:
 
 
 class _Initializer:
-    """What a pool calls first in each of its threads."""
+    """The initializer that a pool calls in each of its threads."""
 
     def __init__(self, fn: Any, strand: Strand, enter_thread: Any) -> None:
         self._fn = fn

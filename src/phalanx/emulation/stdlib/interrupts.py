@@ -23,7 +23,7 @@ from phalanx.errors import RankStopped
 from phalanx.system import current_frames, monotonic
 
 LATE = 0.03
-"""Seconds that a rank has to come by for a signal itself."""
+"""Seconds in which a rank may take a signal itself, before a thread does it."""
 AGAIN = 0.002
 """Seconds between two attempts to find the rank in the program's code."""
 
@@ -41,8 +41,8 @@ _sleep = time.sleep
 
 
 class PendingSignal:
-    """One signal for one rank. Whoever takes it runs the handler: the rank, or a thread for
-    it."""
+    """One signal for one rank. The first to take it runs the handler: the rank, or a thread on
+    its behalf."""
 
     def __init__(self, strand: Strand, handle: Callable[..., None]) -> None:
         self.strand = strand
@@ -51,7 +51,7 @@ class PendingSignal:
         self._open: list[Callable[..., None]] = [handle]
 
     def take(self) -> Callable[..., None] | None:
-        """The handler, for the first who asks."""
+        """The handler for the first caller, None for every other."""
         with suppress(IndexError):
             return self._open.pop()
         return None
@@ -65,8 +65,8 @@ class PendingSignal:
         self._open.clear()
 
     def __call__(self) -> None:
-        """In the rank's thread where it waits, or, while that is blocked, in a callback
-        thread's: then what the handler raises is raised when the rank comes back."""
+        """Run the handler in the rank's thread where it waits, or in a callback thread while
+        that is blocked: then the rank raises the handler's error when it comes back."""
         handle = self.take()
         if handle is None:
             return
@@ -79,8 +79,8 @@ class PendingSignal:
 
 
 def run_beside(ring: PendingSignal) -> bool:
-    """Called by the launcher now and then: whether nothing is left to do for it, perhaps
-    because a thread has just been started that does."""
+    """Called by the launcher now and then. Returns whether nothing is left to do, perhaps
+    because a thread has just been started that does it."""
     strand = ring.strand
     if ring.is_taken() or strand.state is DONE:
         return True
@@ -99,7 +99,7 @@ def run_beside(ring: PendingSignal) -> bool:
 
 
 def _act(ring: PendingSignal, helper: Strand, handle: Callable[..., None]) -> None:
-    """In a thread of the rank's: run the handler, and throw in what it raises."""
+    """In a thread of the rank: run the handler, and raise its error in the rank."""
     strand, baton = ring.strand, ring.strand.baton
     baton.adopt(helper)
     strand.local.callback_threads.add(helper)
@@ -124,8 +124,9 @@ def _handle(ring: PendingSignal, handle: Callable[..., None]) -> None:
 
 
 def throw(strand: Strand, error: BaseException) -> bool:
-    """Raise this in a rank, from another thread; False: not now, it is in code of ours. Giving
-    Python's lock away first leaves time for a look and a throw in which it does not move."""
+    """Raise this in a rank, from another thread. Returns False if it executes code of ours at
+    the moment. To release the GIL first leaves time to look and throw while the rank does not
+    move."""
     _sleep(0)
     if strand.state is DONE or strand.baton.stopping:
         return True
@@ -155,7 +156,8 @@ def _is_in_program(frame: FrameType | None) -> bool:
 
 
 def _carrier(error: BaseException) -> Any:
-    """Python throws classes only. This one, when called, gives the very error."""
+    """A class to throw into a thread, since Python throws classes only. When it is called, it
+    returns the given error."""
 
     def new(kind: Any, *args: Any) -> BaseException:
         return error

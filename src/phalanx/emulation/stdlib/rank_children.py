@@ -45,7 +45,7 @@ GRACE = 0.5
 _CHILDREN, _PROGRAMS, _FORKED = "children", "programs", "forked"
 _LOADERS, _SERVER = "loaders", "fork server"
 QUEUES = "queues"
-"""Where a rank keeps them, in `RankContext.saved`."""
+"""The keys under which a rank keeps its processes, in `RankContext.saved`."""
 PROCESSES = (_CHILDREN, _PROGRAMS, _FORKED, _LOADERS, QUEUES, _SERVER)
 
 _sleep = time.sleep
@@ -122,7 +122,8 @@ def _check_nested(process: Any, context: RankContext) -> None:
 
 
 def _remember(context: RankContext, key: str, new: Any, is_alive: Any) -> None:
-    """Also forget those that have ended: a loader starts some in every epoch."""
+    """Keep the process, and drop those that have ended: a data loader starts some in every
+    epoch."""
     known = context.saved.setdefault(key, [])
     if len(known) >= 16:
         known[:] = [each for each in known if is_alive(each)]
@@ -171,7 +172,7 @@ def _waiting(original: Any) -> Any:
 
 
 class _ProcessEnd:
-    """Waits until a process has ended, or a moment where the system cannot tell."""
+    """Waits until a process has ended; where the system cannot report that, for a moment."""
 
     MOMENT = 0.005
 
@@ -197,7 +198,7 @@ class _ProcessEnd:
 
 
 def _noting(original: Any) -> Any:
-    """A queue of a rank's gets the thread that sends what is put into it."""
+    """Note the queues of a rank when they get their sending thread."""
 
     def start_thread(self: Any) -> Any:
         context = context_here()
@@ -220,7 +221,8 @@ def _noting_loader(original: Any) -> Any:
 
 
 def _finalising(original: Any) -> Any:
-    """Of a rank that unwinds: whoever does must not wait for a turn, nor speak of it."""
+    """A finaliser that, in a rank that unwinds, neither waits for a turn nor reports an
+    error."""
 
     def finalise(self: Any) -> None:
         strand = here.strand
@@ -245,7 +247,7 @@ def _shut_down_loaders(context: RankContext) -> None:
 
 
 _alive: dict[int, Any] = {}
-"""By thread: several may fork at the same time."""
+"""The objects kept, by thread: several may fork at the same time."""
 
 
 def _keep_loaders() -> None:
@@ -266,7 +268,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def close_queues(context: RankContext) -> None:
-    """As at the end of a process: what was put into its queues is sent."""
+    """Block until what was put into its queues is sent, as at the end of a process."""
     for queue in context.saved.pop(QUEUES, ()):
         with suppress(Exception):
             queue.close()
@@ -275,7 +277,7 @@ def close_queues(context: RankContext) -> None:
 
 
 def _with_environ(original: Any) -> Any:
-    """A program started so has what C code finds as its environment."""
+    """A program that is started this way gets the environment that C code sees."""
 
     def spawn(path: Any, args: Any, passfds: Any) -> Any:
         strand = here.strand
@@ -350,7 +352,7 @@ def _by_own_server(name: str) -> Any:
 
 
 def end_pools(context: RankContext) -> None:
-    """The program has returned: Python would shut down its pools of processes now."""
+    """Shut down the rank's pools of processes, as Python does when a program has returned."""
     for thread in list(context.helpers):
         if isinstance(thread, process_pools._ExecutorManagerThread):
             executor = thread.executor_reference()
@@ -399,7 +401,7 @@ def _end_children(children: Any, *, failed: bool) -> None:
 
 
 def kill_processes(context: RankContext) -> None:
-    """Of a rank that was given up, from outside: at once."""
+    """End the processes of a rank that was given up, at once and from another thread."""
     for child in context.saved.pop(_CHILDREN, ()):
         with suppress(OSError, ValueError, AttributeError):
             child.kill()
@@ -410,7 +412,7 @@ def kill_processes(context: RankContext) -> None:
 
 
 def end_programs(programs: Any) -> None:
-    """Ask them to, then make them."""
+    """Terminate them; kill those that do not end."""
     alive = [program for program in programs if program.poll() is None]
     for program in alive:
         with suppress(OSError):
@@ -434,7 +436,7 @@ def _kill_forked(pids: Any) -> None:
 
 
 def _is_own_child(pid: int) -> bool:
-    """Still there, and no other process of that number."""
+    """Whether it still runs, and no other process has got its number."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:
             state, parent = stat.read().rpartition(b") ")[2].split()[:2]

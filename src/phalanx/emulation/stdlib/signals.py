@@ -32,26 +32,26 @@ from phalanx.system import getpid, monotonic
 AGAIN = 2.0
 """Ctrl-C within so many seconds of the last one stops the run, whatever ranks do with it."""
 INSTALLING = 0.5
-"""Seconds that a rank waits at most until its handler is in place."""
+"""Seconds for which a rank waits until its handler is in place."""
 
 _TABLE, _ALARM, _RING = "signal handlers", "alarm", "ring"
 HARMLESS = frozenset({signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGWINCH})
-"""What a process without a handler does nothing about."""
+"""Signals that a process without a handler ignores."""
 
 Handler = Callable[[int, Any], Any] | int | signal.Handlers | None
 
 _signal, _getsignal, _raise = signal.signal, signal.getsignal, signal.raise_signal
 _main_thread = threading.main_thread
-"""That of the process: a rank's is another one."""
+"""The main thread of the process: a rank has another one."""
 _dispatches: list[SignalDispatch] = []
 _arrived: deque[int] = deque()
 _wanted: deque[tuple[int, threading.Event]] = deque()
 _ours: dict[int, Any] = {}
-"""Signals that our handler is in place for, and what was there before."""
+"""Signals for which our handler is installed, and the handler before it."""
 
 
 def _note(number: int, frame: Any) -> None:
-    """Our handler: it runs in the middle of anything, so it only takes a note."""
+    """Our handler. It may run at any moment, so it only takes a note."""
     if number == signal.SIGINT and _dispatches and _dispatches[-1].is_pressed():
         raise KeyboardInterrupt
     if any(dispatch.has_handler(number) for dispatch in _dispatches):
@@ -104,7 +104,8 @@ def _get(number: int, /) -> Any:
 
 
 def _want(number: int) -> None:
-    """Have our handler put in place by the main thread, where alone that is possible."""
+    """Let the main thread install our handler, which no other thread can do. Blocks until it is
+    done."""
     if not _dispatches or not _dispatches[0].in_main_thread:
         return
     done = threading.Event()
@@ -146,13 +147,13 @@ def _killing(original: Any) -> Any:
 
 
 children: dict[int, Callable[[int], None]] = {}
-"""Ranks that the program takes for processes: how to send them a signal."""
+"""Ranks that the program treats as processes: how to send them a signal."""
 
 
 def run_handler(
     context: RankContext, number: int, *, how: str | None = None, frame: Any = None
 ) -> None:
-    """In the rank: what its process would do about this signal."""
+    """In the rank: do what its process would do about this signal."""
     own = context.saved.get(_TABLE, {})
     handler = own.get(number, _ours.get(number, _getsignal(number)))
     if callable(handler) and handler is not _note:
@@ -205,14 +206,14 @@ class SignalDispatch:
         self.in_main_thread = threading.current_thread() is _main_thread()
         self._ranks = ranks
         self._rings: list[PendingSignal] = []
-        """What ranks have not yet come by for."""
+        """Signals that ranks have not handled yet."""
         self._interrupted_at = -AGAIN
 
     def open(self) -> None:
         _dispatches.append(self)
 
     def close(self) -> None:
-        """Put back what was there before ranks asked for signals."""
+        """Put back the handlers from before the run."""
         _dispatches.remove(self)
         self._rings.clear()
         for context in self._ranks:
@@ -226,7 +227,7 @@ class SignalDispatch:
                 _signal(number, signal.SIG_DFL if before is None else before)
 
     def serve(self) -> None:
-        """Put handlers in place, and hand over what has arrived and what is due."""
+        """Install handlers, and pass on the signals and alarms that are due."""
         while _wanted and self.in_main_thread:
             number, done = _wanted.popleft()
             if number not in _ours:
@@ -267,7 +268,7 @@ class SignalDispatch:
         self.alarms = waiting
 
     def post(self, strand: Strand, number: int) -> PendingSignal:
-        """Hand a signal to one rank."""
+        """Pass a signal to one rank."""
         ring = PendingSignal(strand, partial(run_handler, strand.local, number))
         self._rings.append(ring)
         self.baton.post(strand, ring)
@@ -275,7 +276,7 @@ class SignalDispatch:
 
 
 def send(strand: Strand, number: int) -> bool:
-    """Hand a signal to one rank, if it has said what to do about it."""
+    """Pass a signal to one rank, if it has a handler for it."""
     handler = strand.local.saved.get(_TABLE, {}).get(number, signal.SIG_DFL)
     if handler == signal.SIG_DFL:
         return False
