@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from phalanx.matching.partial_look import SETTLED, PartialLook, Position, Standing
+from phalanx.matching.partial_look import SETTLED, PartialLook, Standing, WaitPosition
 from phalanx.matching.waitgraph import Node
 
 HERE = object()
@@ -20,7 +20,7 @@ class Ranks:
         self.asked = 0
         self.looks: PartialLook[str] = PartialLook()
 
-    def stand(self, steady: Mapping[str, Position]) -> Standing[str]:
+    def stand(self, steady: Mapping[str, WaitPosition]) -> Standing[str]:
         self.asked += 1
         nodes = [
             Node(0, needs=(1,), free=A not in steady),

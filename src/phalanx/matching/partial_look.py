@@ -22,7 +22,7 @@ thread that was given work may take a while until it shows."""
 Waiting = TypeVar("Waiting", bound=Hashable)
 """What waits, in the engine's terms: a strand, an announced call."""
 
-Position = tuple[int, object]
+WaitPosition = tuple[int, object]
 """Where it stands: two looks see the same one if the numbers are equal and the objects are
 one."""
 
@@ -39,7 +39,7 @@ class Standing(Generic[Waiting]):
     unseen: bool = False
 
 
-Stand = Callable[[Mapping[Waiting, Position]], Standing[Waiting] | None]
+Stand = Callable[[Mapping[Waiting, WaitPosition]], Standing[Waiting] | None]
 """Takes the steady ones; None if nothing can be said at this moment."""
 
 
@@ -47,17 +47,17 @@ class PartialLook(Generic[Waiting]):
     """What was seen at the last look, and whether it is judged."""
 
     def __init__(self) -> None:
-        self._seen: Mapping[Waiting, Position] = {}
+        self._seen: Mapping[Waiting, WaitPosition] = {}
         self._judged: object = None
         self._since: float | None = None
 
     def look(
         self,
-        seen: Mapping[Waiting, Position],
+        seen: Mapping[Waiting, WaitPosition],
         ended: Hashable,
         now: float,
         stand: Stand[Waiting],
-    ) -> dict[Waiting, Position]:
+    ) -> dict[Waiting, WaitPosition]:
         """Those that can never move, with their positions; said once of each set. `seen` are
         the positions of all that wait without counting on a timer, `ended` changes whenever
         somebody begins or ends."""
@@ -84,5 +84,5 @@ class PartialLook(Generic[Waiting]):
         return {who: steady[who] for who in stuck}
 
 
-def _is_same(before: Position | None, now: Position) -> bool:
+def _is_same(before: WaitPosition | None, now: WaitPosition) -> bool:
     return before is not None and before[0] == now[0] and before[1] is now[1]

@@ -38,7 +38,7 @@ from phalanx.matching.descriptions import (
 from phalanx.matching.divergence import Pace, Parting, find_parting, tell_parting
 from phalanx.matching.groups import GroupCreations
 from phalanx.matching.other_group import find_other_group
-from phalanx.matching.partial_look import PartialLook, Position, Standing
+from phalanx.matching.partial_look import PartialLook, Standing, WaitPosition
 from phalanx.matching.slots import Assembly, Call, Slot
 from phalanx.matching.waitgraph import find_deadlock
 from phalanx.model import Deadlock, Meeting, Mismatch, Op, Snapshot, Verdict
@@ -75,13 +75,13 @@ class Host(Evidence, Protocol):
     """What the referee may ask about ranks that do not move. In what terms the host speaks of
     whoever waits (strands, announced calls) is for the host to say."""
 
-    def positions(self) -> Mapping[Any, Position]:
+    def positions(self) -> Mapping[Any, WaitPosition]:
         """Where everybody stands that waits and does not count on a time of its own."""
 
     def ended_so_far(self) -> Hashable:
         """Another value whenever somebody that could move begins or ends."""
 
-    def stand(self, steady: Mapping[Any, Position]) -> Standing[Any] | None:
+    def stand(self, steady: Mapping[Any, WaitPosition]) -> Standing[Any] | None:
         """Everybody as a node of the wait graph; those that are not in `steady` are free. None
         if nothing can be said at this moment."""
 
@@ -160,7 +160,7 @@ class Referee:
 
     # -- ranks that cannot move ---------------------------------------------------------------
 
-    def find_stuck(self, host: Host, now: float) -> dict[Any, Position]:
+    def find_stuck(self, host: Host, now: float) -> dict[Any, WaitPosition]:
         """Called now and then while ranks move: those that can never move again, said once."""
         ended = host.ended_so_far()
         return self._partial.look(host.positions(), ended, now, host.stand)

@@ -16,7 +16,7 @@ from phalanx.engines.processes.failure_evidence import (
     tidied,
     written_stack,
 )
-from phalanx.engines.processes.rank_messages import Raised
+from phalanx.engines.remote.control_messages import Raised
 from phalanx.errors import RankDied
 from phalanx.model import Group, Op, RankView, Site, Wait
 

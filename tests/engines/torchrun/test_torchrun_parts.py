@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from phalanx.engines.processes.rank_messages import Position, Raised
+from phalanx.engines.remote.control_messages import Position, Raised
 from phalanx.engines.torchrun import torchrun_options, torchrun_start
 from phalanx.engines.torchrun.addresses import interface_of, is_here, is_loopback, own_address
 from phalanx.engines.torchrun.connections import LONGEST_HELLO, Greeting, Member

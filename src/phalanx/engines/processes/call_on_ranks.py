@@ -30,21 +30,17 @@ from phalanx.engines.processes.failure_evidence import (
     written_stack,
 )
 from phalanx.engines.processes.rank_messages import (
-    DUMP_SIGNAL,
-    Asking,
     CallRequest,
     End,
     Heard,
     Interrupt,
     Note,
-    Position,
-    Raised,
     Returned,
     Unsendable,
-    Where,
 )
 from phalanx.engines.processes.rank_processes import MemberProcess, RankProcesses
 from phalanx.engines.referee.end_of_run import find_reasons
+from phalanx.engines.remote.control_messages import DUMP_SIGNAL, Asking, Position, Raised, Where
 from phalanx.engines.run_settings import IDLE_STALL
 from phalanx.engines.serialization.serialization import unpack_value
 from phalanx.engines.snapshots import group_views

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 
 from phalanx import callsite
 from phalanx.backend.rank_errors import InvalidCallError
-from phalanx.engines.processes.rank_messages import Raised
+from phalanx.engines.remote.control_messages import Raised
 from phalanx.engines.serialization.serialization import is_same_text
 from phalanx.errors import PhalanxError, RankDied, VerdictError
 from phalanx.model import RankView, Site

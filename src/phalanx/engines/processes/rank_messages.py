@@ -1,22 +1,17 @@
-"""What the program and a rank in a process of its own say to each other, as frozen values.
+"""What the program and a rank of the processes engine say to each other, as frozen values.
 
-Used by both ends of the processes engine. Each message travels as one pickle over the rank's
-socket. Must never hold what the user's pickles hold: those travel as bytes inside.
+What the ranks of every remote engine say is in `engines/remote/control_messages.py`. Each
+message travels as one pickle over the rank's socket. Must never hold what the user's pickles
+hold: those travel as bytes inside.
 """
 
 from __future__ import annotations
 
-import signal
 from dataclasses import dataclass, field
 
-from phalanx.backend.evidence.model_names import Facts
 from phalanx.engines.processes.inherited_settings import NOTHING, Inherited
 from phalanx.engines.serialization.buffers import Memory
-from phalanx.model import Finding, Site
 from phalanx.options import Options
-
-DUMP_SIGNAL: int = signal.SIGRTMAX - 1 if hasattr(signal, "SIGRTMAX") else signal.SIGUSR2
-"""Makes a rank write its stack to standard error, for one that does not answer `Where`."""
 
 
 @dataclass(frozen=True)
@@ -64,13 +59,6 @@ class CallRequest:
 
 
 @dataclass(frozen=True)
-class Where:
-    """Say where you are. Answered by a thread of the rank's own."""
-
-    number: int
-
-
-@dataclass(frozen=True)
 class Interrupt:
     """Ctrl-C: interrupt the program as the terminal would."""
 
@@ -109,47 +97,8 @@ class Unsendable:
 
 
 @dataclass(frozen=True)
-class Raised:
-    """The call raised. `error` is its pickle where it has one; `when` is monotonic time;
-    `call` is torch's call it came out of; `stopped` says that it came up while the rank was
-    being stopped, or is that stopping itself. `invalid` tells what was wrong with the rank's
-    own call, if that is what it failed by, `facts` what it knows of its models."""
-
-    rank: int
-    kind: str
-    message: str
-    trace: str
-    when: float
-    error: bytes | None = None
-    site: Site | None = None
-    call: str | None = None
-    loading: bool = False
-    stopped: bool = False
-    invalid: Finding | None = None
-    facts: Facts | None = None
-
-
-@dataclass(frozen=True)
 class Note:
     """What the caller is to know should this rank never come to its end."""
 
     rank: int
     data: bytes
-
-
-@dataclass(frozen=True)
-class Asking:
-    """The rank asks at the terminal, or does so no longer."""
-
-    rank: int
-    begins: bool
-
-
-@dataclass(frozen=True)
-class Position:
-    """Where a rank's main thread is, innermost line last; `call` is torch's call it is in."""
-
-    rank: int
-    number: int
-    stack: tuple[Site, ...]
-    call: str | None = None

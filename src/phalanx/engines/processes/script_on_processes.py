@@ -1,43 +1,19 @@
 """Run a script or module on ranks that are processes, each as that process's `__main__`.
 
-Used by the command line; the counterpart of `script.run_program`. The source is compiled once,
-in the program, and `execute` runs it in a rank. The ranks of torchrun use `execute`, too.
+Used by the command line; the counterpart of `script_on_threads.py`. The source is compiled
+once, in the program, and `script_in_rank.py` runs it in a rank.
 """
 
 from __future__ import annotations
 
-import builtins
-import importlib.util
-import marshal
-import os
 import random
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from types import ModuleType
-from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch.distributed import distributed_c10d as c10d
 
-from phalanx.emulation.patch_installer import replaced
-from phalanx.emulation.patch_table import RANK_PROCESS
 from phalanx.engines.processes.processes_engine import ProcessesEngine, ProcessSettings
 from phalanx.engines.program import Program
-
-
-@dataclass(frozen=True)
-class Script:
-    """A program that can travel."""
-
-    code: bytes
-    path: str
-    argv: tuple[str, ...]
-    search_path: str
-    module: str | None
+from phalanx.engines.script_in_rank import Script, as_script, execute
 
 
 def run_program_in_processes(program: Program, settings: ProcessSettings) -> bool:
@@ -51,16 +27,6 @@ def run_program_in_processes(program: Program, settings: ProcessSettings) -> boo
         engine.close()
 
 
-def as_script(program: Program) -> Script:
-    return Script(
-        code=marshal.dumps(program.code),
-        path=program.path,
-        argv=program.argv,
-        search_path=program.search_path,
-        module=None if program.spec is None else program.spec.name,
-    )
-
-
 def _start(script: Script) -> bool:
     """Its random numbers are those of no other rank, as in a process that was started."""
     random.seed()
@@ -69,53 +35,3 @@ def _start(script: Script) -> bool:
     if numpy_random is not None:
         numpy_random.seed()
     return execute(script)
-
-
-def execute(script: Script) -> bool:
-    """In a rank: be that script. Its threads are waited for, as at the end of a program."""
-    main = ModuleType("__main__")
-    names: dict[str, Any] = main.__dict__
-    names["__file__"] = os.path.abspath(script.path)
-    names["__builtins__"] = builtins
-    sys.modules["__main__"] = main
-    sys.argv[:] = script.argv
-    sys.path.insert(0, script.search_path)
-    if script.module is not None:
-        spec = importlib.util.find_spec(script.module)
-        names["__spec__"] = spec
-        names["__package__"] = spec.parent if spec is not None else ""
-    with _noted() as initialised:
-        try:
-            exec(marshal.loads(script.code), names)
-        except SystemExit as end:
-            if end.code not in (None, 0):
-                raise
-            initialised.append(True)
-    end_pools()
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread() and not thread.daemon:
-            thread.join()
-    return bool(initialised)
-
-
-def end_pools() -> None:
-    """As Python does at the end of a program, before it waits for threads: idle workers of a
-    `ThreadPoolExecutor` that nobody shut down would be waited for in vain."""
-    pools: Any = sys.modules.get("concurrent.futures.thread")
-    if pools is not None:
-        pools._python_exit()
-
-
-@contextmanager
-def _noted() -> Iterator[list[bool]]:
-    """A list that is no longer empty once the program has called `init_process_group`."""
-    calls: list[bool] = []
-    name = "init_process_group"
-    original = getattr(c10d, name)
-
-    def init_process_group(*args: Any, **kwargs: Any) -> Any:
-        calls.append(True)
-        return original(*args, **kwargs)
-
-    with replaced(RANK_PROCESS, [(owner, name, init_process_group) for owner in (dist, c10d)]):
-        yield calls

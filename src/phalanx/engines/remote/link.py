@@ -124,8 +124,7 @@ class Link:
         return facts_of(self._watcher.lives.saved, error)
 
     def finished(self) -> None:
-        """The same, for a rank that is not asked any more."""
-        self.tell_notes()
+        """The program of this rank has ended well, and the rank is not asked any more."""
         self._send(encode(frames.FINISHED))
 
     def failed(self, error: BaseException) -> None:

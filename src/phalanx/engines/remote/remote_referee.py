@@ -22,7 +22,7 @@ from phalanx.matching.announcement import Form, GroupForm, signature_of
 from phalanx.matching.descriptions import (
     CallReader,
 )
-from phalanx.matching.partial_look import Position, Standing
+from phalanx.matching.partial_look import Standing, WaitPosition
 from phalanx.matching.referee import Referee
 from phalanx.matching.slots import Slot
 from phalanx.matching.waitgraph import Node
@@ -523,13 +523,13 @@ class RemoteReferee:
 
     # -- what the referee asks --------------------------------------------------------------
 
-    def positions(self) -> dict[AnnouncedCall, Position]:
+    def positions(self) -> dict[AnnouncedCall, WaitPosition]:
         return {call: (call.call_id, None) for call in self._waiting_calls() if not call.timed}
 
     def ended_so_far(self) -> int:
         return len(self.ended())
 
-    def stand(self, steady: Mapping[AnnouncedCall, Position]) -> Standing[AnnouncedCall]:
+    def stand(self, steady: Mapping[AnnouncedCall, WaitPosition]) -> Standing[AnnouncedCall]:
         """A node for each call in which a rank waits, and one for each rank that does more."""
         calls = self._waiting_calls()
         nodes = [_node(call, free=call not in steady) for call in calls]

@@ -19,7 +19,7 @@ from phalanx.core.baton import Baton
 from phalanx.core.strand import DONE, OUTSIDE, PARKED, Strand
 from phalanx.emulation.stdlib.blocking import Blocked, is_frame_of_tool, is_idle_worker, is_tool
 from phalanx.matching.descriptions import needs_of
-from phalanx.matching.partial_look import Position, Standing
+from phalanx.matching.partial_look import Standing, WaitPosition
 from phalanx.matching.slots import Call
 from phalanx.matching.waitgraph import Node
 from phalanx.system import current_frames
@@ -32,7 +32,7 @@ class StrandNodes:
         self._session = session
         self._baton = baton
 
-    def positions(self) -> dict[Strand, Position]:
+    def positions(self) -> dict[Strand, WaitPosition]:
         """Where each strand stands that waits without counting on a timer."""
         return {
             strand: (strand.granted, strand.why if strand.state is OUTSIDE else None)
@@ -45,7 +45,7 @@ class StrandNodes:
         strands = list(self._baton.strands)
         return sum(strand.state is DONE for strand in strands), len(strands)
 
-    def stand(self, steady: Mapping[Strand, Position]) -> Standing[Strand] | None:
+    def stand(self, steady: Mapping[Strand, WaitPosition]) -> Standing[Strand] | None:
         """With the states of all strands held still, while the holder runs on."""
         try:
             with self._baton.still():
@@ -53,7 +53,7 @@ class StrandNodes:
         except RuntimeError:  # the holder changed a table while it was read
             return None
 
-    def _standing(self, steady: Mapping[Strand, Position]) -> Standing[Strand]:
+    def _standing(self, steady: Mapping[Strand, WaitPosition]) -> Standing[Strand]:
         """One node for each thread, then one for each callback that may run in a thread that
         waits."""
         frames = _frames_of_others() if any(s.state is OUTSIDE for s in steady) else {}

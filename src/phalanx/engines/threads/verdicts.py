@@ -19,7 +19,7 @@ from phalanx.engines.outcome import Outcomes
 from phalanx.engines.snapshots import group_views, take_snapshot, thread_places, user_stacks
 from phalanx.engines.threads.partial_deadlock import StrandNodes
 from phalanx.errors import VerdictError
-from phalanx.matching.partial_look import Position, Standing
+from phalanx.matching.partial_look import Standing, WaitPosition
 from phalanx.matching.slots import Call
 from phalanx.model import Op, Snapshot, Stall
 from phalanx.system import monotonic, without_collection
@@ -110,7 +110,7 @@ class Judge(RankEvidence):
         ]
         return tuple(describe_call(call) for call in calls[:MOST_PENDING])
 
-    def _condemn(self, stuck: Mapping[Strand, Position]) -> None:
+    def _condemn(self, stuck: Mapping[Strand, WaitPosition]) -> None:
         """These can never move, though others do."""
         referee = self._session.referee
         verdict = without_collection(lambda: referee.find_verdict(self, list(stuck)))
@@ -127,13 +127,13 @@ class Judge(RankEvidence):
 
     # -- what the referee asks ------------------------------------------------------------
 
-    def positions(self) -> dict[Strand, Position]:
+    def positions(self) -> dict[Strand, WaitPosition]:
         return self._nodes.positions()
 
     def ended_so_far(self) -> tuple[int, int]:
         return self._nodes.ended()
 
-    def stand(self, steady: Mapping[Strand, Position]) -> Standing[Strand] | None:
+    def stand(self, steady: Mapping[Strand, WaitPosition]) -> Standing[Strand] | None:
         return self._nodes.stand(steady)
 
     def calls_of(self, stuck: Sequence[Strand]) -> list[Call]:

@@ -22,7 +22,7 @@ from phalanx.engines.processes.failure_evidence import (
     precedence,
     restored,
 )
-from phalanx.engines.processes.rank_messages import Raised
+from phalanx.engines.remote.control_messages import Raised
 from phalanx.engines.torchrun.launcher_messages import Found, Stopped
 from phalanx.errors import RankDied, RankFailedError, VerdictError
 from phalanx.model import ViewBlock

@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from phalanx.backend.rank_errors import error_for
-from phalanx.engines.processes.rank_messages import Asking, Position, Raised, Where
+from phalanx.engines.remote.control_messages import Asking, Position, Raised, Where
 from phalanx.engines.remote.referee_server import RefereeServer
 from phalanx.engines.run_settings import Settings, choose_findings, tell_findings
 from phalanx.engines.snapshots import group_views

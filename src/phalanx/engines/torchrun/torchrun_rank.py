@@ -1,38 +1,31 @@
 """What a rank runs that torch's launcher started (`python -m`, with this module).
 
 Connects to the launcher on its machine (output, control) and to the referee of the whole job
-(checks), then is the script: `rank script train.py ARGUMENTS` or `rank module NAME ARGUMENTS`.
-Ends with what the script ended with. Must never be imported by a program.
+(checks), then is the script: `torchrun_rank script train.py ARGUMENTS` or `torchrun_rank module
+NAME ARGUMENTS`. Ends with what the script ended with. What every remote rank does is in
+`engines/remote/rank_main.py`. Must never be imported by a program.
 """
 
 from __future__ import annotations
 
-import atexit
-import ctypes
 import faulthandler
 import gc
 import os
 import pickle
-import signal
 import sys
-import threading
 import time
-import traceback
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
-import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from phalanx import callsite
-from phalanx.engines.outcome import trim_traceback
-from phalanx.engines.processes.rank_messages import Asking, Position, Raised, Where
-from phalanx.engines.processes.script_on_processes import as_script, execute
 from phalanx.engines.program import Program, load_module, load_script
 from phalanx.engines.remote.link import Link, attach_tcp
+from phalanx.engines.remote.rank_main import RemoteRank, die_with_parent, flush_streams
+from phalanx.engines.script_in_rank import as_script, execute
 from phalanx.engines.serialization import socket_wire
-from phalanx.engines.terminal import NAMES, attach_terminal
+from phalanx.engines.terminal import NAMES
 from phalanx.engines.torchrun.addresses import is_loopback, own_address
 from phalanx.engines.torchrun.launcher_messages import (
     Base,
@@ -56,21 +49,17 @@ from phalanx.engines.torchrun.rank_place import (
     open_store,
     read_place,
 )
-from phalanx.errors import RankStopped, UsageError, VerdictError, text_of
-from phalanx.system import current_frames, monotonic
-
-DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux
-
-_libc = ctypes.CDLL(None)
+from phalanx.errors import RankStopped, UsageError, VerdictError
+from phalanx.system import monotonic
 
 
 def main(arguments: list[str]) -> int:
     base = read_base()
     place = read_place(base.meeting)
-    _end_with_agent()
-    home = Home(base, place)
+    die_with_parent(may_be_init=True)
+    rank = TorchrunRank(base, place)
     if base.own_output:
-        home.take_output()
+        rank.take_output()
     faulthandler.enable(all_threads=False)
     choose_interface(place.master)
     try:
@@ -78,23 +67,21 @@ def main(arguments: list[str]) -> int:
         program = (load_module if kind == "module" else load_script)(name, rest)
         store = open_store(place)
         kinds = frozenset(base.kinds)
-        link = find_referee(home, place, store, kinds) if base.checked else None
+        rank.link = find_referee(rank, place, store, kinds) if base.checked else None
     except Exception as error:
-        home.tell(_raised(place.rank, error))
+        rank.tell(rank.describe_failure(error, _pickled))
         return 1
-    home.listen(link)
-    return carry_out(program, link, home)
+    rank.listen()
+    return rank.carry_out(program)
 
 
-class Home:
-    """The launcher on this machine, as the rank sees it."""
+class TorchrunRank(RemoteRank):
+    """Runs one script, and tells the launcher on this machine what became of it."""
 
     def __init__(self, base: Base, place: RankPlace) -> None:
         self._base = base
         self._place = place
-        self._sending = threading.Lock()
-        self._main_thread = threading.get_ident()
-        self._control = Connection(self._connect("control").detach())
+        super().__init__(Connection(self._connect("control").detach()), place.rank)
 
     def _connect(self, stream: Stream) -> Any:
         place = self._place
@@ -119,59 +106,77 @@ class Home:
                 os.dup2(end.fileno(), fd)
 
     def tell(self, message: Any) -> None:
-        with self._sending, suppress(OSError):
-            socket_wire.send(self._control, pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+        """A launcher that is gone is noticed by the second thread."""
+        with suppress(OSError):
+            super().tell(message)
 
     def ask(self, message: Any) -> Any:
         """Only before `listen`."""
         self.tell(message)
         return socket_wire.receive(self._control)
 
-    def listen(self, link: Link | None) -> None:
-        os.register_at_fork(after_in_child=self._control.close)
-        threading.Thread(
-            target=self._listen, args=(link,), daemon=True, name="phalanx-control"
-        ).start()
+    def take_order(self, order: Any) -> None:
+        if isinstance(order, HowFar):
+            self.tell(Progress(self.rank, 0 if self.link is None else self.link.calls))
 
-    def _listen(self, link: Link | None) -> None:
-        with suppress(EOFError, OSError):
-            while True:
-                order = socket_wire.receive(self._control)
-                if isinstance(order, Where):
-                    frame = current_frames().get(self._main_thread)
-                    stack = callsite.user_stack(frame)
-                    self.tell(Position(self._place.rank, order.number, stack))
-                elif isinstance(order, HowFar):
-                    self.tell(Progress(self._place.rank, 0 if link is None else link.calls))
-        # The launcher is gone: nobody would ever stop us or what we started.
-        if os.getpgrp() == os.getpid():
-            os.killpg(0, signal.SIGKILL)
-        os.kill(os.getpid(), signal.SIGKILL)
+    # -- the script ---------------------------------------------------------------------------
 
+    def carry_out(self, program: Program) -> int:
+        """Be the script, and say what became of it. Does not return."""
+        self.attach_terminal({n: os.environ.pop(n) for n in NAMES if n in os.environ})
+        initialised: list[bool] = []
 
-def _end_with_agent() -> None:
-    if sys.platform.startswith("linux"):
-        parent = os.getppid()
-        _libc.prctl(DIE_WITH_PARENT, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
+        def body() -> None:
+            initialised.append(execute(as_script(program)))
+
+        status: int | None = self.run(body, self._tell_failure)
+        if status is None:
+            if self.link is not None:
+                self.link.finished()
+            self.detach()
+            self.tell(Done(self.rank, initialised[0]))
+        return self._leave(status)
+
+    def _tell_failure(self, error: BaseException) -> int:
+        """The exit status."""
+        if isinstance(error, RankStopped):
+            self.tell(Stopped(self.rank))
+            return 1
+        if isinstance(error, VerdictError):
+            self.tell(Found(self.rank, type(error).__name__, str(error)))
+            return 3
+        message = self.describe_failure(error, _pickled)
+        if self.link is not None and not isinstance(error, KeyboardInterrupt):
+            self.link.failed(error)  # or others would hear of that before they hear of Ctrl-C
+        self.tell(message)
+        return _status(error)
+
+    def _leave(self, status: int | None) -> int:
+        """End as a program does, up to the objects of the backend: what these do when Python
+        takes them down (threads that nobody joins) kills or hangs the process at times."""
+        self.end_program(leave_group=status is None)
+        with suppress(Exception):
+            vars(sys.modules["__main__"]).clear()  # files that are still open are written
+            gc.collect()
+        flush_streams()
+        os._exit(status or 0)
 
 
 # -- the checks -------------------------------------------------------------------------------
 
 
 def find_referee(
-    home: Home, place: RankPlace, store: Store | None, kinds: frozenset[str]
+    rank: TorchrunRank, place: RankPlace, store: Store | None, kinds: frozenset[str]
 ) -> Link | None:
     """Attach the checks. Rank 0 has its launcher serve them and says where in the store that
     torch's launcher serves; without such a store there are none."""
     if store is None:
         reason = "torch's launcher shares no store with the ranks (use --rdzv-backend c10d)"
-        home.tell(Unchecked(place.rank, reason))
+        rank.tell(Unchecked(place.rank, reason))
         return None
     key = f"phalanx referee {place.world}"
     if place.rank == 0:
-        referee = home.ask(OpenReferee(_address_to_serve(place), place.ranks))
+        referee = rank.ask(OpenReferee(_address_to_serve(place), place.ranks))
         assert isinstance(referee, RefereeIsOpen)
         store.set(key, f"{referee.port} {referee.token}")
     deadline = monotonic() + PATIENCE
@@ -198,52 +203,6 @@ def _address_to_serve(place: RankPlace) -> str:
     return "" if is_loopback(own) and place.ranks > place.local_ranks else own
 
 
-# -- the script -------------------------------------------------------------------------------
-
-
-def carry_out(program: Program, link: Link | None, home: Home) -> int:
-    """Be the script, and say what became of it; the exit status."""
-    rank = int(os.environ["RANK"])
-    given = {name: os.environ.pop(name) for name in NAMES if name in os.environ}
-    attach_terminal(rank, given, lambda begins: home.tell(Asking(rank, begins)))
-    try:
-        initialised = execute(as_script(program))
-    except RankStopped:
-        home.tell(Stopped(rank))
-        return _leave(1)
-    except VerdictError as error:
-        home.tell(Found(rank, type(error).__name__, str(error)))
-        return _leave(3)
-    except BaseException as error:
-        message = _raised(rank, error, link)
-        if link is not None and not isinstance(error, KeyboardInterrupt):
-            link.failed(error)  # or others would hear of that before they hear of Ctrl-C
-        home.tell(message)
-        return _leave(_status(error))
-    if link is not None:
-        link.finished()
-        link.detach()
-    home.tell(Done(rank, initialised))
-    return _leave(0)
-
-
-def _raised(rank: int, error: BaseException, link: Link | None = None) -> Raised:
-    when = monotonic()
-    site = callsite.raised_at(error.__traceback__)
-    invalid = None if link is None else link.judge_error(error)
-    trim_traceback(error)
-    return Raised(
-        rank=rank,
-        kind=type(error).__name__,
-        message=text_of(error),
-        trace="".join(traceback.format_exception(error)),
-        when=when,
-        error=_pickled(error),
-        site=site,
-        invalid=invalid,
-    )
-
-
 def _pickled(error: BaseException) -> bytes | None:
     """Only what the launcher can read without the modules of the program."""
     if type(error).__module__ != "builtins":
@@ -257,25 +216,6 @@ def _status(error: BaseException) -> int:
     if isinstance(error, SystemExit) and isinstance(error.code, int):
         return error.code & 0xFF
     return 1
-
-
-def _leave(status: int) -> int:
-    """End as a program does, up to the objects of the backend: what these do when Python
-    takes them down (threads that nobody joins) kills or hangs the process at times."""
-    with suppress(Exception):
-        if status == 0 and dist.is_initialized() and dist.get_backend() != dist.Backend.GLOO:
-            dist.destroy_process_group()
-    run_at_exit: Any = atexit._run_exitfuncs
-    with suppress(Exception):
-        run_at_exit()
-    with suppress(Exception):
-        vars(sys.modules["__main__"]).clear()  # files that are still open are written
-        gc.collect()
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(Exception):
-            stream.flush()
-    _libc.fflush(None)
-    os._exit(status)
 
 
 if __name__ == "__main__":

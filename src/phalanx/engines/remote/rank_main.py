@@ -1,0 +1,209 @@
+"""The life of a rank that is a process, on processes and under torchrun.
+
+Each of the two engines makes a `RemoteRank` of its own, which adds what differs: how it is told
+what to run, how it reaches the referee, how it says what became of it. Here is what both do:
+listen to the program that started it, answer where the main thread is, tell the referee what
+only this process has seen, describe a failure, and end. Must never be used in the program that
+starts ranks.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import pickle
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from types import FrameType
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from phalanx import callsite
+from phalanx.emulation.stdlib.rank_children import leave_if_forked
+from phalanx.engines.outcome import trim_traceback, was_stopped
+from phalanx.engines.remote.control_messages import Asking, Position, Raised, Where
+from phalanx.engines.remote.link import Link
+from phalanx.engines.serialization.socket_wire import memories_of, receive, send
+from phalanx.engines.terminal import attach_terminal
+from phalanx.errors import text_of
+from phalanx.system import current_frames, getpid, monotonic
+
+DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux
+_libc = ctypes.CDLL(None)
+
+T = TypeVar("T")
+
+
+class RemoteRank:
+    """One rank and its connection to the program that started it. The main thread runs the
+    user's code; a second one listens."""
+
+    def __init__(self, control: Connection, rank: int) -> None:
+        self.rank = rank
+        self.link: Link | None = None
+        """To the referee, once the engine has attached it."""
+        self._control = control
+        self._pid = getpid()
+        self._sending = threading.Lock()
+        self.main_thread = threading.get_ident()
+
+    # -- talking to the program ---------------------------------------------------------------
+
+    def tell(self, message: Any) -> None:
+        """From any thread. OSError if the program is gone."""
+        data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+        with self._sending:
+            send(self._control, data, memories_of(message))
+
+    def tell_own(self, message: Any) -> None:
+        """The same, but not from a child that the rank has forked."""
+        if getpid() == self._pid:
+            self.tell(message)
+
+    def listen(self) -> None:
+        """Start the second thread. When the program is gone it ends the process together with
+        its children: nobody else would ever stop them."""
+        os.register_at_fork(after_in_child=self._control.close)
+        threading.Thread(target=self._listen, daemon=True, name="phalanx-control").start()
+
+    def _listen(self) -> None:
+        with suppress(EOFError, OSError):
+            while True:
+                order = receive(self._control)
+                if isinstance(order, Where):
+                    self.tell(self._position(order.number))
+                else:
+                    self.take_order(order)
+        if os.getpgrp() == os.getpid():
+            os.killpg(0, signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def take_order(self, order: Any) -> None:
+        """In the second thread: what else the program of this engine may say."""
+        raise NotImplementedError
+
+    def main_frame(self) -> FrameType | None:
+        """Where the main thread is."""
+        return current_frames().get(self.main_thread)
+
+    def _position(self, number: int) -> Position:
+        frame = self.main_frame()
+        return Position(self.rank, number, callsite.user_stack(frame), torch_call(frame))
+
+    # -- running the user's code --------------------------------------------------------------
+
+    def attach_terminal(self, given: dict[str, str]) -> None:
+        """Let the user's code ask at the terminal; `given` says where standard input is."""
+        attach_terminal(
+            self.rank, given, lambda begins: self.tell_own(Asking(self.rank, begins))
+        )
+
+    def run(self, body: Callable[[], T], on_error: Callable[[BaseException], T]) -> T:
+        """What the user's code returns, or what `on_error` makes of its error. A process that
+        it has forked ends here. The referee is told what only this process has seen: everything
+        if it ends well, and what it has dropped, which may be the reason, if it fails."""
+        try:
+            result = body()
+            leave_if_forked(self._pid)
+            if self.link is not None:
+                self.link.tell_notes()
+            return result
+        except BaseException as error:
+            leave_if_forked(self._pid, error)
+            if self.link is not None:
+                self.link.tell_dropped()
+            return on_error(error)
+        finally:
+            flush_streams()
+            if self.link is not None:
+                self.link.flush()
+
+    def describe_failure(
+        self,
+        error: BaseException,
+        pickled: Callable[[BaseException], bytes | None],
+        *,
+        loading: bool = False,
+    ) -> Raised:
+        """`pickled` is how this engine makes an error travel."""
+        when = monotonic()
+        site, call = callsite.raised_at(error.__traceback__), _raising_call(error)
+        invalid = None if self.link is None else self.link.judge_error(error)
+        facts = None if self.link is None else self.link.facts_of(error)
+        trim_traceback(error)
+        return Raised(
+            rank=self.rank,
+            kind=type(error).__name__,
+            message=text_of(error),
+            trace="".join(traceback.format_exception(error)),
+            when=when,
+            error=pickled(error),
+            site=site,
+            call=call,
+            loading=loading,
+            stopped=was_stopped(error),
+            invalid=invalid,
+            facts=facts,
+        )
+
+    def detach(self) -> None:
+        """The user's code is watched no longer."""
+        if self.link is not None:
+            self.link.detach()
+            self.link = None
+
+    def end_program(self, *, leave_group: bool = True) -> None:
+        """As at the end of a program: groups, then what modules asked for at exit. Gloo has
+        nothing that outlives the process, and takes 30 ms to put its threads away."""
+        with suppress(Exception):
+            gloo = dist.Backend.GLOO
+            if leave_group and dist.is_initialized() and dist.get_backend() != gloo:
+                dist.destroy_process_group()
+        run_at_exit: Callable[[], None] = atexit._run_exitfuncs
+        with suppress(Exception):
+            run_at_exit()
+
+
+def die_with_parent(*, may_be_init: bool = False) -> None:
+    """The rank ends with the process that started it, which in a container may be process 1;
+    else that is whoever inherits orphans."""
+    parent = os.getppid()
+    if sys.platform == "linux":
+        _libc.prctl(DIE_WITH_PARENT, signal.SIGKILL)
+        if os.getppid() != parent or (parent == 1 and not may_be_init):
+            os._exit(1)
+
+
+def flush_streams() -> None:
+    """Those of Python and of C."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):
+            stream.flush()
+    _libc.fflush(None)
+
+
+def torch_call(frame: FrameType | None) -> str | None:
+    """The outermost public function of torch.distributed below the user's innermost frame."""
+    found = None
+    while frame is not None and callsite.is_library_file(frame.f_code.co_filename):
+        name = frame.f_code.co_name
+        if frame.f_globals.get("__name__") == c10d.__name__:
+            found = name if name in c10d.__all__ else found
+        frame = frame.f_back
+    return found
+
+
+def _raising_call(error: BaseException) -> str | None:
+    """The same, of the place where an error came up."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return None if trace is None else torch_call(trace.tb_frame)
