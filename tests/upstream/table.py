@@ -13,24 +13,23 @@ SIZES = ("3", "4", "8")
 SIGNS = {"passed": "pass", "skipped": "-", "": ""}
 
 HEAD = """\
-# torch's own backend suite on our ranks
+# torch's own backend suite
 
-torch ships the suite that its backends are tested with
-(`torch/testing/_internal/distributed/distributed_test.py`, {count} tests in {version}). It is
-run here from the installed torch, unchanged, with its profiler assertions on: once on real Gloo
-processes and once on ranks that are threads. `tests/upstream/run.py --docs docs/upstream.md`
-writes this page from the results stored in `tests/upstream/results/`. The tests check that page
-and results agree, and the slow ones that a new run gives the same.
+torch ships the suite that tests its backends
+(`torch/testing/_internal/distributed/distributed_test.py`, {count} tests in {version}). The
+driver runs it from the installed torch, unchanged, with its profiler assertions on: once on
+real Gloo processes and once on ranks that are threads. `tests/upstream/run.py --docs
+docs/upstream.md` writes this page from the results in `tests/upstream/results/`. A test holds
+that page and results agree, and a slow one that a new run gives the same results.
 
     python tests/upstream/run.py --ranks 3,4,8     on threads
     python tests/upstream/run.py --engine gloo     on Gloo processes
     python tests/upstream/run.py --gpu-tests       those that ask for GPUs, with CPU tensors
 
-The driver supplies what the suite takes for granted of a process and a thread does not have: a
-process id for each rank, because the suite names files after it; a count of its own in the
-suite's file barrier; no variables of torchrun; and a barrier before rank 0 removes a file that
-the others may not have read yet, since they are not always as fast as processes are. Everything
-else is the product as it is.
+The suite relies on a few things that a process has and a thread has not. The driver supplies
+them: a process id for each rank, because the suite names files after it; a count of its own in
+the suite's file barrier; an environment without the variables of torchrun; and a barrier before
+rank 0 removes a file that other ranks may not have read yet.
 
 """
 
@@ -46,11 +45,11 @@ column says why.
 GPU = """\
 ## The tests that ask for GPUs, with CPU tensors
 
-Most of these test DDP and its relatives, and only their set-up mentions a GPU. The suite is
-told that there are eight, and every device it then names becomes the CPU
-(`tests/upstream/pretend.py`). What is really about GPUs fails under this, on Gloo as on our
-ranks: `SyncBatchNorm` refuses modules on the CPU, and streams and events need an accelerator.
-Not run at all:
+Most of these test DDP and its relatives, and only their set-up mentions a GPU. The driver tells
+the suite that there are eight GPUs, and every device that the suite names becomes the CPU
+(`tests/upstream/pretend.py`). Tests that really need a GPU fail, on Gloo as on threads:
+`SyncBatchNorm` refuses modules on the CPU, and streams and events need an accelerator.
+These are not run:
 
 {left_out}
 {summary}
