@@ -147,7 +147,7 @@ def unregister_groups() -> None:
 
 def keep_backward_in_thread() -> None:
     """2.11-2.13: what `torch.autograd.set_multithreading_enabled(False)` does, without the
-    object that could undo it: every rank of every test comes here."""
+    object that could undo it: every rank of every test calls this."""
     torch._C._set_multithreading_enabled(False)
 
 
@@ -167,7 +167,7 @@ _OUR_FOLDER = str(Path(__file__).parents[2])
 
 
 def _skip_our_frames(module: Any) -> Patches:
-    """2.11-2.13: dynamo must not compile the Python methods of our groups. Said once, since
+    """2.11-2.13: tell dynamo not to compile the Python methods of our groups. Done once, since
     it then compiles its patterns anew; it is harmless outside of runs."""
     if not any(_OUR_FOLDER in folder for folder in module.SKIP_DIRS):
         module.add("phalanx")
@@ -228,7 +228,7 @@ AFTER_IMPORT: dict[str, Callable[[Any], Patches]] = {
     "torch.distributed.nn.functional": _unbind_groups,
     "torch.distributed.checkpoint._async_process_executor": _save_by_a_process_of_ones_own,
 }
-"""What is set right in a module once it is there: the names that are to be replaced."""
+"""Corrections to make in a module after its import: the names that are to be replaced."""
 
 
 def set_mesh_owner(mesh: Any, rank: int) -> None:
@@ -435,7 +435,7 @@ def trace_observer_functions() -> TraceObserverFunctions:
 
 def is_below_autograd() -> bool:
     """2.11-2.13: whether the calling thread is inside an operator that autograd has dealt with
-    already (functional collectives), so that writing in place is nobody's business there."""
+    already (functional collectives), so that writing in place is allowed there."""
     excluded: Any = torch._C._dispatch_tls_is_dispatch_key_excluded
     return bool(excluded(torch._C.DispatchKey.AutogradCPU))
 
@@ -463,7 +463,7 @@ def dynamo_test_case() -> type | None:
 
 
 def reset_dynamo(*, counters: bool = False) -> None:
-    """2.11-2.13: forget what was compiled, if anything was; and what was counted."""
+    """2.11-2.13: drop compiled code, if there is any, and reset the counters."""
     if "torch._dynamo" in sys.modules:
         sys.modules["torch._dynamo"].reset()
         if counters:
@@ -525,7 +525,7 @@ def work_in(result: Any) -> Any:
 
 
 def source_of(work: Any) -> int:
-    """2.11-2.13: whom a receive from any source received from."""
+    """2.11-2.13: the rank from which a receive from any source received."""
     return int(work._source_rank())
 
 
@@ -552,7 +552,7 @@ def group_timeout(group: Any) -> timedelta:
 
 def put_groups_away() -> list[Any]:
     """2.11-2.13: leave all groups as `destroy_process_group` does, but do not end them: they
-    live as long as whoever gets them here keeps them."""
+    live as long as the caller keeps them."""
     world = original_world()
     groups = list(world.pg_map)
     _module._update_default_pg(None)

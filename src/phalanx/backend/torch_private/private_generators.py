@@ -33,14 +33,14 @@ PRIVATE_RANDOM = "_standard_gamma _sample_dirichlet"
 
 
 def later_place() -> tuple[Any, str, Any]:
-    """Owner, name, and what is there."""
+    """Owner, name, and the present function."""
     return _random, LATER_NAME, getattr(_random, LATER_NAME)
 
 
 def absent_later_places() -> list[tuple[Any, str]]:
-    """2.11-2.13: where seeds for other accelerators are put off, of kinds this torch is built
-    without: `manual_seed` comes by here too, notes the whole stack each time, and the last seed
-    stays with the process."""
+    """2.11-2.13: the functions that defer seeds for other accelerators, of kinds this torch is
+    built without. `manual_seed` calls them too, notes the whole stack each time, and the last
+    seed stays with the process."""
     found: list[tuple[Any, str]] = []
     for kind, owner in ((torch.xpu, torch.xpu.random), (torch.mtia, torch.mtia)):
         built: Callable[[], bool] | None = getattr(kind, "_is_compiled", None)
@@ -50,7 +50,7 @@ def absent_later_places() -> list[tuple[Any, str]]:
 
 
 def init_places() -> list[tuple[Any, str, Any]]:
-    """2.11-2.13: wherever the function is known."""
+    """2.11-2.13: every module that has the function."""
     original = getattr(_cuda, INIT_NAME)
     modules = (_cuda, _cuda.memory, _random)
     return [
@@ -72,8 +72,8 @@ def share_state(generator: Any) -> Any:
 
 
 def take_state(generator: Any, other: Any) -> None:
-    """2.11-2.13: from now on work on the state of the other one; the former is left as it is.
-    No copy, and allowed while a CUDA graph is recorded."""
+    """2.11-2.13: work on the state of the other generator from now on; the former state is left
+    as it is. No copy, and allowed while a CUDA graph is recorded."""
     generator.graphsafe_set_state(other)
 
 
@@ -90,10 +90,10 @@ TAIL = 24
 
 
 def look_at_cpu_generator(generator: Any) -> Callable[[], Any] | None:
-    """2.11-2.13: a function whose answer changes whenever the CPU generator is used. To read
+    """2.11-2.13: a function whose result changes whenever the CPU generator is used. To read
     its state by the public way takes 0.7 us, this a fifth. The engine lies inside of the object
-    that `_cdata` points to; where, is found out with a spare generator. None if it is not
-    found, or does not behave as expected."""
+    that `_cdata` points to; a spare generator shows where. None if it is not found, or does not
+    behave as expected."""
     place = _engine_place()
     return _look(generator, place) if place is not None else None
 

@@ -54,7 +54,8 @@ def has_function_mode(mode: Any) -> bool:
 
 
 def remove_function_mode(mode: Any) -> bool:
-    """Take it out, wherever it is; whether it was there. It is not while it is being called."""
+    """Take it out, wherever it is. Returns whether it was there; it is not while it is being
+    called."""
     count = _count()
     if count == 1 and _at(0) is mode:
         _pop()
@@ -100,7 +101,8 @@ def schema_of(operator: Any) -> Any:
 
 
 listeners: list[Callable[[bool], None]] = []
-"""Who is told, in a rank's thread, that a compiled function begins (True) or ends."""
+"""Functions to call in a rank's thread when a compiled function begins (True) or ends
+(False)."""
 
 
 def is_compiling() -> bool:
@@ -109,7 +111,7 @@ def is_compiling() -> bool:
 
 
 def prepare_eval_frame(module: Any) -> Patches:
-    """What is set right in dynamo's module once it is there."""
+    """Corrections to make in dynamo's module after its import."""
     return [*_tell_of_compiled_functions(module), *_compile_for_each_rank(module)]
 
 

@@ -23,7 +23,7 @@ _SAFE_NAME = "_get_user_allowed_globals"
 
 
 def safe_globals_place() -> tuple[Any, str]:
-    """Where the function is that `torch.load` asks; torch has imported the module."""
+    """The place of the function that `torch.load` calls; torch has imported the module."""
     return sys.modules[_UNPICKLER], _SAFE_NAME
 
 

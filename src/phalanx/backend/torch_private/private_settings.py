@@ -84,7 +84,7 @@ ALSO_PRECISION = (
 
 
 def torch_settings() -> Iterator[TorchSetting]:
-    """All that this version has."""
+    """All settings that this version has."""
     named = [(f"_get_{name}", f"_set_{name}") for name in PAIRS]
     named += [(read, write) for write, read in ODD_PAIRS.items()]
     for read, write in named:

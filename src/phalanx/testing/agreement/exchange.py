@@ -53,7 +53,8 @@ class Tolerance:
 
 
 class Members:
-    """The ranks that take part, and how they exchange things. Made anew for each assertion."""
+    """The ranks that take part, and how they exchange values. Each assertion makes a new one.
+    All methods communicate, so they may block."""
 
     def __init__(self, check: str, group: Any = None) -> None:
         if not dist.is_initialized():
@@ -69,14 +70,14 @@ class Members:
         self.ranks = dist.get_process_group_ranks(group) if self.taking_part else []
 
     def gather(self, value: Any) -> dict[int, Any]:
-        """Everybody's value by global rank."""
+        """The value of every rank, by global rank."""
         gathered: list[Any] = [None] * len(self.ranks)
         dist.all_gather_object(gathered, value, group=self.group)
         return dict(zip(self.ranks, gathered, strict=True))
 
     def gather_from(self, make: Callable[[], Any]) -> dict[int, Any]:
-        """Like `gather`. An error while a rank makes its value is raised on all of them, and
-        so is a call of another assertion than the others'."""
+        """Like `gather`. If a rank raises while it computes its value, or calls another
+        assertion than the others, all ranks raise."""
         error: Exception | None = None
         value = None
         try:
@@ -95,8 +96,9 @@ class Members:
         return {rank: value for rank, (_, value, _) in found.items()}
 
     def broadcast(self, tensor: Tensor, *, source: int, devices: set[str]) -> Tensor:
-        """The source's tensor, on all ranks; theirs have its shape and type, and are on one of
-        `devices`. It travels as bytes, because no backend takes every dtype."""
+        """The source's tensor, on all ranks. The other ranks' tensors have its shape and
+        type, and are on one of `devices`. It is sent as bytes, because no backend takes
+        every dtype."""
         place = self._device_for(tensor, devices)
         sent = bytes_of(tensor).to(place, copy=True)  # theirs are written over
         if sent.numel():
@@ -114,7 +116,7 @@ class Members:
 
 
 class _Row(NamedTuple):
-    """What a rank tells of a leaf."""
+    """A rank's description of a leaf."""
 
     what: str
     digest: str = ""
@@ -129,7 +131,7 @@ def _row(leaf: Leaf) -> _Row:
 def find_differences(
     members: Members, leaves: Callable[[], Iterable[Leaf]], tolerance: Tolerance
 ) -> tuple[list[Difference], int]:
-    """Where the ranks disagree, the same on all of them, and in how many places they looked."""
+    """The differences, equal on all ranks, and the number of places compared."""
     own: dict[str, Leaf] = {}
 
     def digest_all() -> str:

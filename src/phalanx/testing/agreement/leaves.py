@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 MISSING = "nothing"
-"""What a rank has at a path that only others have."""
+"""The description at a path that only other ranks have."""
 
 _CHUNK = 1 << 20
 _LONGEST_REPR = 60
@@ -113,7 +113,7 @@ def short_repr(value: Any) -> str:
 
 
 def short_reprs(values: Sequence[Any]) -> list[str]:
-    """Those of values that differ, where long ones are cut so that it can be seen where.
+    """The texts of values that differ; long ones are cut so that the difference shows.
 
     >>> short_reprs(["x" * 100 + "a", "x" * 100 + "b"])[1]
     "... xxxxxxxxxxxxxxxxxxxxb'"

@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class ElementsDiffer:
-    """In few words, and with the particulars."""
+    """A short text, and the details."""
 
     text: str
     notes: tuple[str, ...]

@@ -26,7 +26,7 @@ MOST_SHOWN = 6
 
 @dataclass(frozen=True)
 class Side:
-    """Ranks that have the same at one place: in few words, and with the particulars."""
+    """Ranks with the same value at one place: a short text, and the details."""
 
     ranks: tuple[int, ...]
     text: str
@@ -73,7 +73,7 @@ def render_differences(
 
 
 def render_sides(headline: str, sides: Sequence[Side]) -> str:
-    """A headline, and what each rank has."""
+    """A headline, and the value of each rank."""
     blocks = [Block(side.ranks, (side.text,), notes=side.notes) for side in sides]
     return compose(headline, lay_blocks(shorten(blocks)))
 

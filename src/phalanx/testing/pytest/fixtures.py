@@ -80,8 +80,8 @@ def shared_values(item: Any, own: set[str], way: Ranks) -> dict[tuple[str, int],
 
 
 def askers(item: Any, name: str, way: Ranks | None) -> str:
-    """Who asks pytest itself for a fixture: the test, if it has no marker, or shared fixtures,
-    with the lines they are at."""
+    """What requests a fixture from pytest itself: the test, if it has no marker, or shared
+    fixtures, with their lines."""
     found = ["the test"] if way is None and name in private.argument_names(item) else []
     for each in item.fixturenames:
         for definition in private.fixture_definitions(item, each):
@@ -168,7 +168,7 @@ class FixturePlan:
                     self.plain[name] = plain[name]
 
     def _is_wanted(self, name: str) -> bool:
-        """Shared ones that nobody asks for do not come to ranks that are processes."""
+        """Shared fixtures that are not requested are not sent to ranks that are processes."""
         if name == "request" or (name, -1) in self.shared:
             return True
         definitions = private.fixture_definitions(self.item, name)
@@ -293,7 +293,7 @@ class RankFixtures:
         self._node = self._top = None
 
     def tear_down(self) -> list[BaseException]:
-        """Run all finalizers, the last one first; what they raised."""
+        """Run all finalizers, the last one first. Returns what they raised."""
         errors: list[BaseException] = []
         while self.requests:
             request = self.requests[-1]

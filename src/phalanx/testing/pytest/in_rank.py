@@ -79,7 +79,7 @@ def _settle(task: ItemTask) -> RankProcess:
 
 
 def _leave() -> None:
-    """When the process is told to end: `teardown_class` and `teardown_module`."""
+    """Run `teardown_class` and `teardown_module` before the process ends."""
     while _present:
         _present.pop().close()
 
@@ -196,7 +196,7 @@ _depth = 0
 
 @contextmanager
 def _disabled(self: pytest.CaptureFixture[Any]) -> Iterator[None]:
-    """Pytest's process shows what is printed inside, and knows it by the marks around it."""
+    """Output inside is shown by pytest's process, which finds it by the marks around it."""
     global _depth
     with _original_disabled(self):
         _depth += 1
@@ -225,7 +225,7 @@ def _refuse_late(name: str) -> Any:
 
 
 def _tell(error: BaseException, record: Record) -> None:
-    """Let others know before the teardown, which may communicate, or hang."""
+    """Report the failure before the teardown, which may communicate, or hang."""
     if (note := note_of(record)) is not None:
         leave_note(note)
     current: Callable[[], Any] | None = getattr(link, "current", None)

@@ -52,7 +52,8 @@ def _package_of(value: Any) -> str | None:
 
 @contextmanager
 def new_packages(packages: Sequence[str]) -> Iterator[None]:
-    """In a process: what is imported of these meanwhile is new, and gone afterwards."""
+    """In a process: imports of these packages inside the block are new, and dropped
+    afterwards."""
     before = _take_out(packages)
     try:
         yield

@@ -192,7 +192,8 @@ def _tail(run: RanksRun, groups: Sequence[Group], replay: str) -> str:
 
 
 def _without_skipped(run: RanksRun, verdict: RankFailure) -> RankFailure:
-    """To the engine a rank that skipped has returned; they are told of apart."""
+    """The verdict without the ranks that skipped: to the engine they have returned, and they
+    are listed apart."""
     skipped = {record.rank for record in run.skipped}
     kept = [
         replace(block, ranks=ranks)
@@ -207,7 +208,7 @@ def _headline(failure: Failure) -> str:
 
 
 def _crash(groups: Sequence[Group], ranks: int) -> Any:
-    """What the short summary shows: whole on its own."""
+    """The text for the short summary, which must be complete by itself."""
     first = groups[0][0]
     text = first.line
     if first.verdict:

@@ -29,8 +29,8 @@ OWN_REPORTS = (VerdictError, HazardError)
 
 @dataclass
 class RanksRun:
-    """What the ranks and the engine say. `cause` is what the test fails by, `others` are
-    failures in their own right, the rest are consequences."""
+    """The records of the ranks and the error of the engine. `cause` is why the test fails,
+    `others` are failures in their own right, the rest are consequences."""
 
     records: Sequence[Record]
     error: BaseException | None
@@ -50,7 +50,8 @@ class RanksRun:
         self.raised = self.cause.error
 
     def _failures(self) -> list[Failure]:
-        """Those of ranks that failed by themselves, as the engine sees it, and teardowns."""
+        """Failures of ranks that failed by themselves, by the engine's judgement, and of
+        teardowns."""
         error = self.error
         if error is None:
             return []
@@ -72,8 +73,8 @@ class RanksRun:
         return getattr(verdict, "sites", {}).get(rank)
 
     def _first(self) -> BaseException | None:
-        """Whose error the engine calls the cause. That the time ran out after a failure, in a
-        teardown that hangs, is none."""
+        """The error that the engine calls the cause. A time limit that passes after a failure,
+        in a teardown that hangs, is no cause."""
         error = self.error
         if isinstance(error, StallError):
             return None
@@ -81,7 +82,7 @@ class RanksRun:
 
     @property
     def interrupt(self) -> BaseException | None:
-        """What ends the whole run of pytest, or comes from outside of the ranks."""
+        """An error that ends the whole run of pytest, or comes from outside of the ranks."""
         for failure in [self.cause, *self.others]:
             if failure is not None and isinstance(
                 failure.error, (private.Exit, KeyboardInterrupt)
@@ -94,9 +95,9 @@ class RanksRun:
     def is_beyond(
         self, allows: Callable[[BaseException], bool], marked: Sequence[int] | None = None
     ) -> bool:
-        """Whether some failure is none that an `xfail` mark may cover: on another rank than
-        those that have put it there (None: it is on the test), in a teardown, or because the
-        test could not be run at all."""
+        """Whether some failure is not covered by an `xfail` mark: on another rank than those
+        that have put it there (None: it is on the test), in a teardown, or because the test
+        could not be run."""
         if isinstance(self.interrupt, UsageError):
             return True
         return any(
@@ -130,7 +131,7 @@ def _weight(failure: Failure, first: BaseException | None) -> tuple[bool, bool, 
 
 
 def _bare(error: BaseException, rank: int, site: Any = None) -> Failure:
-    """A failure that no record tells of: the rank died, or our own report on all of them."""
+    """A failure without a record: the rank died, or it is our own report about all ranks."""
     died = isinstance(error, (RankDied, RankExited))
     text = str(error)
     if isinstance(error, RankDied):

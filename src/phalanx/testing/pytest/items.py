@@ -76,7 +76,8 @@ def take_shared(item: Any, way: Ranks) -> None:
 
 
 def call(item: Any, way: Ranks) -> None:
-    """Run the test on its ranks and raise what it came to."""
+    """Run the test on its ranks. Raises its failure or skip. Blocks until all ranks have
+    ended."""
     __tracebackhide__ = True
     own, _ = item.stash[_ready]
     try:
@@ -108,8 +109,8 @@ def _call_once(item: Any, way: Ranks, extra: Mapping[str, Any]) -> None:
 
 
 def _found_as_expected(item: Any, way: Ranks, run: RanksRun) -> bool:
-    """Whether the ranks ended by an error that the test expects. One that found nothing fails;
-    what else was found, or went wrong, is told as usual."""
+    """Whether the ranks ended by an error that the test expects. A test that expects one and
+    finds none fails; other findings and errors are reported as usual."""
     __tracebackhide__ = True
     kinds = {kind for kind, _ in way.expected}
     failures = [each for each in (run.cause, *run.others) if each is not None]

@@ -83,7 +83,7 @@ def run_on_processes(
     extra: Mapping[str, Any],
     replay: str,
 ) -> RanksRun:
-    """Run the test once on all ranks; what each came to, and the error of the run."""
+    """Run the test once on all ranks. Returns the ranks' records and the error of the run."""
     kept = _kept_engine(way)
     engine = kept.engine
     out, err = Collected(way.size), Collected(way.size)
@@ -287,8 +287,7 @@ def _name_value(
 
 
 def _records(way: Ranks, values: list[Any], error: BaseException | None) -> list[Record]:
-    """Those that came back, by value or by failure; empty ones for ranks that did not get to
-    that."""
+    """The records that came back, as a value or in a failure; empty ones for other ranks."""
     records = [
         Record(rank, "stopped" if error is not None else "unfinished")
         for rank in range(way.size)

@@ -44,15 +44,15 @@ _thread_pools: list[RankThreadPool] = []
 
 
 def begin() -> None:
-    """Once, before the first test: what torch's modules need to be told once per process, and
-    where generators keep their state, takes some milliseconds. Nothing else stays: fixtures
-    of the first test may patch what ranks need patched, and must find it as it is."""
+    """Once, before the first test: what is done once per process for torch's modules and the
+    generators, which takes some milliseconds. Nothing else stays: fixtures of the first test
+    may patch what ranks need patched, and must find it unpatched."""
     with patched():
         sources()
 
 
 def hold_patches() -> RankThreadPool:
-    """What ranks need patched, and their threads."""
+    """The patches for ranks, and their threads."""
     if not _thread_pools:
         _between_tests.enter_context(patched())
         _between_tests.enter_context(patches_by_rank())
@@ -74,7 +74,7 @@ def run_on_threads(
     extra: Mapping[str, Any],
     replay: str,
 ) -> RanksRun:
-    """Run the test once on all ranks; what each came to, and the error of the run."""
+    """Run the test once on all ranks. Returns the ranks' records and the error of the run."""
     return _TestOnThreads(item, way, shared, extra).run(replay, hold_patches())
 
 
@@ -165,14 +165,14 @@ class _TestOnThreads:
 
 
 def _tell_nobody(error: BaseException) -> None:
-    """The engine hears of it when the part ends."""
+    """Do nothing: the engine gets the error when the part ends."""
 
 
 _running: list[Streams] = []
 
 
 def enter_debugger() -> None:
-    """The rank that has a prompt waits for its user: nobody else runs meanwhile."""
+    """A rank with a prompt waits for its user: no other rank runs meanwhile."""
     if here.strand is not None:
         here.strand.baton.frozen = True
 

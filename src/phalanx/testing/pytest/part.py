@@ -32,7 +32,7 @@ OnFailure = Callable[[BaseException], Any]
 
 class RankPart:
     """What one rank does for a test. `tell` is called at the first error, before the teardown,
-    so that the other ranks do not wait for this one any longer."""
+    so that the other ranks stop waiting for this one."""
 
     def __init__(
         self,
@@ -195,7 +195,7 @@ def _chain(error: BaseException) -> Iterator[tuple[BaseException, str]]:
 
 
 def _lines_of(error: BaseException) -> tuple[tuple[str, int], ...]:
-    """Where in the program it came by. A rank may be deeper in a recursion than another."""
+    """The program's lines on the way. One rank may be deeper in a recursion than another."""
     places = [
         (frame.f_code.co_filename, line)
         for frame, line in traceback.walk_tb(error.__traceback__)

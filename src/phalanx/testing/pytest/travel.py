@@ -21,7 +21,7 @@ from phalanx.testing.pytest_compat import pytest_private as private
 
 @dataclass(frozen=True)
 class ItemTask:
-    """A rank's part of a test, as it is told to the rank's process."""
+    """A rank's part of a test, as it is sent to the rank's process."""
 
     nodeid: str
     file: str
@@ -80,7 +80,7 @@ def pack_record(record: Record) -> Record:
 
 
 def note_of(record: Record) -> bytes | None:
-    """The record so far, in case the rank never comes to its end."""
+    """The record so far, in case the rank does not reach its end."""
     failures = [replace(failure) for failure in record.failures]
     with suppress(Exception):
         packed = pack_record(

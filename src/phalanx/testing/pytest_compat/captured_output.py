@@ -80,7 +80,7 @@ def _bytes_of(text: str) -> bytes:
 
 
 class OwnCapture(io.StringIO):
-    """What one rank takes for itself, with `tee` not alone."""
+    """The text that one rank captures for itself; with `tee`, it is shown as well."""
 
     def __init__(self, tee: bool) -> None:
         super().__init__()
@@ -169,7 +169,7 @@ class Streams:
             collected.tick()
 
     def install(self) -> None:
-        """Also after somebody (a debugger) has put pytest's own streams there."""
+        """Also after a debugger has put pytest's own streams there."""
         self._take_out()
         self._take_out = put_in(PYTEST, self._streams)
 
@@ -234,7 +234,7 @@ class RankCapture:
             self._take()
 
     def close(self) -> None:
-        """What nobody has read is shown if the test fails."""
+        """What was not read is shown if the test fails."""
         self._let_go()
         for collected, own in zip(self._streams.collected, self._own, strict=True):
             if not own.tee:

@@ -179,10 +179,9 @@ THREAD_MAKERS: dict[str, Maker] = {
 
 
 class SharedPatches:
-    """Who has patched what on things that all ranks share, in order.
-
-    Ranks undo their patches in any order. Whoever is not the last to have patched a thing
-    leaves the value there, and hands the one it found down to the next patch."""
+    """The patches of objects that all ranks share, in order. Ranks undo their patches in any
+    order. A rank whose patch of an object is not the last one leaves the value there, and
+    passes the value it found to the next patch."""
 
     def __init__(self) -> None:
         self._stacks: dict[tuple[int, str, Any], list[list[Any]]] = {}
@@ -193,7 +192,7 @@ class SharedPatches:
         return entry
 
     def withdraw(self, kind: str, owner: Any, name: Any, entry: list[Any]) -> tuple[bool, Any]:
-        """Take a patch back: whether it is the one in force, and what was there before it."""
+        """Undo a patch. Returns whether it is in force, and the value before it."""
         stack = self._stacks[id(owner), kind, name]
         place = next(index for index, each in enumerate(stack) if each is entry)
         del stack[place]
@@ -203,7 +202,7 @@ class SharedPatches:
         return False, None
 
     def undo_rest(self) -> None:
-        """After the run: what a rank that could not be stopped has left."""
+        """After the run: undo what a rank that could not be stopped has left."""
         for (_, kind, name), stack in self._stacks.items():
             if stack:
                 found, owner = stack[0]
@@ -246,7 +245,7 @@ class RankMonkeyPatch(pytest.MonkeyPatch):  # type: ignore[misc]
 
     @contextmanager
     def _noted(self) -> Iterator[None]:
-        """Tell the others of what is being patched, which pytest's class finds out."""
+        """Record what is being patched, which pytest's class finds out."""
         before = [len(each) for _, each in private.patches_of(self)]
         yield
         for (kind, made), count in zip(private.patches_of(self), before, strict=True):
@@ -267,8 +266,8 @@ class RankMonkeyPatch(pytest.MonkeyPatch):  # type: ignore[misc]
 
 
 class RankSubtests:
-    """`subtests` of a rank. Each block is told to pytest after the run, together with those of
-    the other ranks."""
+    """`subtests` of a rank. Each block is reported to pytest after the run, together with those
+    of the other ranks."""
 
     def __init__(self, record: Record, represent: Fail) -> None:
         self._record = record

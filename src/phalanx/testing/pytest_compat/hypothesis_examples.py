@@ -95,7 +95,7 @@ def inner_of(drawn: Any) -> Callable[..., Any]:
 
 def as_in_an_example() -> AbstractContextManager[Any]:
     """Let a rank call `assume` and `note`, which are refused outside of the thread that draws.
-    A note is printed; of an event and a target nobody hears."""
+    A note is printed; events and targets are ignored."""
     control = sys.modules.get("hypothesis.control")
     context = getattr(control, "_current_build_context", None)
     if context is None:

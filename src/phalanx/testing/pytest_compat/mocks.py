@@ -35,13 +35,13 @@ class _Entered:
 
 
 def _rank() -> int:
-    """Whose thread this is. Those of no rank go through patches as ever."""
+    """The rank of the calling thread. Threads of no rank use patches as usual."""
     assert here.strand is not None
     return here.strand.rank
 
 
 class _Ledger:
-    """Who is inside of which patch, in the order they entered."""
+    """The ranks inside of each patch, in the order in which they entered."""
 
     def __init__(self) -> None:
         self._entered: list[_Entered] = []
@@ -60,8 +60,8 @@ class _Ledger:
         return None
 
     def is_covered(self, entry: _Entered) -> bool:
-        """Take the entry out. Where another patch of the same thing lies above, that one gets
-        to know what was there before, and nothing is to be put back now."""
+        """Remove the entry. If another patch of the same object lies above, that one gets the
+        value from before, and nothing is put back now."""
         index = self._entered.index(entry)
         del self._entered[index]
         above = [each for each in self._entered[index:] if each.place == entry.place]
@@ -71,14 +71,14 @@ class _Ledger:
         return True
 
     def original(self, place: tuple[Any, ...]) -> _Entered | None:
-        """Who knows what was there before any rank came, for one that is not inside itself:
-        others' mocks are none of its business."""
+        """The entry with the original value, for a rank that is not inside itself: it must not
+        see the mocks of others."""
         inside = [each for each in self._entered if each.place == place]
         rank = _rank()
         return inside[0] if inside and all(each.rank != rank for each in inside) else None
 
     def rest(self) -> Iterator[_Entered]:
-        """Those whom ranks that could not be stopped have left, the last one first."""
+        """Entries that ranks have left that could not be stopped, the last one first."""
         while self._entered:
             yield self._entered.pop()
 
@@ -90,7 +90,7 @@ _ledger = _Ledger()
 
 @contextmanager
 def patches_by_rank() -> Iterator[None]:
-    """While tests run on ranks: let each have its own way through patches of `mock`."""
+    """While tests run on ranks: give each rank its own view of patches of `mock`."""
     patches = [
         *_by_rank(_patch, ("__enter__", "__exit__", "get_original"), _of_attributes),
         *_by_rank(_patch_dict, ("_patch_dict", "_unpatch_dict"), _of_dicts),
@@ -105,7 +105,7 @@ def _by_rank(kind: Any, names: tuple[str, ...], make: Callable[..., Any]) -> Ite
 
 
 def undo_rest_of_mocks() -> None:
-    """After a run: leave the patches in which ranks are left that could not be stopped."""
+    """After a run: leave patches for ranks that could not be stopped."""
     for entry in _ledger.rest():
         vars(entry.patch).update(entry.found)
         if "_original" in entry.found:

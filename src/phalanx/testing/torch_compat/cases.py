@@ -46,12 +46,12 @@ DEFAULT_WORLD_SIZE = (
 )
 
 logger = logging.getLogger(__name__)
-"""Suites use that of torch's module."""
+"""Suites use the logger of torch's module."""
 
 
 def ranks_of(world_size: Any) -> int:
-    """How many ranks a class asks for. `min(4, torch.cuda.device_count())` is none without
-    GPUs: then torch's classes run nothing, and say that it passed."""
+    """The number of ranks of a class. `min(4, torch.cuda.device_count())` is 0 without GPUs:
+    then torch's classes run nothing and report success; ours skip."""
     size = int(world_size)
     if size < 0:
         raise UsageError(f"world_size is {size}; give the number of ranks, from 1")
@@ -82,8 +82,9 @@ def get_timeout(test_id: str) -> int:
 
 
 def leave_out_torchrun(environ: MutableMapping[str, str], before: Mapping[str, str]) -> None:
-    """In a rank: tests of these classes start their ranks themselves, so what torchrun would
-    have set is as it was in the program. DeviceMesh, for one, goes by LOCAL_RANK."""
+    """In a rank: restore the program's values of the variables that torchrun sets, because
+    tests of these classes start their ranks themselves. DeviceMesh, for one, reads
+    LOCAL_RANK."""
     for name in FROM_TORCHRUN:
         if name in before:
             environ[name] = before[name]
@@ -92,7 +93,7 @@ def leave_out_torchrun(environ: MutableMapping[str, str], before: Mapping[str, s
 
 
 class RanksTestCase(TestCase):
-    """A case whose test method runs on ranks. unittest's own instance starts them and tells
+    """A case whose test method runs on ranks. unittest's own instance starts them and reports
     how they ended; each rank makes an instance of its own and calls the test itself."""
 
     rank: int
@@ -139,7 +140,7 @@ class RanksTestCase(TestCase):
 
 
 def _refuse_async(fn: Callable[..., Any]) -> None:
-    """A coroutine that nobody awaits has tested nothing."""
+    """Refuse a coroutine: if it is not awaited, it has tested nothing."""
     if inspect.iscoroutinefunction(fn) or inspect.isasyncgenfunction(fn):
         raise UsageError(
             f"{fn.__qualname__} is async, and torch.distributed would block its event loop; "
@@ -172,7 +173,7 @@ def replay_of(case: unittest.TestCase) -> str:
 
 
 def run_cleanups(case: TestCase) -> None:
-    """In a rank: what the test gave `addCleanup`, last first. An error is not lost."""
+    """In a rank: run the functions given to `addCleanup`, last first. An error is not lost."""
     first: BaseException | None = None
     cleanups: list[Any] = case._cleanups  # type: ignore[attr-defined]
     while cleanups:

@@ -91,7 +91,8 @@ class MultiProcContinuousTest(RanksTestCase):
 
     @classmethod
     def _ensure_processes_spawned(cls) -> None:
-        """Once for the class, at its first test: what is asked for, and is it there?"""
+        """Once for the class, at its first test: check what it requires, and start its
+        processes."""
         if cls.__dict__.get("_engine") is not None:
             return
         kind = cls._device_kind()
@@ -203,7 +204,7 @@ def live_as_rank(
     rdvz_file: str,
     environ: dict[str, str],
 ) -> Ended:
-    """What a rank's process is called with for each test."""
+    """The function that a rank's process calls for each test."""
     if cls not in _prepared:
         _prepared.add(cls)
         cls.rank, cls.world_size = int(os.environ["RANK"]), world_size

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 else:
 
     class _PlainDynamoTestCase(TestCase):
-        """For where torch's own cannot be imported, for want of expecttest."""
+        """Used where torch's own cannot be imported because expecttest is missing."""
 
         def setUp(self) -> None:
             super().setUp()

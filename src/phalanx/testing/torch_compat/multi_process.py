@@ -46,8 +46,8 @@ ERROR_CODE = 10
 
 @dataclass(frozen=True)
 class EndedProcess:
-    """What is left of a rank: its exit code, negative for a signal, and the number that its
-    process had, if it came to say it."""
+    """A rank that has ended: its exit code, negative for a signal, and its process id, if it
+    has sent it."""
 
     rank: int
     exitcode: int | None
@@ -327,7 +327,7 @@ def live_as_rank(
     keeps_code: bool,
     fake_pg: bool,
 ) -> Ended:
-    """What a rank's process is called with."""
+    """The function that a rank's process calls."""
     rank, pipe = int(os.environ["RANK"]), RankPipe()
     leave_out_torchrun(os.environ, environ)
     end = end_of(

@@ -85,7 +85,7 @@ class MultiThreadedTestCase(RanksTestCase):
         return test_name_of(self)
 
     def _spawn_threads(self) -> None:
-        """Have this test run on ranks. They start when the test method is called."""
+        """Let this test run on ranks. They start when the test method is called."""
         type(self).global_store = _store_for(self)
         self._spawned = True
 
@@ -232,8 +232,8 @@ def run_on_threads(
     init: bool = False,
     store: Any = None,
 ) -> None:
-    """Call `live(rank)` on every rank and tell unittest how it went. `init`: they have a
-    default group by then, which meets in `store`."""
+    """Call `live(rank)` on every rank and report the result to unittest. `init`: they have a
+    default group by then, which meets in `store`. Blocks until all ranks have ended."""
     __tracebackhide__ = True
     ends: dict[int, Ended] = {}
     findings: list[Verdict] = []

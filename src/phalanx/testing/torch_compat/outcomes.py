@@ -64,8 +64,8 @@ class Ended:
 
 
 def end_of(test: Callable[[], Any], *, keeps_code: bool = False) -> Ended:
-    """Carry out a rank's part. `keeps_code`: an exit with a code is no failure by itself,
-    because the test has said that it expects one."""
+    """Run a rank's part. `keeps_code`: an exit code is no failure by itself, because the test
+    has said that it expects one."""
     try:
         test()
     except unittest.SkipTest as skip:
@@ -175,8 +175,8 @@ def _is_harness(frame: FrameType) -> bool:
 
 
 def settle(run: Callable[[], Sequence[Ended]], test: Callable[..., Any]) -> Sequence[Ended]:
-    """Carry out a run of `test` on all ranks and return how they ended, or raise what unittest
-    is to be told: a skip, or the failure in full."""
+    """Run `test` on all ranks and return how they ended. Raises what unittest is to report: a
+    skip, or the failure in full."""
     __tracebackhide__ = True
     found: BaseException | None
     try:
@@ -191,7 +191,7 @@ def settle(run: Callable[[], Sequence[Ended]], test: Callable[..., Any]) -> Sequ
 
 
 def warn_of(findings: Sequence[Verdict], test: Callable[..., Any]) -> None:
-    """Say what checks found in a test that passed: messages that nobody received and such."""
+    """Warn about findings in a test that passed, such as messages that were not received."""
     code = inspect.unwrap(test).__code__
     for each in findings:
         warning = PhalanxWarning(render_kind(each), each)

@@ -27,7 +27,7 @@ _LINE = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+), in (?P<function
 
 
 def place_of(error: BaseException, test: Callable[..., Any]) -> TracebackType | None:
-    """Where the error came up, for pytest; at the least, the test that it came up in."""
+    """The place where the error came up, for pytest; at least the test in which it did."""
     if pytest_id() is None:
         return None
     if isinstance(error, RankFailedError) and error.failures and error.verdict is not None:

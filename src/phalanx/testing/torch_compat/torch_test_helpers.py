@@ -70,8 +70,8 @@ def captured_output() -> Iterator[tuple[StringIO, StringIO]]:
 
 
 def init_multigpu_helper(world_size: int, backend: str) -> dict[int, list[int]]:
-    """For each rank the GPUs that are its own: one each, or, if there are more ranks than
-    GPUs, what an even division leaves, which is none."""
+    """For each rank the GPUs that are its own: one each, or, if there are more ranks than GPUs,
+    what an even division leaves, which is an empty list."""
     count = accelerator_count()
     each = 1 if world_size <= count else count // world_size
     return {
@@ -105,8 +105,8 @@ _files: dict[str, int] = {}
 
 
 def new_file() -> str:
-    """An empty file where ranks can meet. If nobody removes it, because of Ctrl-C, it goes when
-    the process that made it ends."""
+    """An empty file where ranks can meet. If it is not removed, because of Ctrl-C, it is
+    deleted when the process that made it ends."""
     with tempfile.NamedTemporaryFile(delete=False) as file:
         _files[file.name] = os.getpid()
     return file.name
