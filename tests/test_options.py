@@ -211,3 +211,11 @@ def test_an_engine_loads_no_other(engine: str, others: tuple[str, ...]) -> None:
     assert engine in loaded
     folders = tuple(f"phalanx.engines.{folder}" for folder in others)
     assert [name for name in loaded if name.startswith(folders)] == []
+
+
+def test_the_marker_takes_the_same_options_and_says_so() -> None:
+    from phalanx.testing.collection.marker import KEYWORDS
+    from phalanx.testing.plugin import MARKERS
+
+    assert set(FUNCTION_OPTIONS) - {"ranks"} < set(KEYWORDS)
+    assert [name for name in KEYWORDS if f"{name}=" not in MARKERS["ranks"]] == []

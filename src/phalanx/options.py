@@ -31,6 +31,9 @@ CLOCKS = ("real", "virtual")
 DEVICES = ("auto", "cpu", "cuda")
 FUNCTION_DEVICES = DEVICES[1:]
 CHILDREN = ("ranks", "processes")
+THREADS_ONLY = ("seed", "clock", "completion")
+"""Options that real processes cannot have."""
+
 MOST_RANKS = 4096
 MOST_PROCESSES = 128
 """Each rank costs five file descriptors here, of which systems often allow 1,024."""
@@ -141,7 +144,7 @@ class Options:
         check_choice("engine", self.engine, ENGINES)
         self._check_ranks()
         check_choice("clock", self.clock, CLOCKS)
-        parse_checks(self.checks)
+        (_kinds if isinstance(self.checks, str) else parse_checks)(self.checks)
         check_profile(self.profile)
         check_choice("children", self.children, CHILDREN)
         if self.completion is not None:

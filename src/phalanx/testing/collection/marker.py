@@ -12,7 +12,13 @@ from typing import Any
 
 from phalanx.errors import UsageError
 from phalanx.kinds import is_on, parse_checks
-from phalanx.options import FUNCTION_ENGINES, FUNCTION_OPTIONS, Options, check_function_options
+from phalanx.options import (
+    FUNCTION_ENGINES,
+    FUNCTION_OPTIONS,
+    THREADS_ONLY,
+    Options,
+    check_function_options,
+)
 from phalanx.testing.collection.expected_findings import EXPECT, SILENCE, Reasons, reasons_in
 
 REPORTS = ("all", "first", "concise")
@@ -238,7 +244,7 @@ def _way(
 def _drop_what_only_threads_have(values: dict[str, Any], asked: Mapping[str, Any]) -> None:
     """A seed is for the engine that can have one. One in a marker that asks for processes is a
     mistake, and told as such."""
-    for name in ("seed", "clock", "completion"):
+    for name in THREADS_ONLY:
         if name not in asked:
             values.pop(name, None)
 
