@@ -3,10 +3,11 @@ BIN := .venv/bin
 READY := .venv/.ready
 DOCS := .venv/.docs
 LIBRARIES := .venv-libraries/.ready
-JOBS ?= 0
+JOBS ?= 2
+PARALLEL := -n $(JOBS) --dist loadfile  # a file has one worker, and its module fixtures once
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full test-libraries conformance upstream docs lint format bench bench-startup bench-tests bench-bugs clean
+.PHONY: help demo check test test-full test-libraries conformance upstream docs lint format bench bench-startup bench-tests bench-bugs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -14,10 +15,13 @@ help: ## list the targets
 demo: $(READY) ## train a DDP script on 4 ranks in one process
 	$(BIN)/phalanx run -n 4 examples/ddp_train.py
 
-test: lint ## lint, types, and the tests that are quick; JOBS=2 takes half the time
-	$(BIN)/pytest -q -m "not slow" -n $(JOBS)
+check: lint ## lint, types, and the tests that start no program: before each commit (2 minutes)
+	$(BIN)/pytest -q -m "not slow and not programs" $(PARALLEL)
 
-test-full: lint ## the same with the slow tests
+test: lint ## lint, types, and all tests but the slow ones: what CI runs (6 minutes)
+	$(BIN)/pytest -q -m "not slow" $(PARALLEL)
+
+test-full: lint ## everything, one test after another
 	$(BIN)/pytest -q
 
 test-libraries: $(LIBRARIES) ## run programs of other libraries; write docs/libraries.md

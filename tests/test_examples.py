@@ -13,7 +13,13 @@ TESTS = sorted((ROOT / "examples").glob("test_*.py"))
 EXAMPLES = sorted(set((ROOT / "examples").glob("*.py")) - set(TESTS))
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def _tier(path: Path) -> object:
+    """One example in every run of the tests, all of them in the whole one."""
+    marks = () if path.stem == "ddp_train" else pytest.mark.slow
+    return pytest.param(path, marks=marks, id=path.stem)
+
+
+@pytest.mark.parametrize("example", [*map(_tier, EXAMPLES)])
 def test_example_runs_on_four_ranks(example: Path) -> None:
     name = example.relative_to(ROOT)
     done = subprocess.run(
@@ -28,9 +34,8 @@ def test_example_runs_on_four_ranks(example: Path) -> None:
     assert f"phalanx run -n 4 {name}" in example.read_text(), "it says how to run it"
 
 
-@pytest.mark.parametrize(
-    "engine", ["threads", pytest.param("processes", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["threads", "processes"])
 @pytest.mark.parametrize("example", TESTS, ids=lambda path: path.stem)
 def test_tests_on_ranks_pass(example: Path, engine: str) -> None:
     name = example.relative_to(ROOT)

@@ -30,6 +30,7 @@ from tests.backend.cases import (
     reduce_scatter_flat,
 )
 from tests.backend.teams import TEAMS, Team, warns_if
+from tests.support import covering
 
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 INTEGERS = [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8]
@@ -126,8 +127,9 @@ def test_every_schedule_gives_the_same(case: Case, seed: int) -> None:
     check(case, Team(4, seed=seed), maker(), later=True)
 
 
-@pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS, *COMPLEX, torch.bool], ids=str)
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(
+    ("case", "dtype"), covering(CASES, [*FLOATS, *INTEGERS, *COMPLEX, torch.bool])
+)
 def test_every_dtype(case: Case, dtype: torch.dtype) -> None:
     check(case, Team(3), maker(dtype=dtype))
 
@@ -146,9 +148,9 @@ REDUCTIONS = [
 ]
 
 
-@pytest.mark.parametrize(("op", "dtype"), REDUCTIONS, ids=str)
-@pytest.mark.parametrize("case", REDUCING, ids=str)
-def test_every_reduce_operation(case: Case, op: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("case", "reduction"), covering(REDUCING, REDUCTIONS))
+def test_every_reduce_operation(case: Case, reduction: tuple[str, torch.dtype]) -> None:
+    op, dtype = reduction
     check(case, Team(3), maker(dtype=dtype), op=op)
 
 

@@ -13,6 +13,7 @@ import torch.distributed as dist
 import phalanx
 from phalanx.model import Finding, RankFailure
 from tests.backend.direct_programs import LIST_TO_ALL
+from tests.support import assert_silent
 
 Program = Callable[[], object]
 
@@ -312,9 +313,7 @@ SILENT = [
 
 @pytest.mark.parametrize("program", SILENT, ids=lambda program: program.__name__)
 def test_legal_uses_of_memory_are_silent(program: Program) -> None:
-    with phalanx.World(ranks=3, strict=True) as world:
-        world.run(program)
-        assert world.findings == ()
+    assert_silent(program, ranks=3)
 
 
 def test_elements_in_another_order_are_a_mismatch() -> None:

@@ -46,6 +46,7 @@ def on_gloo(program: Callable[[], Any], ranks: int) -> list[Any]:
     return phalanx.run(program, ranks=ranks, engine="processes", timeout=8)
 
 
+@pytest.mark.slow  # by luck: see `on_gloo`
 def test_split_group_as_on_gloo() -> None:
     ours = phalanx.run(split, ranks=3, backend="gloo")
     assert ours == on_gloo(split, ranks=3)

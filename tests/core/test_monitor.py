@@ -46,6 +46,7 @@ def test_a_holder_that_computes_keeps_the_baton(bench) -> None:
     assert bench.log == [(RUNNING, 1), "other"]
 
 
+@pytest.mark.slow  # by the speed of the machine
 def test_a_holder_that_others_work_for_keeps_the_baton(bench, monkeypatch) -> None:
     """As torch's threads do for an operator; on a busy machine they get little CPU time."""
     monkeypatch.setattr(time, "process_time", lambda: 0.0)
@@ -233,9 +234,10 @@ def test_a_rank_that_eats_every_refusal_is_put_to_sleep(bench, impatient) -> Non
 
 def test_an_interrupt_stops_everybody_and_tells_where_they_were(bench) -> None:
     told = []
+    runs = threading.Event()
 
     def interrupt_once():
-        if not told:
+        if runs.is_set() and not told:
             raise KeyboardInterrupt
 
     starter = Launcher(
@@ -245,6 +247,7 @@ def test_an_interrupt_stops_everybody_and_tells_where_they_were(bench) -> None:
     )
 
     def endless(strand):
+        runs.set()
         while True:
             pass
 

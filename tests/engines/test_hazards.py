@@ -23,6 +23,7 @@ from phalanx.backend.profiles import TensorUse
 from phalanx.backend.profiles.second_opinion import second_opinion
 from phalanx.backend.session import context_here
 from phalanx.cli.main import main
+from tests.support import assert_silent
 
 FOLDER = Path(__file__).parent
 PROGRAMS = sorted((FOLDER / "nccl_programs").glob("*.py"))
@@ -250,10 +251,7 @@ SILENT = [
 
 @pytest.mark.parametrize("program", SILENT, ids=lambda program: program.__name__)
 def test_right_programs_stay_silent(program: Callable[[], None]) -> None:
-    for seed in range(3):
-        with phalanx.World(ranks=4, profile="nccl", seed=seed) as world:
-            world.run(program)
-            assert world.findings == ()
+    assert_silent(program, ranks=4, profile="nccl", seeds=range(3))
 
 
 # -- severity, choice, repetition ----------------------------------------------------------

@@ -83,6 +83,7 @@ def test_a_rank_asks_the_terminal(command, engine) -> None:
         assert terminal.program.wait(30) == 0
 
 
+@pytest.mark.slow
 def test_a_breakpoint_in_one_rank(command) -> None:
     with Terminal(command("processes", "stop")) as terminal:
         terminal.wait_for("[1] (Pdb) ")
@@ -123,6 +124,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_functions_ask_as_scripts_do(tmp_path) -> None:
     program = tmp_path / "called.py"
     program.write_text(CALLED)
@@ -152,6 +154,7 @@ def test_next():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "then", "end"),
     [

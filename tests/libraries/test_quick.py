@@ -15,6 +15,7 @@ from tests.libraries.run import find_problem, run_both
 QUICK = [program for program in PROGRAMS if program.quick]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", QUICK, ids=lambda program: program.title)
 def test_the_same_as_with_torchrun(program: Program) -> None:
     try:

@@ -157,6 +157,7 @@ class Wide(nn.Module):
         return result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS[:2])
 def test_a_ddp_model_in_several_graphs(backend: str) -> None:
     """DDP's optimiser cuts the graph at bucket borders, so that communication overlaps."""
@@ -224,6 +225,7 @@ def test_each_rank_has_its_own_constants() -> None:
     assert phalanx.run(program, ranks=3) == [300.0, 301.0, 302.0]
 
 
+@pytest.mark.slow
 def test_worlds_of_other_sizes() -> None:
     def program() -> float:
         return with_constants(torch.zeros(1)).item()
@@ -233,6 +235,7 @@ def test_worlds_of_other_sizes() -> None:
         assert phalanx.run(program, ranks=ranks) == wanted
 
 
+@pytest.mark.slow
 def test_more_ranks_than_recompilations() -> None:
     """dynamo gives up after eight versions of one function; each rank has eight."""
     ranks = 2 * torch._dynamo.config.recompile_limit

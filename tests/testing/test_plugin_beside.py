@@ -15,6 +15,9 @@ from tests.testing.pytest_runs import Ran, run_many, run_pytest
 pytestmark = pytest.mark.timeout(180)  # whole runs of pytest, with many processes
 
 ENGINES = pytest.mark.parametrize("engine", ["threads", "processes"])
+MOSTLY_THREADS = pytest.mark.parametrize(
+    "engine", ["threads", pytest.param("processes", marks=pytest.mark.slow)]
+)
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +37,7 @@ def test_subtests(other: tuple[Ran, Path], engine: str) -> None:
     assert f"FAILED {name} - contains 2 failed subtests" in ran.text
 
 
-@ENGINES
+@MOSTLY_THREADS
 def test_subtests_as_expected_and_with_their_cause(tmp_path: Path, engine: str) -> None:
     source = """
         import pytest
@@ -60,7 +63,7 @@ def test_subtests_as_expected_and_with_their_cause(tmp_path: Path, engine: str) 
     assert "XPASS test_it.py::test_expected[ranks=2" in ran.text  # as without ranks
 
 
-@ENGINES
+@MOSTLY_THREADS
 def test_what_ranks_record_in_the_xml_file(tmp_path: Path, engine: str) -> None:
     source = """
         import pytest
@@ -222,6 +225,7 @@ def test_breakpoint(rank):
 """
 
 
+@pytest.mark.slow
 def test_debuggers(tmp_path: Path) -> None:
     files = {"test_debugged.py": DEBUGGED}
     after = run_pytest(tmp_path, "--pdb", "-k", "fails", files=files, stdin="p mine + 1\nc\n")
@@ -280,7 +284,7 @@ def test_two(rank):
 }
 
 
-@pytest.mark.parametrize("engine", ["threads", "processes"])
+@MOSTLY_THREADS
 def test_what_ranks_run_is_measured(tmp_path: Path, engine: str) -> None:
     args = ("--cov=measured", "--cov-report=term-missing", "--ranks-engine", engine)
     ran = run_pytest(tmp_path, *args, files=MEASURED)
@@ -326,9 +330,8 @@ def pytest_configure(config):
 """
 
 
-@pytest.mark.parametrize(
-    "engine", ["threads", pytest.param("processes", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow  # ends a run by time limits of seconds
+@ENGINES
 def test_the_run_can_be_ended(tmp_path: Path, engine: str) -> None:
     files = {"test_ended.py": ENDED, "conftest.py": PID}
     exits, interrupted, timeout = run_many(
@@ -456,6 +459,7 @@ def test_what_a_wide_fixture_has_patched_stays_patched_between_tests(tmp_path: P
     assert "3 passed" in ran.text, ran.text
 
 
+@pytest.mark.slow
 def test_a_file_that_a_rank_has_made_its_output_is_closed_with_it(tmp_path: Path) -> None:
     source = """
         import os
@@ -478,6 +482,7 @@ def test_a_file_that_a_rank_has_made_its_output_is_closed_with_it(tmp_path: Path
     assert set(ran.outcomes.values()) == {"PASSED"} and len(ran.outcomes) == 5, ran.text
 
 
+@pytest.mark.slow
 def test_a_group_that_somebody_has_kept_from_being_made(tmp_path: Path) -> None:
     source = """
         import pytest
@@ -498,6 +503,7 @@ def test_a_group_that_somebody_has_kept_from_being_made(tmp_path: Path) -> None:
     assert ran.outcomes == {"test_it[ranks=2]": "PASSED"}, ran.text
 
 
+@pytest.mark.slow
 def test_a_thread_of_an_earlier_test_does_not_move_a_rank(tmp_path: Path) -> None:
     """Threads share folder and mask with the one that started them; ranks do not any more."""
     source = """

@@ -55,6 +55,7 @@ def test_a_machine_with_one_gpu(tmp_path: Path) -> None:
     assert "let ranks share with engine='threads'" in ran.text
 
 
+@pytest.mark.slow
 def test_a_machine_without_one(tmp_path: Path) -> None:
     wrong = "import pytest\n@pytest.mark.ranks(2, device='gpu')\ndef test_it(): ...\n"
     files = {"test_gpu.py": TESTS, "test_wrong.py": wrong}

@@ -149,7 +149,9 @@ def test_twice(group):
 """
 
 
-@pytest.mark.parametrize("engine", ["threads", "processes"])
+@pytest.mark.parametrize(
+    "engine", ["threads", pytest.param("processes", marks=pytest.mark.slow)]
+)
 def test_a_test_may_start_its_group_itself(tmp_path: Path, engine: str) -> None:
     ran = run_pytest(tmp_path, "--ranks-engine", engine, files={"test_it.py": GROUPS})
     assert "4 passed" in ran.text and "1 failed" in ran.text, ran.text
@@ -167,6 +169,7 @@ def test_it(number):
 """
 
 
+@pytest.mark.slow
 def test_ids_that_differ_from_process_to_process_are_told(tmp_path: Path) -> None:
     ran = run_pytest(tmp_path, files={"test_it.py": CHANGING})
     assert "makes an id that differs from process to process" in ran.text, ran.text
@@ -243,7 +246,8 @@ def test_d():
 }
 
 
-@pytest.mark.parametrize("mode", ["prepend", pytest.param("importlib", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["prepend", "importlib"])
 def test_ranks_in_processes_see_the_conftest_files(tmp_path: Path, mode: str) -> None:
     args = ("--ranks-engine", "processes", f"--import-mode={mode}")
     ran = run_pytest(tmp_path, *args, files=FOLDERS)
@@ -284,6 +288,7 @@ def test_y():
 }
 
 
+@pytest.mark.slow
 def test_a_file_that_ranks_cannot_collect(tmp_path: Path) -> None:
     ran = run_pytest(tmp_path, files=ELSEWHERE)
     assert "2 failed, 1 passed" in ran.text

@@ -119,7 +119,9 @@ def test_numbers(n):
 """
 
 
-@pytest.mark.parametrize("engine", ["threads", "processes"])
+@pytest.mark.parametrize(
+    "engine", ["threads", pytest.param("processes", marks=pytest.mark.slow)]
+)
 def test_what_a_file_sets_holds_in_each_of_its_tests(tmp_path: Path, engine: str) -> None:
     ran = run_pytest(tmp_path, "--ranks-engine", engine, files={"test_set.py": SET})
     assert "5 passed" in ran.text, ran.text
@@ -159,6 +161,7 @@ class TestA:
 """
 
 
+@pytest.mark.slow
 def test_what_a_class_and_a_module_set_up_in_ranks_is_torn_down_there(tmp_path: Path) -> None:
     ran = run_pytest(tmp_path, files={"test_wide.py": WIDE})
     assert "2 passed" in ran.text, ran.text
@@ -208,6 +211,7 @@ class TestB:
 }
 
 
+@pytest.mark.slow
 def test_a_teardown_in_ranks_fails_where_it_belongs(tmp_path: Path) -> None:
     ran = run_pytest(tmp_path, "-rA", files=BLAMED)
     assert "4 passed, 2 errors" in ran.text, ran.text
@@ -277,6 +281,7 @@ def test_never_reached():
 }
 
 
+@pytest.mark.slow
 def test_teardowns_in_ranks_beside_other_ends(tmp_path: Path) -> None:
     ran = run_pytest(tmp_path, "-rA", "test_half.py", "test_last.py", files=HALF)
     assert "Exit: enough" in ran.text and "test_never_reached" not in ran.text, ran.text

@@ -222,6 +222,7 @@ def test_not_strict(rank):
 """
 
 
+@pytest.mark.slow
 def test_ini_file(tmp_path: Path) -> None:
     files = {"pytest.ini": INI, "test_by_ini.py": BY_INI}
     ran = run_pytest(tmp_path, "-rA", files=files)

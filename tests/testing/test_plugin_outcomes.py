@@ -107,6 +107,7 @@ def test_after():
 """
 
 
+@pytest.mark.slow
 def test_a_killed_rank_costs_one_test(tmp_path) -> None:  # type: ignore[no-untyped-def]
     ran = run_pytest(tmp_path, "-rA", files={"test_killed.py": KILLED})
     assert list(ran.outcomes.values()).count("PASSED") == 2
@@ -140,6 +141,7 @@ def test_goes_on():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["threads", "processes"])
 def test_a_hung_test_does_not_hang_pytest(tmp_path, engine: str) -> None:  # type: ignore[no-untyped-def]
     ran = run_pytest(

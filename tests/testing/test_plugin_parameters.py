@@ -162,7 +162,9 @@ def test_what_is_wrong_is_told(runs: list, name: str) -> None:
     assert BAD[name][1] in runs[3].text
 
 
-@pytest.mark.parametrize(("size", "told"), [("2", True), ("1", False)])
+@pytest.mark.parametrize(
+    ("size", "told"), [("2", True), pytest.param("1", False, marks=pytest.mark.slow)]
+)
 def test_pytest_that_torchrun_has_started_says_so(
     tmp_path: Path, size: str, told: bool
 ) -> None:

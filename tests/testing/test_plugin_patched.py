@@ -121,7 +121,9 @@ def test_with_the_same_thread():
 """
 
 
-@pytest.mark.parametrize("engine", ["threads", "processes"])
+@pytest.mark.parametrize(
+    "engine", ["threads", pytest.param("processes", marks=pytest.mark.slow)]
+)
 def test_what_a_test_replaces_is_for_itself(engine: str, tmp_path: Path) -> None:
     files = {"test_replaced.py": REPLACED}
     ran = run_pytest(tmp_path, "-rA", "--ranks-engine", engine, files=files)
@@ -185,7 +187,9 @@ def test_marks_that_cannot_be_compared(request, rank):
 """
 
 
-@pytest.mark.parametrize("engine", ["threads", "processes"])
+@pytest.mark.parametrize(
+    "engine", ["threads", pytest.param("processes", marks=pytest.mark.slow)]
+)
 def test_failures_that_others_do_not_cover(engine: str, tmp_path: Path) -> None:
     ran = run_pytest(tmp_path, "-rA", "--ranks-engine", engine, files={"test_ends.py": ENDS})
     assert {name.partition("[")[0]: outcome for name, outcome in ran.outcomes.items()} == {
@@ -226,6 +230,7 @@ def test_other(rank):
 }
 
 
+@pytest.mark.slow
 def test_an_ini_setting_is_for_those_that_know_the_fixture(tmp_path: Path) -> None:
     ran = run_pytest(tmp_path, "-rA", files=LOCAL)
     assert set(ran.outcomes.values()) == {"PASSED"} and len(ran.outcomes) == 2, ran.text

@@ -45,7 +45,12 @@ EXPECTED = {
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize(
-    "kind", ["Threads", "Processes", pytest.param("Continuous", marks=pytest.mark.slow)]
+    "kind",
+    [
+        "Threads",
+        pytest.param("Processes", marks=pytest.mark.slow),
+        pytest.param("Continuous", marks=pytest.mark.slow),
+    ],
 )
 def test_each_failure_is_told(kind: str) -> None:
     found = outcomes_of(CASES / "lost.py", kind, seconds=180)
@@ -83,6 +88,7 @@ def check_endless(found: Found) -> None:
             assert "endless.py:" in text and "rank 0   returned" in text
 
 
+@pytest.mark.slow
 def test_a_test_that_computes_for_ever_is_ended() -> None:
     kinds = ["Threads", "Processes"]
     names = [

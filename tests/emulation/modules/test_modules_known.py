@@ -72,6 +72,7 @@ def test_only_what_is_there_is_apart_and_sharing_is_possible(site: Path) -> None
     assert not IsolationRule().decide("accelerate"), "in run(), isolate= says what"
 
 
+@pytest.mark.slow
 def test_each_rank_of_a_script_has_its_own(site: Path, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)

@@ -266,6 +266,7 @@ def test_absent():
 """
 
 
+@pytest.mark.slow
 def test_tests_on_ranks_take_it(tmp_path: Path) -> None:
     files = {"counter.py": "value = 0", "test_apart.py": APART, "test_wrong.py": WRONG}
     good, wrong = run_many(tmp_path, [["test_apart.py", "-rA"], ["test_wrong.py"]], files=files)

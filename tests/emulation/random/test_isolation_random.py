@@ -431,6 +431,7 @@ def _numbers_of_worker(batch: Any) -> list[float]:
     return [random.random(), float(torch.rand(()))]
 
 
+@pytest.mark.slow
 def test_numpy_that_a_rank_imports_first(tmp_path: Path) -> None:
     program = """
         import sys, torch.distributed as dist, phalanx
@@ -454,6 +455,7 @@ def test_numpy_that_a_rank_imports_first(tmp_path: Path) -> None:
     assert found.stdout == "as processes\n", found.stderr
 
 
+@pytest.mark.slow
 def test_ranks_of_a_script_differ_and_can_be_repeated(tmp_path: Path) -> None:
     source = """
         import random, numpy, torch, os

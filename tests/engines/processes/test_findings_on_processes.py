@@ -19,6 +19,7 @@ import phalanx
 from phalanx.cli.main import main
 from phalanx.model import Verdict
 from tests.engines.processes import findings_programs as programs
+from tests.support import assert_silent
 
 RANKS = 4
 GLOO: dict[str, Any] = {"ranks": RANKS, "backend": "gloo", "timeout": 30.0}
@@ -93,7 +94,7 @@ def test_a_warning_is_that_of_threads(processes, threads, doubtful) -> None:
 
 @pytest.mark.parametrize("correct", programs.SILENT, ids=name_of)
 def test_what_is_in_order_stays_silent(processes, correct) -> None:
-    assert findings_of(processes, correct) == []
+    assert_silent(correct, world=processes)
 
 
 @pytest.mark.parametrize("hazard", programs.HAZARDS, ids=name_of)

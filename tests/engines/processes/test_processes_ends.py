@@ -177,6 +177,7 @@ def test_a_fork_of_the_program_keeps_its_hands_off_the_ranks() -> None:
         assert world.run(os.getpid) == pids
 
 
+@pytest.mark.slow
 def test_the_parent_of_ranks_is_replaced_when_it_dies() -> None:
     with phalanx.World(ranks=2, **GLOO) as world:
         pids = world.run(os.getpid)

@@ -26,6 +26,7 @@ from phalanx.cli.main import main
 from phalanx.engines.remote.link import current
 from phalanx.errors import RankDied, RankStopped
 from tests.engines.remote import remote_programs as programs
+from tests.support import assert_silent
 
 RANKS = 4
 GLOO: dict[str, Any] = {"backend": "gloo", "timeout": 30.0}
@@ -64,7 +65,7 @@ def test_a_mistake_is_reported_as_on_threads(processes, threads, mistake, place)
 
 @pytest.mark.parametrize("correct", programs.CORRECT, ids=lambda correct: correct.__name__)
 def test_a_correct_program_stays_silent(processes, correct) -> None:
-    processes.run(correct)
+    assert_silent(correct, world=processes)
 
 
 @pytest.mark.parametrize(

@@ -410,6 +410,7 @@ print([type(each) is Answer and each.value for each in found])
 """
 
 
+@pytest.mark.slow
 def test_a_program_from_standard_input() -> None:
     done = subprocess.run(
         [sys.executable, "-"], input=TYPED, capture_output=True, text=True, timeout=50

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 import phalanx
 from phalanx.model import Deadlock, Mismatch
+from tests.support import assert_silent
 
 PATIENCE = 20.0
 """Seconds that those who work would go on; a verdict comes long before."""
@@ -212,7 +213,7 @@ def test_a_thread_that_still_works_may_act_for_its_rank() -> None:
             dist.recv(value, src=0, tag=7)
             dist.send(value, dst=0)
 
-    phalanx.run(body, ranks=2)
+    assert_silent(body, ranks=2)
 
 
 def test_a_wait_with_a_timeout_of_its_own_may_end() -> None:
@@ -225,7 +226,7 @@ def test_a_wait_with_a_timeout_of_its_own_may_end() -> None:
         else:
             dist.recv(value, src=0)
 
-    phalanx.run(body, ranks=2)
+    assert_silent(body, ranks=2)
 
 
 def test_a_callback_may_act_for_a_rank_that_waits() -> None:
@@ -243,7 +244,7 @@ def test_a_callback_may_act_for_a_rank_that_waits() -> None:
             time.sleep(0.3)
             dist.all_reduce(torch.ones(1), group=pair)
 
-    phalanx.run(body, ranks=3)
+    assert_silent(body, ranks=3)
 
 
 def test_an_event_that_a_thread_sets_late() -> None:
@@ -254,7 +255,7 @@ def test_an_event_that_a_thread_sets_late() -> None:
             done.wait()
         dist.barrier()
 
-    phalanx.run(body, ranks=2)
+    assert_silent(body, ranks=2)
 
 
 def test_a_pool_that_is_given_work_late() -> None:
@@ -267,4 +268,4 @@ def test_a_pool_that_is_given_work_late() -> None:
             else:
                 dist.barrier()
 
-    phalanx.run(body, ranks=2)
+    assert_silent(body, ranks=2)

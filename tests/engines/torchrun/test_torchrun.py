@@ -177,6 +177,7 @@ def test_a_program_that_is_right(phalanx) -> None:
     assert done.out == "[0-1] begin well\n[0-1] end of well\n"
 
 
+@pytest.mark.slow
 def test_warnings_are_told_and_fail_the_run_if_strict(phalanx) -> None:
     done = phalanx("-n 2 --strict ends.py drop")
     assert done.status == 3
@@ -202,6 +203,7 @@ def test_a_mismatch_is_found_as_with_threads(phalanx) -> None:
     assert "replay    phalanx run --ranks 2 --engine torchrun ends.py mismatch" in done.err
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_is_named_with_its_last_words(phalanx) -> None:
     done = phalanx("-n 2 ends.py die")
     assert done.status == 1
@@ -337,6 +339,7 @@ def test_an_interrupt_says_where_the_ranks_were_and_ends_them(folder) -> None:
         assert all_end(pids)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["processes", "torchrun"])
 def test_an_interrupt_is_for_the_program_as_well(folder, engine: str) -> None:
     launcher = started("-n 2 leaves.py save", folder, engine)
@@ -355,6 +358,7 @@ def test_an_interrupt_is_for_the_program_as_well(folder, engine: str) -> None:
     assert launcher.returncode == 130 and "each rank" in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["processes", "torchrun"])
 def test_ranks_that_leave_by_os_exit_have_not_failed(folder, engine: str) -> None:
     launcher = started("-n 2 leaves.py exit", folder, engine)

@@ -1,0 +1,62 @@
+"""The tier of each test that has no marker of its own.
+
+A test belongs to one of three tiers (CONTRIBUTING.md). `slow` is written at the test;
+`programs` is given here, by folder and file: these tests start programs, pytest itself or ranks
+that are processes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+START_PROGRAMS = (
+    "backend/test_against_gloo.py",
+    "backend/test_monitored_barrier.py",
+    "backend/test_one_rank_assumptions.py",
+    "backend/test_refusals.py",
+    "benchmarks/",
+    "cli/",
+    "conformance/test_bad_backends.py",
+    "conformance/test_command.py",
+    "conformance/test_programs.py",
+    "conformance/test_runner.py",
+    "emulation/children/",
+    "emulation/modules/test_modules_known.py",
+    "emulation/modules/test_modules_scripts.py",
+    "emulation/random/",
+    "emulation/state/test_isolation_settings.py",
+    "emulation/stdlib/test_rank_children.py",
+    "emulation/stdlib/test_signals.py",
+    "engines/processes/",
+    "engines/remote/test_remote_checks.py",
+    "engines/remote/test_referee_server.py",
+    "engines/serialization/",
+    "engines/test_terminal.py",
+    "engines/torchrun/",
+    "journal/test_journal_of_processes.py",
+    "libraries/",
+    "stack/test_against_gloo.py",
+    "stack/test_compile.py",
+    "testing/test_deepspeed_compat.py",
+    "testing/test_plugin_",
+    "testing/test_unittest_classes.py",
+    "testing/test_unittest_codes.py",
+    "testing/test_unittest_helpers.py",
+    "testing/test_unittest_lost.py",
+    "testing/test_unittest_ported.py",
+    "test_checks_doc.py",
+    "test_examples.py",
+    "test_readme.py",
+    "test_system.py",
+    "upstream/",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    inside = [item for item in items if item.path.is_relative_to(TESTS)]
+    for item in inside:
+        if item.path.relative_to(TESTS).as_posix().startswith(START_PROGRAMS):
+            item.add_marker(pytest.mark.programs)
