@@ -90,7 +90,7 @@ def test_a_result_that_is_none(tmp_path: Path) -> None:
     content = json.loads(path.read_text())
     content["results"][0]["outcome"] = "perhaps"
     path.write_text(json.dumps(content))
-    with pytest.raises(UsageError, match="a result that is none"):
+    with pytest.raises(UsageError, match="an entry that is not a result"):
         result_files.load(path)
 
 

@@ -65,6 +65,6 @@ def load(path: Path) -> Table:
     results = []
     for each in content.pop("results"):
         if not known >= each.keys() or each.get("outcome") not in OUTCOMES:
-            raise UsageError(f"{path} has a result that is none: {each}")
+            raise UsageError(f"{path} has an entry that is not a result: {each}")
         results.append(Result(**each))
     return Table(**content, results=tuple(results))

@@ -171,7 +171,7 @@ class Baton:
                 granted = self._stop_running(strand, PARKED)
         if not holding:
             # The monitor took the baton since the caller looked: what it waits for may have
-            # happened meanwhile, with nobody parked to be woken. Or the run was stopped.
+            # happened meanwhile, with no strand parked to wake. Or the run was stopped.
             self._admit(strand)
             if self.stopping:
                 self._refuse(strand)

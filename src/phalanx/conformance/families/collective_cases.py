@@ -190,7 +190,7 @@ class _Call:
         self.dtype, self.shape = dtype_of(dtype), SHAPES[shape]
         self.layout = layout
         self.brought = [self._bring(rank) for rank in range(calling.size)]
-        if layout in INPUT_LAYOUTS:  # what can be told apart in such a tensor is less
+        if layout in INPUT_LAYOUTS:  # such a tensor holds fewer different values
             self.brought = [
                 [place(tensor, layout, "cpu").tensor.clone() for tensor in each]
                 for each in self.brought

@@ -102,7 +102,7 @@ class _UntilSet(Counted):
         own = vars(logger)
         if here.strand is None or (self.name not in own and value == self._default()):
             changes.count += 1
-            own[self.name] = value  # or a new logger, which is nobody's
+            own[self.name] = value  # or a new logger, which belongs to no rank
         else:
             _look_up()
             self.per_rank.__set__(logger, value)

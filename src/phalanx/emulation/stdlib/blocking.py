@@ -81,7 +81,7 @@ def waiting(original: Any) -> Any:
         waiter = threading.Lock()
         waiter.acquire()
         self._waiters.append(waiter)
-        # Whoever notifies takes the lock out: that tells, also before this thread wakes up.
+        # `notify` removes the lock from the list, which shows before this thread wakes up.
         is_waiting = (lambda: waiter in self._waiters) if timeout is None else None
         strand.why = Blocked(CONDITION, is_waiting=is_waiting)
         lock_state = self._release_save()

@@ -368,7 +368,7 @@ def end_processes(context: RankContext, *, failed: bool) -> None:
         return
     outer = here.strand
     if failed:
-        here.strand = None  # whoever unwinds must not wait for a turn
+        here.strand = None  # a thread that unwinds must not wait for a turn
     try:
         with suppress(RankStopped):
             if failed:

@@ -285,7 +285,7 @@ def _adopting(original: Any) -> Any:
     def start(self: threading.Thread) -> None:
         strand = here.strand
         if strand is not None and _is_service(self):
-            here.strand = None  # threads that are nobody's are no rank's helpers
+            here.strand = None  # such threads belong to no rank
             try:
                 original(self)
             finally:

@@ -230,7 +230,7 @@ def _shown_id(item: Any) -> str:
     return str(item.nodeid)
 
 
-# -- what else pytest is told -----------------------------------------------------------------
+# -- other things that pytest reports ---------------------------------------------------------
 
 
 def _add_sections(item: Any, run: RanksRun) -> None:
