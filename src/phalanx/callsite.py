@@ -32,7 +32,17 @@ def mark(depth: int = 1) -> Mark | None:
         frame: FrameType | None = sys._getframe(depth)
     except ValueError:
         return None
-    return mark_of(frame)
+    known = _library  # `mark_of`, written out: this is done for every call
+    while frame is not None:
+        code = frame.f_code
+        file = code.co_filename
+        skip = known.get(file)
+        if skip is None:
+            skip = known[file] = is_library_file(file)
+        if not skip:
+            return code, frame.f_lasti
+        frame = frame.f_back
+    return None
 
 
 def mark_of_main_thread() -> Mark | None:

@@ -399,7 +399,16 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         if not call.asynchronous:
             strand.inside = call
             try:
-                self._finish_now(call, opts)
+                if not call.done:
+                    given = _UNSET if opts is None else opts.timeout
+                    explicit = given > _UNSET  # the program named it for this very call
+                    limit = given.total_seconds() if explicit else self._limit
+                    wait_for(call, limit, explicit=explicit)
+                elif call.error or call.event or strand.pending_callbacks:
+                    wait_for(call, 0.0)
+                if private.recording:
+                    profiler_events.end(call)
+                call.inputs = call.outputs = ()  # the call is remembered, what it moved is not
             finally:
                 if visiting and strand.helper:
                     baton.leave(strand)
@@ -408,7 +417,9 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
             buffer_guard.depart(context, call)
         if visiting and strand.helper:
             baton.leave(strand)
-        return self._hand_out(call, self._limit_of(opts)[0])
+        given = _UNSET if opts is None else opts.timeout
+        limit = given.total_seconds() if given > _UNSET else self._limit
+        return self._hand_out(call, limit)
 
     def _before_departure(self, call: Call) -> None:
         """Asynchronous calls, and such as come while others are in flight."""
@@ -427,23 +438,6 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
             self._coalescing.append(work)
             return work
         return OwnWork(call, limit) if call.origin == OWN else OpWork(call, limit)
-
-    def _finish_now(self, call: Call, opts: Any) -> None:
-        if not call.done:
-            limit, explicit = self._limit_of(opts)
-            wait_for(call, limit, explicit=explicit)
-        elif call.error is not None or call.event is not None or call.strand.pending_callbacks:
-            wait_for(call, 0.0)
-        if private.recording:
-            profiler_events.end(call)
-        call.inputs = call.outputs = ()  # the call is remembered; what it moved need not be
-
-    def _limit_of(self, opts: Any) -> tuple[float, bool]:
-        """Seconds that this call may wait, and whether the program named them for it."""
-        given = _UNSET if opts is None else opts.timeout
-        if given > _UNSET:
-            return given.total_seconds(), True
-        return self._limit, False
 
     def _complete(self, slot: Slot, meaning: Meaning) -> None:
         calls: list[Call] = slot.calls  # type: ignore[assignment]

@@ -23,11 +23,13 @@ from phalanx.backend import arguments, overlaps
 from phalanx.backend.collectives import data_movement
 from phalanx.backend.collectives import monitored_barrier as monitored
 from phalanx.backend.collectives.call_signature import (
+    PLAIN_OPS,
     alike_or_not,
     have_one_shape,
     reduce_op,
     signature_of,
 )
+from phalanx.backend.collectives.reduction import PREMUL_SUM
 from phalanx.backend.endpoint import Endpoint, WorkOfAll
 from phalanx.backend.overloads import as_list, as_lists, options
 from phalanx.backend.profiles.admission import Admission, is_plain
@@ -43,6 +45,7 @@ _AllreduceOptions = dist.AllreduceOptions
 _AllgatherOptions = _names.AllgatherOptions
 _ReduceScatterOptions = dist.ReduceScatterOptions
 
+_STRIDED = torch.strided
 _UNEVEN: dict[str, Any] = {"uneven": True}
 _STACKING: dict[str, Any] = {"stacking": True}
 
@@ -82,13 +85,15 @@ class RankGroup(Endpoint):
             tensors = as_list(tensors, tensor)
         call = self._call("all_reduce")
         call.inputs = tensors
-        call.op = reduce_op(opts.reduceOp)
+        given = opts.reduceOp
+        code = int(getattr(given, "op", given))
+        call.op = PLAIN_OPS[code] if code < PREMUL_SUM else reduce_op(given)
         if len(tensors) != 1:
             return self._reduce_several(call, opts)
         first = tensors[0]
-        code, dtype, on_cpu = call.op[0], first.dtype, first.is_cpu
+        dtype, on_cpu = first.dtype, first.is_cpu
         key = ("all_reduce", INPUT, code, dtype, on_cpu)
-        if key in self._passed and is_plain(first):
+        if key in self._passed and first.layout is _STRIDED and first.is_contiguous():
             call.signature = ("all_reduce", code, (dtype, first.shape, on_cpu))
         else:
             self._check("all_reduce", first, code)

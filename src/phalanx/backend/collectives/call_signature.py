@@ -18,7 +18,7 @@ from phalanx.matching.agreement_rules import RULES, signed_facts
 from phalanx.matching.slots import Call
 
 _FACTS = {name: signed_facts(name) for name in RULES}
-_PLAIN = [(code, None) for code in range(PREMUL_SUM)]
+PLAIN_OPS = [(code, None) for code in range(PREMUL_SUM)]
 
 
 def reduce_op(op: Any) -> tuple[int, Any]:
@@ -26,7 +26,7 @@ def reduce_op(op: Any) -> tuple[int, Any]:
     kind: Any = getattr(op, "op", op)
     code = int(kind)
     if code < PREMUL_SUM:
-        return _PLAIN[code]
+        return PLAIN_OPS[code]
     if code > PREMUL_SUM:
         raise ValueError(f"reduce operation {kind} is none of {', '.join(NAMES)}")
     return code, op.__getstate__()[1]

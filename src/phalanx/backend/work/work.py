@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from phalanx.backend.call_events import thread_of, withdraw
+from phalanx.backend.call_events import withdraw
 from phalanx.backend.devices import cuda_streams
 from phalanx.backend.rank_errors import OpTimeoutError
 from phalanx.backend.torch_private import private
@@ -67,7 +67,8 @@ def _park_until_done(strand: Strand, call: Call, timeout: float, explicit: bool)
     visiting = strand.helper and strand.state is not RUNNING
     if strand.state is not RUNNING:
         baton.rejoin(strand)  # before looking: what completes meanwhile wakes nobody
-    complete_now(call)
+    if call.put_off is not None or call.parts:
+        complete_now(call)
     limit = baton.clock.now() + timeout
     if strand.pending_callbacks:
         baton.run_pending_callbacks(
@@ -78,7 +79,8 @@ def _park_until_done(strand: Strand, call: Call, timeout: float, explicit: bool)
             baton.leave(strand)
         return
     context, record = strand.local, call.assembly.record
-    ring, thread = context.ring, thread_of(strand)
+    ring = context.ring
+    thread = id(strand) if strand.helper else 1 if strand.on_pending_callback else 0
     ident = None if call.serial is None else (call.strand.local.rank, call.serial)
     ring.flowed += 2
     ring.flow.append(
