@@ -14,7 +14,7 @@ import torch.distributed as dist
 import phalanx
 
 MOST_CALLS = 25
-"""Functions of ours that one rank calls for one `all_reduce`, with the hand-over to the next."""
+"""Functions of ours that one rank calls for an `all_reduce`, with the hand-over to the next."""
 
 OURS = str(Path(phalanx.__file__).parent)
 RANKS, WARM, TIMES = 4, 300, 20

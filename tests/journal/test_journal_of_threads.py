@@ -127,6 +127,37 @@ def test_no_tensor_is_kept_alive() -> None:
     assert len(list(journal.filter(kind="posted"))) == 6
 
 
+def write_too_early() -> None:
+    tensor = torch.ones(4)
+    work = dist.all_reduce(tensor, async_op=True)
+    tensor.add_(1)
+    work.wait()
+
+
+def test_a_tensor_that_is_touched_in_flight() -> None:
+    with pytest.raises(phalanx.InFlightBufferError) as caught:
+        phalanx.run(write_too_early, ranks=2)
+    first = next(iter(caught.value.journal.filter(kind="buffer-touched")))
+    assert first.how == "written" and first.call[1] == 0
+    assert first.site.function == "write_too_early"
+
+
+def use_a_store() -> None:
+    store = dist.PrefixStore("p", dist.distributed_c10d._get_default_store())
+    if dist.get_rank() == 0:
+        store.set("key", "value")
+    store.get("key")
+
+
+def test_what_the_program_does_with_stores() -> None:
+    journal = journal_of(use_a_store)
+    (written,) = journal.filter(kind="store-written")
+    reads = list(journal.filter(kind="store-read"))
+    assert (written.rank, written.name, written.shown) == (0, "set", "key")
+    assert {event.key for event in (written, *reads)} == {written.key}
+    assert len(reads) == 2
+
+
 def give_up() -> None:
     from datetime import timedelta
 

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from phalanx import callsite
 from phalanx.backend.collectives.call_signature import order_of
-from phalanx.core.strand import Strand, here
+from phalanx.core.strand import Strand, here, thread_of
 from phalanx.journal.events import (
-    BufferTouched,
     CallId,
     Completed,
     GroupDestroyed,
@@ -31,14 +30,6 @@ from phalanx.system import monotonic
 
 if TYPE_CHECKING:
     from phalanx.backend.session import RankContext
-
-
-def thread_of(strand: Strand | None) -> int:
-    """The rank's own thread is 0, its callbacks are 1; threads that it started have a number of
-    their own."""
-    if strand is None:
-        return 0
-    return id(strand) if strand.helper else int(strand.on_pending_callback)
 
 
 def call_id(call: Call) -> CallId:
@@ -169,9 +160,3 @@ def group_destroyed(context: RankContext, met: Assembly, *, default: bool) -> No
     context.ring.add(
         GroupDestroyed(monotonic(), context.rank, thread, mark, met.record, default)
     )
-
-
-def buffer_touched(context: Any, call: CallId | None, how: str) -> None:
-    """A tensor of a call in flight was used, at the line that is running."""
-    thread, mark = thread_of(here.strand), callsite.mark(2)
-    context.ring.add(BufferTouched(monotonic(), context.rank, thread, mark, call, how))

@@ -16,16 +16,19 @@ from typing import Any
 import torch
 from torch.distributed.distributed_c10d import Store
 
+from phalanx import callsite
 from phalanx.backend.devices.device_map import DeviceMap
 from phalanx.callsite import Mark
 from phalanx.checks.message_race import KIND, RaceWatch
-from phalanx.core.strand import Strand, here
+from phalanx.core.strand import Strand, here, thread_of
 from phalanx.errors import VerdictError
+from phalanx.journal.events import BufferTouched
 from phalanx.journal.writer import JournalWriter
 from phalanx.matching.referee import Referee
 from phalanx.matching.slots import Assembly, Call
 from phalanx.model import Tally, Verdict, Wait
 from phalanx.options import Options
+from phalanx.system import monotonic
 
 MOST_WATCHED, LEAST_WATCHED = 128, 16
 DESTROYED = 256
@@ -104,6 +107,12 @@ class RankContext:
         if not isinstance(self._environ, dict):
             self._environ = self._environ()
         return self._environ
+
+    def note_touch(self, call: Call | None, how: str) -> None:
+        """The program used a tensor of a call in flight, at the line that is running."""
+        ident = None if call is None or call.serial is None else (self.rank, call.serial)
+        thread, mark = thread_of(here.strand), callsite.mark(2)
+        self.ring.add(BufferTouched(monotonic(), self.rank, thread, mark, ident, how))
 
     def batch_of(self, strand: Strand) -> int | None:
         """The batch that the next message of this thread belongs to. One of a batch may have

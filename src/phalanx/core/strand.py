@@ -85,3 +85,11 @@ class Strand:
         since."""
         self.thread: threading.Thread | None = None
         """A helper's thread object, as the program knows it."""
+
+
+def thread_of(strand: Strand | None) -> int:
+    """The rank's own thread is 0, its callbacks are 1; threads that it started have a number of
+    their own."""
+    if strand is None:
+        return 0
+    return id(strand) if strand.helper else int(strand.on_pending_callback)

@@ -194,6 +194,7 @@ class Book:
                 self.note_read(flight, site)
                 continue
             touch = Touch(how, flight.described(), by=by, site=site)
+            self.context.note_touch(flight.call, how)
             raise self.context.session.report(find_in_flight(touch))
 
     def forget(self, flight: Flight) -> None:
@@ -279,6 +280,7 @@ def check_departure(book: Book, call: Call) -> None:
         for region in book.touched_by(tensor):
             if writes or region.writes:
                 touch = Touch("used", region.flight.described(), other=describe_call(call))
+                book.context.note_touch(region.flight.call, "used")
                 raise book.context.session.report(find_in_flight(touch))
 
 
@@ -416,6 +418,7 @@ def _error(flight: Flight, how: How) -> Exception:
     site = callsite.resolve(callsite.mark(2))
     by = "seen here: the memory is another" if how == "replaced" else ""
     touch = Touch(how, flight.described(), by=by, site=site)
+    flight.book.context.note_touch(flight.call, how)
     return flight.book.context.session.report(find_in_flight(touch))
 
 

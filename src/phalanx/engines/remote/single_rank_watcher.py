@@ -87,6 +87,9 @@ class Alone:
         self.in_flight: buffer_guard.Book | None = None
         self.flying: weakref.WeakKeyDictionary[Any, Call] = weakref.WeakKeyDictionary()
 
+    def note_touch(self, call: Call | None, how: str) -> None:
+        """The journal is the referee's, and hears of this by the error."""
+
     # -- calls ----------------------------------------------------------------------------
 
     def before_call(self, met: Assembly, member: int, parts: Parts, mark: Mark | None) -> None:
