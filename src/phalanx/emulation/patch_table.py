@@ -83,7 +83,6 @@ _WAITING = (
         "selectors.SelectSelector.select",
         "selectors.PollSelector.select",
         "selectors.EpollSelector.select",
-        "selectors.KqueueSelector.select",
     ),
     *_rows(
         THREADS,
@@ -147,7 +146,6 @@ _THREADS_AND_CHILDREN = (
         "a rank sees its own child processes, not those of other ranks",
         "multiprocessing.active_children",
         "multiprocessing.process.active_children",
-        "multiprocessing.context.BaseContext.active_children",
         "torch.multiprocessing.active_children",
     ),
     *_rows(
@@ -336,8 +334,7 @@ _STATE_OF_TORCH = (
     *_rows(
         THREADS,
         "what a rank changes here holds for that rank",
-        "torch.set_num_threads set_num_interop_threads get_num_interop_threads "
-        "set_anomaly_enabled",
+        "torch.set_num_threads set_num_interop_threads set_anomaly_enabled",
         "torch.backends.ContextProp.__set__",
         "torch._C._set_default_dtype _set_default_tensor_type _set_deterministic_algorithms",
         "torch._C._set_cudnn_allow_tf32 _set_cudnn_benchmark _set_cudnn_deterministic "
@@ -407,7 +404,6 @@ _LATER_ON_THREADS = (
         "multiprocessing.process.current_process parent_process",
         "multiprocessing.current_process parent_process",
         "torch.multiprocessing.current_process parent_process",
-        "multiprocessing.context.BaseContext.current_process parent_process",
     ),
     *_rows(
         SELF_SPAWNING,

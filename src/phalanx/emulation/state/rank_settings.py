@@ -23,6 +23,7 @@ from phalanx.emulation.state.borrowed_state import in_turn
 Patch = tuple[Any, str, Any]
 KEPT = "settings"
 INTEROP = "interop threads"
+"""Whether a rank has set their number."""
 
 
 class RankSetting(NamedTuple):
@@ -158,7 +159,7 @@ def thread_patches() -> list[Patch]:
     a time; what a rank sets holds for that rank. The number of threads between operators can be
     set once per process, so each rank may set it once, and torch obeys the first."""
     setting = RankSetting(_threads.read, _threads.write, ())
-    set_interop, get_interop = torch.set_num_interop_threads, torch.get_num_interop_threads
+    set_interop = torch.set_num_interop_threads
 
     @wraps(set_interop)
     def set_own(count: int) -> None:
@@ -177,16 +178,9 @@ def thread_patches() -> list[Patch]:
         except RuntimeError:
             if not isinstance(count, int) or count <= 0:
                 raise
-        saved[INTEROP] = count
-
-    @wraps(get_interop)
-    def get_own() -> int:
-        strand = here.strand
-        found = None if strand is None else strand.local.saved.get(INTEROP)
-        return int(get_interop()) if found is None else int(found)
+        saved[INTEROP] = True
 
     return [
         (torch, "set_num_threads", _noting(_threads.write, setting)),
         (torch, "set_num_interop_threads", set_own),
-        (torch, "get_num_interop_threads", get_own),
     ]

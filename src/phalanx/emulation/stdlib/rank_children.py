@@ -65,7 +65,6 @@ def process_patches() -> list[tuple[Any, str, Any]]:
     """(owner, attribute, replacement) for what starts processes and counts them."""
     active = _active_children(multiprocessing.process.active_children)
     server, util = multiprocessing.forkserver, multiprocessing.util
-    base = multiprocessing.context.BaseContext
     return [
         *_popen_patches(),
         (util, "spawnv_passfds", _with_environ(util.spawnv_passfds)),
@@ -73,7 +72,6 @@ def process_patches() -> list[tuple[Any, str, Any]]:
         (multiprocessing.process, "active_children", active),
         (multiprocessing, "active_children", active),
         (torch.multiprocessing, "active_children", active),
-        (base, "active_children", staticmethod(active)),
         *((server, name, _by_own_server(name)) for name in _SERVER_CALLS),
         (Queue, "_start_thread", _noting(_queue._start_thread)),
         (LoaderIterator, "__init__", _noting_loader(LoaderIterator.__init__)),

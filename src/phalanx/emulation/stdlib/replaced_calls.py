@@ -178,7 +178,7 @@ def _inheriting(original: Any) -> Any:
 
 _SELECTORS = [
     getattr(selectors, name)
-    for name in ("SelectSelector", "PollSelector", "EpollSelector", "KqueueSelector")
+    for name in ("SelectSelector", "PollSelector", "EpollSelector")
     if hasattr(selectors, name)
 ]
 

@@ -466,12 +466,10 @@ def _patches(initialise: Any, parent: _Parent, stores: list[Any]) -> list[tuple[
 
     about = {"current_process": current_process, "parent_process": parent_process}
     modules = (multiprocessing.process, multiprocessing, torch.multiprocessing)
-    context = multiprocessing.context.BaseContext
     return [
         (dist, "init_process_group", initialise),
         (private.c10d_module, "init_process_group", initialise),
         *((module, name, ask) for name, ask in about.items() for module in modules),
-        *((context, name, staticmethod(ask)) for name, ask in about.items()),
         (_file_store, "__init__", _keeping(_file_store.__init__, stores)),
     ]
 
