@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from phalanx.journal.causal_order import in_causal_order
 from phalanx.journal.events import GroupRecord, Met, Posted
 from phalanx.journal.writer import JournalWriter
-from phalanx.matching.causal_order import in_causal_order
 
 WORLD = GroupRecord(0, "world", (0, 1, 2))
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from phalanx.matching.slots import Assembly, Call
+from phalanx.matching.mailboxes import GroupMailbox
+from phalanx.matching.slots import Call
 
 
 class Bench:
@@ -21,15 +22,15 @@ class Bench:
         self.posted.append((strand.rank, pending_callback))
 
 
-def call(met: Assembly, member: int, name: str = "all_reduce", **facts) -> Call:
+def call(met: GroupMailbox, member: int, name: str = "all_reduce", **facts) -> Call:
     made = Call(met, member, SimpleNamespace(baton=Bench(), rank=member), name, None)
     for key, value in {"signature": name, **facts}.items():
         setattr(made, key, value)
     return made
 
 
-def group(size: int = 3) -> Assembly:
-    return Assembly("world", tuple(range(size)))
+def group(size: int = 3) -> GroupMailbox:
+    return GroupMailbox("world", tuple(range(size)))
 
 
 def test_the_slot_comes_out_with_the_last_member_in_group_order() -> None:

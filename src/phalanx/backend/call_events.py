@@ -25,7 +25,8 @@ from phalanx.journal.events import (
     Withdrawn,
     make,
 )
-from phalanx.matching.slots import Assembly, Call
+from phalanx.matching.mailboxes import GroupMailbox
+from phalanx.matching.slots import Call
 from phalanx.system import monotonic
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def post_message(context: RankContext, call: Call, sample: Tensor) -> Posted:
         context.rank,
         thread_of(call.strand),
         call.mark,
-        call.assembly.record,
+        call.mailbox.record,
         call.name,
         serial,
         call.member,
@@ -79,7 +80,7 @@ def _flow(send: Call, receive: Call, kind: type[Any], last: Any) -> Any:
     ring = strand.local.ring
     pair = (call_id(send), call_id(receive))
     rank, thread = strand.local.rank, thread_of(strand)
-    record = receive.assembly.record
+    record = receive.mailbox.record
     ring.flowed += 1
     event = make(kind, (monotonic(), rank, thread, None, record, None, pair, last))
     ring.flow.append(event)
@@ -126,10 +127,10 @@ STORE_READS = frozenset({"get", "multi_get", "wait", "check"})
 
 def withdraw(call: Call) -> bool:
     """Take back a message whose rank gave up waiting; whether there was one."""
-    if not call.assembly.withdraw(call):
+    if not call.mailbox.withdraw(call):
         return False
     rank, thread = call.strand.local.rank, thread_of(call.strand)
-    record = call.assembly.record
+    record = call.mailbox.record
     event = Withdrawn(monotonic(), rank, thread, call.mark, record, call_id(call))
     call.strand.local.ring.add(event)
     races = call.strand.local.session.races
@@ -139,7 +140,7 @@ def withdraw(call: Call) -> bool:
 
 
 def group_made(
-    context: RankContext, met: Assembly, member: int, *, default: bool, by_program: bool
+    context: RankContext, met: GroupMailbox, member: int, *, default: bool, by_program: bool
 ) -> None:
     context.ring.add(
         GroupMade(
@@ -155,7 +156,7 @@ def group_made(
     )
 
 
-def group_destroyed(context: RankContext, met: Assembly, *, default: bool) -> None:
+def group_destroyed(context: RankContext, met: GroupMailbox, *, default: bool) -> None:
     thread, mark = thread_of(here.strand), callsite.mark(2)
     context.ring.add(
         GroupDestroyed(monotonic(), context.rank, thread, mark, met.record, default)

@@ -39,7 +39,8 @@ from phalanx.core.strand import RUNNING, here
 from phalanx.errors import PhalanxError
 from phalanx.journal.events import Completed, Met, Posted, make
 from phalanx.journal.writer import MOST_PARTS
-from phalanx.matching.slots import Assembly, Call, Slot
+from phalanx.matching.mailboxes import GroupMailbox
+from phalanx.matching.slots import Call, Slot
 from phalanx.system import monotonic
 
 _UNSET = timedelta(0)
@@ -84,7 +85,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         self._limit = timeout.total_seconds()
         self._name = self._description = ""
         self._place = ("", 0)
-        self._assembly: Assembly | None = None
+        self._mailbox: GroupMailbox | None = None
         self._closed = False
         self._bound: torch.device | None = None
         self._coalescing: list[OpWork] | None = None
@@ -98,9 +99,9 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         groups once per process (`group=group.WORLD` as a default argument, evaluated by the
         rank that imports first), so a rank may hold another one's object."""
         strand = here.strand
-        if strand is None or strand.local is self._context or self._assembly is None:
+        if strand is None or strand.local is self._context or self._mailbox is None:
             return self
-        end: Endpoint = self._assembly.ends.get(strand.local.rank, self)
+        end: Endpoint = self._mailbox.ends.get(strand.local.rank, self)
         return end
 
     def __eq__(self, other: object) -> bool:
@@ -135,9 +136,9 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         context = self._context
         members = tuple(self.options.global_ranks_in_group) or tuple(range(self._count))
         self._place = self._meeting_key()
-        self._assembly = self._session.assembly(self._place, name, members)
+        self._mailbox = self._session.mailbox(self._place, name, members)
         self._note_backend(self._backend_name)
-        other = self._assembly.claim(self._member, context.rank, self)
+        other = self._mailbox.claim(self._member, context.rank, self)
         if other is not None:
             raise InvalidCallError(
                 f"ranks {other} and {context.rank} of this run both call themselves rank "
@@ -147,16 +148,16 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         default = context.torch_state.default_pg is None
         by_program = not (default and self._session.makes_world)
         call_events.group_made(
-            context, self._assembly, self._member, default=default, by_program=by_program
+            context, self._mailbox, self._member, default=default, by_program=by_program
         )
         observe_groups.made(self, default=default)
 
     def _set_group_desc(self, description: str) -> None:
         super()._set_group_desc(description)
         self._description = description  # asking C++ for it takes every test some microseconds
-        if self._assembly is not None and self._assembly.name != "world":
+        if self._mailbox is not None and self._mailbox.name != "world":
             told = str(description)
-            self._assembly.record.description = "" if told in _UNTOLD else told
+            self._mailbox.record.description = "" if told in _UNTOLD else told
 
     @property
     def bound_device_id(self) -> torch.device | None:
@@ -173,9 +174,9 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         own = (self._limit, self._splits, self._closed, self._description, self._bound)
         return (*own, self._met.record.eager, len(vars(self)))
 
-    def move_to(self, context: RankContext, met: Assembly) -> None:
+    def move_to(self, context: RankContext, met: GroupMailbox) -> None:
         """Become the group of another world, as if it were new."""
-        self._context, self._session, self._assembly = context, context.session, met
+        self._context, self._session, self._mailbox = context, context.session, met
         self._coalescing = self._batch = None
 
     def _meeting_key(self) -> tuple[str, int]:
@@ -247,8 +248,8 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
     def eager_connect_single_device(self, device: Any = None) -> None:
         """NCCL connects here when the program binds a device to the group."""
         self.bound_device_id = device
-        if self._assembly is not None:
-            self._assembly.record.eager = True
+        if self._mailbox is not None:
+            self._mailbox.record.eager = True
 
     def perform_nocolor_split(self, device: Any) -> None:
         """Ranks outside a new group take part in NCCL's split; here nothing is to be done."""
@@ -270,22 +271,22 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
 
     def shutdown(self) -> None:
         if self._session.put_off:
-            completion.complete_all(self._session, self._assembly)
-        if not self._closed and self._assembly is not None:
+            completion.complete_all(self._session, self._mailbox)
+        if not self._closed and self._mailbox is not None:
             is_default = self._context.torch_state.default_pg is self
-            group_history.note_destroyed(self._context, self._assembly, is_default=is_default)
-            call_events.group_destroyed(self._context, self._assembly, default=is_default)
+            group_history.note_destroyed(self._context, self._mailbox, is_default=is_default)
+            call_events.group_destroyed(self._context, self._mailbox, default=is_default)
             if is_default:
                 self._context.stock = None
         if (
             not self._closed
-            and self._assembly is not None
-            and self._assembly.leave(self._context.rank)
+            and self._mailbox is not None
+            and self._mailbox.leave(self._context.rank)
         ):
-            self._session.end_assembly(self._place)
-            self._session.findings += observe_order.look(self._assembly)
-            self._session.findings += observe_roots.look(self._assembly)
-            calls = self._assembly.open_calls()
+            self._session.end_group(self._place)
+            self._session.findings += observe_order.look(self._mailbox)
+            self._session.findings += observe_roots.look(self._mailbox)
+            calls = self._mailbox.open_calls()
             self._session.leftovers += [describe_pending(c) for c in calls if not c.waited]
         self._closed = True
 
@@ -298,19 +299,19 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
 
     def _note_backend(self, backend: str) -> None:
         """For checks that look back when the group may be gone."""
-        if self._assembly is not None:
-            record = self._assembly.record
+        if self._mailbox is not None:
+            record = self._mailbox.record
             record.backend = backend
             record.eager |= self._bound is not None
         self._session.has_nccl |= "nccl" in backend
 
     @property
-    def _met(self) -> Assembly:
-        if self._assembly is None:
+    def _met(self) -> GroupMailbox:
+        if self._mailbox is None:
             raise PhalanxError(
                 "this group was made by hand; use init_process_group or new_group"
             )
-        return self._assembly
+        return self._mailbox
 
     def _call(self, name: str) -> Call:
         if self._closed:
@@ -326,7 +327,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
                 f"{name}: rank {strand.rank} uses rank {self._context.rank}'s end of a group; "
                 f"rank {strand.rank} is not a member, or has destroyed its own"
             )
-        return Call(self._assembly or self._met, end._member, strand, name, callsite.mark(3))
+        return Call(self._mailbox or self._met, end._member, strand, name, callsite.mark(3))
 
     def _submit(
         self, call: Call, meaning: Meaning, opts: Any, sample: Tensor | None
@@ -353,7 +354,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         call.batch = self._batch
         baton.critical = True
         try:
-            slot = call.assembly.join(call)
+            slot = call.mailbox.join(call)
             ring, signature = context.ring, call.signature
             serial = call.serial = ring.posted
             ring.posted = serial + 1
@@ -365,7 +366,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
                         context.rank,
                         id(strand) if strand.helper else 1 if strand.on_pending_callback else 0,
                         call.mark,
-                        call.assembly.record,
+                        call.mailbox.record,
                         call.name,
                         serial,
                         call.member,
@@ -385,7 +386,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
                 observe_order.note(call)
             if slot is not None:
                 ring.flowed += 1
-                record, number = call.assembly.record, call.number
+                record, number = call.mailbox.record, call.number
                 event = (monotonic(), context.rank, 0, call.mark, record, number, (), None)
                 ring.flow.append(make(Met, event))
                 if self._session.races is not None:
@@ -394,7 +395,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         finally:
             baton.critical = False
         root = call.root
-        if root is not None and call.assembly.ranks[root] != root:
+        if root is not None and call.mailbox.ranks[root] != root:
             observe_roots.note(self._session, call)
         if not call.asynchronous:
             strand.inside = call
@@ -480,7 +481,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         last = calls[-1]
         mover = (here.strand or last.strand).local
         mover.ring.flowed += 1
-        record, failed = last.assembly.record, errors is not None
+        record, failed = last.mailbox.record, errors is not None
         event = (monotonic(), mover.rank, 0, None, record, last.number, (), failed)
         mover.ring.flow.append(make(Completed, event))
         for index, call in enumerate(calls):
@@ -511,7 +512,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
             session.watch_races()
         if session.races is not None:
             session.races.add(posted)
-        met = call.assembly
+        met = call.mailbox
         baton.critical = True
         try:
             other = met.post_send(call) if sending else met.post_receive(call)

@@ -24,7 +24,7 @@ from phalanx.checks.group_lifecycle import (
 )
 from phalanx.core.strand import RUNNING, Strand, here
 from phalanx.matching.groups import Creation, GroupCreations
-from phalanx.matching.slots import Assembly
+from phalanx.matching.mailboxes import GroupMailbox
 from phalanx.model import Group, Op, Verdict, Wait
 
 KIND = "mismatch"
@@ -34,7 +34,7 @@ class _Destroyed(NamedTuple):
     """A group, the place of the default group at that time, where it was destroyed, and how
     many collectives of the default group the rank had called and groups made by then."""
 
-    met: Assembly
+    met: GroupMailbox
     place: Any
     mark: Mark | None
     calls: int
@@ -102,7 +102,9 @@ def _note(
         raise own
 
 
-def note_split(context: RankContext, met: Assembly, number: int, parts: Iterable[int]) -> None:
+def note_split(
+    context: RankContext, met: GroupMailbox, number: int, parts: Iterable[int]
+) -> None:
     """A rank splits a group for the `number`-th time, and names the part that it is in by
     places in the group. Raises where parts that others named have members in common with it."""
     if KIND not in context.session.kinds:
@@ -123,13 +125,13 @@ def note_split(context: RankContext, met: Assembly, number: int, parts: Iterable
 def _creations(context: RankContext) -> GroupCreations | None:
     """Those of the rank's default group."""
     group = context.torch_state.default_pg
-    if group is None or group._assembly is None:
+    if group is None or group._mailbox is None:
         return None
-    world: Assembly = group._assembly
+    world: GroupMailbox = group._mailbox
     return context.session.referee.creations_in(group._place, world, world.has_member)
 
 
-def note_destroyed(context: RankContext, met: Assembly, *, is_default: bool) -> None:
+def note_destroyed(context: RankContext, met: GroupMailbox, *, is_default: bool) -> None:
     """A rank has destroyed its end of a group. Those that go with the default group, all in
     one call, are left out: torch itself sees to their order."""
     mark = callsite.mark(2)
@@ -196,6 +198,6 @@ def _destroyed_ops(context: RankContext, place: Any) -> list[Destroyed]:
 def _calls_so_far(context: RankContext) -> int:
     """How many collectives the rank has called on its default group."""
     group = context.torch_state.default_pg
-    if group is None or group._assembly is None:
+    if group is None or group._mailbox is None:
         return 0
-    return int(group._assembly.next_number[group._member])
+    return int(group._mailbox.next_number[group._member])

@@ -41,7 +41,7 @@ def can_be_inherited(session: Session) -> bool:
     """After a run that went well."""
     store = session.stores["init"]
     return (
-        len(session.assemblies) == 1
+        len(session.mailboxes) == 1
         and len(session.stores) == 1
         and isinstance(store, InProcessStore)
         and store.is_as_new(MEETING_KEYS)
@@ -58,8 +58,8 @@ def inherit(session: Session, former: Session) -> None:
     """Give a new world, which has its `TorchState`s already, the groups of one that ended."""
     session.stores["init"] = former.stores["init"]
     session.has_nccl = former.has_nccl
-    (place, met), *_ = former.assemblies.items()
-    met = session.assemblies[place] = met.anew()
+    (place, met), *_ = former.mailboxes.items()
+    met = session.mailboxes[place] = met.anew()
     session.journal.keep(met.record)
     for context, before in zip(session.ranks, former.ranks, strict=True):
         context.incarnations = before.incarnations

@@ -24,8 +24,9 @@ from phalanx.core.strand import Strand, here, thread_of
 from phalanx.errors import VerdictError
 from phalanx.journal.events import BufferTouched
 from phalanx.journal.writer import JournalWriter
+from phalanx.matching.mailboxes import GroupMailbox
 from phalanx.matching.referee import Referee
-from phalanx.matching.slots import Assembly, Call
+from phalanx.matching.slots import Call
 from phalanx.model import Tally, Verdict, Wait
 from phalanx.options import Options
 from phalanx.system import monotonic
@@ -194,7 +195,7 @@ class Session:
             for rank, (environ, state) in enumerate(itertools.zip_longest(environs, states))
         ]
         self.referee = Referee(self.kinds)
-        self.assemblies: dict[tuple[str, int], Assembly] = self.referee.mailboxes
+        self.mailboxes: dict[tuple[str, int], GroupMailbox] = self.referee.mailboxes
         self._ended = [0, 0, 0]
         self.leftovers: list[Wait] = []
         """What was still open in groups when their last member destroyed them."""
@@ -208,7 +209,7 @@ class Session:
         """A new run begins, in which the groups of the one before are still there."""
         in_full = self.profile is not None
         self.journal = JournalWriter(self.size, in_full=in_full, after=self.journal)
-        for met in self.assemblies.values():
+        for met in self.mailboxes.values():
             met.record.used = any(met.next_number) or met.messages > 0
             self.journal.keep(met.record)
         self.races = None
@@ -222,12 +223,12 @@ class Session:
         for context in self.ranks:
             context.last_call = None
         self.ranks.clear()
-        self.assemblies.clear()
+        self.mailboxes.clear()
         self.report = _tell_nobody
 
-    def end_assembly(self, key: tuple[str, int]) -> None:
+    def end_group(self, key: tuple[str, int]) -> None:
         """The last member has destroyed its end of the group."""
-        met = self.assemblies.pop(key, None)
+        met = self.mailboxes.pop(key, None)
         if met is not None:
             self.journal.end(met.record)
             self._ended = [a + b for a, b in zip(self._ended, _counts(met), strict=True)]
@@ -237,7 +238,7 @@ class Session:
         if self.races is not None or KIND not in self.kinds:
             return
         journal = self.journal.reader()
-        open_calls = (call for met in self.assemblies.values() for call in met.open_calls())
+        open_calls = (call for met in self.mailboxes.values() for call in met.open_calls())
         sends = [
             journal.call((call.strand.local.rank, call.serial))
             for call in open_calls
@@ -259,16 +260,16 @@ class Session:
 
     def tally(self) -> Tally:
         """How many collectives and messages there were, on how many groups."""
-        all_counts = [self._ended, *map(_counts, self.assemblies.values())]
+        all_counts = [self._ended, *map(_counts, self.mailboxes.values())]
         collectives, messages, groups = map(sum, zip(*all_counts, strict=True))
         return Tally(self.size, collectives, messages, groups, raised=tuple(self.raised))
 
-    def assembly(self, key: tuple[str, int], name: str, ranks: tuple[int, ...]) -> Assembly:
-        """The meeting place of a group; the first member to come makes it."""
-        found = self.assemblies.get(key)
+    def mailbox(self, key: tuple[str, int], name: str, ranks: tuple[int, ...]) -> GroupMailbox:
+        """The mailbox of a group; the first member to come makes it."""
+        found = self.mailboxes.get(key)
         if found is None:
             shown = "world" if len(ranks) == self.size and name == "0" else f"group {name}"
-            found = self.assemblies[key] = Assembly(shown, ranks)
+            found = self.mailboxes[key] = GroupMailbox(shown, ranks)
             self.journal.keep(found.record)
         return found
 
@@ -282,7 +283,7 @@ def _watched(size: int) -> int:
     return min(MOST_WATCHED, max(LEAST_WATCHED, MOST_WATCHED * 16 // size))
 
 
-def _counts(met: Assembly) -> tuple[int, int, int]:
+def _counts(met: GroupMailbox) -> tuple[int, int, int]:
     collectives, messages = max(met.next_number), met.messages
     return collectives, messages, int(collectives > 0 or messages > 0)
 

@@ -3,7 +3,7 @@
 `RaceWatch` follows a run event by event. On threads it is fed as things happen, from the first
 event that could race: the journal forgets, and what came before needs no order. Where ranks are
 processes it goes through the journal when the run has ended, in an order in which it may have
-happened (`matching/causal_order.py`). Stores are in `store_race.py`.
+happened (`journal/causal_order.py`). Stores are in `store_race.py`.
 
 | seen                                                        | verdict                      |
 |-------------------------------------------------------------|------------------------------|
@@ -29,6 +29,7 @@ from math import prod
 from typing import Any, Protocol
 
 from phalanx.checks.store_race import StoreWatch
+from phalanx.journal.causal_order import in_causal_order
 from phalanx.journal.events import (
     CallId,
     Event,
@@ -40,7 +41,6 @@ from phalanx.journal.events import (
     Withdrawn,
 )
 from phalanx.journal.reader import Journal
-from phalanx.matching.causal_order import in_causal_order
 from phalanx.matching.happens_before import NOTHING, Known, Ordering, knows
 from phalanx.model import CallBlock, Finding, Op
 

@@ -53,7 +53,7 @@ def take_snapshot(
             view = _thread_view(session, strand, reader)
             if view.wait is not None:  # an idle worker of a pool waits for nothing
                 threads.append(view)
-    in_flight = sum(met.in_flight() for met in list(session.assemblies.values()))
+    in_flight = sum(met.in_flight() for met in list(session.mailboxes.values()))
     return Snapshot(tuple(views), in_flight=in_flight, threads=tuple(threads))
 
 

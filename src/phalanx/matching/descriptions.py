@@ -12,7 +12,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from phalanx.journal.events import REDUCE_OPS, Posted
-from phalanx.matching.slots import Assembly, Call, Slot
+from phalanx.matching.mailboxes import GroupMailbox
+from phalanx.matching.slots import Call, Slot
 from phalanx.model import Group, Op, Site, TensorSpec, Wait
 
 
@@ -27,24 +28,24 @@ class CallReader:
         self._groups: dict[int, Group] = {}
         self._missing: dict[int, tuple[int, ...]] = {}
 
-    def group(self, met: Assembly) -> Group:
-        found = self._groups.get(id(met))
+    def group(self, mailbox: GroupMailbox) -> Group:
+        found = self._groups.get(id(mailbox))
         if found is None:
-            found = self._groups[id(met)] = Group(self.name(met), met.ranks)
+            found = self._groups[id(mailbox)] = Group(self.name(mailbox), mailbox.ranks)
         return found
 
-    def missing(self, met: Assembly, slot: Slot) -> tuple[int, ...]:
+    def missing(self, mailbox: GroupMailbox, slot: Slot) -> tuple[int, ...]:
         """The ranks that have not come to a slot. Equal for all that ask, not only the same:
         a thousand ranks that wait in one slot share one tuple."""
         found = self._missing.get(id(slot))
         if found is None:
             calls = enumerate(slot.calls)
-            found = tuple(met.ranks[member] for member, there in calls if there is None)
+            found = tuple(mailbox.ranks[member] for member, there in calls if there is None)
             self._missing[id(slot)] = found
         return found
 
-    def name(self, met: Assembly) -> str:
-        return met.name
+    def name(self, mailbox: GroupMailbox) -> str:
+        return mailbox.name
 
     def site(self, mark: Any) -> Site | None:
         found: Site | None = mark
@@ -63,16 +64,16 @@ class CallReader:
 
 
 def describe_call(call: Call, reader: CallReader) -> Op:
-    met = call.assembly
+    mailbox = call.mailbox
     splits = call.facts or ((), ())
     return Op(
-        rank=met.ranks[call.member],
+        rank=mailbox.ranks[call.member],
         name=call.name,
-        group=reader.group(met),
+        group=reader.group(mailbox),
         number=call.number,
-        root=None if call.root is None else met.ranks[call.root],
+        root=None if call.root is None else mailbox.ranks[call.root],
         reduce_op=reader.reduce_op(call.op),
-        peer=None if call.peer is None else met.ranks[call.peer],
+        peer=None if call.peer is None else mailbox.ranks[call.peer],
         tag=call.tag,
         inputs=reader.specs(call.inputs),
         outputs=reader.specs(call.outputs),
@@ -82,15 +83,15 @@ def describe_call(call: Call, reader: CallReader) -> Op:
     )
 
 
-def describe_earlier(call: Posted, met: Assembly, reader: CallReader) -> Op:
+def describe_earlier(call: Posted, mailbox: GroupMailbox, reader: CallReader) -> Op:
     """A collective of the journal, with the name that its group has for the program."""
     code = call.reduce_op
     return Op(
         rank=call.rank,
         name=call.name,
-        group=reader.group(met),
+        group=reader.group(mailbox),
         number=call.number,
-        root=None if call.root is None else met.ranks[call.root],
+        root=None if call.root is None else mailbox.ranks[call.root],
         reduce_op=REDUCE_OPS[code] if isinstance(code, int) else code,
         site=reader.site(call.mark),
     )
@@ -115,7 +116,7 @@ def wait_for(call: Call, reader: CallReader, *, needs: tuple[int, ...], any_of: 
 def needs_of(call: Call, reader: CallReader) -> tuple[tuple[int, ...], bool]:
     """The ranks that a call needs, and whether any one of them is enough. No ranks, and not
     any: it is about to complete."""
-    met = call.assembly
+    mailbox = call.mailbox
     if call.parts_left:
         parts = [needs_of(part, reader) for part in parts_of(call)]
         one_of = [part for part in parts if part[1]]
@@ -123,12 +124,12 @@ def needs_of(call: Call, reader: CallReader) -> tuple[tuple[int, ...], bool]:
     if call.done:
         return (), False
     if call.number is not None:
-        slot = met.slots.get(call.number)
-        return (reader.missing(met, slot) if slot is not None else ()), False
+        slot = mailbox.slots.get(call.number)
+        return (reader.missing(mailbox, slot) if slot is not None else ()), False
     if call.name == "send" and call.peer is not None:
-        pending = met.sends.get(call.peer, ())
+        pending = mailbox.sends.get(call.peer, ())
     else:
-        pending = met.receives.get(call.member, ())
+        pending = mailbox.receives.get(call.member, ())
     if call not in pending:
         return (), False  # it has met its counterpart, and is put off
     return partners_of(call)
@@ -136,7 +137,7 @@ def needs_of(call: Call, reader: CallReader) -> tuple[tuple[int, ...], bool]:
 
 def partners_of(call: Call) -> tuple[tuple[int, ...], bool]:
     """The ranks that a message may meet, and whether any one of them is enough."""
-    ranks = call.assembly.ranks
+    ranks = call.mailbox.ranks
     if call.peer is not None:
         return (ranks[call.peer],), False
     return (*ranks[: call.member], *ranks[call.member + 1 :]), True
@@ -144,30 +145,30 @@ def partners_of(call: Call) -> tuple[tuple[int, ...], bool]:
 
 def parts_of(call: Call) -> list[Call]:
     """What is left of a coalesced batch."""
-    return [part for part in call.assembly.open_calls() if part.whole is call]
+    return [part for part in call.mailbox.open_calls() if part.whole is call]
 
 
-def describe_pending_sends(mailboxes: Iterable[Assembly], reader: CallReader) -> list[Op]:
+def describe_pending_sends(mailboxes: Iterable[GroupMailbox], reader: CallReader) -> list[Op]:
     """The messages that nobody has received."""
     return [
         describe_call(send, reader)
-        for met in list(mailboxes)
-        for sent in list(met.sends.values())
+        for mailbox in list(mailboxes)
+        for sent in list(mailbox.sends.values())
         for send in sent
     ]
 
 
 def _near_misses(call: Call) -> Iterator[str]:
     """Pending messages between the same two ranks that do not fit."""
-    met = call.assembly
-    me = met.ranks[call.member]
+    mailbox = call.mailbox
+    me = mailbox.ranks[call.member]
     if call.name == "recv":
-        for send in met.sends.get(call.member, ()):
+        for send in mailbox.sends.get(call.member, ()):
             if send.tag != call.tag:
-                sender = met.ranks[send.member]
+                sender = mailbox.ranks[send.member]
                 yield f"rank {sender} sent tag {send.tag}; rank {me} waits for tag {call.tag}"
     elif call.peer is not None:
-        for receive in met.receives.get(call.peer, ()):
+        for receive in mailbox.receives.get(call.peer, ()):
             if receive.tag != call.tag and receive.peer in (None, call.member):
-                other = met.ranks[call.peer]
+                other = mailbox.ranks[call.peer]
                 yield f"rank {me} sent tag {call.tag}; rank {other} waits for tag {receive.tag}"

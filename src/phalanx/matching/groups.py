@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from phalanx.callsite import Mark, resolve
 from phalanx.matching.hints import name_ranks
-from phalanx.matching.slots import Assembly
+from phalanx.matching.mailboxes import GroupMailbox
 from phalanx.model import CallBlock, Finding, Group, Op, Site, Wait
 
 _RULE = (
@@ -62,7 +62,9 @@ class GroupCreations:
     is not counted among those that made fewer groups than others.
     """
 
-    def __init__(self, world: Assembly, has_begun: Callable[[int], bool] | None = None) -> None:
+    def __init__(
+        self, world: GroupMailbox, has_begun: Callable[[int], bool] | None = None
+    ) -> None:
         self._world = world
         self._has_begun = has_begun or (lambda member: True)
         self.made: dict[int, list[Creation]] = {}

@@ -37,9 +37,10 @@ from phalanx.matching.descriptions import (
 )
 from phalanx.matching.divergence import Pace, Parting, find_parting, tell_parting
 from phalanx.matching.groups import GroupCreations
+from phalanx.matching.mailboxes import GroupMailbox
 from phalanx.matching.other_group import find_other_group
 from phalanx.matching.partial_look import PartialLook, Standing, WaitPosition
-from phalanx.matching.slots import Assembly, Call, Slot
+from phalanx.matching.slots import Call, Slot
 from phalanx.matching.waitgraph import find_deadlock
 from phalanx.model import Deadlock, Meeting, Mismatch, Op, Snapshot, Verdict
 
@@ -101,7 +102,7 @@ class Referee:
 
     def __init__(self, kinds: Collection[str]) -> None:
         self.compares = "mismatch" in kinds
-        self.mailboxes: dict[Any, Assembly] = {}
+        self.mailboxes: dict[Any, GroupMailbox] = {}
         """By whatever names a group in the engine."""
         self.creations: dict[Any, GroupCreations] = {}
         """The calls of `new_group`, by default group."""
@@ -112,7 +113,7 @@ class Referee:
         self._partial: PartialLook[Any] = PartialLook()
 
     def creations_in(
-        self, key: Any, world: Assembly, has_begun: Callable[[int], bool] | None = None
+        self, key: Any, world: GroupMailbox, has_begun: Callable[[int], bool] | None = None
     ) -> GroupCreations:
         """Where the ranks of a default group make their groups."""
         found = self.creations.get(key)
@@ -134,12 +135,12 @@ class Referee:
         if not slot.clash or not self.compares:
             return None
         calls = [call for call in slot.calls if call is not None]
-        met, reader = calls[0].assembly, evidence.reader()
+        mailbox, reader = calls[0].mailbox, evidence.reader()
         ops = tuple(describe_call(call, reader) for call in calls)
-        meeting = Meeting(reader.group(met), slot.number, ops)
+        meeting = Meeting(reader.group(mailbox), slot.number, ops)
         if find_mismatch(meeting) is None:
             return None
-        history = _history(evidence.read_journal(), met, slot.number, reader)
+        history = _history(evidence.read_journal(), mailbox, slot.number, reader)
         verdict = find_mismatch(replace(meeting, history=history))
         assert verdict is not None
         return _with_parting(verdict, evidence, verdict.group.ranks)
@@ -155,8 +156,8 @@ class Referee:
     def abandon(self, error: BaseException) -> None:
         """Nobody can move: what is open ends with `error`, and all members of a group go on
         with the same number."""
-        for met in self.mailboxes.values():
-            met.abandon(error)
+        for mailbox in self.mailboxes.values():
+            mailbox.abandon(error)
 
     # -- ranks that cannot move ---------------------------------------------------------------
 
@@ -211,10 +212,10 @@ class Referee:
         if stuck is None and creations.waiting:
             return creations.find_missing()
         absent = {
-            met.ranks[member]
-            for met, slot in self._open_slots_of_groups(host, stuck)
+            mailbox.ranks[member]
+            for mailbox, slot in self._open_slots_of_groups(host, stuck)
             for member, there in enumerate(slot.calls)
-            if there is None and not met.has_member(member)
+            if there is None and not mailbox.has_member(member)
         }
         gone = absent.intersection(host.ended()) if absent else absent
         return creations.find_missing(gone) if gone else None
@@ -224,30 +225,30 @@ class Referee:
 
     def _open_slots_of_groups(
         self, host: Host, stuck: Sequence[Any] | None
-    ) -> Iterator[tuple[Assembly, Slot]]:
+    ) -> Iterator[tuple[GroupMailbox, Slot]]:
         """Slots in which somebody is, and of those in `stuck` if that is given."""
         if stuck is None:
-            for met in list(self.mailboxes.values()):
-                yield from ((met, slot) for slot in list(met.slots.values()))
+            for mailbox in list(self.mailboxes.values()):
+                yield from ((mailbox, slot) for slot in list(mailbox.slots.values()))
             return
         seen: set[int] = set()
         for call in host.calls_of(stuck):
-            slot = call.assembly.slots.get(call.number) if call.number is not None else None
+            slot = call.mailbox.slots.get(call.number) if call.number is not None else None
             if slot is not None and id(slot) not in seen:
                 seen.add(id(slot))
-                yield call.assembly, slot
+                yield call.mailbox, slot
 
 
 def _history(
-    journal: Journal, met: Assembly, number: int, reader: CallReader
+    journal: Journal, mailbox: GroupMailbox, number: int, reader: CallReader
 ) -> dict[int, tuple[Op, ...]]:
-    most = min(HISTORY, max(LEAST_PAST, MOST_PAST // met.size))
+    most = min(HISTORY, max(LEAST_PAST, MOST_PAST // mailbox.size))
     return {
         rank: tuple(
-            describe_earlier(call, met, reader)
-            for call in journal.earlier(rank, met.record, number, most)
+            describe_earlier(call, mailbox, reader)
+            for call in journal.earlier(rank, mailbox.record, number, most)
         )
-        for rank in met.ranks
+        for rank in mailbox.ranks
     }
 
 

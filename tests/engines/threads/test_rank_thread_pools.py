@@ -188,7 +188,7 @@ def test_a_group_that_was_changed_is_not(thread_pool: RankThreadPool, change) ->
             store.check(["left"]),
             group._limit,
             group._splits,
-            group._assembly.record.eager,
+            group._mailbox.record.eager,
             group.bound_device_id,
         )
 

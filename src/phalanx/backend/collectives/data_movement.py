@@ -196,7 +196,7 @@ def check_order(calls: list[Call], side: str = "inputs") -> None:
     orders = [tuple(map(order_of, getattr(call, side))) for call in calls]
     for call, order in zip(calls, orders, strict=True):
         if order != orders[0]:
-            ranks = call.assembly.ranks
+            ranks = call.mailbox.ranks
             theirs = [tuple(t.stride() for t in getattr(c, side)) for c in (calls[0], call)]
             raise InvalidCallError(
                 f"{call.name}: the tensors of rank {ranks[0]} (strides {theirs[0]}) and of "

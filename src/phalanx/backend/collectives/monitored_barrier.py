@@ -35,7 +35,7 @@ def monitored_barrier(group: Any, timeout: timedelta | None, wait_all_ranks: boo
             "could be heard; give it a timeout above 0"
         )
     group._submit(call, data_movement.barrier, dist.BarrierOptions(), None)
-    slot = call.assembly.slots.get(call.number)
+    slot = call.mailbox.slots.get(call.number)
     try:
         wait_for(call, seconds if monitors else seconds + GRACE, explicit=explicit)
     except OpTimeoutError:

@@ -17,7 +17,8 @@ from phalanx.core.strand import Strand
 from phalanx.journal.events import REDUCE_OPS
 from phalanx.matching import descriptions
 from phalanx.matching.descriptions import CallReader
-from phalanx.matching.slots import Assembly, Call
+from phalanx.matching.mailboxes import GroupMailbox
+from phalanx.matching.slots import Call
 from phalanx.model import Group, Op, Site, TensorSpec, Wait
 
 
@@ -37,7 +38,7 @@ class TensorReader(CallReader):
             self._sites[key] = resolve(mark)
         return self._sites[key]
 
-    def name(self, met: Assembly) -> str:
+    def name(self, met: GroupMailbox) -> str:
         return shown_name(met)
 
     def reduce_op(self, op: Any) -> str | None:
@@ -52,14 +53,14 @@ class TensorReader(CallReader):
         races = call.strand.local.session.races
         if races is None:
             return None
-        return hint_taken(races.taken(call.assembly.record, call.member, call.tag), op)
+        return hint_taken(races.taken(call.mailbox.record, call.member, call.tag), op)
 
 
-def group_of(met: Assembly) -> Group:
+def group_of(met: GroupMailbox) -> Group:
     return Group(shown_name(met), met.ranks)
 
 
-def shown_name(met: Assembly) -> str:
+def shown_name(met: GroupMailbox) -> str:
     """With what the program, or a mesh for its dimension, calls the group."""
     return met.record.title
 

@@ -13,8 +13,8 @@ from phalanx.backend.evidence.rank_branches import with_branch
 from phalanx.backend.session import RankContext
 from phalanx.journal.reader import Journal
 from phalanx.matching.divergence import Stride, find_other_kind, tell_other_kind
+from phalanx.matching.mailboxes import GroupMailbox
 from phalanx.matching.referee import MOST_TRAIL, name_place
-from phalanx.matching.slots import Assembly
 from phalanx.model import Deadlock, Mismatch
 
 _Judged = TypeVar("_Judged", Mismatch, Deadlock)
@@ -61,8 +61,8 @@ class RankEvidence:
 
 def _strides(context: RankContext) -> list[Stride]:
     """Of the rank's own thread, up to `MOST_TRAIL`."""
-    assemblies = context.session.assemblies.values()
-    kinds = {met.record: _kind_of(met, context.rank) for met in assemblies}
+    mailboxes = context.session.mailboxes.values()
+    kinds = {met.record: _kind_of(met, context.rank) for met in mailboxes}
     return [
         Stride(call.mark, call.name, kinds.get(call.group))
         for call in islice(context.ring.calls, MOST_TRAIL)
@@ -70,7 +70,7 @@ def _strides(context: RankContext) -> list[Stride]:
     ]
 
 
-def _kind_of(met: Assembly, rank: int) -> str | None:
+def _kind_of(met: GroupMailbox, rank: int) -> str | None:
     """What the group calls itself: groups of one dimension of a mesh have one name for it."""
     end = met.ends.get(rank)
     return None if end is None else str(end.group_desc)

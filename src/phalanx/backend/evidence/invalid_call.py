@@ -154,7 +154,7 @@ def _group_of(given: Any) -> Group:
     context = context_here()
     if given is None and context is not None:
         given = context.torch_state.default_pg
-    met = given._assembly if isinstance(given, Endpoint) else None
+    met = given._mailbox if isinstance(given, Endpoint) else None
     if met is not None:
         return group_of(met)
     if context is None:

@@ -61,7 +61,7 @@ def made(end: Any, *, default: bool) -> None:
     add(
         session.notes.setdefault(KIND, {}),
         end,
-        end._assembly.ranks,
+        end._mailbox.ranks,
         end._backend_name,
         sys._getframe(2),
         is_closed=lambda one: bool(one._closed),
@@ -130,7 +130,7 @@ def _left_world(session: Session) -> Iterable[Verdict]:
 
 def _kept_world(session: Session, left: list[int]) -> Finding | None:
     """The first world that some members took down and others left: one rank, one end."""
-    for met in (session.ranks[rank].torch_state.default_pg._assembly for rank in left):
+    for met in (session.ranks[rank].torch_state.default_pg._mailbox for rank in left):
         if met is None:
             continue
         kept = [rank for rank in met.ranks if rank in met.ends]
@@ -174,7 +174,7 @@ def _is_lost(session: Session, end: Any) -> bool:
     state = end._context.torch_state
     known = {id(each) for each in vars(state).values()}
     known |= {id(each) for each in state.tags_to_pg.values()}
-    known |= {id(end._assembly.ends), id(vars(end))}
+    known |= {id(end._mailbox.ends), id(vars(end))}
     return is_held_by_only(end, known)
 
 

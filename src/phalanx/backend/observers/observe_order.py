@@ -28,7 +28,8 @@ from phalanx.checks.crossed_order import (
     find_crossing,
     find_other_part,
 )
-from phalanx.matching.slots import Assembly, Call
+from phalanx.matching.mailboxes import GroupMailbox
+from phalanx.matching.slots import Call
 from phalanx.model import CallBlock, Finding, Op, Site, Verdict
 from phalanx.report.layout import rank_list
 
@@ -63,9 +64,9 @@ def note(call: Call) -> None:
     mark = call.mark
     if tensor is None or mark is None:
         return
-    notes = call.assembly.notes.get(KIND)
+    notes = call.mailbox.notes.get(KIND)
     if notes is None:
-        notes = call.assembly.notes[KIND] = _Notes(call.assembly.size)
+        notes = call.mailbox.notes[KIND] = _Notes(call.mailbox.size)
     frame, module = frame_of_program(sys._getframe(1))
     if module is not None:
         parts = notes.parts[call.member]
@@ -100,7 +101,7 @@ def _find_dull(
         seen[1] += 1
 
 
-def look(met: Assembly) -> list[Verdict]:
+def look(met: GroupMailbox) -> list[Verdict]:
     """What was noted on a group, judged and forgotten."""
     notes = met.notes.pop(KIND, None)
     parts = getattr(notes, "parts", ())  # not from ranks that are watched alone
@@ -122,7 +123,7 @@ def look(met: Assembly) -> list[Verdict]:
     return [] if crossing is None else [_finding(met, crossing)]
 
 
-def _other_module(met: Assembly, number: int, parts: list[Any]) -> Finding:
+def _other_module(met: GroupMailbox, number: int, parts: list[Any]) -> Finding:
     (usual, ranks), (other, others), *_ = parts
     return Finding(
         kind=KIND,
@@ -151,7 +152,7 @@ def _module(part: Part) -> str:
 
 
 def find_crossed_order(session: Session) -> Iterable[Verdict]:
-    return [each for met in session.assemblies.values() for each in look(met)]
+    return [each for met in session.mailboxes.values() for each in look(met)]
 
 
 def _tensor_of(call: Call) -> Any:
@@ -170,7 +171,7 @@ def _trace(number: int, what: Any, frames: tuple[Reading, ...]) -> Trace:
     return Trace(number, what, levels)
 
 
-def _finding(met: Assembly, crossing: Crossing) -> Finding:
+def _finding(met: GroupMailbox, crossing: Crossing) -> Finding:
     """What each side had in each call, in the order of the calls."""
     turned = (*crossing.labels[1:], crossing.labels[0])
     rows = sorted(
@@ -203,7 +204,7 @@ def _finding(met: Assembly, crossing: Crossing) -> Finding:
     )
 
 
-def _op(met: Assembly, rank: int, number: int, what: Any, site: Site | None) -> Op:
+def _op(met: GroupMailbox, rank: int, number: int, what: Any, site: Site | None) -> Op:
     name, code, root = what
     return Op(
         rank=rank,

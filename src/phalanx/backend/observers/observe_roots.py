@@ -18,7 +18,8 @@ from phalanx.backend.evidence.call_description import describe_call
 from phalanx.backend.evidence.source_text import expression, gives_group_rank
 from phalanx.backend.session import Session
 from phalanx.checks.rank_space import Space, Use, find_rank_space
-from phalanx.matching.slots import Assembly, Call
+from phalanx.matching.mailboxes import GroupMailbox
+from phalanx.matching.slots import Call
 from phalanx.model import Verdict
 
 KIND = "rank-space"
@@ -37,15 +38,15 @@ def note(session: Session, call: Call) -> None:
         return
     space: Space = "group" if given < 0 else "world"
     number = call.root if given < 0 else given
-    uses = call.assembly.notes.setdefault(KIND, {})
+    uses = call.mailbox.notes.setdefault(KIND, {})
     key = (call.mark, call.name, space, number)
     if key not in uses and len(uses) < MOST_USES:
         uses[key] = describe_call(call), set()
     if key in uses:
-        uses[key][1].add(call.assembly.ranks[call.member])
+        uses[key][1].add(call.mailbox.ranks[call.member])
 
 
-def look(met: Assembly) -> list[Verdict]:
+def look(met: GroupMailbox) -> list[Verdict]:
     """What was noted on a group, judged and forgotten."""
     noted = met.notes.pop(KIND, None)
     if not noted:
@@ -58,7 +59,7 @@ def look(met: Assembly) -> list[Verdict]:
 
 
 def find_rank_spaces(session: Session) -> Iterable[Verdict]:
-    return [each for met in session.assemblies.values() for each in look(met)]
+    return [each for met in session.mailboxes.values() for each in look(met)]
 
 
 def _use(op: Any, mark: Any, space: Space, number: int, ranks: tuple[int, ...]) -> Use:

@@ -50,7 +50,7 @@ def check(call: Call) -> None:
         return
     _hold(call)
     for other, held in list(context.held.items()):
-        if held.assembly is call.assembly:
+        if held.mailbox is call.mailbox:
             _judge(call, other, held)
     is_message = call.name in _BLOCKING
     for other in _others(strand):
@@ -98,7 +98,7 @@ def _check_pending_callback(call: Call) -> None:
     """A callback of a future calls on a group while its rank is inside a call there. Elsewhere
     callbacks run in threads of their own, so nothing orders the two."""
     inside = call.strand.inside
-    if inside is None or inside.assembly is not call.assembly:
+    if inside is None or inside.mailbox is not call.mailbox:
         return
     if call.name not in _BLOCKING and _is_still_at(_beneath(sys._getframe()), inside.mark):
         finding = find_thread_race(
@@ -112,7 +112,7 @@ def _check_pending_callback(call: Call) -> None:
 def _collective_of(other: Strand, call: Call) -> Call | None:
     """The synchronous collective on the same group that a thread is inside of."""
     inside: Call | None = other.inside
-    if inside is None or inside.assembly is not call.assembly:
+    if inside is None or inside.mailbox is not call.mailbox:
         return None
     is_parked = other.state is PARKED and other.why is inside
     return inside if is_parked or _is_still_at(_frame_of(other), inside.mark) else None
@@ -121,7 +121,7 @@ def _collective_of(other: Strand, call: Call) -> Call | None:
 def _message_of(other: Strand, call: Call) -> Call | None:
     """The message to or from the same peer, with the same tag, that a thread is inside of."""
     why: object = other.why
-    if not isinstance(why, Call) or why.assembly is not call.assembly:
+    if not isinstance(why, Call) or why.mailbox is not call.mailbox:
         return None
     if (why.name, why.peer, why.tag) != (call.name, call.peer, call.tag):
         return None

@@ -96,7 +96,7 @@ def count_call(session: Session) -> None:
 
 
 def complete_all(session: Session, members_of: object = None) -> None:
-    """The run ends, or a group (its assembly) is destroyed."""
+    """The run ends, or a group (its mailbox) is destroyed."""
     for later in list(session.put_off):
-        if members_of is None or later.members[0].assembly is members_of:
+        if members_of is None or later.members[0].mailbox is members_of:
             later.complete()

@@ -78,7 +78,7 @@ def _park_until_done(strand: Strand, call: Call, timeout: float, explicit: bool)
         if visiting:
             baton.leave(strand)
         return
-    context, record = strand.local, call.assembly.record
+    context, record = strand.local, call.mailbox.record
     ring = context.ring
     thread = id(strand) if strand.helper else 1 if strand.on_pending_callback else 0
     ident = None if call.serial is None else (call.strand.local.rank, call.serial)
@@ -176,7 +176,7 @@ class OpWork(dist.Work):
         if call.name == "gather" and call.root != call.member:
             return []
         if call.name == "all_gather_into_tensor":
-            return list(call.outputs[0].chunk(call.assembly.size))
+            return list(call.outputs[0].chunk(call.mailbox.size))
         return _tensors(call)
 
     def source_rank(self) -> int:

@@ -20,7 +20,8 @@ from phalanx.matching.descriptions import (
     wait_for,
 )
 from phalanx.matching.groups import Creation, GroupCreations
-from phalanx.matching.slots import Assembly, Call
+from phalanx.matching.mailboxes import GroupMailbox
+from phalanx.matching.slots import Call
 from phalanx.model import Op, Wait
 
 
@@ -37,13 +38,13 @@ class AnnouncedCall(Call):
     creation: Creation | None = None
     """What it is in `creations`, if it is a `new_group`."""
     creations: GroupCreations
+    mailbox: AnnouncedMailbox
 
     def __init__(
-        self, place: GroupMailbox, rank: int, call_id: int, form: Form, member: int
+        self, mailbox: AnnouncedMailbox, rank: int, call_id: int, form: Form, member: int
     ) -> None:
         site: Any = form.site  # a `CallReader` takes it as it is
-        super().__init__(place, member, _NO_STRAND, form.name, site)
-        self.place = place
+        super().__init__(mailbox, member, _NO_STRAND, form.name, site)
         self.rank = rank
         self.call_id = call_id
         self.form = form
@@ -60,8 +61,8 @@ _NO_STRAND: Any = None
 """Nobody parks here: the ranks wait in their own processes."""
 
 
-class GroupMailbox(Assembly):
-    """The meeting place of one group."""
+class AnnouncedMailbox(GroupMailbox):
+    """The mailbox of a group whose real backend decides what receives from any source take."""
 
     def __init__(self, form: GroupForm, size: int) -> None:
         world = form.name == "0" and len(form.ranks) == size

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
-from phalanx.engines.remote.announced_calls import AnnouncedCall, GroupMailbox
+from phalanx.engines.remote.announced_calls import AnnouncedCall, AnnouncedMailbox
 from phalanx.journal.events import (
     GroupMade,
     Met,
@@ -37,7 +37,7 @@ class RemoteJournal(JournalWriter):
     def __init__(
         self,
         size: int,
-        mailboxes: Iterable[GroupMailbox] = (),
+        mailboxes: Iterable[AnnouncedMailbox] = (),
         after: RemoteJournal | None = None,
     ) -> None:
         super().__init__(size, in_full=True, in_order=False, after=after)
@@ -48,7 +48,7 @@ class RemoteJournal(JournalWriter):
             mailbox.record.used = any(mailbox.next_number) or mailbox.messages > 0
             self.keep(mailbox.record)
 
-    def made(self, rank: int, mailbox: GroupMailbox, member: int) -> None:
+    def made(self, rank: int, mailbox: AnnouncedMailbox, member: int) -> None:
         """A rank has its end of a group."""
         record = mailbox.record
         default = record.name == "world"
@@ -58,7 +58,7 @@ class RemoteJournal(JournalWriter):
         self, call: AnnouncedCall, *, asynchronous: bool = False, threads: int = 1
     ) -> None:
         """Before the call meets others, which gives it its number."""
-        place, form, rank = call.place, call.form, call.rank
+        mailbox, form, rank = call.mailbox, call.form, call.rank
         ring = self.rings[rank]
         serial = call.serial = ring.posted
         ring.posted = serial + 1
@@ -74,11 +74,11 @@ class RemoteJournal(JournalWriter):
                     rank,
                     0 if threads == 1 else UNKNOWN_THREAD,
                     form.site,
-                    place.record,
+                    mailbox.record,
                     form.name,
                     serial,
                     call.member,
-                    None if form.is_message else place.next_number[call.member],
+                    None if form.is_message else mailbox.next_number[call.member],
                     form.root,
                     form.peer,
                     form.tag,
@@ -97,7 +97,7 @@ class RemoteJournal(JournalWriter):
         if calls and calls[0].number is not None:
             last = calls[-1]
             self._flow(
-                Met, last, (monotonic(), last.rank, 0, None, last.place.record, last.number)
+                Met, last, (monotonic(), last.rank, 0, None, last.mailbox.record, last.number)
             )
             return
         for one, other in zip(calls[::2], calls[1::2], strict=False):
@@ -113,7 +113,7 @@ class RemoteJournal(JournalWriter):
 
     def _meet(self, send: AnnouncedCall | None, receive: AnnouncedCall, source: int) -> None:
         calls = tuple((call.rank, call.serial) for call in (send, receive) if call is not None)
-        record = receive.place.record
+        record = receive.mailbox.record
         event = (monotonic(), receive.rank, 0, None, record, None, calls, source)
         self._flow(Met, receive, event)
 
@@ -130,7 +130,7 @@ class RemoteJournal(JournalWriter):
 
     def _of(self, call: AnnouncedCall) -> tuple[Any, ...]:
         ident = None if call.serial is None else (call.rank, call.serial)
-        return monotonic(), call.rank, 0, call.form.site, call.place.record, ident
+        return monotonic(), call.rank, 0, call.form.site, call.mailbox.record, ident
 
     def _flow(self, kind: type[Any], call: AnnouncedCall, fields: tuple[Any, ...]) -> None:
         ring = self.rings[call.rank]

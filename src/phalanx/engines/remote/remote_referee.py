@@ -13,7 +13,12 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
-from phalanx.engines.remote.announced_calls import AnnouncedCall, GroupMailbox, last_op, wait_in
+from phalanx.engines.remote.announced_calls import (
+    AnnouncedCall,
+    AnnouncedMailbox,
+    last_op,
+    wait_in,
+)
 from phalanx.engines.remote.frames import FORMS_KEPT
 from phalanx.engines.remote.remote_journal import RemoteJournal
 from phalanx.journal.reader import Journal
@@ -66,7 +71,7 @@ class _Rank:
     failed."""
 
     def __init__(self) -> None:
-        self.groups: dict[int, tuple[GroupMailbox, int] | None] = {}
+        self.groups: dict[int, tuple[AnnouncedMailbox, int] | None] = {}
         self.forms: dict[int, tuple[Form, Hashable | None]] = {}
         self.calls: dict[int, AnnouncedCall] = {}
         self.asking: dict[int, AnnouncedCall] = {}
@@ -96,7 +101,7 @@ class RemoteReferee:
         """Forget everything: groups, calls, ranks."""
         self._ranks = [_Rank() for _ in range(self.size)]
         self._referee = Referee(self.kinds)
-        self._mailboxes: dict[str, GroupMailbox] = {}
+        self._mailboxes: dict[str, AnnouncedMailbox] = {}
         self.journal = RemoteJournal(self.size)
         self.begin()
 
@@ -119,16 +124,16 @@ class RemoteReferee:
     # -- what ranks say ---------------------------------------------------------------------
 
     def define_group(self, rank: int, number: int, form: GroupForm) -> None:
-        place = self._mailboxes.get(form.key)
-        if place is None:
-            place = self._mailboxes[form.key] = GroupMailbox(form, self.size)
-            self._referee.mailboxes[form.key] = place
-            self.journal.keep(place.record)
-        taken = place.size != len(form.ranks) or place.claim(form.member, rank) is not None
+        mailbox = self._mailboxes.get(form.key)
+        if mailbox is None:
+            mailbox = self._mailboxes[form.key] = AnnouncedMailbox(form, self.size)
+            self._referee.mailboxes[form.key] = mailbox
+            self.journal.keep(mailbox.record)
+        taken = mailbox.size != len(form.ranks) or mailbox.claim(form.member, rank) is not None
         if not taken:
-            self.journal.made(rank, place, form.member)
+            self.journal.made(rank, mailbox, form.member)
         # Two groups that cannot be told apart: neither is judged.
-        self._ranks[rank].groups[number] = None if taken else (place, form.member)
+        self._ranks[rank].groups[number] = None if taken else (mailbox, form.member)
 
     def define_form(self, rank: int, number: int, form: Form) -> None:
         self._ranks[rank].forms[number] = form, signature_of(form)
@@ -156,10 +161,10 @@ class RemoteReferee:
         at = here.groups[what.group]
         if at is None:
             return [Reply(rank, call_id, "met")]
-        place, member = at
+        mailbox, member = at
         if what.made is not None:
-            return self._make(place, rank, call_id, what, timed=timed, threads=threads)
-        call = AnnouncedCall(place, rank, call_id, what, member)
+            return self._make(mailbox, rank, call_id, what, timed=timed, threads=threads)
+        call = AnnouncedCall(mailbox, rank, call_id, what, member)
         call.signature = call if signature is None else signature
         call.entered = not blocking
         call.waited = call.entered and what.name == "monitored_barrier"  # it waits by itself
@@ -168,17 +173,17 @@ class RemoteReferee:
         self.journal.post(call, asynchronous=not blocking, threads=threads)
         if self.stopping:
             if not what.is_message:
-                place.join(call)
+                mailbox.join(call)
             return [self._stop(call) if blocking else Reply(rank, call_id, "go")]
         if blocking:
             self.journal.wait(call)
         self._ask(call, timed=timed, threads=threads)
         if what.is_message:
             return self._exchange(call, blocking=blocking)
-        slot = place.join(call)
+        slot = mailbox.join(call)
         if slot is not None:
-            return self._complete(place, slot)
-        if not blocking and not self._is_clashing(place, call):
+            return self._complete(mailbox, slot)
+        if not blocking and not self._is_clashing(mailbox, call):
             return [self._answer(call, "go")]
         return self._prove()
 
@@ -189,19 +194,19 @@ class RemoteReferee:
         at = here.groups[what.group]
         if at is None:
             return []
-        place, member = at
-        call = here.last = AnnouncedCall(place, rank, 0, what, member)
+        mailbox, member = at
+        call = here.last = AnnouncedCall(mailbox, rank, 0, what, member)
         call.signature = signature
         self.journal.post(call)
         if what.is_message:
             sent = what.name == "send"
-            other = place.post_send(call) if sent else place.post_receive(call)
+            other = mailbox.post_send(call) if sent else mailbox.post_receive(call)
             if not isinstance(other, AnnouncedCall):
                 return []
             self.journal.meet([call, other])
             return list(self._settle([call, other]))
-        slot = place.join(call)
-        return self._complete(place, slot) if slot is not None else []
+        slot = mailbox.join(call)
+        return self._complete(mailbox, slot) if slot is not None else []
 
     def wait(
         self, rank: int, call_id: int, *, timed: bool = False, threads: int = 1
@@ -212,7 +217,7 @@ class RemoteReferee:
             return [Reply(rank, call_id, "met")]
         if call.verdict is not None:
             return [Reply(rank, call_id, "verdict", call.verdict)]
-        if call.place.is_undecided(call) or call in call.place.deciding:
+        if call.mailbox.is_undecided(call) or call in call.mailbox.deciding:
             return [Reply(rank, call_id, "go")]
         if self.stopping:
             return [self._stop(call)]
@@ -225,7 +230,7 @@ class RemoteReferee:
         call = self._ranks[rank].asking.get(call_id)
         if call is None:
             return []
-        taken_back = call.place.withdraw(call)
+        taken_back = call.mailbox.withdraw(call)
         if taken_back:
             self.journal.withdraw(call)
         if taken_back or not call.entered:
@@ -240,18 +245,18 @@ class RemoteReferee:
         receive = self._ranks[rank].calls.pop(call_id, None)
         if receive is None:
             return []
-        place = receive.place
-        send = place.take_message(receive, source)
+        mailbox = receive.mailbox
+        send = mailbox.take_message(receive, source)
         met = [] if send is None else [send]
-        if place.is_undecided(receive):
+        if mailbox.is_undecided(receive):
             return list(self._settle(met))
-        rest = place.match_rest(receive)
+        rest = mailbox.match_rest(receive)
         self.journal.meet(rest)
         replies = list(self._settle(met + rest))
-        waiting = place.open_receives_from_any(receive.member, receive.tag)
-        if waiting and place.messages_for(receive):
+        waiting = mailbox.open_receives_from_any(receive.member, receive.tag)
+        if waiting and mailbox.messages_for(receive):
             for each in waiting:
-                place.withdraw(each)
+                mailbox.withdraw(each)
             replies += self._decide(waiting)
         return replies
 
@@ -277,8 +282,8 @@ class RemoteReferee:
         found = []
         for here in self._ranks:
             for call in here.calls.values():
-                place = call.place
-                unclear = call in place.deciding or place.is_undecided(call)
+                mailbox = call.mailbox
+                unclear = call in mailbox.deciding or mailbox.is_undecided(call)
                 if not (call.waited or call.asked or call.verdict or unclear):
                     call.waited = True
                     found.append(wait_in(call))
@@ -303,16 +308,16 @@ class RemoteReferee:
         return self._ranks[rank].error
 
     def snapshot(self) -> Snapshot:
-        in_flight = sum(place.in_flight() for place in self._mailboxes.values())
+        in_flight = sum(mailbox.in_flight() for mailbox in self._mailboxes.values())
         return Snapshot(tuple(map(self._view, range(self.size))), in_flight=in_flight)
 
     def tally(self) -> Tally:
         """How many collectives and messages there were, on how many groups."""
         collectives, messages, groups = 0, 0, 0
-        for place in self._mailboxes.values():
-            called = max(place.next_number)
-            collectives, messages = collectives + called, messages + place.messages
-            groups += bool(called or place.messages)
+        for mailbox in self._mailboxes.values():
+            called = max(mailbox.next_number)
+            collectives, messages = collectives + called, messages + mailbox.messages
+            groups += bool(called or mailbox.messages)
         raised = () if self.verdict is None else (self.verdict,)
         return Tally(self.size, collectives, messages, groups, raised=raised)
 
@@ -332,7 +337,7 @@ class RemoteReferee:
         if verdict is None:
             return []
         for call in stuck:
-            call.place.withdraw(call)
+            call.mailbox.withdraw(call)
             call.gave_up = call.number is not None
         return list(self._settle(stuck, verdict))
 
@@ -340,7 +345,7 @@ class RemoteReferee:
 
     def _make(
         self,
-        world: GroupMailbox,
+        world: AnnouncedMailbox,
         rank: int,
         call_id: int,
         form: Form,
@@ -372,7 +377,7 @@ class RemoteReferee:
 
     # -- meeting ----------------------------------------------------------------------------
 
-    def _complete(self, place: GroupMailbox, slot: Slot) -> list[Reply]:
+    def _complete(self, mailbox: AnnouncedMailbox, slot: Slot) -> list[Reply]:
         calls = [call for call in slot.calls if isinstance(call, AnnouncedCall)]
         late = [call.rank for call in calls if call.gave_up]
         if late:
@@ -383,20 +388,20 @@ class RemoteReferee:
         return list(self._settle(calls, verdict))
 
     def _exchange(self, call: AnnouncedCall, *, blocking: bool) -> list[Reply]:
-        place, sending = call.place, call.name == "send"
-        if call.is_any_source and place.size == 2:
+        mailbox, sending = call.mailbox, call.name == "send"
+        if call.is_any_source and mailbox.size == 2:
             call.peer = 1 - call.member
-        if place.is_undecided(call):
-            place.post(call)
+        if mailbox.is_undecided(call):
+            mailbox.post(call)
             return [self._answer(call, "go")]
-        if call.is_any_source and place.messages_for(call):
+        if call.is_any_source and mailbox.messages_for(call):
             return self._decide([call])
-        if sending and (open_ones := place.open_receives_from_any(call.peer, call.tag)):
+        if sending and (open_ones := mailbox.open_receives_from_any(call.peer, call.tag)):
             for receive in open_ones:
-                place.withdraw(receive)
-            place.post(call)
+                mailbox.withdraw(receive)
+            mailbox.post(call)
             return [self._answer(call, "go"), *self._decide(open_ones)]
-        other = place.post_send(call) if sending else place.post_receive(call)
+        other = mailbox.post_send(call) if sending else mailbox.post_receive(call)
         if isinstance(other, AnnouncedCall):
             send, receive = (call, other) if sending else (other, call)
             referee = self._referee
@@ -412,19 +417,19 @@ class RemoteReferee:
         so whoever may be concerned goes on and waits there."""
         replies = []
         for receive in receives:
-            receive.place.deciding.append(receive)
+            receive.mailbox.deciding.append(receive)
             replies += [self._answer(receive, "go")] if receive.asked else []
-        place = receives[0].place
+        mailbox = receives[0].mailbox
         waiting = self._waiting_calls()
         for call in waiting:
-            if call.place is place and call.form.is_message and place.is_undecided(call):
+            if call.mailbox is mailbox and call.form.is_message and mailbox.is_undecided(call):
                 replies.append(self._answer(call, "go"))
         return replies
 
-    def _is_clashing(self, place: GroupMailbox, call: AnnouncedCall) -> bool:
+    def _is_clashing(self, mailbox: AnnouncedMailbox, call: AnnouncedCall) -> bool:
         """Whether the backend must not get a call that need not wait: members that have it
         already gave it other arguments, which some backends do not survive."""
-        slot = place.slots[call.number or 0]
+        slot = mailbox.slots[call.number or 0]
         return self._referee.find_slot_mismatch(slot, self) is not None
 
     def _settle(
@@ -506,8 +511,8 @@ class RemoteReferee:
     def _abandon(self, verdict: Verdict) -> None:
         """What is open will never be met; all members go on with the same number."""
         self._referee.abandon(_ABANDONED)
-        for place in self._mailboxes.values():
-            place.deciding.clear()
+        for mailbox in self._mailboxes.values():
+            mailbox.deciding.clear()
         for each in self._ranks:
             for call in each.calls.values():
                 call.verdict = call.verdict or verdict

@@ -27,7 +27,8 @@ from phalanx.checks.thread_race import Use as ThreadUse
 from phalanx.checks.thread_race import find_thread_race
 from phalanx.engines.remote.c10d_arguments import Parts
 from phalanx.errors import VerdictError
-from phalanx.matching.slots import Assembly, Call
+from phalanx.matching.mailboxes import GroupMailbox
+from phalanx.matching.slots import Call
 from phalanx.model import Verdict
 
 _ONLY_READ = frozenset(
@@ -52,7 +53,7 @@ NOTED = 64
 
 _NO_STRAND: Any = None
 
-Use = tuple[Assembly, int, Parts, Mark | None, int | None]
+Use = tuple[GroupMailbox, int, Parts, Mark | None, int | None]
 """A call: its group, the rank's place there, what was called where, its number."""
 
 Trails = dict[str, Any]
@@ -92,21 +93,25 @@ class Alone:
 
     # -- calls ----------------------------------------------------------------------------
 
-    def before_call(self, met: Assembly, member: int, parts: Parts, mark: Mark | None) -> None:
+    def before_call(
+        self, met: GroupMailbox, member: int, parts: Parts, mark: Mark | None
+    ) -> None:
         """Any call: its tensors must not be in flight."""
         book = self.in_flight
         if book is not None and book.lows:
             buffer_guard.check_departure(book, _call_of(met, member, parts, mark))
 
     def note_call(
-        self, met: Assembly, member: int, parts: Parts, mark: Mark | None, number: int
+        self, met: GroupMailbox, member: int, parts: Parts, mark: Mark | None, number: int
     ) -> None:
         """One of those that are compared with the other ranks' by what the frames say."""
         call = _call_of(met, member, parts, mark)
         call.number = number
         observe_order.note(call)
 
-    def note_root(self, met: Assembly, member: int, parts: Parts, mark: Mark | None) -> None:
+    def note_root(
+        self, met: GroupMailbox, member: int, parts: Parts, mark: Mark | None
+    ) -> None:
         """A call whose root is another rank of the world than of the group."""
         observe_roots.note(self, _call_of(met, member, parts, mark))  # type: ignore[arg-type]
 
@@ -131,7 +136,7 @@ class Alone:
 
     def begin(
         self,
-        met: Assembly,
+        met: GroupMailbox,
         member: int,
         parts: Parts,
         mark: Mark | None,
@@ -207,7 +212,7 @@ class _Book(buffer_guard.Book):
         super().judge_touch(tensor, how, by)
 
 
-def take_trail(met: Assembly, member: int) -> Trails | None:
+def take_trail(met: GroupMailbox, member: int) -> Trails | None:
     """What was noted of a group, in a form that travels: code objects by value."""
     noted = met.notes.pop(observe_order.KIND, None)
     trail = None if noted is None else noted.trails[member]
@@ -231,7 +236,7 @@ def take_trail(met: Assembly, member: int) -> Trails | None:
     }
 
 
-def take_uses(met: Assembly, member: int) -> list[Any] | None:
+def take_uses(met: GroupMailbox, member: int) -> list[Any] | None:
     """How roots were named on a group, in a form that travels."""
     noted = met.notes.pop(observe_roots.KIND, None)
     return noted and [
@@ -248,14 +253,14 @@ def judge_uses(of_members: list[list[Any]]) -> list[Verdict]:
         for mark, name, space, number, op, ranks in uses:
             place = None if mark is None else (_code(mark[0], known), mark[1])
             noted.setdefault((place, name, space, number), (op, set()))[1].update(ranks)
-    met = Assembly("", ())
+    met = GroupMailbox("", ())
     met.notes[observe_roots.KIND] = noted
     return observe_roots.look(met)
 
 
 def judge_trails(trails: list[Trails]) -> list[Verdict]:
     """In the program: what all members of one group have sent."""
-    met = Assembly(trails[0]["name"], trails[0]["ranks"])
+    met = GroupMailbox(trails[0]["name"], trails[0]["ranks"])
     known: dict[bytes, Any] = {}
     noted: list[list[Any]] = [[] for _ in met.ranks]
     for trail in trails:
@@ -274,7 +279,7 @@ def _code(data: bytes, known: dict[bytes, Any]) -> Any:
     return known[data]
 
 
-def _call_of(met: Assembly, member: int, parts: Parts, mark: Mark | None) -> Call:
+def _call_of(met: GroupMailbox, member: int, parts: Parts, mark: Mark | None) -> Call:
     call = Call(met, member, _NO_STRAND, parts.name, mark)
     call.inputs, call.outputs = parts.inputs, parts.outputs
     call.root, call.peer, call.tag = parts.root, parts.peer, parts.tag

@@ -57,7 +57,7 @@ from phalanx.engines.remote.single_rank_watcher import Alone, take_trail, take_u
 from phalanx.errors import VerdictError
 from phalanx.kinds import ALL
 from phalanx.matching.announcement import Form, GroupForm
-from phalanx.matching.slots import Assembly
+from phalanx.matching.mailboxes import GroupMailbox
 from phalanx.model import Finding, Verdict
 from phalanx.system import getpid
 
@@ -127,7 +127,7 @@ class _Group:
         self.calls = 0
         """How many collectives this rank has called."""
         self.key = "" if form is None else form.key
-        self.met = _assembly_of(form)
+        self.met = _mailbox_of(form)
         self.member = 0 if form is None else form.member
         ranks = () if form is None else form.ranks
         self.shifted = frozenset(at for at, rank in enumerate(ranks) if at != rank)
@@ -153,12 +153,12 @@ class _Group:
         return known
 
 
-def _assembly_of(form: GroupForm | None) -> Assembly:
+def _mailbox_of(form: GroupForm | None) -> GroupMailbox:
     """The group as a report names it."""
     if form is None:
-        return Assembly("world", ())
+        return GroupMailbox("world", ())
     world = form.name == "0" and len(form.ranks) == dist.get_world_size()
-    return Assembly("world" if world else f"group {form.name}", form.ranks)
+    return GroupMailbox("world" if world else f"group {form.name}", form.ranks)
 
 
 def _config_of(group: Any) -> str:

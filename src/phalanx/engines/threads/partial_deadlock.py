@@ -76,7 +76,7 @@ class StrandNodes:
         unseen = any(
             s.state is OUTSIDE and not node.free for s, node in zip(strands, nodes, strict=True)
         )
-        for met in list(self._session.assemblies.values()):
+        for met in list(self._session.mailboxes.values()):
             for call in met.open_calls():
                 if call.callbacks:
                     node = Node(met.ranks[call.member], "of a callback")

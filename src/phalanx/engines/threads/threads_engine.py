@@ -392,7 +392,7 @@ class _Run:
 
     def _find_leftovers(self) -> Sequence[Verdict]:
         waits, self.session.leftovers = self.session.leftovers, []
-        for met in self.session.assemblies.values():
+        for met in self.session.mailboxes.values():
             for call in met.open_calls():
                 if not call.waited:
                     waits.append(describe_pending(call))

@@ -104,7 +104,7 @@ class Judge(RankEvidence):
         """What these have begun and may be polling for."""
         calls = [
             call
-            for met in self._session.assemblies.values()
+            for met in self._session.mailboxes.values()
             for call in met.open_calls()
             if call.asynchronous and not call.done and met.ranks[call.member] in ranks
         ]
