@@ -16,7 +16,7 @@ project_copyright = author
 version = release = __version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode", "command_line"]
-exclude_patterns = ["_extensions", "journal.md"]
+exclude_patterns = ["_extensions"]
 nitpicky = False
 
 # Docstrings say `name` for code, as Markdown does.
