@@ -113,6 +113,7 @@ def test_comm_debug_mode_counts_what_it_counts_on_gloo() -> None:
     assert len(ours[0]) > 10
 
 
+@pytest.mark.slow  # by luck: see GLOO_ENDS
 def test_all_ranks_profile_at_once_and_see_what_they_see_on_gloo() -> None:
     ours = phalanx.run(profiled, ranks=2, backend="gloo")
     theirs = phalanx.run(profiled, ranks=2, engine="processes", backend="gloo")
@@ -120,6 +121,7 @@ def test_all_ranks_profile_at_once_and_see_what_they_see_on_gloo() -> None:
     assert len(ours[0]) > 40
 
 
+@pytest.mark.slow  # by luck: see GLOO_ENDS
 def test_all_ranks_trace_at_once_and_get_what_they_get_on_gloo(tmp_path: Path) -> None:
     ours = phalanx.run(traced, str(tmp_path), ranks=2, backend="gloo")
     theirs = phalanx.run(traced, str(tmp_path), ranks=2, engine="processes", backend="gloo")

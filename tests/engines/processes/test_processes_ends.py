@@ -260,6 +260,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow  # by the speed of the machine
 def test_a_second_ctrl_c_ends_ranks_that_will_not_hear_the_first(tmp_path) -> None:
     script = tmp_path / "stubborn.py"
     script.write_text(STUBBORN)

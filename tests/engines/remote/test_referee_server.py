@@ -181,6 +181,7 @@ def test_a_hello_in_pieces(server) -> None:
         assert server.failures == {1: "ValueError: no"}
 
 
+@pytest.mark.slow  # by the speed of the machine
 def test_a_long_frame_takes_no_time() -> None:
     frame, piece = encode(wire.FORM, body=bytes(16 << 20)), 4096
     decoder, start = Decoder(), time.monotonic()
