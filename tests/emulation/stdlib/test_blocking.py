@@ -148,7 +148,7 @@ def test_polling_for_a_file_that_another_rank_writes(tmp_path, pause, seed: int)
         lambda path: glob.glob(f"{path.parent}/w*"),
         lambda path: [entry.name for entry in os.scandir(path.parent)],
     ],
-    ids=["access", "listdir", "iterdir", "glob", "scandir"],
+    ids=["listdir", "iterdir", "glob", "scandir"],
 )
 def test_ways_to_look_for_a_file(tmp_path, look) -> None:
     wanted = tmp_path / "wanted"
