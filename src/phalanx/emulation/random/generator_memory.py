@@ -2,7 +2,7 @@
 
 `python_generator()` and `numpy_generator(module)` return a `Generator`, which tells whether it
 was used, gives a snapshot of its state and takes one back. Both kinds are Mersenne twisters of
-2.5 KiB. Through their own methods, a look and a swap take 25 us (Python) or 200 us (NumPy); to
+2.5 KiB. Through their own methods, a look and a swap take tens of microseconds; to
 copy the memory takes a microsecond, and the ranks of a script swap at every hand-over, since
 nothing tells beforehand which of them will draw. NumPy publishes the address of its state.
 Python's state lies behind the head of its object; that, and where NumPy keeps the second of two
