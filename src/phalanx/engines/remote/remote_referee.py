@@ -1,10 +1,11 @@
-"""The referee: every rank announces here what it is about to do, and is told to go on or why
-not.
+"""The referee's host for ranks in processes of their own: every rank announces here what it is
+about to do, and is told to go on or why not.
 
-A state machine without I/O, threads or torch: each event returns the answers that ranks are
-to get. The codec feeds it; the engines ask it what the ranks were doing. A rank whose last
-word was a question that is not answered yet is blocked, exactly; when all ranks are blocked,
-finished or failed, nobody can move any more. Must never decide by a clock.
+A state machine without I/O, threads or torch, as the referee itself (`matching/referee.py`):
+each event returns the answers that ranks are to get. The codec feeds it; the engines ask it
+what the ranks were doing. A rank whose last question is not answered yet is blocked, exactly;
+when all ranks are blocked, finished or failed, nobody can move any more. Must never decide by a
+clock.
 """
 
 from __future__ import annotations
@@ -24,9 +25,7 @@ from phalanx.engines.remote.remote_journal import RemoteJournal
 from phalanx.journal.reader import Journal
 from phalanx.kinds import ALL
 from phalanx.matching.announcement import Form, GroupForm, signature_of
-from phalanx.matching.descriptions import (
-    CallReader,
-)
+from phalanx.matching.descriptions import CallReader
 from phalanx.matching.partial_look import Standing, WaitPosition
 from phalanx.matching.referee import Referee
 from phalanx.matching.slots import Slot
