@@ -1,8 +1,8 @@
 """The tier of each test that has no marker of its own.
 
 A test belongs to one of three tiers (CONTRIBUTING.md). `slow` is written at the test;
-`programs` is given here, by folder and file: these tests start programs, pytest itself or ranks
-that are processes.
+`programs` is given here, by folder, file, the fixture `processes` and the parameter `engine`:
+these tests start programs, pytest itself or ranks that are processes.
 """
 
 from __future__ import annotations
@@ -55,8 +55,15 @@ START_PROGRAMS = (
 )
 
 
+def starts_programs(item: pytest.Item) -> bool:
+    path = item.path.relative_to(TESTS).as_posix()
+    if path.startswith(START_PROGRAMS) or "processes" in getattr(item, "fixturenames", ()):
+        return True
+    parameters = getattr(getattr(item, "callspec", None), "params", {})
+    return parameters.get("engine") in ("processes", "torchrun")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    inside = [item for item in items if item.path.is_relative_to(TESTS)]
-    for item in inside:
-        if item.path.relative_to(TESTS).as_posix().startswith(START_PROGRAMS):
+    for item in items:
+        if item.path.is_relative_to(TESTS) and starts_programs(item):
             item.add_marker(pytest.mark.programs)
