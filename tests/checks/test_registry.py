@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 import phalanx
-from phalanx.backend import observers
+from phalanx.checks import registry
 
 
 def program() -> float:
@@ -19,11 +19,10 @@ def program() -> float:
 def test_a_check_that_breaks_is_told_and_the_run_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def broken(session: object) -> list[phalanx.PhalanxWarning]:
+    def broken(journal: object, host: object) -> list[phalanx.PhalanxWarning]:
         raise KeyError("lost")
 
-    checks = {**observers.AT_END, "leak": broken}
-    monkeypatch.setattr(observers, "AT_END", checks)
+    monkeypatch.setitem(registry.AT_END, "leak", broken)
     with pytest.warns(phalanx.PhalanxWarning, match=r"\[leak\]: the check itself failed.*lost"):
         assert phalanx.run(program, ranks=2) == [2.0, 2.0]
     assert phalanx.run(program, ranks=2, checks="all,-leak") == [2.0, 2.0]

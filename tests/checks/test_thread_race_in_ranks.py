@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 import phalanx
-from phalanx.backend.observers import observe_threads
+from phalanx.backend.evidence import thread_holds
 from phalanx.core.strand import here
 from tests.support import assert_silent
 
@@ -273,5 +273,5 @@ def test_threads_that_never_call_hold_a_rank_up_a_few_times_only() -> None:
         assert strand is not None
         return sum(strand.local.holds.values())
 
-    most = observe_threads.MOST_HELD * observe_threads.HOLDS
+    most = thread_holds.MOST_HELD * thread_holds.HOLDS
     assert 0 < max(phalanx.run(body, ranks=2)) <= most

@@ -22,13 +22,8 @@ from phalanx.backend import call_events, group_history, meeting_checks
 from phalanx.backend.collectives import data_movement
 from phalanx.backend.collectives.data_movement import Meaning
 from phalanx.backend.devices import cuda_streams as device
+from phalanx.backend.evidence import group_watch, order_notes, root_notes, thread_holds
 from phalanx.backend.evidence.call_description import describe_pending
-from phalanx.backend.observers import (
-    observe_groups,
-    observe_order,
-    observe_roots,
-    observe_threads,
-)
 from phalanx.backend.rank_errors import InvalidCallError, one_for_each
 from phalanx.backend.session import RankContext, Session
 from phalanx.backend.torch_private import private
@@ -46,7 +41,7 @@ from phalanx.system import monotonic
 _UNSET = timedelta(0)
 _UNTOLD = ("", "undefined", "None", "default_pg")
 """What torch says of groups that nobody has described."""
-_PERIOD_MASK = observe_order.PERIOD - 1
+_PERIOD_MASK = order_notes.PERIOD - 1
 
 CPP_NAME = "phalanx"
 """What the group's backend is called towards C++ code."""
@@ -150,7 +145,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         call_events.group_made(
             context, self._mailbox, self._member, default=default, by_program=by_program
         )
-        observe_groups.made(self, default=default)
+        group_watch.made(self, default=default)
 
     def _set_group_desc(self, description: str) -> None:
         super()._set_group_desc(description)
@@ -284,8 +279,8 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
             and self._mailbox.leave(self._context.rank)
         ):
             self._session.end_group(self._place)
-            self._session.findings += observe_order.look(self._mailbox)
-            self._session.findings += observe_roots.look(self._mailbox)
+            self._session.findings += order_notes.look(self._mailbox.record)
+            self._session.findings += root_notes.look(self._mailbox.record)
             calls = self._mailbox.open_calls()
             self._session.leftovers += [describe_pending(c) for c in calls if not c.waited]
         self._closed = True
@@ -346,7 +341,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
             profiler_events.begin(call, self._backend_name)
         context = strand.local
         if context.helpers or context.uses_pools or strand.on_pending_callback:
-            observe_threads.check(call)
+            thread_holds.check(call)
         call.asynchronous = opts is None or opts.asyncOp or self._coalescing is not None
         if context.in_flight is not None or call.asynchronous:
             self._before_departure(call)
@@ -383,7 +378,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
                 )
             )
             if call.number & _PERIOD_MASK < self._session.watched:  # type: ignore[operator]
-                observe_order.note(call)
+                order_notes.note(call)
             if slot is not None:
                 ring.flowed += 1
                 record, number = call.mailbox.record, call.number
@@ -396,7 +391,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
             baton.critical = False
         root = call.root
         if root is not None and call.mailbox.ranks[root] != root:
-            observe_roots.note(self._session, call)
+            root_notes.note(self._session.kinds, call)
         if not call.asynchronous:
             strand.inside = call
             try:
@@ -500,7 +495,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
             profiler_events.begin(call, self._backend_name)
         context = strand.local
         if context.helpers or context.uses_pools or strand.on_pending_callback:
-            observe_threads.check(call)
+            thread_holds.check(call)
         call.asynchronous = True
         self._before_departure(call)
         context.last_call = call

@@ -74,7 +74,7 @@ class RankContext:
         self.held: dict[Strand, Call] = {}
         self.holds: dict[int, int] = {}
         """Calls that are held up for a moment, and how often for which thread; see
-        `observers/thread_race.py`."""
+        `evidence/thread_holds.py`."""
         self.callback_threads: set[Strand] = set()
         """Threads of ours that run pending callbacks of the rank's."""
         self.joining: threading.Thread | None = None
@@ -189,7 +189,7 @@ class Session:
         self.races: RaceWatch | None = None
         """What happens before what, once there is something that could race."""
         self.watched = _watched(size) if "crossed-order" in self.kinds else 0
-        """Of how many calls in a row `observers/crossed_order.py` takes notes."""
+        """Of how many calls in a row `evidence/order_notes.py` takes notes."""
         self.ranks = [
             RankContext(self, rank, environ, state)
             for rank, (environ, state) in enumerate(itertools.zip_longest(environs, states))

@@ -9,18 +9,18 @@ warning.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from phalanx.checks.backend_hazard import Machines, find_backend_hazards
 from phalanx.checks.message_race import RaceHost, find_message_races
+from phalanx.checks.unwaited_work import UnmetHost, find_unwaited_work
 from phalanx.errors import PhalanxWarning, text_of
 from phalanx.journal.reader import Journal
 from phalanx.model import Verdict
 
 
-class CheckHost(Machines, RaceHost, Protocol):
+class CheckHost(Machines, RaceHost, UnmetHost, Protocol):
     """What checks may ask of the engine besides the journal."""
 
     @property
@@ -31,16 +31,27 @@ class CheckHost(Machines, RaceHost, Protocol):
     def told(self) -> set[Verdict]:
         """What was found in earlier runs of the same world, which is not said again."""
 
+    def find_group_mismatches(self) -> Iterable[Verdict]:
+        """Groups that not all ranks made, or that they destroyed in different orders."""
+
+    def find_leaks(self) -> Iterable[Verdict]:
+        """Groups and worlds that the program made and left."""
+
 
 Check = Callable[[Journal, CheckHost], Iterable[Verdict]]
 
-AT_END: Mapping[str, Check] = MappingProxyType(
-    {
-        "backend-hazard": find_backend_hazards,
-        "message-race": find_message_races,
-    }
-)
-"""By kind."""
+AT_END: dict[str, Check] = {
+    "mismatch": lambda journal, host: host.find_group_mismatches(),
+    "backend-hazard": find_backend_hazards,
+    "leak": lambda journal, host: host.find_leaks(),
+    "message-race": find_message_races,
+    "unwaited-work": find_unwaited_work,
+}
+"""By kind. Checks whose evidence comes from the program's frames are added by
+`backend/evidence/`, which collects it."""
+
+ORDER = ("mismatch", "backend-hazard", "crossed-order", "leak", "message-race", "rank-space")
+"""In which order they are asked; all others come last."""
 
 ONCE = frozenset({"backend-hazard"})
 """Kinds whose findings are told once in a world, however often it runs the same lines."""
@@ -49,8 +60,9 @@ ONCE = frozenset({"backend-hazard"})
 def find_at_end(journal: Journal, host: CheckHost) -> list[Verdict]:
     """What can be seen only now, of the kinds that are wanted."""
     found: list[Verdict] = []
-    for kind, check in AT_END.items():
-        if kind in host.kinds:
+    for kind in (*ORDER, *(kind for kind in AT_END if kind not in ORDER)):
+        check = AT_END.get(kind)
+        if check is not None and kind in host.kinds:
             try:
                 fresh = [each for each in check(journal, host) if each not in host.told]
                 if kind in ONCE:

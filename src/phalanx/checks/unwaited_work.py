@@ -13,11 +13,16 @@ One finding for each line that made such calls, whichever ranks they were.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
+from phalanx.journal.events import Noted
+from phalanx.journal.reader import Journal
 from phalanx.matching.hints import name_ranks
-from phalanx.model import CallBlock, Finding, Op, Site
+from phalanx.model import CallBlock, Finding, Op, Site, Unmet
+
+KIND = "unwaited-work"
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,30 @@ class Unwaited:
     count: int = 1
     read: Site | None = None
     functional: bool = False
+
+
+class UnmetHost(Protocol):
+    """What this check asks of the engine besides the journal."""
+
+    @property
+    def unmet(self) -> Sequence[Unmet]:
+        """Calls that never met their counterpart, which are told already."""
+
+
+def find_unwaited_work(journal: Journal, host: UnmetHost) -> tuple[Finding, ...]:
+    """From what the ranks noted: each knows its own works."""
+    told = {
+        (rank, block.op.name, block.op.site)
+        for each in host.unmet
+        for block in each.blocks
+        for rank in block.ranks
+    }
+    left: list[Unwaited] = [
+        each for event in journal.rare(Noted) if event.about == KIND for each in event.what
+    ]
+    return find_unwaited(
+        each for each in left if (each.op.rank, each.op.name, each.op.site) not in told
+    )
 
 
 def find_unwaited(left: Iterable[Unwaited]) -> tuple[Finding, ...]:

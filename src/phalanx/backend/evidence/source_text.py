@@ -1,7 +1,7 @@
 """What the program's source says about places in it: which statement, in which branches.
 
-Used by observers that have found something and verify it before they report it. If the source
-cannot be read or parsed, the functions return None or False, and the observers stay silent.
+Used by checks that have found something and verify it before they report it. If the source
+cannot be read or parsed, the functions return None or False, and the checks stay silent.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ from phalanx.engines.processes.rank_messages import (
     Unsendable,
 )
 from phalanx.engines.processes.rank_processes import MemberProcess, RankProcesses
-from phalanx.engines.referee.end_of_run import find_reasons
+from phalanx.engines.referee.remote_check_host import find_reasons
 from phalanx.engines.remote.control_messages import DUMP_SIGNAL, Asking, Position, Raised, Where
 from phalanx.engines.run_settings import IDLE_STALL
 from phalanx.engines.serialization.serialization import unpack_value
@@ -373,7 +373,7 @@ class CallInProgress:
         """Findings that are told though the ranks failed: only where the backend did."""
         *_, first = min(self._failed, key=lambda each: each[0])
         if self._codec is not None and is_broken_off(first):
-            self.findings = tuple(find_reasons(self._codec.referee))
+            self.findings = tuple(find_reasons(self._codec.host))
 
     def _with_names(self, error: BaseException) -> BaseException:
         """The same, with what the ranks know of the parts of their models."""

@@ -1,1 +1,1 @@
-"""Checks for ranks in processes of their own, which announce what they do at a referee."""
+"""What the referee of ranks in other processes writes down, and what checks may ask of it."""

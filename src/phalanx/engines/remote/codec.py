@@ -11,7 +11,7 @@ import pickle
 from collections.abc import Iterable
 
 from phalanx.backend.rank_errors import error_for
-from phalanx.engines.referee.end_of_run import RemoteHost, find_at_end
+from phalanx.engines.referee.remote_check_host import RemoteHost, find_at_end
 from phalanx.engines.remote import frames
 from phalanx.engines.remote.frames import Decoder, Frame, encode
 from phalanx.engines.remote.remote_referee import RemoteReferee, Reply
@@ -35,7 +35,7 @@ class RefereeCodec:
         profile: str | None = None,
     ) -> None:
         self.referee = RemoteReferee(size, kinds)
-        self.host = RemoteHost(kinds, profile)
+        self.host = RemoteHost(self.referee, profile)
         self._replay = replay
         self._decoders = [Decoder() for _ in range(size)]
         self._rendered: dict[int, tuple[Verdict, VerdictError, bytes]] = {}
@@ -68,7 +68,7 @@ class RefereeCodec:
 
     def find_at_end(self) -> list[Verdict]:
         """Once all ranks have returned."""
-        return find_at_end(self.referee, self.host)
+        return find_at_end(self.host)
 
     def past(self, rank: int, forms: Iterable[int]) -> Outgoing:
         """Calls of a rank that met on the fast_path."""

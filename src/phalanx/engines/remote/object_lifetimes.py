@@ -1,9 +1,9 @@
 """What a rank that is a process does with its groups: makes, keeps and destroys them.
 
 Used by `watcher.py`, which hooks `made` in; `patches` are this module's own hooks. What was
-seen is told at the end of a run, in values that travel; `judge_lives` puts together what all
-ranks have told. Deciding is done in `checks/leak.py` and `checks/group_lifecycle.py`. Must
-never know the referee.
+seen is told at the end of a run, in values that travel; the functions at the end put together
+what all ranks have told. Deciding is done in `checks/leak.py` and `checks/group_lifecycle.py`.
+Must never know the referee.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any
 import torch.distributed as dist
 
 from phalanx import callsite
+from phalanx.backend.evidence import group_watch
 from phalanx.backend.evidence.invalid_call import DESTROYED, join_outsiders, outsider_patches
 from phalanx.backend.evidence.model_names import model_patches
-from phalanx.backend.observers import observe_groups
 from phalanx.backend.rank_errors import InvalidCallError
 from phalanx.backend.torch_private import private
 from phalanx.callsite import Mark, resolve
@@ -108,7 +108,7 @@ class Lives:
     ) -> None:
         """The process is a member of a new group, which has no members given if it is the
         default one; `at` is the frame of torch's that makes it."""
-        if observe_groups.KIND not in self._kinds:
+        if group_watch.KIND not in self._kinds:
             return
         backend = str(group.name())
         if not members:
@@ -117,7 +117,7 @@ class Lives:
                 ranks = tuple(range(group.size()))
                 self._worlds[key] = ProgramWorld(ranks, backend, began)
         elif group.rank() == 0:
-            observe_groups.add(
+            group_watch.add(
                 self._entries,
                 group,
                 members,
@@ -129,11 +129,11 @@ class Lives:
 
     def _is_lost(self, group: Any) -> bool:
         """Whether nothing but torch's tables refers to the group."""
-        if group is None or self._searches >= observe_groups.SEARCHES:
+        if group is None or self._searches >= group_watch.SEARCHES:
             return False
         self._searches += 1
         tables = private.tables_of_groups()
-        return observe_groups.is_held_by_only(group, {id(each) for each in tables})
+        return group_watch.is_held_by_only(group, {id(each) for each in tables})
 
     # -- destroying -----------------------------------------------------------------------
 
@@ -172,7 +172,7 @@ class Lives:
         if alive is not None:
             self._calls[alive] = self._count(default)
         told = Told(
-            makings=observe_groups.makings_in(self._entries),
+            makings=group_watch.makings_in(self._entries),
             worlds=dict(self._worlds),
             calls=dict(self._calls),
             outsiders=list(self._outsiders),
@@ -189,23 +189,24 @@ class Lives:
         return told if some else None
 
 
-def judge_lives(
-    told: Mapping[int, Told], profile: str | None, kinds: frozenset[str]
-) -> Iterator[Verdict]:
-    """In the program: what the ranks have told, by rank. Of those that had nothing to tell
-    there is nothing."""
-    yield from join_outsiders(each for rank in sorted(told) for each in told[rank].outsiders)
+def find_outsiders(told: Mapping[int, Told]) -> Iterable[Verdict]:
+    """In the program, as the two below: from what the ranks have told, by rank. Of those that
+    had nothing to tell there is nothing."""
+    return join_outsiders(each for rank in sorted(told) for each in told[rank].outsiders)
+
+
+def find_lifecycle_mismatches(told: Mapping[int, Told]) -> Iterator[Verdict]:
     for world in dict.fromkeys(world for each in told.values() for world in each.destroyed):
-        if "mismatch" not in kinds:
-            break
         ops = {rank: each.destroyed.get(world, []) for rank, each in sorted(told.items())}
         calls = {rank: each.calls.get(world, 0) for rank, each in told.items()}
         found = find_destroy_mismatch(ops) or find_kept_group(ops, calls)
         if found is not None:
             yield found
-    if observe_groups.KIND in kinds:
-        yield from find_leaks(m for rank in sorted(told) for m in told[rank].makings)
-        yield from _find_left_worlds(told, profile)
+
+
+def find_lifetime_leaks(told: Mapping[int, Told], profile: str | None) -> Iterator[Verdict]:
+    yield from find_leaks(m for rank in sorted(told) for m in told[rank].makings)
+    yield from _find_left_worlds(told, profile)
 
 
 def _find_left_worlds(told: Mapping[int, Told], profile: str | None) -> Iterable[Finding]:

@@ -14,6 +14,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
+from phalanx.engines.referee.remote_journal import RemoteJournal
 from phalanx.engines.remote.announced_calls import (
     AnnouncedCall,
     AnnouncedMailbox,
@@ -21,7 +22,7 @@ from phalanx.engines.remote.announced_calls import (
     wait_in,
 )
 from phalanx.engines.remote.frames import FORMS_KEPT
-from phalanx.engines.remote.remote_journal import RemoteJournal
+from phalanx.journal.events import GroupRecord
 from phalanx.journal.reader import Journal
 from phalanx.kinds import ALL
 from phalanx.matching.announcement import Form, GroupForm, signature_of
@@ -554,6 +555,10 @@ class RemoteReferee:
 
     def reader(self) -> CallReader:
         return CallReader()
+
+    def records(self) -> dict[str, GroupRecord]:
+        """The groups in the journal, by key."""
+        return {key: place.record for key, place in self._mailboxes.items()}
 
     def read_journal(self) -> Journal:
         return self.journal.reader()

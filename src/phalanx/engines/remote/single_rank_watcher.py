@@ -1,7 +1,7 @@
 """What a rank that is a process sees alone: its tensors in flight, its works, its own frames.
 
 Used by `watcher.py`, which tells it of calls and waits on real process groups. The guard and
-the observers are those of the threads engine; this gives them a `Call` for what they look at.
+the evidence is that of the threads engine; this gives them a `Call` for what they look at.
 A real backend writes whenever it likes, so of what an operation may write to neither contents
 nor versions are compared: only what the program does to it is seen. Must never know the
 referee.
@@ -13,13 +13,12 @@ import marshal
 import threading
 import weakref
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 from torch import Tensor
 
+from phalanx.backend.evidence import order_notes, root_notes
 from phalanx.backend.evidence.call_description import describe_call
-from phalanx.backend.observers import observe_order, observe_roots
 from phalanx.backend.work import buffer_guard, buffer_modes, call_origin
 from phalanx.callsite import Mark
 from phalanx.checks.in_flight_buffer import How
@@ -27,6 +26,7 @@ from phalanx.checks.thread_race import Use as ThreadUse
 from phalanx.checks.thread_race import find_thread_race
 from phalanx.engines.remote.c10d_arguments import Parts
 from phalanx.errors import VerdictError
+from phalanx.journal.events import GroupRecord
 from phalanx.matching.mailboxes import GroupMailbox
 from phalanx.matching.slots import Call
 from phalanx.model import Verdict
@@ -107,13 +107,13 @@ class Alone:
         """One of those that are compared with the other ranks' by what the frames say."""
         call = _call_of(met, member, parts, mark)
         call.number = number
-        observe_order.note(call)
+        order_notes.note(call)
 
     def note_root(
         self, met: GroupMailbox, member: int, parts: Parts, mark: Mark | None
     ) -> None:
         """A call whose root is another rank of the world than of the group."""
-        observe_roots.note(self, _call_of(met, member, parts, mark))  # type: ignore[arg-type]
+        root_notes.note(self.kinds, _call_of(met, member, parts, mark))
 
     def check_threads(self, me: int, use: Use) -> None:
         """While a thread is in a call that makes it wait, no other may make one there."""
@@ -214,7 +214,7 @@ class _Book(buffer_guard.Book):
 
 def take_trail(met: GroupMailbox, member: int) -> Trails | None:
     """What was noted of a group, in a form that travels: code objects by value."""
-    noted = met.notes.pop(observe_order.KIND, None)
+    noted = met.record.evidence.pop(order_notes.KIND, None)
     trail = None if noted is None else noted.trails[member]
     if not trail:
         return None
@@ -238,39 +238,33 @@ def take_trail(met: GroupMailbox, member: int) -> Trails | None:
 
 def take_uses(met: GroupMailbox, member: int) -> list[Any] | None:
     """How roots were named on a group, in a form that travels."""
-    noted = met.notes.pop(observe_roots.KIND, None)
+    noted = met.record.evidence.pop(root_notes.KIND, None)
     return noted and [
         (None if mark is None else (marshal.dumps(mark[0]), mark[1]), *rest, op, sorted(ranks))
         for (mark, *rest), (op, ranks) in noted.items()
     ]
 
 
-def judge_uses(of_members: list[list[Any]]) -> list[Verdict]:
-    """In the program: what all members of one group have sent."""
+def give_uses(group: GroupRecord, of_members: list[list[Any]]) -> None:
+    """In the program: what all members of a group have sent, for the check to find."""
     known: dict[bytes, Any] = {}
-    noted: dict[Any, Any] = {}
+    noted = group.evidence.setdefault(root_notes.KIND, {})
     for uses in of_members:
         for mark, name, space, number, op, ranks in uses:
             place = None if mark is None else (_code(mark[0], known), mark[1])
             noted.setdefault((place, name, space, number), (op, set()))[1].update(ranks)
-    met = GroupMailbox("", ())
-    met.notes[observe_roots.KIND] = noted
-    return observe_roots.look(met)
 
 
-def judge_trails(trails: list[Trails]) -> list[Verdict]:
-    """In the program: what all members of one group have sent."""
-    met = GroupMailbox(trails[0]["name"], trails[0]["ranks"])
+def give_trails(group: GroupRecord, trails: list[Trails]) -> None:
+    """In the program: what all members of a group have sent, for the check to find."""
     known: dict[bytes, Any] = {}
-    noted: list[list[Any]] = [[] for _ in met.ranks]
+    notes = group.evidence[order_notes.KIND] = order_notes.OrderNotes(len(group.ranks))
     for trail in trails:
         codes = [_code(data, known) for data in trail["codes"]]
-        noted[trail["member"]] = [
+        notes.trails[trail["member"]] = [
             (number, what, tuple((codes[frame[0]], *frame[1:]) for frame in frames))
             for number, what, frames in trail["calls"]
         ]
-    met.notes[observe_order.KIND] = SimpleNamespace(trails=noted)
-    return observe_order.look(met)
 
 
 def _code(data: bytes, known: dict[bytes, Any]) -> Any:

@@ -26,7 +26,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from phalanx import callsite
 from phalanx.backend.evidence.invalid_call import find_invalid_call
-from phalanx.backend.observers.observe_order import PERIOD
+from phalanx.backend.evidence.order_notes import PERIOD
 from phalanx.backend.profiles.admission import Admission
 from phalanx.backend.rank_errors import InvalidCallError
 from phalanx.backend.torch_private import private

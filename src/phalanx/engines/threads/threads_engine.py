@@ -35,7 +35,6 @@ from phalanx.backend.group_reuse import (
     take_stock,
 )
 from phalanx.backend.meeting_checks import find_unheard
-from phalanx.backend.observers import find_at_end
 from phalanx.backend.rank_errors import error_for
 from phalanx.backend.session import Environ, RankContext, Session
 from phalanx.backend.stores.store import InProcessStore
@@ -80,11 +79,12 @@ from phalanx.engines.run_settings import (
 )
 from phalanx.engines.snapshots import group_views, is_debugging, take_snapshot, user_stacks
 from phalanx.engines.threads.renumbering import exchange
+from phalanx.engines.threads.threads_check_host import find_at_end
 from phalanx.engines.threads.verdicts import Judge
 from phalanx.errors import RankStopped, UsageError, VerdictError
 from phalanx.journal.events import RankEnded
 from phalanx.journal.reader import Journal
-from phalanx.model import Silenced, Verdict
+from phalanx.model import Silenced, Unmet, Verdict
 from phalanx.report.positions import render_positions
 from phalanx.system import getpid, monotonic
 
@@ -365,7 +365,8 @@ class _Run:
             if self.session.put_off:
                 completion.complete_all(self.session)
             unheard = find_unheard(self.session)
-            self.findings = [*unheard, *self._find_leftovers(), *find_at_end(self.session)]
+            unmet = self._find_leftovers()
+            self.findings = [*unheard, *unmet, *find_at_end(self.session, unmet)]
             for found in self.findings:
                 self.session.journal.found(found)
         return [outcome.value for outcome in self.outcomes.ranks]
@@ -390,7 +391,7 @@ class _Run:
         if self.settings.on_tick is not None:
             self.settings.on_tick()
 
-    def _find_leftovers(self) -> Sequence[Verdict]:
+    def _find_leftovers(self) -> Sequence[Unmet]:
         waits, self.session.leftovers = self.session.leftovers, []
         for met in self.session.mailboxes.values():
             for call in met.open_calls():

@@ -9,16 +9,17 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from types import FrameType
 from typing import Any
 
 from phalanx import callsite
 from phalanx.backend.evidence.call_description import describe_call
 from phalanx.backend.evidence.source_text import expression, gives_group_rank
-from phalanx.backend.session import Session
+from phalanx.checks import registry
 from phalanx.checks.rank_space import Space, Use, find_rank_space
-from phalanx.matching.mailboxes import GroupMailbox
+from phalanx.journal.events import GroupRecord
+from phalanx.journal.reader import Journal
 from phalanx.matching.slots import Call
 from phalanx.model import Verdict
 
@@ -29,16 +30,16 @@ _LOGGER = f"{os.sep}c10d_logger.py"
 _BY_GROUP_RANK = re.compile(r"get_global_rank\([^()]*,\s*(\d+)\s*\)")
 
 
-def note(session: Session, call: Call) -> None:
+def note(kinds: Collection[str], call: Call) -> None:
     """Remember how the program named the root, if it made the call itself."""
-    if KIND not in session.kinds or call.root is None:
+    if KIND not in kinds or call.root is None:
         return
     given = _given(sys._getframe(2))
     if given is None:
         return
     space: Space = "group" if given < 0 else "world"
     number = call.root if given < 0 else given
-    uses = call.mailbox.notes.setdefault(KIND, {})
+    uses = call.mailbox.record.evidence.setdefault(KIND, {})
     key = (call.mark, call.name, space, number)
     if key not in uses and len(uses) < MOST_USES:
         uses[key] = describe_call(call), set()
@@ -46,9 +47,9 @@ def note(session: Session, call: Call) -> None:
         uses[key][1].add(call.mailbox.ranks[call.member])
 
 
-def look(met: GroupMailbox) -> list[Verdict]:
+def look(group: GroupRecord) -> list[Verdict]:
     """What was noted on a group, judged and forgotten."""
-    noted = met.notes.pop(KIND, None)
+    noted = group.evidence.pop(KIND, None)
     if not noted:
         return []
     found = find_rank_space(
@@ -58,8 +59,11 @@ def look(met: GroupMailbox) -> list[Verdict]:
     return [] if found is None else [found]
 
 
-def find_rank_spaces(session: Session) -> Iterable[Verdict]:
-    return [each for met in session.mailboxes.values() for each in look(met)]
+def find_rank_spaces(journal: Journal, host: object) -> Iterable[Verdict]:
+    return [each for group in journal.groups for each in look(group)]
+
+
+registry.AT_END[KIND] = find_rank_spaces
 
 
 def _use(op: Any, mark: Any, space: Space, number: int, ranks: tuple[int, ...]) -> Use:

@@ -12,13 +12,11 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from phalanx.backend.collectives.reduction import NAMES
 from phalanx.backend.evidence import source_text
-from phalanx.backend.evidence.call_description import group_of
 from phalanx.backend.evidence.frame_reader import Reading, read_frames
-from phalanx.backend.session import Session
 from phalanx.backend.torch_private.private_names import frame_of_program
 from phalanx.callsite import resolve
+from phalanx.checks import registry
 from phalanx.checks.crossed_order import (
     Crossing,
     Level,
@@ -28,7 +26,8 @@ from phalanx.checks.crossed_order import (
     find_crossing,
     find_other_part,
 )
-from phalanx.matching.mailboxes import GroupMailbox
+from phalanx.journal.events import REDUCE_OPS, GroupRecord
+from phalanx.journal.reader import Journal
 from phalanx.matching.slots import Call
 from phalanx.model import CallBlock, Finding, Op, Site, Verdict
 from phalanx.report.layout import rank_list
@@ -46,7 +45,7 @@ LONGEST_LABEL = 28
 _SOURCE = Source(source_text.together, source_text.expression, source_text.picks)
 
 
-class _Notes:
+class OrderNotes:
     """What was noted on one group: a trail for each member; and places that told the same
     again and again, with how often: they are left alone for the rest of a period."""
 
@@ -64,9 +63,9 @@ def note(call: Call) -> None:
     mark = call.mark
     if tensor is None or mark is None:
         return
-    notes = call.mailbox.notes.get(KIND)
+    notes = call.mailbox.record.evidence.get(KIND)
     if notes is None:
-        notes = call.mailbox.notes[KIND] = _Notes(call.mailbox.size)
+        notes = call.mailbox.record.evidence[KIND] = OrderNotes(call.mailbox.size)
     frame, module = frame_of_program(sys._getframe(1))
     if module is not None:
         parts = notes.parts[call.member]
@@ -85,7 +84,7 @@ def note(call: Call) -> None:
 
 
 def _find_dull(
-    notes: _Notes, place: tuple[int, int], period: int, frames: tuple[Reading, ...]
+    notes: OrderNotes, place: tuple[int, int], period: int, frames: tuple[Reading, ...]
 ) -> None:
     telling: list[Any] = []
     for code, offset, names, loop, _, _ in frames:
@@ -101,15 +100,16 @@ def _find_dull(
         seen[1] += 1
 
 
-def look(met: GroupMailbox) -> list[Verdict]:
+def look(group: GroupRecord) -> list[Verdict]:
     """What was noted on a group, judged and forgotten."""
-    notes = met.notes.pop(KIND, None)
-    parts = getattr(notes, "parts", ())  # not from ranks that are watched alone
-    if any(parts):
-        other = find_other_part(dict(zip(met.ranks, parts, strict=False)))
+    notes: OrderNotes | None = group.evidence.pop(KIND, None)
+    if notes is None:
+        return []
+    if any(notes.parts):
+        other = find_other_part(dict(zip(group.ranks, notes.parts, strict=False)))
         if other is not None:
-            return [_other_module(met, *other)]
-    if notes is None or all(trail == notes.trails[0] for trail in notes.trails):
+            return [_other_module(group, *other)]
+    if all(trail == notes.trails[0] for trail in notes.trails):
         return []
     common = set.intersection(*({noted[0] for noted in trail} for trail in notes.trails))
     trails = [[noted for noted in trail if noted[0] in common] for trail in notes.trails]
@@ -117,18 +117,18 @@ def look(met: GroupMailbox) -> list[Verdict]:
         return []
     by_rank = {
         rank: [_trace(*noted) for noted in trail]
-        for rank, trail in zip(met.ranks, trails, strict=True)
+        for rank, trail in zip(group.ranks, trails, strict=True)
     }
     crossing = find_crossing(by_rank, _SOURCE)
-    return [] if crossing is None else [_finding(met, crossing)]
+    return [] if crossing is None else [_finding(group, crossing)]
 
 
-def _other_module(met: GroupMailbox, number: int, parts: list[Any]) -> Finding:
+def _other_module(group: GroupRecord, number: int, parts: list[Any]) -> Finding:
     (usual, ranks), (other, others), *_ = parts
     return Finding(
         kind=KIND,
         severity="warning",
-        ranks=tuple(others) if 2 * len(ranks) > met.size else (),
+        ranks=tuple(others) if 2 * len(ranks) > len(group.ranks) else (),
         headline=(
             f"{rank_list(others, width=24)} called {other.name} for FSDP's "
             f"{_module(other)} where {rank_list(ranks, width=24)} called it for "
@@ -137,7 +137,7 @@ def _other_module(met: GroupMailbox, number: int, parts: list[Any]) -> Finding:
         blocks=tuple(
             CallBlock(
                 tuple(each),
-                _op(met, each[0], number, (part.name, None, None), resolve(part.place)),
+                _op(group, each[0], number, (part.name, None, None), resolve(part.place)),
                 (f"for {_module(part)}",),
                 "" if part is usual else "<- crossed",
             )
@@ -151,8 +151,11 @@ def _module(part: Part) -> str:
     return f'module "{_short(part.part)}"' if part.part else "whole model"
 
 
-def find_crossed_order(session: Session) -> Iterable[Verdict]:
-    return [each for met in session.mailboxes.values() for each in look(met)]
+def find_crossed_order(journal: Journal, host: object) -> Iterable[Verdict]:
+    return [each for group in journal.groups for each in look(group)]
+
+
+registry.AT_END[KIND] = find_crossed_order
 
 
 def _tensor_of(call: Call) -> Any:
@@ -171,7 +174,7 @@ def _trace(number: int, what: Any, frames: tuple[Reading, ...]) -> Trace:
     return Trace(number, what, levels)
 
 
-def _finding(met: GroupMailbox, crossing: Crossing) -> Finding:
+def _finding(group: GroupRecord, crossing: Crossing) -> Finding:
     """What each side had in each call, in the order of the calls."""
     turned = (*crossing.labels[1:], crossing.labels[0])
     rows = sorted(
@@ -185,7 +188,7 @@ def _finding(met: GroupMailbox, crossing: Crossing) -> Finding:
             (ranks, pair.places[0], pair.one, label, ""),
             (others, pair.places[1], pair.other, theirs, "<- crossed"),
         ):
-            op = _op(met, who[0], pair.number, crossing.what, resolve(place))
+            op = _op(group, who[0], pair.number, crossing.what, resolve(place))
             notes = [f"with {mine}"]
             if level.place != place:
                 notes.append(f"by way of {resolve(level.place)}")
@@ -204,15 +207,15 @@ def _finding(met: GroupMailbox, crossing: Crossing) -> Finding:
     )
 
 
-def _op(met: GroupMailbox, rank: int, number: int, what: Any, site: Site | None) -> Op:
+def _op(group: GroupRecord, rank: int, number: int, what: Any, site: Site | None) -> Op:
     name, code, root = what
     return Op(
         rank=rank,
         name=name,
-        group=group_of(met),
+        group=group.as_group(),
         number=number,
-        root=None if root is None else met.ranks[root],
-        reduce_op=None if code is None else NAMES[code],
+        root=None if root is None else group.ranks[root],
+        reduce_op=None if code is None else REDUCE_OPS[code],
         site=site,
     )
 

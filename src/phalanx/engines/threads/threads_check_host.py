@@ -1,0 +1,53 @@
+"""What the checks of `checks/registry.py` may ask of the threads engine besides the journal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from phalanx.backend import group_history
+from phalanx.backend.evidence.group_watch import find_leaked_groups
+from phalanx.backend.session import Session
+from phalanx.checks import registry
+from phalanx.checks.message_race import RaceWatch
+from phalanx.checks.unwaited_work import KIND
+from phalanx.journal.events import Noted
+from phalanx.model import Unmet, Verdict
+from phalanx.system import monotonic
+
+
+class ThreadsCheckHost:
+    """One session whose ranks have all returned. `unmet` are calls that nobody answered."""
+
+    def __init__(self, session: Session, unmet: Sequence[Unmet]) -> None:
+        self._session = session
+        self.kinds = session.kinds
+        self.profile = session.profile
+        self.told = session.told
+        self.unmet = unmet
+
+    @property
+    def races(self) -> RaceWatch | None:
+        return self._session.races
+
+    def machine_of(self, rank: int) -> int:
+        return self._session.machine_of(rank)
+
+    def must_share_gpus(self) -> bool:
+        return self._session.must_share_gpus()
+
+    def find_group_mismatches(self) -> Iterable[Verdict]:
+        return group_history.find_at_end(self._session)
+
+    def find_leaks(self) -> Iterable[Verdict]:
+        return find_leaked_groups(self._session)
+
+
+def find_at_end(session: Session, unmet: Sequence[Unmet]) -> list[Verdict]:
+    """What was found on the way, and what can be seen only now."""
+    found, session.findings = session.findings, []
+    for context in session.ranks:
+        left = context.in_flight.unwaited() if context.in_flight is not None else ()
+        if left:
+            context.ring.add(Noted(monotonic(), context.rank, 0, None, KIND, left))
+    host = ThreadsCheckHost(session, unmet)
+    return found + registry.find_at_end(session.journal.reader(), host)
