@@ -161,8 +161,8 @@ def run(
 ) -> list[Any]:
     """Call `fn(*args, **kwargs)` once on each rank; return the results in rank order.
 
-    Blocks until every rank has returned. Raises a `VerdictError` such as `DeadlockError` if a
-    check finds an error, `RankFailedError` if a rank raises, `UsageError` for wrong options.
+    Blocks until every rank has returned. Raises the error of a check, such as `DeadlockError`,
+    `RankFailedError` if a rank raises, and `UsageError` for wrong options.
     Keyword arguments with the names below are options; wrap `fn` if it takes them itself.
 
     * `ranks`: how many.
