@@ -57,7 +57,7 @@ MOST_PATCHES = 241
 """Names of others that are replaced. It only goes down: a name that one rare program needs is
 not replaced, that program takes `--engine processes`."""
 MOST_MODULES = 16
-"""In one folder: more than that is a hotel corridor, not a room."""
+"""In one folder: with more a reader does not see what belongs there."""
 
 CLASSES_THAT_MEAN_THE_SAME = {
     # phalanx.errors has the error that a run raises; backend.rank_errors the one that a rank

@@ -12,13 +12,19 @@ site       the user's file, line and function that made a call
 wait       what a blocked rank needs before it can go on
 snapshot   all ranks at one instant
 verdict    what a check found
+referee    decides mismatches and deadlocks, for every engine
+mailbox    where the calls of one group meet: its slots and its messages
+journal    what happened in a run, as a stream of events
+mark       a call site that is not resolved to file and line yet
+strand     a thread that the baton knows
 schedule   the policy that says who runs next
 baton      the right to run; exactly one rank holds it
 
 Three words are never mixed: a *mismatch* is a disagreement between calls, a *deadlock* is
 proved (nobody can move), a *stall* means that time ran out and nothing is proved.
 
-This module imports nobody. It must never hold behaviour beyond naming its own parts.
+This module imports no other one of ours. It must never hold behaviour beyond naming its own
+parts.
 """
 
 from __future__ import annotations
@@ -169,7 +175,6 @@ class Snapshot:
     in_flight: int = 0
     timers: int = 0
     threads: tuple[RankView, ...] = ()
-    parted: str | None = None
 
 
 @dataclass(frozen=True)
@@ -178,14 +183,12 @@ class Meeting:
 
     `members` is the whole group; ranks without an op in `ops` have not arrived.
     `history` maps a rank to its earlier ops on this group, oldest first, as far as kept.
-    `trails` maps a rank to the places of all its calls, of any group, up to the last.
     """
 
     group: Group
     number: int
     ops: tuple[Op, ...]
     history: dict[int, tuple[Op, ...]] = field(default_factory=dict)
-    trails: dict[int, tuple[Site | None, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

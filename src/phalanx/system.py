@@ -53,12 +53,12 @@ _looking = threading.RLock()  # a signal's handler may look while its thread doe
 
 
 def _frames_without_collection() -> dict[int, FrameType]:
-    """Python 3.11 before 3.11.9 makes objects here while it holds a lock. Had these the garbage
-    collected, code of the program might run and another thread get its turn, which would wait
-    for that lock and never give the turn back: the process stands still (gh-106883).
+    """The frames of all threads, looked up with the garbage collector off.
 
-    For the same reason nothing that makes an object is done with our own lock in hand, as the
-    end of `with` does, and the return from a function that is in the table."""
+    Python 3.11 before 3.11.9 makes objects here while it holds a lock. A collection at that
+    moment can run code of the program and switch to a thread that waits for the same lock: a
+    deadlock of the whole process (gh-106883). For the same reason nothing here makes an object
+    while our own lock is held, as the end of a `with` block would."""
     collects = False
     try:
         _looking.acquire()

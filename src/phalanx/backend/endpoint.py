@@ -418,7 +418,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         return self._hand_out(call, limit)
 
     def _before_departure(self, call: Call) -> None:
-        """Asynchronous calls, and such as come while others are in flight."""
+        """For a call that is asynchronous, or made while others are in flight."""
         session = self._session
         if session.put_off:
             completion.count_call(session)

@@ -1,6 +1,6 @@
 """What the ranks of one world share, and what each has of its own.
 
-The running layer makes one `Session` per world; each thread of a rank finds its
+The threads engine makes one `Session` per world; each thread of a rank finds its
 `RankContext` through `here.strand.local`. Only the holder of the baton touches shared parts.
 """
 
@@ -89,7 +89,7 @@ class RankContext:
         """What `batch_isend_irecv` is at, by thread: how many messages are still to come, and
         the number of the batch."""
         self.in_flight: Any = None
-        """The `guard.Book` of a rank that has made asynchronous calls."""
+        """The `buffer_guard.Book` of a rank that has made asynchronous calls."""
         self.destroyed: deque[Any] = deque(maxlen=DESTROYED)
         """Groups that the rank has destroyed, each by itself; see `group_history.py`."""
         self.calls_in_all: dict[Any, int] = {}

@@ -4,10 +4,10 @@ The engines give a `Trace`: for each rank what it issued, in order. Each rule st
 `docs/profiles.md` has the same table for users.
 
 rule              what is seen                                            in
-opposite-orders   calls that would stand still one after the other        hazards_order
-unbatched         messages that would, of two ranks or around a ring      hazards_order
-ignored-tags      receives that take by tag another message than in order hazards_messages
-half-batched      a message batched on one side only                      hazards_messages
+opposite-orders   calls that would stand still one after the other        nccl_order
+unbatched         messages of two ranks, or around a ring, that would too nccl_order
+ignored-tags      receives that take by tag another message than in order nccl_messages
+half-batched      a message batched on one side only                      nccl_messages
 first-batch       a batch is the first use of a group, not by all of it   here
 any-source        a receive from any source                               here
 monitored-barrier which is Gloo's alone                                   here

@@ -1,7 +1,7 @@
 """Messages as NCCL would pair them: in order, on the communicator of a pair or of the group.
 
-Used by `hazards_order` and the observer. torch makes a communicator for each pair of ranks that
-exchange single messages; batched ones go over the group's own. Neither knows tags.
+Used by `nccl_order` and `backend_hazard`. torch makes a communicator for each pair of ranks
+that exchange single messages; batched ones go over the group's own. Neither knows tags.
 """
 
 from __future__ import annotations

@@ -250,7 +250,7 @@ def _check_backend(engine: str, backend: str) -> None:
             "another one is given by --import MODULE"
         )
     if not dist.is_backend_available(backend):
-        raise UsageError(f"--backend {backend}: this build of torch has it not")
+        raise UsageError(f"--backend {backend}: this build of torch does not include it")
 
 
 def _check_device(device: str) -> None:

@@ -120,9 +120,9 @@ class _Terminal:
 
         if self.name is None:
             raise UsageError(
-                f"rank {self.rank} asks for input, but standard input is no terminal that "
-                "ranks in processes of their own could ask; run it from a terminal, or give "
-                "the answer as an argument of the script"
+                f"rank {self.rank} asks for input, but standard input is not a terminal, so "
+                "ranks that are processes cannot read from it; run it from a terminal, or "
+                "give the answer as an argument of the script"
             )
         reading = os.open(self.name, os.O_RDONLY | os.O_NOCTTY)
         writing = os.open(self.name, os.O_WRONLY | os.O_NOCTTY)

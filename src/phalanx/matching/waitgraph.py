@@ -153,7 +153,6 @@ def find_deadlock(snapshot: Snapshot, *, partial: bool = False) -> Deadlock | No
         blocked=len(waits),
         total=len(views),
         in_flight=snapshot.in_flight,
-        parted=snapshot.parted,
     )
     return replace(verdict, hint=hint_deadlock(verdict, [*views, *threads]))
 

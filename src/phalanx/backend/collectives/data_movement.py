@@ -24,10 +24,11 @@ from phalanx.backend.rank_errors import InvalidCallError
 from phalanx.matching.slots import Call
 
 Meaning = Callable[[list[Call]], None]
+"""What a collective does, given the calls of all members in group order: it moves the data."""
 
 
 def barrier(calls: list[Call]) -> None:
-    """Everybody is here: that was all."""
+    """Moves no data: every member has arrived."""
 
 
 def broadcast(calls: list[Call], which: int = 0) -> None:

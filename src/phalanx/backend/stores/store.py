@@ -30,7 +30,7 @@ POLL = 0.02
 
 
 class StoreWait:
-    """Why a rank is parked: it waits for keys. Rendered by the running layer."""
+    """Why a rank is parked: it waits for keys. The engines describe it in reports."""
 
     __slots__ = ("call", "keys", "mark")
 

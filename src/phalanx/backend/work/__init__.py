@@ -1,1 +1,2 @@
-"""Operations in flight: Work and Future, when they complete, the buffers they hold."""
+"""Operations in flight: `Work` and `Future`, when they complete, the buffers that they hold,
+and the events that torch's profilers record of them."""

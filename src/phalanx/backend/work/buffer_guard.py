@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _WRITES_INPUTS = frozenset({"all_reduce", "all_reduce_coalesced"})
 _MOST_DONE = 64
-"""How many operations may be outstanding before it is seen to what is kept of them."""
+"""How many operations may be outstanding before those that are complete are cleaned up."""
 
 
 class Region:

@@ -71,7 +71,7 @@ class RefereeCodec:
         return find_at_end(self.host)
 
     def past(self, rank: int, forms: Iterable[int]) -> Outgoing:
-        """Calls of a rank that met on the fast_path."""
+        """Calls of a rank that met on the fast path."""
         return self._encoded(self._past(rank, forms))
 
     def _past(self, rank: int, forms: Iterable[int]) -> list[Reply]:

@@ -188,7 +188,7 @@ class RemoteReferee:
         return self._prove()
 
     def met(self, rank: int, form: int) -> list[Reply]:
-        """A call of the rank that met all its counterparts elsewhere, on the fast_path."""
+        """A call of the rank that met all its counterparts elsewhere, on the fast path."""
         here = self._ranks[rank]
         what, signature = here.forms[form]
         at = here.groups[what.group]
@@ -447,7 +447,7 @@ class RemoteReferee:
                 yield self._answer(call, "met" if verdict is None else "verdict")
 
     def _lose(self, calls: Iterable[AnnouncedCall], late: list[int]) -> Iterator[Reply]:
-        text = f"rank {late[0]} gave up waiting in this call, which it does not take part in"
+        text = f"rank {late[0]} timed out in this call and no longer takes part"
         for call in calls:
             self._ranks[call.rank].calls.pop(call.call_id, None)
             if call.asked:

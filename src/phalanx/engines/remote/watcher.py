@@ -2,7 +2,7 @@
 
 For ranks that are processes. All callers, Python code, DDP's reducer, functional collectives,
 pass through torch's dispatcher; a kernel of ours stands there, before those of the devices.
-What a call is to meet is asked over a `Line` to the referee; a call that would make its rank
+What a call is to meet is asked over a `Link` to the referee; a call that would make its rank
 wait is held here, in Python, until the others have announced theirs too, so that a verdict is
 raised at the caller and the backend only gets calls that fit. What this process sees alone
 goes to `single_rank_watcher.py`. Must never decide anything.

@@ -188,7 +188,7 @@ def _remake(kind: type[BaseException], args: tuple[Any, ...], state: Any) -> Bas
 
 
 def pack_call(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Serialized:
-    """The serialized of a call. What cannot travel is named."""
+    """Serialize a call. The error names the argument that cannot travel."""
     try:
         return pack((fn, tuple(args), dict(kwargs)), sharing=True)
     except Exception as error:
@@ -196,7 +196,7 @@ def pack_call(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Serial
 
 
 def pack_value(value: Any) -> Serialized:
-    """The serialized of a result."""
+    """Serialize a result."""
     try:
         return pack(value)
     except Exception as error:

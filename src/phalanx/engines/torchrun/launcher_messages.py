@@ -2,8 +2,8 @@
 
 Used by `torchrun_launcher.py` at one end, by `agent.py` and `torchrun_rank.py` at the other.
 They find the launcher by an address in the environment. A connection begins with one line of
-JSON that proves who is there; on those for control, messages follow as `processes.wire` sends
-them.
+JSON that proves who is there; on those for control, messages follow as
+`serialization.socket_wire` sends them.
 """
 
 from __future__ import annotations
