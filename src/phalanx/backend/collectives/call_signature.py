@@ -45,16 +45,15 @@ def signature_of(call: Call, *, even: bool = True) -> Any:
     if reduces:
         found.append(call.op[0])
     if tensors:
-        found += [(t.dtype, t.shape, t.is_cpu) for t in _flat(getattr(call, tensors))]
+        given = getattr(call, tensors)
+        if type(given[0]) in (list, tuple):  # one list for each output, of which there is one
+            given = given[0]
+        found += [(t.dtype, t.shape, t.is_cpu) for t in given]
     if layout:
-        orders = tuple(map(order_of, getattr(call, layout)))
+        orders = [order_of(tensor) for tensor in getattr(call, layout)]
         if any(orders):
-            found.append(orders)
+            found.append(tuple(orders))
     return tuple(found)
-
-
-def _flat(tensors: Sequence[Any]) -> Sequence[Tensor]:
-    return tensors if isinstance(tensors[0], Tensor) else tensors[0]
 
 
 def have_one_shape(tensors: Sequence[Tensor]) -> bool:
