@@ -36,6 +36,14 @@ def test_paths_that_it_names_exist(page: Path) -> None:
     assert missing == set()
 
 
+def test_the_picture_of_the_house_has_every_folder() -> None:
+    tree = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("src/phalanx/")[2]
+    listed = set(re.findall(r"^ {2,4}(\w+)/", tree.partition("```")[0], flags=re.M))
+    assert listed == {
+        file.parent.name for file in (ROOT / "src/phalanx").rglob("*/__init__.py")
+    }
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_its_words_are_plain(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
