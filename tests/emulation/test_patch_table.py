@@ -25,6 +25,7 @@ from phalanx.emulation import patch_installer, patch_table
 from phalanx.emulation.patch_installer import Held, Kept, find_owner, put_in, read, replaced
 from phalanx.emulation.patch_table import (
     IF_STILL_OURS,
+    IMPORTED,
     MODES,
     OWN_MODULES,
     SWAPS,
@@ -285,7 +286,9 @@ def test_every_name_of_mode_threads_is_replaced_while_a_world_is_open() -> None:
         now = everything()
     changed = {".".join(key) for key in before if now[key] is not before[key]}
     expected = {row.path for row in TABLE if row.when == THREADS and is_there(row)}
-    assert changed <= expected | MAY_BE_ABSENT
+    # A test before this one may have imported parts of torch that are patched when imported.
+    later = {row.path for row in TABLE if row.when == IMPORTED}
+    assert changed <= expected | later | MAY_BE_ABSENT
     assert expected - changed <= {
         "sys.excepthook",  # put back after torch, which wraps it
         "os.chdir",
