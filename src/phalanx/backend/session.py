@@ -174,6 +174,7 @@ class Session:
         """Operations that are to complete later."""
         self.journal = JournalWriter(size, in_full=profile is not None)
         """What happened in the run that is going on."""
+        self._has_run = False
         self.findings: list[Verdict] = []
         """Warnings that checks found on the way; told when the run has succeeded."""
         self.raised: list[Verdict] = []
@@ -206,7 +207,11 @@ class Session:
         number that it says."""
 
     def begin_journal(self) -> None:
-        """A new run begins, in which the groups of the one before are still there."""
+        """A new run begins, in which the groups of the one before are still there. The first
+        run has the journal that the session was made with."""
+        if not self._has_run:
+            self._has_run = True
+            return
         in_full = self.profile is not None
         self.journal = JournalWriter(self.size, in_full=in_full, after=self.journal)
         for met in self.mailboxes.values():

@@ -122,7 +122,7 @@ class Journal:
         """The last collectives of a rank on a group before slot `number`, oldest first."""
         found = (
             call
-            for call in reversed(self._rings[rank].calls)
+            for call in reversed(self.calls(rank))
             if call.group is group and call.number is not None and call.number < number
         )
         return list(islice(found, most))[::-1]
@@ -133,7 +133,8 @@ class Journal:
 
     def rare(self, kind: type[Any]) -> list[Any]:
         """Events of one kind that is neither a call nor what became of one, rank by rank."""
-        return [event for ring in self._rings for event in ring.rare if type(event) is kind]
+        lanes = [list(ring.rare) for ring in self._rings]  # ranks may write meanwhile
+        return [event for lane in lanes for event in lane if type(event) is kind]
 
 
 def _is_of(event: Any, group: str | int | GroupRecord) -> bool:

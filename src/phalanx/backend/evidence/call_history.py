@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import islice
 from typing import TypeVar
 
 from phalanx.backend.evidence.call_description import TensorReader
@@ -65,7 +64,7 @@ def _strides(context: RankContext) -> list[Stride]:
     kinds = {met.record: _kind_of(met, context.rank) for met in mailboxes}
     return [
         Stride(call.mark, call.name, kinds.get(call.group))
-        for call in islice(context.ring.calls, MOST_TRAIL)
+        for call in list(context.ring.calls)[:MOST_TRAIL]
         if not call.thread
     ]
 
