@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 
 import phalanx
-from phalanx.engines.threads.verdicts import Judge
+from phalanx.engines.threads.referee_host import Judge
 
 AIMS = {64: 0.010, 1024: 0.100}
 

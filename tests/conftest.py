@@ -32,7 +32,7 @@ START_PROGRAMS = (
     "emulation/stdlib/test_signals.py",
     "engines/processes/",
     "engines/remote/test_remote_checks.py",
-    "engines/remote/test_referee_server.py",
+    "engines/referee/test_referee_server.py",
     "engines/serialization/",
     "engines/test_terminal.py",
     "engines/torchrun/",

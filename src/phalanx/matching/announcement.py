@@ -1,7 +1,7 @@
 """What a rank in another process announces of a call, as frozen values that travel.
 
 The watcher in a rank (`engines/remote/watcher.py`) makes these and the referee
-(`engines/remote/remote_referee.py`) reads them. A form is what repeats when a line of the
+(`engines/referee/remote_referee.py`) reads them. A form is what repeats when a line of the
 program is executed again: it travels once and is named by a number from then on. Must never
 hold tensors.
 """

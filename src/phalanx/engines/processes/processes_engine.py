@@ -28,8 +28,8 @@ from phalanx.engines.processes.rank_processes import (
     RankProcesses,
     print_line,
 )
+from phalanx.engines.referee.codec import RefereeCodec
 from phalanx.engines.remote import shared_memory_path
-from phalanx.engines.remote.codec import RefereeCodec
 from phalanx.engines.run_settings import Settings, choose_findings, rank_environ, tell_findings
 from phalanx.engines.serialization.serialization import check_not_loading, pack_call
 from phalanx.engines.terminal import find_input

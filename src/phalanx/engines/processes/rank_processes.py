@@ -21,8 +21,8 @@ from typing import Any, Literal
 
 from phalanx.engines.processes.fork_server import ForkServer, fork_server
 from phalanx.engines.processes.rank_messages import End, Start
+from phalanx.engines.referee.codec import Outgoing, RefereeCodec
 from phalanx.engines.remote import shared_memory_path
-from phalanx.engines.remote.codec import Outgoing, RefereeCodec
 from phalanx.engines.serialization.buffers import Memory
 from phalanx.engines.serialization.socket_wire import receive, send
 from phalanx.errors import PhalanxError

@@ -1,1 +1,7 @@
-"""What the referee of ranks in other processes writes down, and what checks may ask of it."""
+"""The end of the wire where the referee is, for ranks in processes of their own.
+
+`codec` (fed by the processes engine) and `referee_server` (TCP, for torchrun) turn bytes into
+announcements; `remote_referee` keeps what each rank has announced and asks the one referee of
+`matching/`; `remote_journal` writes the run's journal; `remote_check_host` answers the checks
+that look back.
+"""

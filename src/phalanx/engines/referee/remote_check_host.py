@@ -15,12 +15,12 @@ from phalanx.checks import registry
 from phalanx.checks.message_race import RaceWatch
 from phalanx.checks.unmatched_message import find_leftovers
 from phalanx.checks.unwaited_work import find_unwaited_work
+from phalanx.engines.referee.remote_referee import RemoteReferee
 from phalanx.engines.remote.object_lifetimes import (
     find_lifecycle_mismatches,
     find_lifetime_leaks,
     find_outsiders,
 )
-from phalanx.engines.remote.remote_referee import RemoteReferee
 from phalanx.engines.remote.single_rank_watcher import give_trails, give_uses
 from phalanx.journal.events import Noted
 from phalanx.journal.reader import Journal

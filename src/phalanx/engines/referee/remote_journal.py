@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
-from phalanx.engines.remote.announced_calls import AnnouncedCall, AnnouncedMailbox
+from phalanx.engines.referee.announced_calls import AnnouncedCall, AnnouncedMailbox
 from phalanx.journal.events import (
     GroupMade,
     Met,

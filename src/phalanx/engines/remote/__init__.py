@@ -1,6 +1,5 @@
-"""Ranks in processes of their own, for the processes engine and for torchrun.
+"""A rank in a process of its own, for the processes engine and for torchrun.
 
-In the rank: `rank_main` runs it, `watcher` sees its calls, `link` announces them and waits for
-the answer. At the other end of the wire: `codec` and `referee_server` feed
-`remote_referee`, which asks the one referee of `matching/` and writes the journal.
+`rank_main` runs it, `watcher` sees its calls on real process groups, `link` announces them to
+the referee and waits for the answer. The other end of the wire is `engines/referee/`.
 """

@@ -78,9 +78,9 @@ from phalanx.engines.run_settings import (
     tell_findings,
 )
 from phalanx.engines.snapshots import group_views, is_debugging, take_snapshot, user_stacks
+from phalanx.engines.threads.referee_host import Judge
 from phalanx.engines.threads.renumbering import exchange
 from phalanx.engines.threads.threads_check_host import find_at_end
-from phalanx.engines.threads.verdicts import Judge
 from phalanx.errors import RankStopped, UsageError, VerdictError
 from phalanx.journal.events import RankEnded
 from phalanx.journal.reader import Journal

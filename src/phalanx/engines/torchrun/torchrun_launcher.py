@@ -21,8 +21,8 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from phalanx.backend.rank_errors import error_for
+from phalanx.engines.referee.referee_server import RefereeServer
 from phalanx.engines.remote.control_messages import Asking, Position, Raised, Where
-from phalanx.engines.remote.referee_server import RefereeServer
 from phalanx.engines.run_settings import Settings, choose_findings, tell_findings
 from phalanx.engines.snapshots import group_views
 from phalanx.engines.torchrun.connections import Greeting, Lines, Member

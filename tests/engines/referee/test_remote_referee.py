@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from phalanx.engines.referee.remote_referee import RemoteReferee, Reply
 from phalanx.engines.remote.frames import FORMS_KEPT
-from phalanx.engines.remote.remote_referee import RemoteReferee, Reply
 from phalanx.matching.announcement import Form, GroupForm, signature_of
 from phalanx.model import Deadlock, Mismatch, Site, TensorSpec
 

@@ -14,13 +14,13 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
-from phalanx.engines.referee.remote_journal import RemoteJournal
-from phalanx.engines.remote.announced_calls import (
+from phalanx.engines.referee.announced_calls import (
     AnnouncedCall,
     AnnouncedMailbox,
     last_op,
     wait_in,
 )
+from phalanx.engines.referee.remote_journal import RemoteJournal
 from phalanx.engines.remote.frames import FORMS_KEPT
 from phalanx.journal.events import GroupRecord
 from phalanx.journal.reader import Journal

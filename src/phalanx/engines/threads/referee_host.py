@@ -17,7 +17,7 @@ from phalanx.core.baton import Baton
 from phalanx.core.strand import DONE, OUTSIDE, PARKED, Strand
 from phalanx.engines.outcome import Outcomes
 from phalanx.engines.snapshots import group_views, take_snapshot, thread_places, user_stacks
-from phalanx.engines.threads.partial_deadlock import StrandNodes
+from phalanx.engines.threads.waiting_strands import StrandNodes
 from phalanx.errors import VerdictError
 from phalanx.matching.partial_look import Standing, WaitPosition
 from phalanx.matching.slots import Call

@@ -12,9 +12,9 @@ from collections.abc import Iterable
 
 from phalanx.backend.rank_errors import error_for
 from phalanx.engines.referee.remote_check_host import RemoteHost, find_at_end
+from phalanx.engines.referee.remote_referee import RemoteReferee, Reply
 from phalanx.engines.remote import frames
 from phalanx.engines.remote.frames import Decoder, Frame, encode
-from phalanx.engines.remote.remote_referee import RemoteReferee, Reply
 from phalanx.errors import VerdictError
 from phalanx.kinds import ALL
 from phalanx.model import Verdict

@@ -17,8 +17,8 @@ import socket
 import threading
 from functools import partial
 
+from phalanx.engines.referee.codec import Outgoing, RefereeCodec
 from phalanx.engines.remote import frames
-from phalanx.engines.remote.codec import Outgoing, RefereeCodec
 from phalanx.engines.remote.frames import Decoder
 from phalanx.engines.snapshots import group_views
 from phalanx.errors import VerdictError

@@ -10,9 +10,9 @@ import time
 import pytest
 
 import phalanx
+from phalanx.engines.referee.referee_server import DIED, RefereeServer, _Caller
 from phalanx.engines.remote import frames as wire
 from phalanx.engines.remote.frames import Decoder, encode
-from phalanx.engines.remote.referee_server import DIED, RefereeServer, _Caller
 
 PROGRAM = """
 import os, sys, torch, torch.distributed as dist
@@ -164,7 +164,7 @@ def test_little_is_read_of_who_has_not_said_hello(server) -> None:
 
 
 def test_who_does_not_say_hello_is_sent_away(server, monkeypatch) -> None:
-    monkeypatch.setattr("phalanx.engines.remote.referee_server.GREETING", 0.1)
+    monkeypatch.setattr("phalanx.engines.referee.referee_server.GREETING", 0.1)
     with socket.create_connection(("127.0.0.1", server.port), timeout=10) as caller:
         caller.sendall(b"\0\0")
         assert caller.recv(1) == b""
