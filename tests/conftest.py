@@ -17,6 +17,7 @@ START_PROGRAMS = (
     "backend/test_monitored_barrier.py",
     "backend/test_one_rank_assumptions.py",
     "backend/test_refusals.py",
+    "backend/test_hot_path.py",
     "benchmarks/",
     "cli/",
     "conformance/test_bad_backends.py",

@@ -428,9 +428,9 @@ def test_collectives_are_counted_on_all_groups_also_destroyed_ones(phalanx) -> N
 
 
 def test_a_stall_is_a_verdict(phalanx) -> None:
-    answer = phalanx("run -n 2 --timeout 0.1 stuck.py")
+    answer = phalanx("run -n 2 --timeout 1.5 stuck.py")
     assert answer.status == 3
-    assert answer.err.startswith("StallError: no rank moved for 0.1 s; ranks 0, 1 are outside")
+    assert answer.err.startswith("StallError: no rank moved for 1.5 s; ranks 0, 1 are outside")
 
 
 @pytest.mark.parametrize("script", ["typo.py", "-m typo"])

@@ -36,6 +36,7 @@ def troubles(table: Table) -> list[str]:
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.timeout(240)  # half a minute of work on an idle core
 def test_the_whole_suite_on_threads() -> None:
     cases = all_cases([2, 3, 4])
     table = run(cases)

@@ -72,6 +72,7 @@ def own_objects() -> Counter[str]:
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="reads /proc")
+@pytest.mark.timeout(240)  # half a minute of work on an idle core
 def test_a_thousand_runs_leave_threads_memory_and_environment_as_they_were() -> None:
     for number in range(WARM_UP):
         run_once(number)

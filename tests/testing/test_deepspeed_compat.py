@@ -84,8 +84,8 @@ def test_without_pytest_the_classes_say_what_to_install(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     phalanx.testing.DistributedTest  # noqa: B018 (it is there now, and comes back)
-    for name in ("shapes", "launching"):
-        monkeypatch.delitem(sys.modules, f"phalanx.testing.{name}", raising=False)
+    for name in ("deepspeed_compat", "debug_launcher"):
+        monkeypatch.delitem(sys.modules, f"phalanx.testing.torch_compat.{name}", raising=False)
     for name in ("DistributedTest", "debug_launcher"):
         monkeypatch.delitem(vars(phalanx.testing), name)
     monkeypatch.setitem(sys.modules, "pytest", None)
