@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 import phalanx
 from phalanx.cli.main import main
-from phalanx.emulation import patch_installer, patch_table
+from phalanx.emulation import patch_installer, patch_table, run_patches
 from phalanx.emulation.patch_installer import Held, Kept, find_owner, put_in, read, replaced
 from phalanx.emulation.patch_table import (
     IF_STILL_OURS,
@@ -152,6 +152,40 @@ def test_all_or_none() -> None:
     with pytest.raises(OSError, match="no third one"):
         put_in(THREADS, patches())
     assert dict(vars(Victim)) == before
+
+
+@pytest.mark.usefixtures("rows")
+def test_ctrl_c_while_names_are_put_back_leaves_none_of_ours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = dict(vars(Victim))
+    take_out = put_in(THREADS, [(Victim, "plain", 2), (Victim, "new", 1)])
+    put_back = patch_installer._put_back
+    presses = iter([KeyboardInterrupt])
+
+    def interrupted(*given: Any) -> None:
+        for press in presses:
+            raise press
+        put_back(*given)
+
+    monkeypatch.setattr(patch_installer, "_put_back", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        take_out()
+    assert dict(vars(Victim)) == before
+
+
+def test_a_run_after_one_whose_names_could_not_be_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("no")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_patches, "call_patches", fail)
+        with pytest.raises(RuntimeError, match="no"):
+            phalanx.run(dist.get_rank, ranks=2)
+    gc.collect()
+    assert phalanx.run(dist.get_rank, ranks=2) == [0, 1]
 
 
 @pytest.mark.usefixtures("rows")

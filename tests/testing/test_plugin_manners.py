@@ -7,6 +7,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -277,3 +278,38 @@ def test_ordinary_tests_beside_rank_tests_run_as_without(
         assert noted[test] == bare[test], test
     for name in ("test_fails", "test_logs"):
         assert stable(ran.section(name)) == stable(bare_ran.section(name))
+
+
+def test_fixtures_of_the_project_count_before_ours(tmp_path: Path) -> None:
+    """Also in tests that are collected after the first one on ranks."""
+    files = {
+        "conftest.py": """
+            import pytest
+
+            @pytest.fixture
+            def device():
+                return "mine"
+
+            @pytest.fixture
+            def rank(rank):
+                return rank * 10
+            """,
+        "test_it.py": """
+            import pytest
+
+            @pytest.mark.ranks(2)
+            def test_first(device, rank):
+                assert device == "mine" and rank in (0, 10)
+
+            def test_plain(device):
+                assert device == "mine"
+
+            @pytest.mark.ranks(2)
+            def test_second(device, rank):
+                assert device == "mine" and rank in (0, 10)
+            """,
+    }
+    files = {name: dedent(text) for name, text in files.items()}
+    ran = run_pytest(tmp_path, "-rA", files=files)
+    assert ran.code == 0, ran.text
+    assert len(ran.outcomes) == 3

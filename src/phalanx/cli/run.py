@@ -308,6 +308,7 @@ def _run_by_torchrun(arguments: argparse.Namespace) -> int:
     check_arguments(arguments)
     findings: list[Verdict] = []
     tallies: list[Tally] = []
+    collection.resume()
     initialised, error = outcome_of(
         lambda: run_by_launcher(
             arguments,

@@ -36,9 +36,9 @@ def put_in(when: str, patches: Iterable[Patch]) -> Callable[[], None]:
         for owner, name, replacement in patches:
             row = _row(when, owner, name)
             before = read(owner, name)
-            setattr(owner, name, replacement)
             ours = replacement if row.undo == IF_STILL_OURS else _ABSENT
-            done.append((owner, name, before, ours))
+            done.append((owner, name, before, ours))  # first, since Ctrl-C may come in between
+            setattr(owner, name, replacement)
     except BaseException:
         _take_out(done)
         raise
@@ -64,14 +64,28 @@ def read(owner: Any, name: str) -> Any:
 
 
 def _take_out(done: list[tuple[Any, str, Any, Any]]) -> None:
+    """Put back what was there, last first. If one fails or Ctrl-C comes in between, the others
+    are put back all the same; then the first error is raised."""
+    problem: BaseException | None = None
     while done:
-        owner, name, before, ours = done.pop()
-        if ours is not _ABSENT and read(owner, name) is not ours:
-            continue
-        if before is not _ABSENT:
-            setattr(owner, name, before)
-        elif name in vars(owner):
-            delattr(owner, name)
+        try:
+            _put_back(*done[-1])
+            done.pop()
+        except BaseException as error:
+            problem = problem or error
+            if isinstance(error, Exception):
+                done.pop()
+    if problem is not None:
+        raise problem
+
+
+def _put_back(owner: Any, name: str, before: Any, ours: Any) -> None:
+    if ours is not _ABSENT and read(owner, name) is not ours:
+        return
+    if before is not _ABSENT:
+        setattr(owner, name, before)
+    elif name in vars(owner):
+        delattr(owner, name)
 
 
 class Kept:

@@ -110,6 +110,8 @@ def _register_rank_hooks(config: pytest.Config) -> Any:
         hooks = import_module("phalanx.testing.pytest.rank_hooks")
         hooks.begin(config)
         plugins.register(hooks, RANK_HOOKS)
+        calls = import_module("phalanx.testing.pytest_compat.pytest_private_calls")
+        calls.put_behind_others(plugins.get_plugin("funcmanage"), FIXTURES, hooks.__name__)
     return hooks
 
 

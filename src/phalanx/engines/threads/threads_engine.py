@@ -118,8 +118,8 @@ class ThreadsEngine:
         self._lone = False
         """Whether no thread is left that could look into the session."""
         self._busy = False
-        self._holds = True
         hold()
+        self._holds = True
 
     def __del__(self) -> None:
         """One that was never closed and is forgotten still puts everything back."""

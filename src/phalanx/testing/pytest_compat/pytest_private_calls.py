@@ -29,7 +29,7 @@ def unknown_fixtures(metafunc: Any) -> list[str]:
 def add_late_fixtures(metafunc: Any, names: Collection[str]) -> None:
     """Let the test find fixtures of these names, whose plugin was registered after pytest
     looked for its fixtures, and what they ask for."""
-    if not any(name in names for name in unknown_fixtures(metafunc)):
+    if not any(name in names for name in metafunc.fixturenames):
         return
     definition = metafunc.definition
     manager = definition.session._fixturemanager
@@ -38,7 +38,25 @@ def add_late_fixtures(metafunc: Any, names: Collection[str]) -> None:
         if name not in metafunc.fixturenames:
             metafunc.fixturenames.append(name)
         if name in found.name2fixturedefs:
-            metafunc._arg2fixturedefs.setdefault(name, found.name2fixturedefs[name])
+            metafunc._arg2fixturedefs[name] = found.name2fixturedefs[name]
+
+
+def put_behind_others(manager: Any, names: Collection[str], module: str) -> None:
+    """Let fixtures of these names that `module` defines yield to the project's own, as those of
+    any plugin do. pytest takes what was registered later for more specific, and the module
+    is registered when the project's fixtures are there already."""
+
+    def is_of_module(definition: Any) -> bool:
+        return bool(definition.func.__module__ == module)
+
+    by_node = getattr(manager, "_arg2node2fixturedefs", None)
+    for name in names:
+        if by_node is not None:  # pytest 9.2: the first of a node counts
+            for definitions in by_node.get(name, {}).values():
+                definitions.sort(key=is_of_module)
+        else:  # before: the last counts
+            definitions = manager._arg2fixturedefs.get(name, [])
+            definitions.sort(key=lambda each: not is_of_module(each))
 
 
 def plan_anew(
