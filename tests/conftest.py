@@ -2,7 +2,8 @@
 
 A test belongs to one of three tiers (CONTRIBUTING.md). `slow` is written at the test;
 `programs` is given here, by folder, file, the fixture `processes` and the parameter `engine`:
-these tests start programs, pytest itself or ranks that are processes.
+these tests start programs, pytest itself or ranks that are processes, or run a program many
+times.
 """
 
 from __future__ import annotations
@@ -25,8 +26,7 @@ START_PROGRAMS = (
     "conformance/test_programs.py",
     "conformance/test_runner.py",
     "emulation/children/",
-    "emulation/modules/test_modules_known.py",
-    "emulation/modules/test_modules_scripts.py",
+    "emulation/modules/",
     "emulation/random/",
     "emulation/state/test_isolation_settings.py",
     "emulation/stdlib/test_rank_children.py",
@@ -35,6 +35,8 @@ START_PROGRAMS = (
     "engines/remote/test_remote_checks.py",
     "engines/referee/test_referee_server.py",
     "engines/serialization/",
+    "engines/test_determinism.py",
+    "engines/test_leaks.py",
     "engines/test_terminal.py",
     "engines/torchrun/",
     "journal/test_journal_of_processes.py",
@@ -50,6 +52,7 @@ START_PROGRAMS = (
     "testing/test_unittest_ported.py",
     "test_checks_doc.py",
     "test_examples.py",
+    "test_options.py",
     "test_readme.py",
     "test_system.py",
     "upstream/",
