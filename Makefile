@@ -4,10 +4,11 @@ READY := .venv/.ready
 DOCS := .venv/.docs
 LIBRARIES := .venv-libraries/.ready
 JOBS ?= 2
-PARALLEL := -n $(JOBS) --dist loadfile  # a file has one worker, and its module fixtures once
+# A file has one worker, and its module fixtures once; tests/conftest.py has the order.
+PARALLEL := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test test-full test-libraries conformance upstream docs lint format bench bench-startup bench-tests bench-bugs clean
+.PHONY: help demo check test test-full test-libraries conformance upstream docs lint format bench bench-startup bench-tests bench-bugs bench-explain clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -62,6 +63,9 @@ bench-tests: $(READY) ## compare fifty small tests with torch's test classes (10
 
 bench-bugs: $(READY) ## run wrong programs on Gloo, DETAIL and Phalanx; write docs/bugs.md (25 minutes)
 	$(BIN)/python -m benchmarks.bugs --on gloo,detail,phalanx --write docs/bugs.md
+
+bench-explain: $(READY) ## let wrong programs hang under torchrun and explain their dumps; write docs/explain.md (an hour)
+	$(BIN)/python benchmarks/explain.py --write docs/explain.md
 
 clean: ## remove the virtual environment and all caches
 	rm -rf .venv .venv-libraries build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

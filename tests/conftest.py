@@ -1,18 +1,30 @@
 """The tier of each test that has no marker of its own.
 
-A test belongs to one of three tiers (CONTRIBUTING.md). `slow` is written at the test;
-`programs` is given here, by folder, file, the fixture `processes` and the parameter `engine`:
-these tests start programs, pytest itself or ranks that are processes, or run a program many
-times.
+A test belongs to one of three tiers (CONTRIBUTING.md). `slow` is written at the test, and so is
+`programs` where most of a file needs none. Else `programs` is given here, by folder, file, the
+fixture `processes` and the parameter `engine`: these tests start programs, pytest itself or
+ranks that are processes, or run a program many times. The order of the files is made here, too.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 
 TESTS = Path(__file__).parent
+
+
+@pytest.fixture(autouse=True, scope="session")
+def runs_are_kept_elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Programs that fail here on purpose must not leave recordings in the user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 START_PROGRAMS = (
     "backend/test_against_gloo.py",
     "backend/test_monitored_barrier.py",
@@ -20,6 +32,7 @@ START_PROGRAMS = (
     "backend/test_refusals.py",
     "backend/test_hot_path.py",
     "benchmarks/",
+    "blackbox/",
     "cli/",
     "conformance/test_bad_backends.py",
     "conformance/test_command.py",
@@ -41,6 +54,7 @@ START_PROGRAMS = (
     "engines/torchrun/",
     "journal/test_journal_of_processes.py",
     "libraries/",
+    "report/timeline/test_page.py",
     "stack/test_against_gloo.py",
     "stack/test_compile.py",
     "testing/test_deepspeed_compat.py",
@@ -59,15 +73,31 @@ START_PROGRAMS = (
 )
 
 
+def _name(file: Path) -> str:
+    return file.relative_to(TESTS).as_posix()
+
+
 def starts_programs(item: pytest.Item) -> bool:
-    path = item.path.relative_to(TESTS).as_posix()
-    if path.startswith(START_PROGRAMS) or "processes" in getattr(item, "fixturenames", ()):
+    fixtures = getattr(item, "fixturenames", ())
+    if "processes" in fixtures or _name(item.path).startswith(START_PROGRAMS):
         return True
     parameters = getattr(getattr(item, "callspec", None), "params", {})
     return parameters.get("engine") in ("processes", "torchrun")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None, None, None]:
     for item in items:
         if item.path.is_relative_to(TESTS) and starts_programs(item):
             item.add_marker(pytest.mark.programs)
+    yield
+    tests_of = Counter(item.path for item in items)
+    items.sort(key=lambda item: _place(item.path, tests_of[item.path]))
+
+
+def _place(file: Path, tests: int) -> tuple[bool, int]:
+    """Files that start programs come first and small files last, so that parallel workers,
+    which take files in this order, end at about the same time."""
+    if file.is_relative_to(TESTS) and _name(file).startswith(START_PROGRAMS):
+        return False, 0
+    return True, -tests

@@ -33,17 +33,20 @@ EXPORTS = [
 OPTIONS = (
     "ranks, engine='threads', backend=None, device=None, gpus=None, seed=0, clock='real', "
     "checks='all', strict=False, profile=None, completion=None, timeout=None, init=True, "
-    "isolate=()"
+    "isolate=(), record=None, record_limit=256"
 )
 
 SIGNATURES = {
     "run": f"(fn, *args, {OPTIONS}, **kwargs)",
     "World": f"(*, {OPTIONS}, replay=None)",
     "World.run": "(self, fn, *args, **kwargs)",
+    "World.timeline": "(self)",
     "World.close": "(self)",
 }
 
-COMMANDS = ["run", "conformance", "doctor"]
+COMMANDS = ["run", "conformance", "doctor", "explain", "report", "look"]
+REPORT_OPTIONS = {"-h, --help", "--all", "--most", "--html"}
+REPORT_OPTIONS |= {"--trace", "--csv", "--json", "--events"}
 DOCTOR_OPTIONS = {"-h, --help", "-n, --ranks", "--patches", "--json"}
 
 RUN_OPTIONS = {
@@ -63,7 +66,11 @@ RUN_OPTIONS = {
     "--isolate",
     "--share",
     "--timeout",
+    "--record",
+    "--record-limit",
+    "--no-record",
     "-q, --quiet",
+    "--live",
     "--rank",
     "--standalone",
     "--master-addr, --master_addr",
@@ -144,7 +151,8 @@ def test_commands_and_options() -> None:
     for command in main.COMMANDS.values():
         command.add_parser(commands)
     assert list(commands.choices) == COMMANDS
-    for name, options in {"run": RUN_OPTIONS, "doctor": DOCTOR_OPTIONS}.items():
+    known = {"run": RUN_OPTIONS, "doctor": DOCTOR_OPTIONS, "report": REPORT_OPTIONS}
+    for name, options in known.items():
         actions = commands.choices[name]._actions
         assert {", ".join(action.option_strings) for action in actions} - {""} == options
 

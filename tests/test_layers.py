@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.emulation.patch_table import TABLE
+from phalanx.emulation.patch_table import BLACK_BOX, TABLE
 
 ROOT = Path(__file__).parent.parent / "src"
 LONGEST = 600
@@ -22,20 +22,23 @@ LAYERS = {
     "words": set[str](),
     "core": {"words"},
     "journal": {"words"},
-    "report": {"words"},
+    "report": {"journal", "words"},
     "matching": {"core", "journal", "words"},
     "checks": {"matching", "journal", "words"},
 }
 LAYERS["backend"] = {*LAYERS}
 LAYERS["emulation"] = {*LAYERS}
 LAYERS["engines"] = {*LAYERS}
+LAYERS["explain"] = {*LAYERS}
 LAYERS["doors"] = {*LAYERS}
 LAYER_OF = {
     "__init__": "doors",
     "__main__": "doors",
+    "blackbox": "doors",
     "cli": "doors",
     "testing": "doors",
     "conformance": "doors",
+    "explain": "explain",
     "engines": "engines",
     "emulation": "emulation",
     "backend": "backend",
@@ -48,14 +51,17 @@ LAYER_OF = {
     "kinds": "words",
     "errors": "words",
     "callsite": "words",
+    "source_text": "words",
     "system": "words",
     "options": "words",
 }
-WITHOUT_TORCH = {"core", "journal", "matching", "checks", "report", "words"}
+WITHOUT_TORCH = {"core", "journal", "matching", "checks", "report", "words", "explain"}
 MAY_TOUCH_PRIVATE_TORCH = "phalanx.backend.torch_private."
 MOST_PATCHES = 241
-"""Names of others that are replaced. It only goes down: a name that one rare program needs is
-not replaced, that program takes `--engine processes`."""
+"""Names of others that are replaced in runs. It only goes down: a name that one rare program
+needs is not replaced, that program takes `--engine processes`."""
+OF_BLACK_BOX = 3
+"""Names that the black box replaces in ranks of other launchers, and in no run of ours."""
 MOST_MODULES = 16
 """In one folder: with more a reader does not see what belongs there."""
 
@@ -69,9 +75,6 @@ CLASSES_THAT_MEAN_THE_SAME = {
     "InvalidCallError",
     "StallError",
     "ThreadRaceError",
-    # The records of two checks each.
-    "Trace",
-    "Use",
 }
 
 
@@ -232,8 +235,11 @@ def test_no_folder_has_too_many_modules() -> None:
 
 
 def test_the_number_of_patches_never_grows() -> None:
-    assert len(TABLE) <= MOST_PATCHES
-    assert len(TABLE) == MOST_PATCHES, "fewer than before: lower MOST_PATCHES"
+    of_black_box = sum(row.when == BLACK_BOX for row in TABLE)
+    assert of_black_box == OF_BLACK_BOX
+    in_runs = len(TABLE) - of_black_box
+    assert in_runs <= MOST_PATCHES
+    assert in_runs == MOST_PATCHES, "fewer than before: lower MOST_PATCHES"
 
 
 def test_no_base_name_occurs_twice() -> None:

@@ -172,7 +172,7 @@ def _options(program: Program) -> dict[str, Any]:
 
 def _told(error: BaseException | None, found: list[Any], begun: float) -> dict[str, Any]:
     seconds = time.perf_counter() - begun
-    verdicts = [*_verdicts_of(error), *(_as_data(each) for each in found)]
+    verdicts = [*_verdicts_of(error), *(as_data(each) for each in found)]
     text = None if error is None else f"{type(error).__name__}: {error}"
     return {"seconds": seconds, "error": text, "verdicts": verdicts}
 
@@ -185,13 +185,13 @@ def _verdicts_of(error: BaseException | None) -> Iterator[dict[str, Any]]:
     carried = {r: getattr(each, "verdict", None) for r, each in inner.items()}
     if any(carried.values()):
         for verdict in {id(each): each for each in carried.values() if each}.values():
-            yield _as_data(verdict)
+            yield as_data(verdict)
         return
     verdict = getattr(error, "verdict", None)
     if verdict is None:
         yield {"kind": "crash", "severity": "error", "ranks": [], "sites": []}
         return
-    data = _as_data(verdict)
+    data = as_data(verdict)
     if inner and all(_is_invalid_call(each) for each in inner.values()):
         data["kind"] = "invalid-call"
     yield data
@@ -201,7 +201,7 @@ def _is_invalid_call(error: BaseException) -> bool:
     return any(base.__name__ == "InvalidCallError" for base in type(error).__mro__)
 
 
-def _as_data(verdict: Any) -> dict[str, Any]:
+def as_data(verdict: Any) -> dict[str, Any]:
     sites: set[tuple[str, int]] = set()
     for name in ("blocks", "sites"):
         _collect_sites(getattr(verdict, name, None), sites)

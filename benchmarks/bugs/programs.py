@@ -171,6 +171,11 @@ def load() -> list[Program]:
     return list(_registered)
 
 
+def registered() -> list[Program]:
+    """The programs of the modules that are imported."""
+    return list(_registered)
+
+
 def load_scripts(folder: Path) -> list[Program]:
     """The scripts of a folder, by the comments at their top."""
     found = [_from_script(path) for path in sorted(folder.rglob("*.py"))]

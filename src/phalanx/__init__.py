@@ -9,6 +9,7 @@
 [6.0, 6.0, 6.0, 6.0]
 """
 
+import os as _os
 from typing import TYPE_CHECKING, Any
 
 from phalanx.errors import (
@@ -60,3 +61,9 @@ def __getattr__(name: str) -> Any:
 
         return getattr(world, name)
     raise AttributeError(f"module 'phalanx' has no attribute {name!r}")
+
+
+if _os.environ.get("PHALANX_BLACKBOX") == "1" and "RANK" in _os.environ:
+    from phalanx.blackbox import install as _install_black_box
+
+    _install_black_box()

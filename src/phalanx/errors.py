@@ -22,6 +22,12 @@ class PhalanxError(Exception):
     verdict: Verdict | None = None
     journal: Any = None
     """What happened in the run that raised this, as `World.journal` gives it."""
+    timeline: Any = None
+    """The run that raised this, to look at, as `World.timeline()` gives it."""
+
+    def _repr_html_(self) -> str | None:
+        """The picture that a notebook shows; None where there is none, and the text stands."""
+        return None if self.timeline is None else str(self.timeline._repr_html_())
 
 
 class UsageError(PhalanxError, ValueError):

@@ -51,9 +51,13 @@ class Flag:
     """What the command line takes where nothing is said; None: the field's own default."""
 
 
-def _option(default: Any, flag: Flag | None = None, *, function: bool = True) -> Any:
-    """`function`: whether `phalanx.run` and `World` have it as a keyword."""
-    return field(default=default, metadata={"flag": flag, "function": function})
+def _option(
+    default: Any, flag: Flag | None = None, *, function: bool = True, again: bool = True
+) -> Any:
+    """`function`: whether `phalanx.run` and `World` have it as a keyword; `again`: whether
+    whoever repeats the run must give it again."""
+    about = {"flag": flag, "function": function, "again": again}
+    return field(default=default, metadata=about)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +70,7 @@ class Options:
     'phalanx run --ranks 4 --seed 7 train.py'
     """
 
-    ranks: int = field(metadata={"flag": None, "function": True})
+    ranks: int = field(metadata={"flag": None, "function": True, "again": True})
     """How many, in all. 0 under torchrun, which counts them itself."""
     engine: str = _option(
         "threads",
@@ -137,6 +141,18 @@ class Options:
         Flag("what the processes that the script starts become: ranks or processes", "WHAT"),
         function=False,
     )
+    record: str | bool | None = _option(
+        None,
+        Flag("write what every rank does into FILE; show it with: phalanx report FILE", "FILE"),
+        again=False,
+    )
+    """A file for the journal; None: the journal of a run that fails is kept in the cache
+    folder; False: nothing is written."""
+    record_limit: int = _option(
+        256,
+        Flag("let the file grow to MIB mebibytes and keep the newest", "MIB", "number"),
+        again=False,
+    )
     per_node: int | None = _option(None, function=False)
     """How many ranks a node has; None: there is one node."""
 
@@ -158,12 +174,30 @@ class Options:
                 f"seed={self.seed!r}: a seed is a whole number from 0 on (0: in order)"
             )
         check_devices(self.device, self.gpus, allowed=DEVICES)
+        self._check_record()
         for name in ("timeout", "limit"):
             given = getattr(self, name)
             if given is not None and not (isinstance(given, (int, float)) and given > 0):
                 raise UsageError(
                     f"{name}={given!r}: give seconds above 0, or None for no limit"
                 )
+
+    def _check_record(self) -> None:
+        given, limit = self.record, self.record_limit
+        if not (given is None or given is False or (isinstance(given, str) and given)):
+            raise UsageError(
+                f"record={given!r}: give the name of a file, e.g. record='run.jsonl.gz', False "
+                "for no recording, or None to keep that of a run that fails"
+            )
+        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+            raise UsageError(
+                f"record_limit={limit!r}: give mebibytes from 1, e.g. record_limit=256"
+            )
+        if isinstance(given, str) and self.engine != "threads" and not self.checked:
+            raise UsageError(
+                f"record={given!r}: where ranks are processes, what checks them is what "
+                "records them; leave checks='none' out"
+            )
 
     def _check_ranks(self) -> None:
         ranks, least = self.ranks, 0 if self.engine == "torchrun" else 1
@@ -238,7 +272,7 @@ class Options:
     def call(self, fn: object, *, has_arguments: bool = False) -> str:
         """The Python call that repeats the run. Arguments of `fn` may be large and stay out."""
         words = [getattr(fn, "__name__", "fn"), *(["..."] if has_arguments else [])]
-        said = [(name, value) for name, value in self._said() if name in FUNCTION_OPTIONS]
+        said = [each for each in self._said() if each[0] in FUNCTION_OPTIONS]
         words += [f"{name}={value!r}" for name, value in said]
         return f"phalanx.run({', '.join(words)})"
 
@@ -257,11 +291,11 @@ class Options:
         return shlex.join(["phalanx", "run", *words, *program])
 
     def _said(self) -> Iterator[tuple[str, Any]]:
-        """The options that differ from their defaults, in order."""
-        for name, default in DEFAULTS.items():
-            value = getattr(self, name)
-            if value != default:
-                yield name, value
+        """The options that differ from their defaults and belong to the run, in order."""
+        for each in fields(Options):
+            value = getattr(self, each.name)
+            if value != each.default and each.metadata["again"]:
+                yield each.name, value
 
 
 FLAGS: Mapping[str, Flag] = {

@@ -21,6 +21,7 @@ from phalanx.backend.session import context_here
 from phalanx.backend.torch_private import private
 from phalanx.backend.work import tensor_memory
 from phalanx.model import Finding
+from tests.support import assert_silent
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
 SIZE = 4
@@ -138,12 +139,12 @@ def test_writing_to_a_tensor_in_flight(touch: Touch, flying: Any) -> None:
 @pytest.mark.parametrize("touch", LOOKS.values(), ids=LOOKS)
 @pytest.mark.parametrize("flying", [reducing, sending])
 def test_looking_at_a_tensor_in_flight_is_legal(touch: Touch, flying: Any) -> None:
-    phalanx.run(flying(touch), ranks=2)
+    assert_silent(flying(touch))
 
 
 @pytest.mark.parametrize("touch", READS.values(), ids=READS)
 def test_reading_what_is_only_sent_is_legal(touch: Touch) -> None:
-    phalanx.run(sending(touch), ranks=2)
+    assert_silent(sending(touch))
 
 
 def test_the_line_of_the_touch_and_of_the_call_are_named() -> None:
@@ -316,7 +317,7 @@ def test_a_version_that_another_part_of_the_storage_moved_is_no_proof() -> None:
         raw[3] = 9
         work.wait()
 
-    phalanx.run(program, ranks=2)
+    assert_silent(program)
 
 
 @pytest.mark.parametrize("size", [4, tensor_memory.WHOLE])
@@ -329,7 +330,7 @@ def test_a_write_to_no_element_is_none(size: int) -> None:
         whole[size:].zero_()
         work.wait()
 
-    phalanx.run(program, ranks=2)
+    assert_silent(program)
 
 
 def test_a_tensor_that_the_program_lets_go_is_kept() -> None:
@@ -339,7 +340,7 @@ def test_a_tensor_that_the_program_lets_go_is_kept() -> None:
         work.wait()
         del junk
 
-    phalanx.run(program, ranks=2)
+    assert_silent(program)
 
 
 # -- what counts as waiting -------------------------------------------------------------------
@@ -571,7 +572,7 @@ def another_backward(layer: torch.nn.Module, works: list[Any]) -> None:
 
 @pytest.mark.parametrize("after", [wait_and_step, look_only, another_backward])
 def test_gradients_that_are_reduced_as_they_come_may_be_waited_for(after) -> None:
-    phalanx.run(overlapping(after), ranks=2, strict=True)
+    assert_silent(overlapping(after), strict=True)
 
 
 class _ReadsInFlight(torch.autograd.Function):

@@ -106,6 +106,7 @@ def traced(folder: str) -> list[str]:
     return sorted(name for name in names if name.startswith(("gloo:", "c10d::", "_c10d")))
 
 
+@pytest.mark.programs
 def test_comm_debug_mode_counts_what_it_counts_on_gloo() -> None:
     ours = phalanx.run(counted, ranks=2, backend="gloo")
     theirs = phalanx.run(counted, ranks=2, engine="processes", backend="gloo")
@@ -114,6 +115,7 @@ def test_comm_debug_mode_counts_what_it_counts_on_gloo() -> None:
 
 
 @pytest.mark.slow  # by luck: see GLOO_ENDS
+@pytest.mark.programs
 def test_all_ranks_profile_at_once_and_see_what_they_see_on_gloo() -> None:
     ours = phalanx.run(profiled, ranks=2, backend="gloo")
     theirs = phalanx.run(profiled, ranks=2, engine="processes", backend="gloo")
@@ -122,6 +124,7 @@ def test_all_ranks_profile_at_once_and_see_what_they_see_on_gloo() -> None:
 
 
 @pytest.mark.slow  # by luck: see GLOO_ENDS
+@pytest.mark.programs
 def test_all_ranks_trace_at_once_and_get_what_they_get_on_gloo(tmp_path: Path) -> None:
     ours = phalanx.run(traced, str(tmp_path), ranks=2, backend="gloo")
     theirs = phalanx.run(traced, str(tmp_path), ranks=2, engine="processes", backend="gloo")
@@ -319,6 +322,7 @@ def seen_by_a_function_mode() -> list[str]:
     return mode.seen
 
 
+@pytest.mark.programs
 def test_function_modes_see_as_little_of_a_group_as_on_gloo() -> None:
     ours = phalanx.run(seen_by_a_function_mode, ranks=2, backend="gloo")
     theirs = phalanx.run(seen_by_a_function_mode, ranks=2, engine="processes", backend="gloo")
@@ -341,6 +345,7 @@ def trace_and_leave(folder: str) -> None:
         raise ValueError("with a trace open")
 
 
+@pytest.mark.programs
 def test_what_failed_ranks_leave_open_harms_no_later_run(tmp_path: Path) -> None:
     """In an interpreter of its own: this once ended with a segmentation fault."""
     program = f"""

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from phalanx.checks.crossed_order import (
     Level,
+    NotedCall,
     Part,
     Source,
-    Trace,
     find_crossing,
     find_other_part,
 )
@@ -21,8 +21,8 @@ NEVER = Source(together=lambda one, other: False, expression=lambda place: f"cal
 BLIND = Source(together=lambda one, other: True, expression=lambda place: None)
 
 
-def trail(*levels: Level) -> list[Trace]:
-    return [Trace(number, "all_reduce", (level,)) for number, level in enumerate(levels)]
+def trail(*levels: Level) -> list[NotedCall]:
+    return [NotedCall(number, "all_reduce", (level,)) for number, level in enumerate(levels)]
 
 
 def crossed(one: list[Level], other: list[Level], source: Source = SURE) -> bool:
@@ -77,8 +77,8 @@ def test_numbers_alone_are_data() -> None:
 
 
 def test_other_operations_are_not_paired() -> None:
-    one = [Trace(0, "all_reduce", (word("w"),)), Trace(1, "broadcast", (word("b"),))]
-    other = [Trace(0, "all_reduce", (word("b"),)), Trace(1, "broadcast", (word("w"),))]
+    one = [NotedCall(0, "all_reduce", (word("w"),)), NotedCall(1, "broadcast", (word("b"),))]
+    other = [NotedCall(0, "all_reduce", (word("b"),)), NotedCall(1, "broadcast", (word("w"),))]
     assert find_crossing({0: one, 1: other}, SURE) is None
 
 
@@ -92,8 +92,8 @@ def test_the_largest_set_of_ranks_is_right() -> None:
 
 def test_evidence_further_out() -> None:
     inner = Level(9, ("tensor",))
-    one = [Trace(i, "all_reduce", (inner, level)) for i, level in enumerate((A, B))]
-    other = [Trace(i, "all_reduce", (inner, level)) for i, level in enumerate((B, A))]
+    one = [NotedCall(i, "all_reduce", (inner, level)) for i, level in enumerate((A, B))]
+    other = [NotedCall(i, "all_reduce", (inner, level)) for i, level in enumerate((B, A))]
     found = find_crossing({0: one, 1: other}, SURE)
     assert found is not None and found.pairs[0].places == (9, 9)
 

@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.checks.leak import FEW, MANY, Making, find_kept_world, find_leaks, find_left_world
-from phalanx.checks.rank_space import Use, find_rank_space
-from phalanx.checks.thread_race import Use as ThreadUse
-from phalanx.checks.thread_race import find_thread_race
+from phalanx.checks.rank_space import RootUse, find_rank_space
+from phalanx.checks.thread_race import ThreadCall, find_thread_race
 from phalanx.model import Group, Op, Site
 
 LINE = Site("train.py", 8, "step", "group = dist.new_group([0, 1])")
@@ -50,9 +49,9 @@ def test_a_world_is_kept_only_where_others_ended_it() -> None:
     assert finding.headline.startswith("ranks 0, 2 ended without destroy_process_group, where")
 
 
-def use(space, number: int, line: int, name: str = "broadcast") -> Use:
+def use(space, number: int, line: int, name: str = "broadcast") -> RootUse:
     site = Site("train.py", line, "step")
-    return Use(Op(1, name, GROUP, 0, site=site), space, number, (1, 2, 3))
+    return RootUse(Op(1, name, GROUP, 0, site=site), space, number, (1, 2, 3))
 
 
 def test_one_number_in_two_spaces() -> None:
@@ -82,7 +81,7 @@ def call(name: str = "all_reduce", group: Group = GROUP, **more) -> Op:
 
 def test_threads_on_one_group() -> None:
     found = find_thread_race(
-        ThreadUse(call(number=3), main=False), ThreadUse(call("barrier", number=2), main=True)
+        ThreadCall(call(number=3), main=False), ThreadCall(call("barrier", number=2), main=True)
     )
     assert found is not None and found.severity == "error" and found.ranks == (1,)
     assert [block.op.name for block in found.blocks] == ["barrier", "all_reduce"]
@@ -90,11 +89,11 @@ def test_threads_on_one_group() -> None:
 
 
 def test_threads_that_are_not_in_each_others_way() -> None:
-    one = ThreadUse(call(number=3), main=True)
+    one = ThreadCall(call(number=3), main=True)
     other = Group("group 2", GROUP.ranks)
-    assert find_thread_race(one, ThreadUse(call(number=1, group=other), main=False)) is None
-    message = ThreadUse(call("send", peer=2, tag=1), main=False)
+    assert find_thread_race(one, ThreadCall(call(number=1, group=other), main=False)) is None
+    message = ThreadCall(call("send", peer=2, tag=1), main=False)
     assert find_thread_race(one, message) is None
-    assert find_thread_race(message, ThreadUse(call("send", peer=2, tag=2), main=True)) is None
-    assert find_thread_race(message, ThreadUse(call("recv", peer=2, tag=1), main=True)) is None
-    assert find_thread_race(message, ThreadUse(call("send", peer=2, tag=1), main=True))
+    assert find_thread_race(message, ThreadCall(call("send", peer=2, tag=2), main=True)) is None
+    assert find_thread_race(message, ThreadCall(call("recv", peer=2, tag=1), main=True)) is None
+    assert find_thread_race(message, ThreadCall(call("send", peer=2, tag=1), main=True))

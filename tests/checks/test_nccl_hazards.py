@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from phalanx.checks.nccl_hazards import (
     Hazard,
     Issued,
-    Trace,
+    NcclTrace,
     as_findings,
     find_first_batches,
     find_refused_calls,
@@ -41,7 +41,7 @@ def trace_of(
     *programs: Sequence[dict[str, object]],
     groups: Iterable[Group] = (WORLD, PAIR, OTHER),
     **more: object,
-) -> Trace:
+) -> NcclTrace:
     ranks = []
     for rank, program in enumerate(programs):
         numbers: dict[object, int] = {}
@@ -52,10 +52,10 @@ def trace_of(
                 number = numbers[call["group"]] = numbers.get(call["group"], -1) + 1
             calls.append(Issued(**{"rank": rank, "thread": 0, "number": number, **call}))  # type: ignore[arg-type]
         ranks.append(tuple(calls))
-    return Trace(tuple(groups), tuple(ranks), **more)  # type: ignore[arg-type]
+    return NcclTrace(tuple(groups), tuple(ranks), **more)  # type: ignore[arg-type]
 
 
-def find(trace: Trace) -> list[Finding]:
+def find(trace: NcclTrace) -> list[Finding]:
     traffic = traffic_of(trace)
     hazards: list[Hazard] = [
         *find_orders(trace, traffic),
@@ -71,7 +71,7 @@ def describe(call: Issued) -> Op:
     return Op(call.rank, call.name, group, call.number, peer=call.peer, tag=call.tag)
 
 
-def rules(trace: Trace) -> list[str]:
+def rules(trace: NcclTrace) -> list[str]:
     return [dict(each.facts)["rule"].partition(":")[0] for each in find(trace)]
 
 
@@ -155,7 +155,7 @@ def test_a_batched_exchange_is_fine() -> None:
 
 
 def test_a_ring_unbatched_and_batched() -> None:
-    def ring(**more: object) -> Trace:
+    def ring(**more: object) -> NcclTrace:
         return trace_of(
             *[[send((r + 1) % 4, **more), recv((r - 1) % 4, **more)] for r in range(4)]
         )
@@ -197,7 +197,7 @@ def test_a_message_that_only_one_side_batches() -> None:
     assert rules(trace_of(*trace_programs(trace), eager=frozenset({0}))) == []
 
 
-def trace_programs(trace: Trace) -> list[list[dict[str, object]]]:
+def trace_programs(trace: NcclTrace) -> list[list[dict[str, object]]]:
     return [[call._asdict() for call in calls if call.number is None] for calls in trace.ranks]
 
 

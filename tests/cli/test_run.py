@@ -308,7 +308,8 @@ def test_a_scripts_own_error_is_shown_once_with_its_ranks_and_without_our_frames
     assert places == ["<module>", "main", "load"]
     assert "site-packages" not in answer.err and "src/phalanx" not in answer.err
     assert "RankFailedError: ranks 0-3 raised ValueError: bad batch\n" in answer.err
-    *_, replay, closing = answer.err.splitlines()
+    *_, replay, timeline, closing = answer.err.splitlines()
+    assert timeline == "  timeline  phalanx report LAST"
     assert replay == "  replay    phalanx run --ranks 4 broken.py"
     checked = "4 ranks, 1 collective on 1 group checked until ranks 0-3 failed"
     assert closing == f"phalanx: {checked}: nothing found"
@@ -333,7 +334,8 @@ def test_a_verdict_has_a_status_of_its_own(phalanx) -> None:
         "CollectiveMismatchError: rank 1 called barrier where ranks 0, 2 called all_reduce\n"
     )
     assert "Traceback" not in answer.err
-    *_, replay, closing = answer.err.splitlines()
+    *_, replay, timeline, closing = answer.err.splitlines()
+    assert timeline == "  timeline  phalanx report LAST"
     assert replay == (
         "  replay    phalanx run --ranks 3 --seed 4 --profile gloo mismatch.py --fast"
     )
@@ -351,7 +353,7 @@ def test_a_finding_is_a_warning_and_under_strict_a_verdict(phalanx) -> None:
     answer = phalanx("run -n 2 --checks unmatched-message --strict unheard.py")
     assert (answer.status, answer.out) == (3, "[0-1] done\n")
     assert answer.err.startswith(f"HazardError: [unmatched-message]: {told}")
-    *_, replay, last = answer.err.splitlines()
+    *_, replay, _, last = answer.err.splitlines()
     words = "run --ranks 2 --checks unmatched-message --strict unheard.py"
     assert replay == f"  replay    phalanx {words}"
     assert last == f"phalanx: 2 ranks, {closing}"

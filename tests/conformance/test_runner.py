@@ -36,9 +36,9 @@ def troubles(table: Table) -> list[str]:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.timeout(240)  # half a minute of work on an idle core
-def test_the_whole_suite_on_threads() -> None:
-    cases = all_cases([2, 3, 4])
+@pytest.mark.parametrize("sizes", [[3], pytest.param([2, 4], marks=pytest.mark.slow)], ids=str)
+def test_the_whole_suite_on_threads(sizes: list[int]) -> None:
+    cases = all_cases(sizes)
     table = run(cases)
     assert [result.id for result in table.results] == [case.id for case in cases]
     assert troubles(table) == []

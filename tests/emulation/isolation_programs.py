@@ -15,6 +15,7 @@ from typing import Any
 import torch.distributed as dist
 
 import phalanx
+from tests.forked_programs import run_forked
 
 
 def in_processes(fn: Callable[..., Any], ranks: int) -> list[Any]:
@@ -57,10 +58,4 @@ def run_script(
     script = folder / "script.py"
     script.write_text(textwrap.dedent(source))
     command = [sys.executable, "-m", "phalanx", "run", "-n", str(ranks), *options]
-    return subprocess.run(
-        [*command, str(script), *script_options],
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        timeout=50,
-    )
+    return run_forked([*command, str(script), *script_options], cwd=folder, timeout=50)

@@ -429,6 +429,7 @@ JUSTIFIED = {
     "backend.torch_world": OURS,
     "emulation.state.rank_settings": OURS,
     "testing.pytest.fixture_scopes": OURS,
+    "blackbox.__main__": "sys.argv and sys.path of the program that it runs",
     "testing.pytest_compat.pytest_private": "options of a session that is ours",
     "testing.pytest_compat.fixture_standins": "the monkeypatch of a test",
     "testing.torch_compat.cases": OURS,

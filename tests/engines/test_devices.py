@@ -68,6 +68,7 @@ def hidden() -> tuple[str | None, bool]:
     return os.environ.get("CUDA_VISIBLE_DEVICES"), torch.cuda.is_available()
 
 
+@pytest.mark.programs
 def test_processes_on_the_cpu_see_no_gpu() -> None:
     found = phalanx.run(hidden, ranks=2, engine="processes", device="cpu")
     assert found == [("", False)] * 2

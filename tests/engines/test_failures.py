@@ -18,6 +18,7 @@ import torch.distributed as dist
 import phalanx
 from phalanx.engines.threads import threads_engine
 from phalanx.errors import RankExited, RankStopped
+from tests.support import assert_silent
 
 
 def fails(program, *, ranks: int = 4, **options) -> phalanx.PhalanxError:
@@ -422,7 +423,7 @@ def test_without_a_timeout_computing_is_no_stall(monkeypatch: pytest.MonkeyPatch
         dist.barrier()
 
     monkeypatch.setattr(threads_engine, "IDLE_STALL", 0.4)
-    phalanx.run(on_rank(0, busy), ranks=2)
+    assert_silent(on_rank(0, busy))
 
 
 def test_a_rank_that_sleeps_will_move_by_itself() -> None:
@@ -431,13 +432,21 @@ def test_a_rank_that_sleeps_will_move_by_itself() -> None:
             time.sleep(1.5)
         dist.barrier()
 
-    phalanx.run(program, ranks=2, timeout=0.5)
+    assert_silent(program, timeout=0.5)
 
 
 # -- in processes of their own: what leaves threads behind, and Ctrl-C ----------------------
 
+PATIENT = """
+from phalanx.core import launcher
+launcher.AFTER_INTERRUPT = launcher.Patience(nudge=0.1, again=0.35, give_up={give_up})
+"""
+"""A busy machine may take its seconds until each rank has heard of Ctrl-C."""
+
 SWALLOWING = """
 import phalanx, torch.distributed as dist
+from phalanx.core import launcher
+launcher.AFTER_FAILURE = launcher.Patience(nudge=0.1, again=0.2, give_up=0.5)
 
 def program():
     if dist.get_rank() == 1:
@@ -515,7 +524,7 @@ try:
         pass
 except KeyboardInterrupt:
     began = time.monotonic()
-    while me == 2 and time.monotonic() - began < 1.2:  # longer than one who does not hear has
+    while me == 2 and time.monotonic() - began < 2.5:  # longer than one who does not hear has
         pass
     print("saved", me, flush=True)
 """
@@ -555,13 +564,14 @@ AS_SCRIPT = ENDLESS + '\ndist.init_process_group("gloo")\nprogram()\n'
 def processes(tmp_path_factory):
     """All started at once: each takes its seconds to import torch."""
     folder = tmp_path_factory.mktemp("programs")
+    patient = PATIENT.format(give_up=20.0)
     commands = {
         "swallowing": (SWALLOWING, []),
-        "nested": (NESTED, []),
-        "function": (AS_FUNCTION, []),
-        "script": (AS_SCRIPT, ["-m", "phalanx", "run", "-n", "4"]),
-        "saving": (SAVING, ["-m", "phalanx", "run", "-n", "3"]),
-        "cleaning": (CLEANING, ["-m", "phalanx", "run", "-n", "4"]),
+        "nested": (patient + NESTED, []),
+        "function": (patient + AS_FUNCTION, []),
+        "script": (patient + AS_SCRIPT, ["-m", "phalanx", "run", "-n", "4"]),
+        "saving": (PATIENT.format(give_up=2.0) + SAVING, ["-m", "phalanx", "run", "-n", "3"]),
+        "cleaning": (patient + CLEANING, ["-m", "phalanx", "run", "-n", "4"]),
     }
     started = {}
     for name, (source, words) in commands.items():

@@ -85,4 +85,4 @@ def test_what_was_met_or_given_up_is_no_finding(program) -> None:
 
 
 def test_without_checks_there_are_no_findings() -> None:
-    phalanx.run(send_into_the_blue, ranks=2, strict=True, checks="none")
+    assert_silent(send_into_the_blue, strict=True, checks="none")

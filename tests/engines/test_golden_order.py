@@ -23,7 +23,7 @@ def report(monkeypatch, capsys):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
 
     def run(program: Path, *options: str) -> str:
-        assert main(["run", "-n", "4", *options, program.name]) == 0
+        assert main(["run", "--no-record", "-n", "4", *options, program.name]) == 0
         out, err = capsys.readouterr()
         assert out == ""
         return "".join(

@@ -23,7 +23,7 @@ def report(monkeypatch, capsys):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
 
     def run(program: Path, *options: str) -> str:
-        assert main(["run", "-n", "4", "--quiet", *options, program.name]) == 3
+        assert main(["run", "--no-record", "-n", "4", "--quiet", *options, program.name]) == 3
         out, err = capsys.readouterr()
         assert out == ""
         return err

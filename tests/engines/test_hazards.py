@@ -10,6 +10,7 @@ import os
 import threading
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,7 @@ def report(monkeypatch, capsys):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
 
     def run(program: Path, *options: str, status: int = 3) -> str:
-        assert main(["run", "-n", "4", *options, program.name]) == status
+        assert main(["run", "--no-record", "-n", "4", *options, program.name]) == status
         out, err = capsys.readouterr()
         assert out == ""
         told, _, closing = err.rpartition("phalanx: ")
@@ -277,7 +278,7 @@ def test_under_the_profile_it_is_an_error() -> None:
 
 
 def test_the_kind_can_be_left_out() -> None:
-    phalanx.run(exchange, ranks=2, profile="nccl", checks="all,-backend-hazard")
+    assert_silent(exchange, profile="nccl", checks="all,-backend-hazard")
 
 
 def barriers_in_opposite_orders(backend: str) -> None:
@@ -296,7 +297,8 @@ def test_without_a_profile_groups_of_nccl_get_a_warning() -> None:
 
 
 def test_groups_of_gloo_in_a_program_for_nccl_are_gloos() -> None:
-    phalanx.run(barriers_in_opposite_orders, "gloo", ranks=2, backend="nccl", profile="nccl")
+    program = partial(barriers_in_opposite_orders, "gloo")
+    assert_silent(program, backend="nccl", profile="nccl")
 
 
 def test_a_world_tells_of_a_hazard_once() -> None:

@@ -37,10 +37,22 @@ def test_a_collective_from_call_to_end() -> None:
     assert first.as_op().reduce_op == "MAX"
     flow = [event.kind for event in journal if not isinstance(event, Posted)]
     assert flow.count("met") == flow.count("completed") == 2
-    assert flow.count("wait-began") == flow.count("wait-ended") == 2
+    assert flow.count("wait-ended") == 2 and "wait-began" not in flow
+    assert journal.dropped == 0
     assert flow[-1] == "rank-ended" and flow.count("rank-ended") == 2
     times = [event.time for event in journal]
     assert times == sorted(times)
+
+
+def reduce_later() -> None:
+    dist.all_reduce(torch.ones(1), async_op=True).wait()
+
+
+def test_only_asynchronous_calls_begin_to_wait() -> None:
+    journal = journal_of(reduce_later)
+    began, ended = journal.filter(kind=("wait-began", "wait-ended"))
+    assert (began.kind, ended.kind, began.call) == ("wait-began", "wait-ended", ended.call)
+    assert journal.dropped == 0
 
 
 def exchange() -> None:
@@ -89,6 +101,23 @@ def test_an_error_has_the_journal_of_its_run() -> None:
     assert [event.about for event in journal.filter(kind="finding-made")] == ["mismatch"]
     ends = {event.rank: event.how for event in journal.filter(kind="rank-ended")}
     assert set(ends.values()) <= {"failed", "stopped"} and "failed" in ends.values()
+
+
+def wait_for_each_other() -> None:
+    """Rank 0 waits for a collective that it began, rank 1 for a message."""
+    if dist.get_rank() == 0:
+        dist.all_reduce(torch.ones(1), async_op=True).wait()
+    else:
+        dist.recv(torch.ones(1), src=0)
+
+
+def test_waits_end_in_a_run_that_fails() -> None:
+    with pytest.raises(phalanx.DeadlockError) as caught:
+        phalanx.run(wait_for_each_other, ranks=2)
+    journal = caught.value.journal
+    ends = journal.filter(kind="wait-ended")
+    assert sorted((event.rank, event.met) for event in ends) == [(0, False), (1, False)]
+    assert journal.dropped == 0
 
 
 def test_a_journal_travels() -> None:

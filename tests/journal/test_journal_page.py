@@ -13,7 +13,8 @@ from phalanx.journal.events import KINDS, VERSION
 PAGE = (Path(__file__).parents[2] / "docs" / "journal.md").read_text(encoding="utf-8")
 
 
-def test_the_examples_run() -> None:
+def test_the_examples_run(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```(python|text)\n(.*?)```", PAGE, flags=re.DOTALL)
     names: dict[str, Any] = {"__name__": "example"}
     shown = io.StringIO()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import pytest
@@ -66,10 +67,34 @@ def test_last_calls() -> None:
     assert [event.rank for event in journal.rare(RankEnded)] == [1]
 
 
-def test_a_group_that_is_kept_has_a_number_of_the_new_journal() -> None:
+def test_a_filter_travels_with_its_journal() -> None:
+    journal, world, part = written()
+    for chosen in (
+        journal.filter(rank=1),
+        journal.filter(kind="posted").filter(group=world),
+        journal.filter(group=part.number, rank=1),
+    ):
+        copy = pickle.loads(pickle.dumps(chosen))
+        assert [event.time for event in copy] == [event.time for event in chosen]
+        assert (len(copy), copy.dropped) == (len(chosen), 0)
+
+
+def test_a_group_of_another_world_gets_a_number_of_this_one() -> None:
     former, later = JournalWriter(1), JournalWriter(1)
     former.group("world", (0,))
     group = former.group("group 1", (0,))
     later.keep(group)
     assert later.reader().groups == (group,)
     assert group.number == 0
+
+
+def test_a_group_has_the_same_number_in_all_runs_of_a_world() -> None:
+    former = JournalWriter(1)
+    world, gone, kept = (former.group(name, (0,)) for name in ("world", "1", "2"))
+    former.end(gone)
+    later = JournalWriter(1, after=former)
+    for group in (world, kept):
+        later.keep(group)
+    new = later.group("3", (0,))
+    assert [group.number for group in (world, gone, kept, new)] == [0, 1, 2, 3]
+    assert later.reader().groups == (world, kept, new)

@@ -14,8 +14,7 @@ from phalanx.matching import agreement, hints
 from phalanx.matching.agreement import RULES, find_mismatch, find_pair_mismatch
 from phalanx.matching.agreement_rules import signed_facts
 from phalanx.matching.announcement import Form, signature_of
-from phalanx.model import Group, Meeting, Mismatch, Op, Site, TensorSpec
-from phalanx.report.layout import rank_list
+from phalanx.model import Group, Meeting, Mismatch, Op, Site, TensorSpec, rank_list
 from phalanx.report.text import render
 
 STEP = Site("train.py", 58, "step", "dist.all_reduce(grad)")

@@ -16,7 +16,16 @@ from phalanx.matching.partial_look import Standing, WaitPosition
 from phalanx.matching.referee import Referee
 from phalanx.matching.slots import Call
 from phalanx.matching.waitgraph import Node
-from phalanx.model import Deadlock, Finding, Mismatch, RankView, Site, Snapshot, TensorSpec
+from phalanx.model import (
+    Deadlock,
+    Finding,
+    Mismatch,
+    RankView,
+    Site,
+    Snapshot,
+    TensorSpec,
+    Wait,
+)
 
 LINE = Site("a.py", 3, "f")
 
@@ -28,6 +37,8 @@ class World:
         self.size = size
         self.referee = Referee(kinds)
         self.waiting: dict[int, Call] = {}
+        self.making: dict[int, Wait] = {}
+        """Those that wait in `new_group`."""
         self.gone: set[int] = set()
         self.world = self.group("world", *range(size))
 
@@ -90,6 +101,8 @@ class World:
     def _view(self, rank: int) -> RankView:
         if rank in self.gone:
             return RankView(rank, "finished")
+        if rank in self.making:
+            return RankView(rank, "waiting", self.making[rank], self.making[rank].op)
         if rank not in self.waiting:
             return RankView(rank, "computing")
         wait = describe_wait(self.waiting[rank], CallReader())
@@ -146,7 +159,9 @@ def test_a_group_that_a_rank_will_never_make_goes_before_the_deadlock() -> None:
 def test_nobody_comes_to_a_group_in_which_ranks_wait_when_nobody_can_move() -> None:
     ranks = World(2)
     creations = ranks.referee.creations_in("world", ranks.world)
-    creations.waiting.append(creations.add(0, ((0, 1), "gloo"), LINE, holds=True))
+    call = creations.add(0, ((0, 1), "gloo"), LINE, holds=True)
+    creations.waiting.append(call)
+    ranks.making[0] = creations.wait_in(call)
     ranks.call(1, "barrier")
     verdict = ranks.explain()
     assert isinstance(verdict, Finding) and verdict.ranks == (1,)

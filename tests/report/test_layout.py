@@ -8,10 +8,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.model import Group, Op, RankFailure, RankView, Site, Stall, TensorSpec, ViewBlock
+from phalanx.model import (
+    Group,
+    Op,
+    RankFailure,
+    RankView,
+    Site,
+    Stall,
+    TensorSpec,
+    ViewBlock,
+    rank_list,
+)
 from phalanx.report import calls, layout, text
 from phalanx.report.calls import call_pieces, call_text
-from phalanx.report.layout import Block, cut, labelled, lay_blocks, rank_list, shorten, wrap
+from phalanx.report.layout import Block, cut, labelled, lay_blocks, shorten, wrap
 from phalanx.report.text import headline, render
 
 WORLD = Group("world", (0, 1))

@@ -117,7 +117,10 @@ def test_warning_filters_are_each_ranks_own() -> None:
                 return
         dist.barrier()
 
-    phalanx.run(program, ranks=3)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        phalanx.run(program, ranks=3)
+    assert seen == []
 
 
 def test_global_module_hooks_are_each_ranks_own() -> None:

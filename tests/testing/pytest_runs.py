@@ -8,11 +8,12 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from tests.forked_programs import run_forked
 
 SAMPLES = Path(__file__).parent / "plugin_samples"
 _OUTCOME = re.compile(
@@ -51,11 +52,13 @@ def run_pytest(
     env: dict[str, str] | None = None,
     stdin: str | None = None,
     timeout: float = 100,
+    fresh: bool = False,
 ) -> Ran:
-    """Write the files, copy the samples (as `test_NAME.py`) and run pytest on the folder."""
+    """Write the files, copy the samples (as `test_NAME.py`) and run pytest on the folder, in a
+    process that has torch already or in a `fresh` one."""
     _lay_out(folder, files or {}, samples)
     command = ["-m", "pytest", "-p", "no:cacheprovider", *args]
-    code, text = _run(folder, command, env=env, stdin=stdin, timeout=timeout)
+    code, text = _run(folder, command, env=env, stdin=stdin, timeout=timeout, fresh=fresh)
     return _read(code, text)
 
 
@@ -100,17 +103,16 @@ def _run(
     env: dict[str, str] | None = None,
     stdin: str | None = None,
     timeout: float = 100,
+    fresh: bool = False,
 ) -> tuple[int, str]:
-    done = subprocess.run(
+    done = run_forked(
         [sys.executable, *command],
         cwd=folder,
         env={**_environ(), **(env or {})},
         input=stdin,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
         timeout=timeout,
-        check=False,
+        merged=True,
+        fresh=fresh,
     )
     return done.returncode, done.stdout
 

@@ -6,7 +6,10 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+
+from tests.forked_programs import run_forked
 
 RUNNER = Path(__file__).with_name("outcomes.py")
 CASES = Path(__file__).with_name("ported")
@@ -16,6 +19,9 @@ OURS = "phalanx.testing"
 
 EXPECTTEST = "import unittest\nTestCase = unittest.TestCase\nACCEPT = False\n"
 """torch's test classes import this package; for what they are used for here, this will do."""
+
+IMPORTED = ("torch.distributed", "torch._dynamo")
+"""What such a file needs of torch."""
 
 Found = dict[str, tuple[str, str]]
 
@@ -33,14 +39,12 @@ def outcomes_of(file: Path, *names: str, seconds: float = 50, **environ: str) ->
 
 
 def run(
-    command: list[str], *, seconds: float = 50, folder: Path | None = None, **environ: str
+    command: Sequence[str], *, seconds: float = 50, folder: Path | None = None, **environ: str
 ) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, **environ}
     for name in ("PYTEST_CURRENT_TEST", "PYTEST_XDIST_WORKER"):
         env.pop(name, None)
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=seconds, cwd=folder, env=env
-    )
+    return run_forked(command, timeout=seconds, cwd=folder, env=env, imported=IMPORTED)
 
 
 def moved_over(file: Path, folder: Path) -> Path:

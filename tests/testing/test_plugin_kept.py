@@ -56,7 +56,9 @@ def test_settings():
 
 @processes
 def test_guilty():
-    threading.Timer(0.1, os._exit, (3,)).start()
+    timer = threading.Timer(0.1, os._exit, (3,))
+    timer.daemon = True  # the test would wait for it
+    timer.start()
 
 def test_between():
     time.sleep(1.5)

@@ -238,7 +238,7 @@ def test_ini_file(tmp_path: Path) -> None:
 
 def test_the_plugin_costs_little_where_it_is_not_used(tmp_path: Path) -> None:
     check = "def test_x():\n    import sys\n    assert 'torch' not in sys.modules\n"
-    ran = run_pytest(tmp_path, files={"test_light.py": check})
+    ran = run_pytest(tmp_path, files={"test_light.py": check}, fresh=True)
     assert "1 passed" in ran.text
     markers, options = run_many(tmp_path, [["--markers"], ["--help"]], files={})
     assert "@pytest.mark.ranks(*sizes, engine=None" in markers.text

@@ -124,24 +124,32 @@ def check_scatter_list(group: Any, name: str, output: Tensor, lists: Any) -> Seq
     return given
 
 
-def check_root_lists(group: Any, call: Any, what: str, lists: Any) -> Sequence[Tensor]:
-    """What only the root passes: a tensor for each rank, like the one that all pass."""
+def check_root_lists(
+    group: Any,
+    name: str,
+    what: str,
+    lists: Any,
+    *,
+    each: Tensor,
+    root: int | None,
+    is_root: bool,
+) -> Sequence[Tensor]:
+    """What only the root passes: a tensor for each rank, like `each`, which all pass."""
     given: Sequence[Tensor] = lists[0] if lists else []
-    if call.root != call.member:
+    if not is_root:
         if given:
             raise InvalidCallError(
-                f"{call.name}: only the root (rank {call.root} of the group) gives {what}"
+                f"{name}: only the root (rank {root} of the group) gives {what}"
             )
         return []
     if len(lists) > 1:
-        raise InvalidCallError(f"{call.name}: {len(lists)} lists; give one {what}")
-    check_list(group, call.name, what, given)
-    each: Tensor = (call.inputs or call.outputs)[0]
-    check_one_dtype(call.name, [each, *given])
+        raise InvalidCallError(f"{name}: {len(lists)} lists; give one {what}")
+    check_list(group, name, what, given)
+    check_one_dtype(name, [each, *given])
     for index, tensor in enumerate(given):
         if tensor.numel() != each.numel():
             raise InvalidCallError(
-                f"{call.name}: {what}[{index}] has {tensor.numel()} elements, but the tensor "
+                f"{name}: {what}[{index}] has {tensor.numel()} elements, but the tensor "
                 f"has {each.numel()}"
             )
     return given

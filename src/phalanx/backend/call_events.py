@@ -12,16 +12,16 @@ from torch import Tensor
 
 from phalanx import callsite
 from phalanx.backend.collectives.call_signature import order_of
+from phalanx.backend.stores.store_keys import store_fields
 from phalanx.core.strand import Strand, here, thread_of
 from phalanx.journal.events import (
+    KINDS,
     CallId,
     Completed,
     GroupDestroyed,
     GroupMade,
     Met,
     Posted,
-    StoreRead,
-    StoreWritten,
     Withdrawn,
     make,
 )
@@ -55,7 +55,7 @@ def post_message(context: RankContext, call: Call, sample: Tensor) -> Posted:
         call.member,
         peer=call.peer,
         tag=call.tag,
-        asynchronous=True,
+        asynchronous=call.asynchronous,
         batch=call.batch,
         device=call.device,
         signature=(call.name, tensor),
@@ -87,10 +87,6 @@ def _flow(send: Call, receive: Call, kind: type[Any], last: Any) -> Any:
     return event
 
 
-MOST_OF_KEY = 160
-"""Characters of a store's key that are kept."""
-
-
 def store_used(
     strand: Strand, store: Any, key: str, shown: str, name: str, *, value: Any, found: bool
 ) -> None:
@@ -98,31 +94,14 @@ def store_used(
     where the old value counts, too."""
     context = strand.local
     session, ring = context.session, context.ring
-    whole = key if len(key) <= MOST_OF_KEY else f"{key[:MOST_OF_KEY]}#{hash(key)}"
-    common = (
-        monotonic(),
-        context.rank,
-        thread_of(strand),
-        callsite.mark(2),
-        store,
-        name,
-        whole,
-    )
-    event: StoreRead | StoreWritten
-    if name in STORE_READS:
-        event = StoreRead(*common, shown[:MOST_OF_KEY], found)
-    else:
-        digest = None if value is None else hash(str(value))
-        event = StoreWritten(*common, shown[:MOST_OF_KEY], digest)
+    kind, fields = store_fields(store, key, shown, name, value=value, found=found)
+    event = KINDS[kind](monotonic(), context.rank, thread_of(strand), callsite.mark(2), *fields)
     ring.flowed += 1
     ring.flow.append(event)
     if name in ("set", "check"):
         session.watch_races()
     if session.races is not None:
         session.races.add(event)
-
-
-STORE_READS = frozenset({"get", "multi_get", "wait", "check"})
 
 
 def withdraw(call: Call) -> bool:
@@ -158,6 +137,19 @@ def group_made(
 
 def group_destroyed(context: RankContext, met: GroupMailbox, *, default: bool) -> None:
     thread, mark = thread_of(here.strand), callsite.mark(2)
+    world, calls = context.torch_state.default_pg, 0
+    in_world = None if world is None else world._mailbox
+    if in_world is not None:
+        calls = in_world.next_number[world._member]
     context.ring.add(
-        GroupDestroyed(monotonic(), context.rank, thread, mark, met.record, default)
+        GroupDestroyed(
+            monotonic(),
+            context.rank,
+            thread,
+            mark,
+            met.record,
+            default,
+            None if in_world is None else in_world.record,
+            calls,
+        )
     )

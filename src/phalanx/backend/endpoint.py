@@ -6,6 +6,7 @@ its slot or mailbox, completes what is complete, and waits or hands out a `Work`
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
@@ -20,16 +21,17 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from phalanx import callsite
 from phalanx.backend import call_events, group_history, meeting_checks
 from phalanx.backend.collectives import data_movement
-from phalanx.backend.collectives.data_movement import Meaning
+from phalanx.backend.collectives.data_movement import MoveData
 from phalanx.backend.devices import cuda_streams as device
-from phalanx.backend.evidence import group_watch, order_notes, root_notes, thread_holds
+from phalanx.backend.evidence import order_notes, root_notes, thread_holds
 from phalanx.backend.evidence.call_description import describe_pending
 from phalanx.backend.rank_errors import InvalidCallError, one_for_each
 from phalanx.backend.session import RankContext, Session
 from phalanx.backend.torch_private import private
 from phalanx.backend.work import buffer_guard, completion, profiler_events
-from phalanx.backend.work.call_origin import OWN, origin_here
+from phalanx.backend.work.call_origin import OWN, is_waited_for, origin_here
 from phalanx.backend.work.work import OpWork, OwnWork, wait_for
+from phalanx.checks.leak import KIND as LEAK
 from phalanx.core.strand import RUNNING, here
 from phalanx.errors import PhalanxError
 from phalanx.journal.events import Completed, Met, Posted, make
@@ -133,7 +135,8 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         self._place = self._meeting_key()
         self._mailbox = self._session.mailbox(self._place, name, members)
         self._note_backend(self._backend_name)
-        other = self._mailbox.claim(self._member, context.rank, self)
+        referee = self._session.referee
+        other = referee.claim(self._mailbox, self._member, context.rank, self)
         if other is not None:
             raise InvalidCallError(
                 f"ranks {other} and {context.rank} of this run both call themselves rank "
@@ -145,7 +148,15 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         call_events.group_made(
             context, self._mailbox, self._member, default=default, by_program=by_program
         )
-        group_watch.made(self, default=default)
+        if not default and not self._member and LEAK in self._session.kinds:
+            self._session.group_watch.made(
+                self,
+                self._mailbox.ranks,
+                self._backend_name,
+                sys._getframe(1),
+                is_closed=_is_closed,
+                tables=_tables_of,
+            )
 
     def _set_group_desc(self, description: str) -> None:
         super()._set_group_desc(description)
@@ -269,7 +280,6 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
             completion.complete_all(self._session, self._mailbox)
         if not self._closed and self._mailbox is not None:
             is_default = self._context.torch_state.default_pg is self
-            group_history.note_destroyed(self._context, self._mailbox, is_default=is_default)
             call_events.group_destroyed(self._context, self._mailbox, default=is_default)
             if is_default:
                 self._context.stock = None
@@ -279,8 +289,6 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
             and self._mailbox.leave(self._context.rank)
         ):
             self._session.end_group(self._place)
-            self._session.findings += order_notes.look(self._mailbox.record)
-            self._session.findings += root_notes.look(self._mailbox.record)
             calls = self._mailbox.open_calls()
             self._session.leftovers += [describe_pending(c) for c in calls if not c.waited]
         self._closed = True
@@ -325,7 +333,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         return Call(self._mailbox or self._met, end._member, strand, name, callsite.mark(3))
 
     def _submit(
-        self, call: Call, meaning: Meaning, opts: Any, sample: Tensor | None
+        self, call: Call, meaning: MoveData, opts: Any, sample: Tensor | None
     ) -> OpWork | None:
         """Meet the others; wait for them unless the caller wants a `Work`."""
         strand = call.strand
@@ -339,7 +347,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
             device.record_arrival(call, sample)
         if private.recording and private.is_recorded():
             profiler_events.begin(call, self._backend_name)
-        context = strand.local
+        context, session = strand.local, self._session
         if context.helpers or context.uses_pools or strand.on_pending_callback:
             thread_holds.check(call)
         call.asynchronous = opts is None or opts.asyncOp or self._coalescing is not None
@@ -377,21 +385,21 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
                     ),
                 )
             )
-            if call.number & _PERIOD_MASK < self._session.watched:  # type: ignore[operator]
-                order_notes.note(call)
+            if call.number & _PERIOD_MASK < session.watched:  # type: ignore[operator]
+                order_notes.note(context, call)
             if slot is not None:
                 ring.flowed += 1
                 record, number = call.mailbox.record, call.number
                 event = (monotonic(), context.rank, 0, call.mark, record, number, (), None)
                 ring.flow.append(make(Met, event))
-                if self._session.races is not None:
-                    self._session.races.add(ring.flow[-1])
+                if session.races is not None:
+                    session.races.add(ring.flow[-1])
                 self._complete(slot, meaning)
         finally:
             baton.critical = False
         root = call.root
-        if root is not None and call.mailbox.ranks[root] != root:
-            root_notes.note(self._session.kinds, call)
+        if root is not None and call.mailbox.ranks[root] != root and session.compares_roots:
+            root_notes.note(context, call)
         if not call.asynchronous:
             strand.inside = call
             try:
@@ -435,7 +443,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
             return work
         return OwnWork(call, limit) if call.origin == OWN else OpWork(call, limit)
 
-    def _complete(self, slot: Slot, meaning: Meaning) -> None:
+    def _complete(self, slot: Slot, meaning: MoveData) -> None:
         calls: list[Call] = slot.calls  # type: ignore[assignment]
         errors = None
         if slot.clash:
@@ -449,7 +457,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         self._move(calls, meaning, errors)
 
     def _move(
-        self, calls: list[Call], meaning: Meaning, errors: Sequence[Exception] | None
+        self, calls: list[Call], meaning: MoveData, errors: Sequence[Exception] | None
     ) -> None:
         in_flight = errors is None and self._session.flown
         if in_flight:
@@ -498,6 +506,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
             thread_holds.check(call)
         call.asynchronous = True
         self._before_departure(call)
+        call.asynchronous = not is_waited_for()
         context.last_call = call
         call.batch = context.batch_of(strand) if context.batches else self._batch
         posted = call_events.post_message(context, call, sample)
@@ -556,6 +565,17 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         call_events.complete_message(send, receive, failed=errors is not None)
         send.finish(errors[0] if errors else None)
         receive.finish(errors[1] if errors else None)
+
+
+def _is_closed(end: Endpoint) -> bool:
+    return end._closed
+
+
+def _tables_of(end: Endpoint) -> list[Any]:
+    """What refers to a group besides the program: torch's tables and ours."""
+    state = end._context.torch_state
+    ends = end._met.ends
+    return [*vars(state).values(), *state.tags_to_pg.values(), ends, vars(end)]
 
 
 class WorkOfAll(OwnWork):

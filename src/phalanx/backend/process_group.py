@@ -216,7 +216,7 @@ class RankGroup(Endpoint):
         call = self._call("gather")
         call.root = arguments.check_root(self, call.name, opts.rootRank)
         call.inputs = arguments.check_single(call.name, as_list(input_tensors, input_tensor))
-        call.outputs = arguments.check_root_lists(self, call, "gather_list", lists)
+        call.outputs = self._check_root_lists(call, call.inputs[0], lists)
         given = call.inputs[0]
         uneven = any(t.shape != given.shape for t in call.outputs)
         self._check(call.name, given, **(_UNEVEN if uneven else {}))
@@ -241,7 +241,7 @@ class RankGroup(Endpoint):
         call = self._call("scatter")
         call.root = arguments.check_root(self, call.name, opts.rootRank)
         call.outputs = arguments.check_single(call.name, as_list(output_tensors, output_tensor))
-        call.inputs = arguments.check_root_lists(self, call, "scatter_list", lists)
+        call.inputs = self._check_root_lists(call, call.outputs[0], lists)
         output = call.outputs[0]
         uneven = any(t.shape != output.shape for t in call.inputs)
         self._check(call.name, output, None, OUTPUT, **(_UNEVEN if uneven else {}))
@@ -408,6 +408,17 @@ class RankGroup(Endpoint):
         for tensors in outputs:
             self._check_outputs(call.name, tensors)
             overlaps.check_apart(call.name, tensors)
+
+    def _check_root_lists(self, call: Call, each: Tensor, lists: Any) -> Sequence[Tensor]:
+        return arguments.check_root_lists(
+            self,
+            call.name,
+            f"{call.name}_list",
+            lists,
+            each=each,
+            root=call.root,
+            is_root=call.root == call.member,
+        )
 
     def _gather_flat(
         self, call: Call, outputs: list[Tensor], inputs: list[Tensor], opts: Any

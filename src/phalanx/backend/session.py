@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -18,7 +17,7 @@ from torch.distributed.distributed_c10d import Store
 
 from phalanx import callsite
 from phalanx.backend.devices.device_map import DeviceMap
-from phalanx.callsite import Mark
+from phalanx.backend.evidence.group_watch import GroupWatch
 from phalanx.checks.message_race import KIND, RaceWatch
 from phalanx.core.strand import Strand, here, thread_of
 from phalanx.errors import VerdictError
@@ -32,7 +31,6 @@ from phalanx.options import Options
 from phalanx.system import monotonic
 
 MOST_WATCHED, LEAST_WATCHED = 128, 16
-DESTROYED = 256
 
 
 Environ = dict[str, str] | Callable[[], dict[str, str]]
@@ -81,21 +79,15 @@ class RankContext:
         """The thread of its own that the rank waits for after it has returned."""
         self.tell_failure: Callable[[BaseException], None] | None = None
         """For a body that fails and has to clean up: the others stop at once."""
-        self.refused: set[Any] = set()
-        """What the profile's backend would refuse and is noted; see `second_opinion.py`."""
         self.ring = session.journal.rings[rank]
         """Its part of the journal."""
+        self.noted: set[Any] = set()
+        """What is noted there once, by whoever notes it; see `journal/writer.py`."""
         self.batches: dict[Strand, list[int]] = {}
         """What `batch_isend_irecv` is at, by thread: how many messages are still to come, and
         the number of the batch."""
         self.in_flight: Any = None
         """The `buffer_guard.Book` of a rank that has made asynchronous calls."""
-        self.destroyed: deque[Any] = deque(maxlen=DESTROYED)
-        """Groups that the rank has destroyed, each by itself; see `group_history.py`."""
-        self.calls_in_all: dict[Any, int] = {}
-        """How many collectives it had called on a default group when it destroyed that."""
-        self.ended_at: Mark | None = None
-        """Where that was."""
         self.stock: tuple[Any, ...] | None = None
         """What `group_reuse.py` found when the default group was new."""
         self.untouched = False
@@ -108,6 +100,18 @@ class RankContext:
         if not isinstance(self._environ, dict):
             self._environ = self._environ()
         return self._environ
+
+    # -- what `work/buffer_guard.py` asks of a rank -----------------------------------------
+
+    @property
+    def guards(self) -> bool:
+        return self.session.guards
+
+    def report(self, verdict: Verdict) -> VerdictError:
+        return self.session.report(verdict)
+
+    def note_flight(self) -> None:
+        self.session.flown = True
 
     def note_touch(self, call: Call | None, how: str) -> None:
         """The program used a tensor of a call in flight, at the line that is running."""
@@ -175,22 +179,19 @@ class Session:
         self.journal = JournalWriter(size, in_full=profile is not None)
         """What happened in the run that is going on."""
         self._has_run = False
-        self.findings: list[Verdict] = []
-        """Warnings that checks found on the way; told when the run has succeeded."""
         self.raised: list[Verdict] = []
         """What became an error in ranks, also if the program caught it."""
         self.unheard: list[tuple[Sequence[BaseException], Sequence[Call]]] = []
         """Operations that ended with such errors, which nobody may ever wait for."""
-        self.notes: dict[str, Any] = {}
-        """What checks remember about the run, by their kind."""
+        self.group_watch = GroupWatch()
+        """Groups that are alive, by where they were made."""
         self.makes_world = False
         """Whether the engine makes the default group, and ends it, and not the program."""
-        self.began_at: dict[int, Mark | None] = {}
-        """Where each rank made its default group."""
         self.races: RaceWatch | None = None
         """What happens before what, once there is something that could race."""
         self.watched = _watched(size) if "crossed-order" in self.kinds else 0
         """Of how many calls in a row `evidence/order_notes.py` takes notes."""
+        self.compares_roots = "rank-space" in self.kinds
         self.ranks = [
             RankContext(self, rank, environ, state)
             for rank, (environ, state) in enumerate(itertools.zip_longest(environs, states))
@@ -216,11 +217,13 @@ class Session:
         self.journal = JournalWriter(self.size, in_full=in_full, after=self.journal)
         for met in self.mailboxes.values():
             met.record.used = any(met.next_number) or met.messages > 0
+            met.dull_places.clear()
             self.journal.keep(met.record)
         self.races = None
+        self.group_watch.forget()
         for context in self.ranks:
             context.ring = self.journal.rings[context.rank]
-            context.refused.clear()
+            context.noted.clear()
 
     def dissolve(self) -> None:
         """The world is closed, or has left its groups to another one: let go of the ranks,

@@ -18,7 +18,7 @@ from phalanx.checks.nccl_hazards import (
     Hazard,
     Issued,
     Law,
-    Trace,
+    NcclTrace,
     as_findings,
     find_first_batches,
     find_refused_calls,
@@ -70,7 +70,7 @@ def find_backend_hazards(journal: Journal, host: Machines) -> Iterator[Finding]:
             yield from as_findings(_hazards_in(trace, host), _describe, severity)
 
 
-def _hazards_in(trace: Trace, host: Machines) -> Iterator[Hazard]:
+def _hazards_in(trace: NcclTrace, host: Machines) -> Iterator[Hazard]:
     traffic = traffic_of(trace)
     yield from find_orders(trace, traffic)
     yield from find_message_hazards(trace, traffic)
@@ -88,7 +88,7 @@ def _has_nccl(journal: Journal) -> bool:
     return any(NCCL in group.backend for group in (*journal.groups, *made))
 
 
-def _trace_of(journal: Journal, profile: str | None) -> Trace | None:
+def _trace_of(journal: Journal, profile: str | None) -> NcclTrace | None:
     """None if nothing can be said: of which thread a call was is not known."""
     everything = [journal.calls(rank) for rank in range(journal.ranks)]
     if any(call.thread < 0 for calls in everything for call in calls):
@@ -106,7 +106,7 @@ def _trace_of(journal: Journal, profile: str | None) -> Trace | None:
         )
         for calls in everything
     ]
-    return Trace(
+    return NcclTrace(
         groups=tuple(group.as_group() for group in groups),
         ranks=tuple(ranks),
         whole=journal.has_all_calls(),
@@ -153,7 +153,7 @@ def _describe(call: Issued) -> Op:
     return found if isinstance(found, Op) else found.as_op()
 
 
-def _devices_in(trace: Trace, host: Machines) -> dict[int, dict[int, Issued]]:
+def _devices_in(trace: NcclTrace, host: Machines) -> dict[int, dict[int, Issued]]:
     """The GPUs that each rank used."""
     used: dict[int, dict[int, Issued]] = {}
     for calls in trace.ranks:

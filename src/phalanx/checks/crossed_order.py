@@ -1,8 +1,9 @@
 """Find collectives that are paired crosswise: rank a's first with rank b's second and back.
 
-Used by the observer of this kind when a group ends or a run does. Pure: what the source says
-about two places comes in as functions. Evidence of a call is kept per user frame (*level*,
-innermost first), since the order may be wrong in the caller of a wrapper.
+Ranks note what the user's frames say about some calls (`backend/evidence/order_notes.py`); the
+notes are compared when the run has ended. What the source says about two places comes in as
+functions. Evidence of a call is kept per user frame (*level*, innermost first), since the order
+may be wrong in the caller of a wrapper.
 
 | evidence at one level                                  | if it goes crosswise            |
 |--------------------------------------------------------|---------------------------------|
@@ -26,13 +27,22 @@ value of a loop is part of what is paired, so things of different iterations nev
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
+from phalanx import source_text
+from phalanx.journal.events import REDUCE_OPS, GroupRecord, Noted, site_of
+from phalanx.journal.reader import Journal
+from phalanx.model import CallBlock, Finding, Op, Site, rank_list
+
+KIND: Literal["crossed-order"] = "crossed-order"
 WINDOW = 256
 LONGEST = 16
 """How long a cycle may be."""
+
+MOST_SHOWN = 3
+LONGEST_LABEL = 28
 
 Values = tuple[tuple[str, int | str], ...]
 
@@ -51,7 +61,7 @@ class Level:
 
 
 @dataclass(frozen=True)
-class Trace:
+class NotedCall:
     """One call as this check remembers it; `what` is equal for calls of one kind."""
 
     number: int
@@ -94,9 +104,62 @@ class Source:
     picks: Callable[[Any, str], bool] = lambda place, name: False
 
 
-def find_crossing(trails: Mapping[int, Sequence[Trace]], source: Source) -> Crossing | None:
+_SOURCE = Source(source_text.together, source_text.expression, source_text.picks)
+
+
+def find_crossed_order(journal: Journal, host: object) -> Iterator[Finding]:
+    """From what was noted at calls: number, what was called, the levels (None where a line
+    tells nothing new) and the module of FSDP's that the call is for."""
+    groups: dict[GroupRecord, dict[int, list[Noted]]] = {}
+    for event in journal.noted(KIND):
+        if event.group is not None:
+            groups.setdefault(event.group, {}).setdefault(event.rank, []).append(event)
+    for group, by_rank in groups.items():
+        if len(by_rank) == len(group.ranks):
+            found = _find_in(group, by_rank)
+            if found is not None:
+                yield found
+
+
+def _find_in(group: GroupRecord, by_rank: Mapping[int, Sequence[Noted]]) -> Finding | None:
+    first, *others = ([event.what for event in own] for own in by_rank.values())
+    if all(whats == first for whats in others):
+        return None
+    parts = {rank: _parts(own) for rank, own in by_rank.items()}
+    other = find_other_part(parts) if all(parts.values()) else None
+    if other is not None:
+        return _other_module(group, *other)
+    trails = {rank: _trail(own) for rank, own in by_rank.items()}
+    common = set.intersection(*({number for number, *_ in own} for own in trails.values()))
+    calls = {
+        rank: [_noted_call(*noted) for noted in own if noted[0] in common]
+        for rank, own in trails.items()
+    }
+    crossing = find_crossing(calls, _SOURCE)
+    return None if crossing is None else _finding(group, crossing)
+
+
+def _parts(notes: Sequence[Noted]) -> dict[int, Part]:
+    return {
+        number: Part(module, called[0], event.mark)
+        for event in notes
+        for number, called, _, module in (event.what,)
+        if module is not None
+    }
+
+
+def _trail(notes: Sequence[Noted]) -> list[tuple[int, Any, Any]]:
+    whats = (event.what for event in notes)
+    return [(number, called, levels) for number, called, levels, _ in whats if levels]
+
+
+def _noted_call(number: int, called: Any, levels: Iterable[Any]) -> NotedCall:
+    return NotedCall(number, called, tuple(Level(*level) for level in levels))
+
+
+def find_crossing(trails: Mapping[int, Sequence[NotedCall]], source: Source) -> Crossing | None:
     """The first crossing between the largest set of ranks that agree and any other."""
-    alike: dict[tuple[Trace, ...], list[int]] = {}
+    alike: dict[tuple[NotedCall, ...], list[int]] = {}
     for rank, trail in sorted(trails.items()):
         alike.setdefault(tuple(trail), []).append(rank)
     if len(alike) < 2:
@@ -137,7 +200,7 @@ def find_other_part(parts: Mapping[int, Mapping[int, Part]]) -> tuple[int, list[
 
 
 def _find_between(
-    trail: Sequence[Trace], other: Sequence[Trace], source: Source
+    trail: Sequence[NotedCall], other: Sequence[NotedCall], source: Source
 ) -> _Found | None:
     there = {trace.number: trace for trace in other}
     met = [(mine, there[mine.number]) for mine in trail if mine.number in there]
@@ -265,3 +328,100 @@ def _label(pair: Pairing, source: Source) -> str:
     if words:
         return ", ".join(f"{name}={value!r}" for (name, value), _ in words)
     return source.expression(one.place) or "?"
+
+
+# -- the finding -------------------------------------------------------------------------
+
+
+def _other_module(group: GroupRecord, number: int, parts: list[Any]) -> Finding:
+    (usual, ranks), (other, others), *_ = parts
+    return Finding(
+        kind=KIND,
+        severity="warning",
+        ranks=tuple(others) if 2 * len(ranks) > len(group.ranks) else (),
+        headline=(
+            f"{rank_list(others, width=24)} called {other.name} for FSDP's "
+            f"{_module(other)} where {rank_list(ranks, width=24)} called it for "
+            f"{_module(usual)}"
+        ),
+        blocks=tuple(
+            CallBlock(
+                tuple(each),
+                _op(group, each[0], number, (part.name, None, None), site_of(part.place)),
+                (f"for {_module(part)}",),
+                "" if part is usual else "<- crossed",
+            )
+            for part, each in parts
+        ),
+        facts=(("rule", "ranks that share a module's parameters must use it all at once"),),
+    )
+
+
+def _module(part: Part) -> str:
+    return f'module "{_short(part.part)}"' if part.part else "whole model"
+
+
+def _finding(group: GroupRecord, crossing: Crossing) -> Finding:
+    """What each side had in each call, in the order of the calls."""
+    turned = (*crossing.labels[1:], crossing.labels[0])
+    rows = sorted(
+        zip(crossing.pairs, crossing.labels, turned, strict=True),
+        key=lambda row: row[0].number,
+    )
+    ranks, others = crossing.ranks, crossing.others
+    blocks = []
+    for pair, label, theirs in rows[:MOST_SHOWN]:
+        for who, place, level, mine, mark in (
+            (ranks, pair.places[0], pair.one, label, ""),
+            (others, pair.places[1], pair.other, theirs, "<- crossed"),
+        ):
+            op = _op(group, who[0], pair.number, crossing.what, site_of(place))
+            notes = [f"with {mine}"]
+            if level.place != place:
+                notes.append(f"by way of {site_of(level.place)}")
+            blocks.append(CallBlock(who, op, tuple(notes), mark))
+    return Finding(
+        kind=KIND,
+        severity="warning",
+        ranks=others if len(others) < len(ranks) else (),
+        headline=(
+            f"{rank_list(others, width=24)} called {crossing.what[0]} with "
+            f"{_in_order([row[2] for row in rows])}; {rank_list(ranks, width=24)} "
+            f"{'the other way round' if len(rows) == 2 else 'in another order'}"
+        ),
+        blocks=tuple(blocks),
+        hint=_hint(crossing, site_of(rows[0][0].one.place)),
+    )
+
+
+def _op(group: GroupRecord, rank: int, number: int, what: Any, site: Site | None) -> Op:
+    name, code, root = what
+    return Op(
+        rank=rank,
+        name=name,
+        group=group.as_group(),
+        number=number,
+        root=None if root is None else group.ranks[root],
+        reduce_op=None if code is None else REDUCE_OPS[code],
+        site=site,
+    )
+
+
+def _in_order(labels: list[str]) -> str:
+    shown = ", then ".join(map(_short, labels[:2]))
+    return shown if len(labels) == 2 else f"{shown}, ..."
+
+
+def _short(label: str) -> str:
+    """Long names differ at their ends, if anywhere; the blocks have them whole."""
+    return label if len(label) <= LONGEST_LABEL else f"{label[:8]}...{label[-16:]}"
+
+
+def _hint(crossing: Crossing, site: Site | None) -> str:
+    others = rank_list(crossing.others)
+    if crossing.in_loop:
+        return (
+            f"the loop around {site} goes another way on {others}: "
+            "go through it in one order on all ranks, e.g. over sorted(...)"
+        )
+    return f"{others} came to these calls in another order: all ranks must call them in one"

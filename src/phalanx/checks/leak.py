@@ -1,5 +1,8 @@
 """Groups that are made again and again, and a world that is never taken down. Pure.
 
+How many groups of a line were alive, each rank notes when a run has ended
+(`backend/evidence/group_watch.py`); worlds are made and destroyed in the journal.
+
 | seen                                                       | verdict                        |
 |------------------------------------------------------------|--------------------------------|
 | `FEW` groups or more of the same ranks, made at one line by |                               |
@@ -18,12 +21,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
+from phalanx.journal.events import GroupDestroyed, GroupMade, GroupRecord, Noted
+from phalanx.journal.reader import Journal
 from phalanx.matching.hints import name_ranks
 from phalanx.model import CallBlock, Finding, Group, Op, Site
 
+KIND = "leak"
 FEW, MANY = 3, 8
 
 
@@ -40,6 +47,51 @@ class Making:
     lost: bool
     by_name: bool = False
     backend: str = "gloo"
+
+
+class ProfileHost(Protocol):
+    """What this check asks of the engine besides the journal."""
+
+    @property
+    def profile(self) -> str | None: ...
+
+
+def find_leaked_groups(journal: Journal, host: ProfileHost) -> Iterator[Finding]:
+    yield from find_leaks(map(_making, journal.noted(KIND)))
+    yield from _find_left_worlds(journal, host.profile)
+
+
+def _making(event: Noted) -> Making:
+    ranks, *rest = event.what
+    return Making(ranks, event.site, *rest)
+
+
+def _find_left_worlds(journal: Journal, profile: str | None) -> Iterator[Finding]:
+    """Worlds that the program itself made. Those that Phalanx made it also ends."""
+    worlds: dict[GroupRecord, dict[int, GroupMade]] = {}
+    for made in journal.rare(GroupMade):
+        if made.default and made.by_program:
+            worlds.setdefault(made.group, {})[made.rank] = made
+    if not worlds:
+        return
+    ended: dict[GroupRecord, dict[int, GroupDestroyed]] = {}
+    for event in journal.rare(GroupDestroyed):
+        ended.setdefault(event.group, {})[event.rank] = event
+    for world, ends in worlds.items():
+        gone = ended.get(world, {})
+        left = [rank for rank in sorted(ends) if rank not in gone]
+        if left:
+            backend = "nccl" if profile == "nccl" else world.backend
+            group = Group(world.name, world.ranks)
+            found = find_left_world(left, backend, ends[left[0]].site) or find_kept_world(
+                [Op(r, "init_process_group", group, site=ends[r].site) for r in left],
+                [
+                    Op(r, "destroy_process_group", group, site=gone[r].site)
+                    for r in sorted(gone)
+                ],
+            )
+            if found is not None:
+                yield found
 
 
 def find_leaks(makings: Iterable[Making]) -> tuple[Finding, ...]:

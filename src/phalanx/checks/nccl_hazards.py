@@ -1,7 +1,7 @@
 """What a run did that passed where it ran and that NCCL may hang on, mix up or refuse. Pure.
 
-The engines give a `Trace`: for each rank what it issued, in order. Each rule states its source;
-`docs/profiles.md` has the same table for users.
+The engines give a `NcclTrace`: for each rank what it issued, in order. Each rule states its
+source; `docs/profiles.md` has the same table for users.
 
 rule              what is seen                                            in
 opposite-orders   calls that would stand still one after the other        nccl_order
@@ -51,7 +51,7 @@ class Issued(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Trace:
+class NcclTrace:
     """What ranks issued on groups that are NCCL's or stand for them.
 
     `whole` says that no rank's record was cut off. A group in `eager` had its communicator
@@ -112,7 +112,7 @@ ONE_DEVICE = Law(
 )
 
 
-def find_first_batches(trace: Trace) -> Iterator[Hazard]:
+def find_first_batches(trace: NcclTrace) -> Iterator[Hazard]:
     """Groups whose communicator would be made by a batch of messages of some members only."""
     if not trace.whole:
         return
@@ -150,7 +150,7 @@ def _first_batch(
     )
 
 
-def find_refused_calls(trace: Trace) -> Iterator[Hazard]:
+def find_refused_calls(trace: NcclTrace) -> Iterator[Hazard]:
     """One for each line. What else NCCL refuses depends on tensors, and is not seen here."""
     found: dict[tuple[Law, Hashable], list[Issued]] = {}
     for issued in trace.ranks:

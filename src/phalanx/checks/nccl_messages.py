@@ -10,7 +10,7 @@ from collections import defaultdict, deque
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 
-from phalanx.checks.nccl_hazards import Hazard, Issued, Law, Trace
+from phalanx.checks.nccl_hazards import Hazard, Issued, Law, NcclTrace
 
 IGNORED_TAGS = Law(
     "ignored-tags",
@@ -50,7 +50,7 @@ class Traffic:
         ]
 
 
-def traffic_of(trace: Trace) -> dict[Way, Traffic]:
+def traffic_of(trace: NcclTrace) -> dict[Way, Traffic]:
     """Without what ranks get that receive from anyone: who met whom is not known there."""
     found: dict[Way, Traffic] = defaultdict(Traffic)
     open_to_all: set[tuple[int, int]] = set()
@@ -67,7 +67,7 @@ def traffic_of(trace: Trace) -> dict[Way, Traffic]:
     return {way: each for way, each in found.items() if (way[0], way[2]) not in open_to_all}
 
 
-def find_message_hazards(trace: Trace, traffic: dict[Way, Traffic]) -> Iterator[Hazard]:
+def find_message_hazards(trace: NcclTrace, traffic: dict[Way, Traffic]) -> Iterator[Hazard]:
     for way, messages in sorted(traffic.items()):
         pairs = messages.pairs()
         if way[0] not in trace.eager:
@@ -118,7 +118,7 @@ def _ignored_tag(meant: Issued, instead: Issued, receive: Issued) -> Hazard:
     )
 
 
-def joints_of(trace: Trace, traffic: dict[Way, Traffic]) -> dict[int, Hashable]:
+def joints_of(trace: NcclTrace, traffic: dict[Way, Traffic]) -> dict[int, Hashable]:
     """For each end of a message, by `id`, what it meets on NCCL: the same place in the order
     of the other side's."""
     found: dict[int, Hashable] = {}

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from phalanx.checks.nccl_hazards import Hazard, Issued, Law, Trace
+from phalanx.checks.nccl_hazards import Hazard, Issued, Law, NcclTrace
 from phalanx.checks.nccl_messages import Traffic, Way, joints_of
 from phalanx.matching.hints import name_ranks
 from phalanx.matching.precedence import Cycle, find_cycles
@@ -56,7 +56,7 @@ class _Issuing:
         return self.calls[unit][self.joints[unit].index(joint)]
 
 
-def find_orders(trace: Trace, traffic: dict[Way, Traffic]) -> Iterator[Hazard]:
+def find_orders(trace: NcclTrace, traffic: dict[Way, Traffic]) -> Iterator[Hazard]:
     """Cycles, those of equal lines with equal keys. One group without messages has none."""
     if len(trace.groups) < 2 and not traffic:
         return
@@ -84,7 +84,7 @@ def _again(known: Hazard, firsts: list[Issued]) -> Hazard:
     return replace(known, ranks=tuple(sorted({call.rank for call in firsts})))
 
 
-def _lanes(trace: Trace, messages: dict[int, Hashable]) -> list[_Issuing]:
+def _lanes(trace: NcclTrace, messages: dict[int, Hashable]) -> list[_Issuing]:
     found: dict[tuple[int, int], _Issuing] = {}
     for calls in trace.ranks:
         for call in calls:
@@ -145,7 +145,7 @@ def _of_messages(firsts: list[Issued], laters: list[Issued]) -> Hazard:
     return Hazard(UNBATCHED, None, ranks, headline, _calls(rows), _path(firsts))
 
 
-def _of_orders(trace: Trace, firsts: list[Issued], rows: list[Row]) -> Hazard:
+def _of_orders(trace: NcclTrace, firsts: list[Issued], rows: list[Row]) -> Hazard:
     odd = _at_fault(rows)
     ranks = odd or tuple(sorted({rank for row in rows for rank in row[0]}))
     does = _usage(trace, firsts, rows, odd) if odd else _difference(trace, firsts)
@@ -153,7 +153,9 @@ def _of_orders(trace: Trace, firsts: list[Issued], rows: list[Row]) -> Hazard:
     return Hazard(OPPOSITE_ORDERS, None, ranks, headline, _calls(rows), _path(firsts))
 
 
-def _usage(trace: Trace, firsts: list[Issued], rows: list[Row], odd: tuple[int, ...]) -> str:
+def _usage(
+    trace: NcclTrace, firsts: list[Issued], rows: list[Row], odd: tuple[int, ...]
+) -> str:
     """What the odd ranks did that the others did not."""
     (_, first, later), (rest, _, _) = rows if rows[0][0] == odd else rows[::-1]
     one, other = _what(trace, [first, later])
@@ -161,7 +163,7 @@ def _usage(trace: Trace, firsts: list[Issued], rows: list[Row], odd: tuple[int, 
     return f"{verb}{'s' * (len(odd) == 1)} {one} before {other}, unlike {name_ranks(rest)}"
 
 
-def _difference(trace: Trace, firsts: list[Issued]) -> str:
+def _difference(trace: NcclTrace, firsts: list[Issued]) -> str:
     *most, last = _what(trace, firsts)
     what = f"{', '.join(most)} and {last}"
     if any(call.is_message for call in firsts):
@@ -170,7 +172,7 @@ def _difference(trace: Trace, firsts: list[Issued]) -> str:
     return f"use {what} {how}"
 
 
-def _what(trace: Trace, calls: list[Issued]) -> list[str]:
+def _what(trace: NcclTrace, calls: list[Issued]) -> list[str]:
     """Groups by name, or the calls where there are messages among them."""
     if any(call.is_message for call in calls):
         return [_word(call) for call in calls]

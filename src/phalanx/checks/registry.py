@@ -13,7 +13,11 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from phalanx.checks.backend_hazard import Machines, find_backend_hazards
+from phalanx.checks.crossed_order import find_crossed_order
+from phalanx.checks.group_lifecycle import find_lifecycle_mismatches, find_outsider_calls
+from phalanx.checks.leak import find_leaked_groups
 from phalanx.checks.message_race import RaceHost, find_message_races
+from phalanx.checks.rank_space import find_rank_spaces
 from phalanx.checks.unwaited_work import UnmetHost, find_unwaited_work
 from phalanx.errors import PhalanxWarning, text_of
 from phalanx.journal.reader import Journal
@@ -31,27 +35,20 @@ class CheckHost(Machines, RaceHost, UnmetHost, Protocol):
     def told(self) -> set[Verdict]:
         """What was found in earlier runs of the same world, which is not said again."""
 
-    def find_group_mismatches(self) -> Iterable[Verdict]:
-        """Groups that not all ranks made, or that they destroyed in different orders."""
-
-    def find_leaks(self) -> Iterable[Verdict]:
-        """Groups and worlds that the program made and left."""
-
 
 Check = Callable[[Journal, CheckHost], Iterable[Verdict]]
 
 AT_END: dict[str, Check] = {
-    "mismatch": lambda journal, host: host.find_group_mismatches(),
+    "invalid-call": find_outsider_calls,
+    "mismatch": find_lifecycle_mismatches,
     "backend-hazard": find_backend_hazards,
-    "leak": lambda journal, host: host.find_leaks(),
+    "crossed-order": find_crossed_order,
+    "leak": find_leaked_groups,
     "message-race": find_message_races,
+    "rank-space": find_rank_spaces,
     "unwaited-work": find_unwaited_work,
 }
-"""By kind. Checks whose evidence comes from the program's frames are added by
-`backend/evidence/`, which collects it."""
-
-ORDER = ("mismatch", "backend-hazard", "crossed-order", "leak", "message-race", "rank-space")
-"""In which order they are asked; all others come last."""
+"""By kind, in the order in which they are asked."""
 
 ONCE = frozenset({"backend-hazard"})
 """Kinds whose findings are told once in a world, however often it runs the same lines."""
@@ -60,9 +57,8 @@ ONCE = frozenset({"backend-hazard"})
 def find_at_end(journal: Journal, host: CheckHost) -> list[Verdict]:
     """What can be seen only now, of the kinds that are wanted."""
     found: list[Verdict] = []
-    for kind in (*ORDER, *(kind for kind in AT_END if kind not in ORDER)):
-        check = AT_END.get(kind)
-        if check is not None and kind in host.kinds:
+    for kind, check in AT_END.items():
+        if kind in host.kinds:
             try:
                 fresh = [each for each in check(journal, host) if each not in host.told]
                 if kind in ONCE:

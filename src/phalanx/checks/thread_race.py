@@ -26,7 +26,7 @@ from phalanx.model import CallBlock, Finding, Op
 
 
 @dataclass(frozen=True)
-class Use:
+class ThreadCall:
     """A call of one thread. `main` says that it is the rank's own thread, `callback` that a
     future's callback makes it."""
 
@@ -35,7 +35,7 @@ class Use:
     callback: bool = False
 
 
-def find_thread_race(arriving: Use, inside: Use) -> Finding | None:
+def find_thread_race(arriving: ThreadCall, inside: ThreadCall) -> Finding | None:
     """`arriving` is about to call; `inside` has not come back from its call."""
     one, other = arriving.op, inside.op
     if one.group != other.group or _is_message(one) != _is_message(other):
@@ -82,7 +82,7 @@ def _address(op: Op) -> tuple[str, int | None, int | None]:
     return op.name, op.peer, op.tag
 
 
-def _thread_text(use: Use, place: int) -> str:
+def _thread_text(use: ThreadCall, place: int) -> str:
     if use.main:
         return "in the rank's main thread"
     if use.callback:

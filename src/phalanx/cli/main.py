@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from phalanx import __version__
-from phalanx.cli import conformance, doctor, run
+from phalanx.cli import conformance, doctor, explain, report_run, run
+from phalanx.cli.live import look
 
 DESCRIPTION = """\
 Run, test and debug torch.distributed programs: any number of ranks in one process,
@@ -27,12 +28,22 @@ examples:
   phalanx run --engine torchrun -n 4 train.py    by torch's own launcher, checked
   phalanx conformance                    thousands of small cases on a backend
   phalanx doctor                         what is wrong with this installation or machine
+  phalanx report LAST                    look at the last run that failed
+  phalanx look 4711                      what the ranks of that process do now
+  phalanx explain dumps/                 why did that job on the cluster hang?
 
 exit status: 0 all ranks succeeded; 1 a rank failed; 2 wrong usage;
 3 the checks found an error (a wrong call, mismatch, deadlock, ...); 130 interrupted
 """
 
-COMMANDS = {"run": run, "conformance": conformance, "doctor": doctor}
+COMMANDS = {
+    "run": run,
+    "conformance": conformance,
+    "doctor": doctor,
+    "explain": explain,
+    "report": report_run,
+    "look": look,
+}
 
 
 class Parser(argparse.ArgumentParser):

@@ -12,13 +12,14 @@ import os
 import re
 import sys
 import traceback
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
 from phalanx.cli import collection
 from phalanx.cli.folded_output import FoldingPrinter
 from phalanx.cli.run_end import (
+    end_recording,
     outcome_of,
     print_closing,
     print_error,
@@ -43,7 +44,9 @@ from phalanx.options import (
 )
 
 if TYPE_CHECKING:
+    from phalanx.cli.live.live_display import LiveDisplay
     from phalanx.engines.program import Program
+    from phalanx.engines.run_recording import RunRecording
 
 Shown = FoldingPrinter | WorldsPrinter
 
@@ -99,9 +102,22 @@ def add_parser(commands: Any) -> None:
             given = {"action": "store_true"}
         elif flag.form == "packages":
             given = {"metavar": flag.metavar, "action": "append"}
-        how.add_argument(f"--{name}", help=flag.text, **given)
+        how.add_argument(f"--{name.replace('_', '-')}", help=flag.text, **given)
+    how.add_argument(
+        "--no-record",
+        dest="record",
+        action="store_false",
+        default=None,
+        help="do not keep what ranks did in a run that fails",
+    )
     show = parser.add_argument_group("what is shown")
     show.add_argument("-q", "--quiet", action="store_true", help="show no output of the ranks")
+    show.add_argument(
+        "--live",
+        action="store_true",
+        help="show below the output what ranks do: call, line, whom they wait for; "
+        "only at a terminal",
+    )
     show.add_argument("--rank", metavar="R", help="only output of these ranks: 0 or 0,2-3")
     torchrun = parser.add_argument_group(
         "as torchrun takes them",
@@ -161,7 +177,7 @@ def handle(arguments: argparse.Namespace) -> int:
 def _as_options(text: str) -> str:
     """An error text with options as flags: `--engine threads` for `engine='threads'`."""
     names = "|".join((*FLAGS, "ranks"))
-    return re.sub(rf"\b({names})=('?)([\w.,-]*[\w-])\2", r"--\1 \3", text)
+    return re.sub(rf"\b({names})=('?)([\w./,-]*[\w-])\2", r"--\1 \3", text)
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -187,16 +203,22 @@ def _run(arguments: argparse.Namespace) -> int:
     rule = script_rule(options.isolate, options.share, program.search_path)
     findings: list[Verdict] = []
     tallies: list[Tally] = []
-    sinks = (None, None) if arguments.quiet else (sys.stdout, sys.stderr)
+    replay = _replay(options, arguments)
+    recording = _recording(options, arguments, replay)
     with ExitStack() as stack:
+        stack.push(recording)
+        live = stack.enter_context(_live_display(arguments))
+        sinks = (None, None) if arguments.quiet else (sys.stdout, sys.stderr)
         printers = [_printer(sink, None if launches else ranks, only) for sink in sinks]
         stack.enter_context(redirected(*printers))
         told: dict[str, Any] = {
             "on_findings": findings.extend,
             "on_tally": tallies.append,
-            "on_tick": lambda: _tick(printers),
+            "on_tick": lambda: _tick(printers, live),
+            "on_watch": None if live is None else live.watch,
             "on_devices": lambda *which: shared.append(which),
-            "replay": _replay(options, arguments),
+            "on_journal": recording.follow,
+            "replay": replay,
             "environ": _environ(arguments),
             "modules": rule if options.engine == "threads" else None,
         }
@@ -208,17 +230,36 @@ def _run(arguments: argparse.Namespace) -> int:
             initialised, error = outcome_of(lambda: run(program, options, told, printers))
     print_findings(findings)
     if launches:
+        error = next((world.error for world in launch.worlds if world.error), None)
+        timeline = end_recording(recording, error, findings)
         status = tell_launch(launch, arguments.script, tell_error)
         ends = [(world.tally, world.error) for world in launch.worlds if world.tally]
     else:
+        timeline = end_recording(recording, error, findings)
         status = print_error(error, initialised or ranks == 1, arguments.script)
         ends = [(tally, error) for tally in tallies[-1:]]
+    if timeline:
+        print(timeline, file=sys.stderr)
     if not arguments.quiet:
         for line in sharing_lines(shared):
             print(line, file=sys.stderr)
         for tally, error in ends:
             print_closing(tally, findings if tally is ends[-1][0] else [], error, options)
     return with_caught(status, [tally for tally, _ in ends], options)
+
+
+def _recording(options: Options, arguments: argparse.Namespace, replay: str) -> RunRecording:
+    from phalanx.engines.run_recording import RunRecording
+
+    return RunRecording(options, program=arguments.script, command=replay)
+
+
+def _live_display(arguments: argparse.Namespace) -> AbstractContextManager[LiveDisplay | None]:
+    if not arguments.live:
+        return nullcontext()
+    from phalanx.cli.live.live_display import live_display
+
+    return live_display()
 
 
 def read_options(
@@ -289,11 +330,13 @@ def _on_processes(
     return run_program_in_processes(program, settings)
 
 
-def _tick(printers: list[Shown | None]) -> None:
+def _tick(printers: list[Shown | None], live: LiveDisplay | None) -> None:
     with suppress(BrokenPipeError):  # raised again for the rank that prints next
         for printer in printers:
             if printer is not None:
                 printer.tick()
+    if live is not None:
+        live.tick()
 
 
 def _run_by_torchrun(arguments: argparse.Namespace) -> int:
@@ -308,19 +351,27 @@ def _run_by_torchrun(arguments: argparse.Namespace) -> int:
     check_arguments(arguments)
     findings: list[Verdict] = []
     tallies: list[Tally] = []
+    replay = _replay(options, arguments)
+    recording = _recording(options, arguments, replay)
     collection.resume()
-    initialised, error = outcome_of(
-        lambda: run_by_launcher(
-            arguments,
-            options,
-            only=only,
-            replay=_replay(options, arguments),
-            findings=findings,
-            tallies=tallies,
+    with recording, _live_display(arguments) as live:
+        initialised, error = outcome_of(
+            lambda: run_by_launcher(
+                arguments,
+                options,
+                only=only,
+                replay=replay,
+                findings=findings,
+                tallies=tallies,
+                on_journal=recording.follow,
+                live=live,
+            )
         )
-    )
     print_findings(findings)
+    timeline = end_recording(recording, error, findings)
     status = print_error(error, initialised, arguments.script)
+    if timeline:
+        print(timeline, file=sys.stderr)
     if tallies and not arguments.quiet:
         print_closing(tallies[-1], findings, error, options)
     return with_caught(status, tallies, options)

@@ -27,6 +27,7 @@ from phalanx.report.text import render_kind
 
 if TYPE_CHECKING:
     from phalanx.backend.devices.device_map import DeviceMap
+    from phalanx.engines.run_recording import RunRecording
 
 
 def outcome_of(run: Callable[[], bool]) -> tuple[bool, BaseException | None]:
@@ -35,6 +36,20 @@ def outcome_of(run: Callable[[], bool]) -> tuple[bool, BaseException | None]:
         return run(), None
     except (RankFailedError, VerdictError, HazardError, KeyboardInterrupt) as error:
         return True, error
+
+
+def end_recording(
+    recording: RunRecording, error: BaseException | None, findings: Sequence[Verdict]
+) -> str:
+    """The run is over; the line that says how to look at it, if it is worth a look."""
+    recording.found(findings)
+    name = None if error is None else recording.failed(error)
+    recording.close()
+    if name is None:
+        return ""
+    from phalanx.engines.run_recording import timeline_line
+
+    return timeline_line(name)
 
 
 def print_findings(findings: Sequence[Verdict]) -> None:

@@ -7,8 +7,10 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import fields
+from typing import TYPE_CHECKING, Any
 
 from phalanx.cli.folded_output import FoldingPrinter
 from phalanx.engines.program import load_module, load_script
@@ -26,6 +28,9 @@ from phalanx.errors import UsageError
 from phalanx.model import Tally, Verdict
 from phalanx.options import Options
 
+if TYPE_CHECKING:
+    from phalanx.cli.live.live_display import LiveDisplay
+
 WORDS_FOR_RANKS = ("auto", "cpu", "gpu", "xpu")
 """What torchrun takes for the number of ranks besides a number."""
 
@@ -38,6 +43,8 @@ def run_by_launcher(
     replay: str,
     findings: list[Verdict],
     tallies: list[Tally],
+    on_journal: Callable[[Any], Any],
+    live: LiveDisplay | None,
 ) -> bool:
     """Whether a rank of the script made a group, as a distributed program does. Raises what
     the engine raises."""
@@ -50,7 +57,7 @@ def run_by_launcher(
 
     # What is wrong with the script is said once, before anything is started.
     (load_module if arguments.module else load_script)(arguments.script, list(arguments.args))
-    show = _Show(only, quiet=arguments.quiet)
+    show = _Show(only, quiet=arguments.quiet, live=live)
     usual = {} if arguments.ranks == "1" else {"OMP_NUM_THREADS": "1"}
     environ = {name: os.environ.get(name, value) for name, value in usual.items()}
     settings = TorchrunSettings(
@@ -63,6 +70,8 @@ def run_by_launcher(
         on_tick=show.tick,
         on_findings=findings.extend,
         on_tally=tallies.append,
+        on_journal=on_journal,
+        on_watch=None if live is None else live.watch,
         meeting=None if is_alone(arguments.nnodes) else lambda: _meeting(arguments),
         raw_output=arguments.redirects is not None or arguments.tee is not None,
         replay=replay,
@@ -113,10 +122,13 @@ def _is_count(text: str) -> bool:
 class _Show:
     """The printers of this machine's ranks, whose numbers are known once these have started."""
 
-    def __init__(self, only: frozenset[int] | None, *, quiet: bool) -> None:
+    def __init__(
+        self, only: frozenset[int] | None, *, quiet: bool, live: LiveDisplay | None
+    ) -> None:
         self.ranks = 0
         self._only = only
         self._quiet = quiet
+        self._live = live
         self._printers: dict[str, FoldingPrinter] = {}
 
     def begin(self, ranks: int, here: range) -> None:
@@ -140,6 +152,8 @@ class _Show:
         with suppress(BrokenPipeError):
             for printer in self._printers.values():
                 printer.tick()
+        if self._live is not None:
+            self._live.tick()
 
     def close(self) -> None:
         for printer in self._printers.values():

@@ -11,7 +11,8 @@ from typing import Protocol
 
 
 class Schedule(Protocol):
-    """Answers two questions; the same answers give the same run."""
+    """Says whether ranks may be preempted, and picks the next strand; the same picks give the
+    same run."""
 
     preempts: bool
     """Whether a rank may be made to wait at a call that would not block."""

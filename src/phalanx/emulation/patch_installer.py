@@ -170,7 +170,8 @@ def _row(when: str, owner: Any, name: str) -> PatchRow:
         for row in TABLE:
             place = find_owner(row.owner)
             if place is not None:
-                _rows[row.when, id(place), row.name] = row, place
+                for mode in filter(None, (row.when, row.also)):
+                    _rows[mode, id(place), row.name] = row, place
         found = _known(when, owner, name)
     if found is None:
         raise LookupError(

@@ -31,6 +31,7 @@ PYTEST = "pytest"
 WATCHED = "watched"
 RANK_PROCESS = "rank process"
 LAUNCHER = "torchrun launcher"
+BLACK_BOX = "black box"
 
 MODES = {
     THREADS: "while a world on threads is open",
@@ -44,6 +45,7 @@ MODES = {
     WATCHED: "in ranks that are processes (engine processes, torchrun) while they are watched",
     RANK_PROCESS: "in ranks that are processes (engine processes, torchrun), at all times",
     LAUNCHER: "in the process that --engine torchrun starts for torch's launcher",
+    BLACK_BOX: "in ranks of other launchers, from phalanx.blackbox.install to uninstall",
 }
 
 
@@ -55,19 +57,23 @@ class PatchRow(NamedTuple):
     when: str
     why: str
     undo: str = PUT_BACK
+    also: str = ""
+    """Another mode, in which it is replaced for the same reason."""
 
     @property
     def path(self) -> str:
         return f"{self.owner}.{self.name}"
 
 
-def _rows(when: str, why: str, *names: str, undo: str = PUT_BACK) -> Iterator[PatchRow]:
+def _rows(
+    when: str, why: str, *names: str, undo: str = PUT_BACK, also: str = ""
+) -> Iterator[PatchRow]:
     """One row for each dotted name; "os.stat listdir" has two names of one owner."""
     for some in names:
         first, *others = some.split()
         owner, _, name = first.rpartition(".")
         for each in (name, *others):
-            yield PatchRow(owner, each, when, why, undo)
+            yield PatchRow(owner, each, when, why, undo, also)
 
 
 _C10D = "torch.distributed.distributed_c10d"
@@ -100,10 +106,12 @@ _WAITING = (
     ),
     *_rows(
         THREADS,
-        "a rank that waits for a key, or changes one, is seen by the others",
+        "a rank that waits for a key, or changes one, is seen by the others, and the journal "
+        "tells of it",
         "torch.distributed.Store.set add append compare_set multi_set queue_push delete_key",
         "torch.distributed.Store.get wait multi_get queue_pop check",
         "torch.distributed.PrefixStore.__init__",
+        also=WATCHED,
     ),
     *_rows(
         THREADS,
@@ -514,6 +522,13 @@ _IN_PROCESSES = (
         "torch.distributed.elastic.rendezvous.dynamic_rendezvous.DynamicRendezvousHandler."
         "next_rendezvous",
         undo=WITH_PROCESS,
+    ),
+    *_rows(
+        BLACK_BOX,
+        "calls of a rank are remembered, to be written down when it hangs or crashes",
+        "torch.distributed.ProcessGroup.*",
+        "torch.distributed.Work.wait",
+        f"{_C10D}._new_process_group_helper",
     ),
 )
 

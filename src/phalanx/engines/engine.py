@@ -44,16 +44,16 @@ class Engine(Protocol):
         """Let the ranks leave their groups, and put back what was changed for them."""
 
 
-def make_engine(options: Options, *, replay: str | None = None) -> Engine:
-    """The engine for functions that the options name."""
+def make_engine(options: Options, **more: Any) -> Engine:
+    """The engine for functions that the options name; `more` are fields of `Settings`."""
     if options.engine == "processes":
         from phalanx.engines.processes.processes_engine import ProcessesEngine, ProcessSettings
 
-        return ProcessesEngine(ProcessSettings.of(options, replay=replay))
+        return ProcessesEngine(ProcessSettings.of(options, **more))
     from phalanx.engines.threads.threads_engine import ThreadsEngine
 
     rule = IsolationRule(options.isolate) if options.isolate else None
-    return ThreadsEngine(Settings.of(options, replay=replay, modules=rule))
+    return ThreadsEngine(Settings.of(options, **more, modules=rule))
 
 
 def check_here(options: Options) -> None:

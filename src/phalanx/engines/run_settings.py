@@ -9,15 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from phalanx.backend.devices.device_map import DeviceMap
 from phalanx.backend.rank_errors import error_for
 from phalanx.checks.silencing import split_silenced
 from phalanx.emulation.modules.isolation_rule import IsolationRule
 from phalanx.engines.outcome import check_findings
+from phalanx.journal.writer import JournalWriter
 from phalanx.model import Silenced, Tally, Verdict
 from phalanx.options import Options
+
+if TYPE_CHECKING:
+    from phalanx.engines.look.look_door import RunWatch
 
 IDLE_STALL = 300.0
 """Seconds without any sign of life after which a run without a timeout is given up."""
@@ -44,6 +48,10 @@ class Settings(Options):
     on_devices: Callable[[DeviceMap, int], Any] | None = None
     """Called with the GPUs that ranks may name, if not those that are there, and with how many
     ranks there are."""
+    on_journal: Callable[[JournalWriter], Any] | None = None
+    """Called when a run begins, with the journal that it writes."""
+    on_watch: Callable[[RunWatch], Any] | None = None
+    """Called when a run begins, with what can say at a tick what its ranks do."""
     on_tick: Callable[[], Any] | None = None
     """Called about twenty times a second while ranks run."""
     on_findings: Callable[[Sequence[Verdict]], Any] | None = None

@@ -24,6 +24,7 @@ from torch.distributed import distributed_c10d as c10d
 from phalanx.emulation.patch_installer import replaced
 from phalanx.emulation.patch_table import RANK_PROCESS
 from phalanx.engines.program import Program
+from phalanx.engines.remote.idle_threads import only_joining
 
 
 @dataclass(frozen=True)
@@ -68,9 +69,10 @@ def execute(script: Script) -> bool:
                 raise
             initialised.append(True)
     end_pools()
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread() and not thread.daemon:
-            thread.join()
+    with only_joining():
+        for thread in threading.enumerate():
+            if thread is not threading.current_thread() and not thread.daemon:
+                thread.join()
     return bool(initialised)
 
 

@@ -34,11 +34,12 @@ def take_snapshot(
     outcomes: Outcomes,
     *,
     stuck: Container[Strand] | None = None,
+    reader: TensorReader | None = None,
 ) -> Snapshot:
     """Every rank by its main thread, and the threads that ranks have started as far as they
     wait. `stuck` are the strands that can never move; all others are shown as moving."""
     frames = current_frames()
-    reader = TensorReader()
+    reader = reader or TensorReader()
     views, threads = [], []
     for strand in list(baton.strands):
         if stuck is not None and strand not in stuck and strand.state is not DONE:

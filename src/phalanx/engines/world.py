@@ -5,18 +5,30 @@ The doors import these. What depends on the engine is behind `engine.Engine`.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from phalanx.emulation.modules.isolation_rule import check_isolate
 from phalanx.engines.engine import check_gpus, check_here, make_engine
 from phalanx.engines.outcome import warn_of
+from phalanx.engines.run_recording import (
+    RunRecording,
+    ending_of,
+    is_in_a_test,
+    plain_verdict,
+    timeline_of,
+    with_timeline,
+)
 from phalanx.errors import PhalanxError, UsageError
 from phalanx.journal.reader import Journal
 from phalanx.journal.writer import JournalWriter
 from phalanx.model import Verdict
 from phalanx.options import function_options
+
+if TYPE_CHECKING:
+    from phalanx.report.timeline.run_timeline import RunTimeline
 
 
 class World:
@@ -54,6 +66,8 @@ class World:
         timeout: float | None = None,
         init: bool = True,
         isolate: Iterable[str] = (),
+        record: str | os.PathLike[str] | bool | None = None,
+        record_limit: int = 256,
         replay: str | None = None,
     ) -> None:
         options = function_options(
@@ -71,13 +85,17 @@ class World:
             timeout=timeout,
             init=init,
             isolate=check_isolate(isolate),
+            record=_file(record),
+            record_limit=record_limit,
         )
         check_here(options)
         check_gpus(options)
         self.ranks = ranks
         self._open = True
         self._depth = 2
-        self._engine = make_engine(options, replay=replay)
+        self._end: dict[str, Any] = {"status": "finished"}
+        self._recording = RunRecording(options, program="", command=replay)
+        self._engine = make_engine(options, replay=replay, on_journal=self._recording.follow)
 
     def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
         """Call `fn(*args, **kwargs)` once on each rank; return the results in rank order."""
@@ -91,7 +109,14 @@ class World:
             values = self._engine.call(fn, args, kwargs)
         except PhalanxError as error:
             error.journal = self.journal
+            self._end = ending_of(error)
+            error.timeline = self.timeline()
+            name = self._recording.failed(error, keep=not is_in_a_test())
+            with_timeline(error, name)
             raise
+        found = self._engine.findings[known:]
+        self._end = {"status": "finished", "verdicts": [plain_verdict(each) for each in found]}
+        self._recording.found(found)
         warn_of(self._engine.findings[known:], stacklevel=self._depth)
         return values
 
@@ -111,6 +136,23 @@ class World:
         found = self._engine.journal
         return JournalWriter(self.ranks).reader() if found is None else found
 
+    def timeline(self) -> RunTimeline:
+        """The last run to look at. A notebook shows it as a timeline; `save(path)` writes that
+        as a page for the browser, `print` shows a summary, `summary()` gives it as data. The
+        error of a run that failed has it, too: `error.timeline`.
+
+        >>> import torch.distributed as dist
+        >>> def greet():
+        ...     dist.barrier()
+        >>> with World(ranks=2) as world:
+        ...     _ = world.run(greet)
+        >>> world.timeline().summary()["operations"][0]["calls"]
+        2
+        """
+        facts = {**self._recording.facts, "program": self._recording.program or "World.run"}
+        timeline: RunTimeline = timeline_of(self.journal, facts, self._end)
+        return timeline
+
     @property
     def findings(self) -> tuple[Verdict, ...]:
         """What the checks found in runs that succeeded, such as messages nobody received. Each
@@ -125,8 +167,18 @@ class World:
     def close(self) -> None:
         """Destroy the groups and end the ranks. A closed world runs nothing more."""
         if self._open:
-            self._engine.close()
-            self._open = False
+            try:
+                self._engine.close()
+            except UsageError:  # it runs, and goes on
+                raise
+            except BaseException:
+                self._put_away()
+                raise
+            self._put_away()
+
+    def _put_away(self) -> None:
+        self._open = False
+        self._recording.close()
 
     def __enter__(self) -> World:
         return self
@@ -157,6 +209,8 @@ def run(
     timeout: float | None = None,
     init: bool = True,
     isolate: Iterable[str] = (),
+    record: str | os.PathLike[str] | bool | None = None,
+    record_limit: int = 256,
     **kwargs: Any,
 ) -> list[Any]:
     """Call `fn(*args, **kwargs)` once on each rank; return the results in rank order.
@@ -184,6 +238,9 @@ def run(
       even computes ends after 300 seconds. On processes progress is a rank that returns.
     * `isolate`: packages that every rank imports for itself, so that their globals are the
       rank's own.
+    * `record`: a file for all that ranks do, which `phalanx report` shows. Without it the
+      newest events of a run that fails are kept, for `phalanx report LAST`; False: never.
+    * `record_limit`: mebibytes to which the file may grow; then it keeps the newest.
 
     Processes have no `seed`, virtual `clock` or `completion`. `fn`, its arguments and results
     travel by pickle; lambdas, nested functions and those of a notebook by cloudpickle. Large
@@ -210,8 +267,15 @@ def run(
         timeout=timeout,
         init=init,
         isolate=check_isolate(isolate),
+        record=_file(record),
+        record_limit=record_limit,
     )
     replay = options.call(fn, has_arguments=bool(args or kwargs))
     with World(**options.keywords(), replay=replay) as world:
         world._depth = 3  # warnings are about the caller's line
+        world._recording.program = getattr(fn, "__qualname__", type(fn).__name__)
         return world.run(fn, *args, **kwargs)
+
+
+def _file(given: Any) -> Any:
+    return os.fspath(given) if isinstance(given, os.PathLike) else given

@@ -22,7 +22,7 @@ def in_causal_order(journal: Journal) -> list[Posted | Met] | None:
         return None
     calls = [journal.calls(rank) for rank in range(journal.ranks)]
     chosen = {c.call for own in calls for c in own if c.name == "recv" and c.peer is None}
-    if not chosen or any(call.thread < 0 for own in calls for call in own):
+    if not chosen or any(call.thread not in (0, 1) for own in calls for call in own):
         return None
     sources = {
         event.calls[-1]: event.source

@@ -14,6 +14,7 @@ that writing one costs the hot path a tuple. A change of a field or of its meani
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
+from types import CodeType
 from typing import Any, NamedTuple
 
 from phalanx.callsite import Mark, resolve
@@ -36,14 +37,13 @@ class GroupRecord:
 
     Engines complete it as they learn more (`ranks` are those of the world, in the group's
     order; `backend` is as the program asked for it). It is equal to itself only: two groups of
-    the same members are two records. `evidence` is for checks that collect on the way, by kind.
+    the same members are two records.
     """
 
     __slots__ = (
         "backend",
         "description",
         "eager",
-        "evidence",
         "name",
         "number",
         "ranks",
@@ -61,7 +61,6 @@ class GroupRecord:
         """Whether the program bound a device to it when it was made."""
         self.used = False
         """Whether it was there before this journal began."""
-        self.evidence: dict[str, Any] = {}
 
     @property
     def title(self) -> str:
@@ -187,7 +186,8 @@ class Completed(NamedTuple):
 
 
 class WaitBegan(NamedTuple):
-    """A thread waits for a call of its rank."""
+    """A thread waits for an asynchronous call of its rank. Any other call is waited for from
+    its `posted` event on."""
 
     time: float
     rank: int
@@ -206,7 +206,7 @@ class WaitBegan(NamedTuple):
 
 
 class WaitEnded(NamedTuple):
-    """It goes on; `met` is False if it gave up."""
+    """A thread that had to wait goes on; `met` is False if it gave up."""
 
     time: float
     rank: int
@@ -267,7 +267,8 @@ class GroupMade(NamedTuple):
 
 
 class GroupDestroyed(NamedTuple):
-    """A rank has destroyed its end of a group."""
+    """A rank has destroyed its end of a group. `world` is the default group of that time, and
+    `calls` says how many collectives the rank had called on it."""
 
     time: float
     rank: int
@@ -275,6 +276,8 @@ class GroupDestroyed(NamedTuple):
     mark: Place
     group: GroupRecord
     default: bool = False
+    world: GroupRecord | None = None
+    calls: int = 0
 
     @property
     def kind(self) -> str:
@@ -392,7 +395,8 @@ class FindingMade(NamedTuple):
 
 
 class Noted(NamedTuple):
-    """What only the rank itself could see, for the check `about`; only that reads `what`."""
+    """What only the rank itself could see, for the check `about`; only that reads `what`. It is
+    made of plain values, the words of `phalanx.model` and marks."""
 
     time: float
     rank: int
@@ -456,6 +460,15 @@ def site_of(place: Place) -> Site | None:
     return place if place is None or isinstance(place, Site) else resolve(place)
 
 
+def with_sites(value: Any) -> Any:
+    """What was noted, with sites for its marks."""
+    if type(value) is tuple:
+        if len(value) == 2 and isinstance(value[0], CodeType):
+            return resolve(value)
+        return tuple(map(with_sites, value))
+    return value
+
+
 def specs_in(signature: Any) -> Iterator[TensorSpec]:
     """Tensors that a signature tells of. Engines write them as `TensorSpec`s, or as they have
     them: (dtype, shape, device or whether it is the CPU), with strides if these are odd."""
@@ -488,7 +501,9 @@ def as_dict(event: Event) -> dict[str, Any]:
             site = site_of(value)
             found["site"] = None if site is None else str(site)
         elif isinstance(value, GroupRecord):
-            found["group"] = {"number": value.number, "name": value.name, "ranks": value.ranks}
+            found[name] = {"number": value.number, "name": value.name, "ranks": value.ranks}
+        elif name == "what":
+            found[name] = with_sites(value)
         elif name == "signature":
             found["tensors"] = [str(spec) for spec in specs_in(value)]
         else:

@@ -8,14 +8,24 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
-from phalanx.journal.events import KINDS, VERSION, CallId, Event, GroupRecord, Posted
+from phalanx.journal.events import KINDS, VERSION, CallId, Event, GroupRecord, Noted, Posted
 from phalanx.journal.ring import Ring
 
 _time: Callable[[Any], float] = itemgetter(0)
+
+
+class ClockOffset(NamedTuple):
+    """How the clock of a rank's machine differs from the referee's. `seconds` were added to the
+    rank's times; they are right to within `error`."""
+
+    seconds: float
+    error: float
 
 
 class Journal:
@@ -37,25 +47,42 @@ class Journal:
         groups: Mapping[int, GroupRecord],
         *,
         in_order: bool = True,
-        chosen: Callable[[Any], bool] | None = None,
+        clocks: Mapping[int, ClockOffset] | None = None,
+        chosen: tuple[_Choice, ...] = (),
         of_rank: int | None = None,
     ) -> None:
         self._rings = rings
         self._groups = groups
         self.in_order = in_order
-        """Whether times say what happened before what: not where a referee heard of it."""
+        """Whether times say what happened before what. Clocks of ranks in processes of their
+        own may differ, so theirs do not."""
+        self.clocks = clocks or {}
+        """Of ranks on other machines: what was added to their times."""
         self._chosen = chosen
         self._rank = of_rank
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A journal travels with its marks resolved: code stays in its process."""
-        return Journal, ([ring.resolved() for ring in self._rings], dict(self._groups))
+        rings, groups = [ring.resolved() for ring in self._rings], dict(self._groups)
+        make = partial(
+            Journal,
+            in_order=self.in_order,
+            clocks=dict(self.clocks),
+            chosen=self._chosen,
+            of_rank=self._rank,
+        )
+        return make, (rings, groups)
 
     def __iter__(self) -> Iterator[Event]:
         rings = self._rings if self._rank is None else self._rings[self._rank : self._rank + 1]
-        lanes = [list(lane) for ring in rings for lane in (ring.calls, ring.flow, ring.rare)]
-        events = heapq.merge(*filter(None, lanes), key=_time)
-        return iter(filter(self._chosen, events)) if self._chosen is not None else events
+        lanes = [list(lane) for ring in rings for lane in ring.lanes]
+        if not self.in_order:
+            for lane in lanes:
+                lane.sort(key=_time)
+        events: Iterator[Event] = heapq.merge(*filter(None, lanes), key=_time)
+        for choice in self._chosen:
+            events = filter(choice.has, events)
+        return events
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -86,19 +113,20 @@ class Journal:
     ) -> Journal:
         """The events of one rank, of one group (its name, its number or its record) and of one
         kind or several, as far as given. Events without a group belong to none."""
-        tests = [] if self._chosen is None else [self._chosen]
+        chosen = self._chosen
         if rank is not None and not 0 <= rank < self.ranks:
             raise ValueError(f"rank={rank}: this journal has ranks 0 to {self.ranks - 1}")
         if group is not None:
-            tests.append(lambda event: _is_of(event, group))
+            chosen += (_Choice(group=group),)
         if kind is not None:
             classes = _classes({kind} if isinstance(kind, str) else set(kind))
-            tests.append(lambda event: type(event) in classes)
+            chosen += (_Choice(classes=classes),)
         return Journal(
             self._rings,
             self._groups,
             in_order=self.in_order,
-            chosen=(lambda event: all(test(event) for test in tests)) if tests else None,
+            clocks=self.clocks,
+            chosen=chosen,
             of_rank=self._rank if rank is None else rank,
         )
 
@@ -136,6 +164,29 @@ class Journal:
         lanes = [list(ring.rare) for ring in self._rings]  # ranks may write meanwhile
         return [event for lane in lanes for event in lane if type(event) is kind]
 
+    def noted(self, about: str) -> list[Noted]:
+        """What ranks noted for a check, rank by rank."""
+        lanes = [(*ring.notes, *ring.rare) for ring in self._rings]
+        return [
+            event
+            for lane in lanes
+            for event in lane
+            if type(event) is Noted and event.about == about
+        ]
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """Which events are wanted: those of a group, or of some kinds."""
+
+    group: str | int | GroupRecord | None = None
+    classes: frozenset[type[Any]] = frozenset()
+
+    def has(self, event: Any) -> bool:
+        if self.group is not None:
+            return _is_of(event, self.group)
+        return type(event) in self.classes
+
 
 def _is_of(event: Any, group: str | int | GroupRecord) -> bool:
     record: GroupRecord | None = getattr(event, "group", None)
@@ -144,8 +195,8 @@ def _is_of(event: Any, group: str | int | GroupRecord) -> bool:
     return record is group or record.name == group or record.number == group
 
 
-def _classes(kinds: set[str]) -> set[Any]:
+def _classes(kinds: set[str]) -> frozenset[type[Any]]:
     unknown = kinds - set(KINDS)
     if unknown:
         raise ValueError(f"kind={sorted(unknown)[0]!r}: choose among {', '.join(KINDS)}")
-    return {KINDS[kind] for kind in kinds}
+    return frozenset(KINDS[kind] for kind in kinds)

@@ -8,9 +8,18 @@ comes through `JournalWriter.add`. Must never block: ranks may write from any th
 from __future__ import annotations
 
 import itertools
+from collections.abc import Hashable, Iterator
+from typing import Any, Protocol
 
-from phalanx.journal.events import Event, FindingMade, GroupRecord
-from phalanx.journal.reader import Journal
+from phalanx.journal.events import (
+    Event,
+    FindingMade,
+    GroupDestroyed,
+    GroupMade,
+    GroupRecord,
+    Noted,
+)
+from phalanx.journal.reader import ClockOffset, Journal
 from phalanx.journal.ring import Ring, ring_length
 from phalanx.model import Verdict
 from phalanx.system import monotonic
@@ -21,6 +30,8 @@ LEAST_CALLS = 128
 BYTES, BYTES_IN_FULL = 64 << 20, 512 << 20
 MOST_RANKS = 16
 """Of a finding that is noted."""
+MOST_NOTED = 1024
+"""Of one rank, of what is noted once."""
 MOST_PARTS = 5
 """Of a signature that is kept: the operation, its root and reduce op, and a tensor or two."""
 
@@ -37,7 +48,9 @@ class JournalWriter:
         in_order: bool = True,
         after: JournalWriter | None = None,
     ) -> None:
-        """`after` is the journal of the run before in the same world: serials go on."""
+        """`after` is the journal of the run before in the same world: serials and the numbers
+        of groups go on, and the groups that ranks still have are said to be made, as they
+        were."""
         length = ring_length(
             ranks,
             count=CALLS_IN_FULL if in_full else CALLS,
@@ -49,11 +62,18 @@ class JournalWriter:
         self.groups: dict[int, GroupRecord] = {}
         """Those that ranks still have, by number."""
         self.in_order = in_order
-        self._numbers = itertools.count()
+        self.clocks: dict[int, ClockOffset] = {}
+        """Of ranks on other machines: what was added to their times."""
+        self._numbers: Iterator[int] = itertools.count() if after is None else after._numbers
+        self._former: dict[int, GroupRecord] = {} if after is None else dict(after.groups)
+        for event in () if after is None else _still_there(after):
+            self.add(event)
 
     def keep(self, group: GroupRecord) -> None:
-        """A group is new, or is there from an earlier run of the same world."""
-        group.number = next(self._numbers)
+        """A group is new, or is there from an earlier run of the same world: then it has a
+        number, by which the journal of that run knows it, too."""
+        if self._former.get(group.number) is not group:
+            group.number = next(self._numbers)
         self.groups[group.number] = group
 
     def group(self, name: str, ranks: tuple[int, ...]) -> GroupRecord:
@@ -84,4 +104,32 @@ class JournalWriter:
         self.add(FindingMade(monotonic(), rank, 0, None, kind, severity, ranks[:MOST_RANKS]))
 
     def reader(self) -> Journal:
-        return Journal(self.rings, self.groups, in_order=self.in_order)
+        return Journal(self.rings, self.groups, in_order=self.in_order, clocks=self.clocks)
+
+
+class NoteWriter(Protocol):
+    """One rank's part of the journal, for those who note what only the rank can see."""
+
+    rank: int
+    ring: Ring
+    noted: set[Any]
+    """What is there already and is not noted again."""
+
+
+def note_once(writer: NoteWriter, key: Hashable, event: Noted) -> None:
+    """A rare note that is made again and again: it is kept the first time."""
+    noted = writer.noted
+    if key not in noted and len(noted) < MOST_NOTED:
+        noted.add(key)
+        writer.ring.add(event)
+
+
+def _still_there(journal: JournalWriter) -> list[GroupMade]:
+    made: dict[Hashable, GroupMade] = {}
+    for ring in journal.rings:
+        for event in ring.rare:
+            if isinstance(event, GroupMade):
+                made[event.rank, event.group] = event
+            elif isinstance(event, GroupDestroyed):
+                made.pop((event.rank, event.group), None)
+    return list(made.values())

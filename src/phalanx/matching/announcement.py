@@ -20,7 +20,7 @@ from phalanx.model import Site, TensorSpec
 class GroupForm:
     """One rank's end of a group. `key` is the same for all members and for no other group;
     `ranks` are the members as the program numbers them; `member` is the place in it. `eager`:
-    the program bound a device to it."""
+    the program bound a device to it. `default` says that it is the world's."""
 
     key: str
     name: str
@@ -28,14 +28,15 @@ class GroupForm:
     member: int
     backend: str = ""
     eager: bool = False
+    default: bool = False
 
 
 @dataclass(frozen=True)
 class Form:
     """A call without the moment it was made. `group` is the number of a group form, `root`
     and `peer` are places in that group; `peer` is None for a receive from any source. A
-    message may be part of a batch. A `new_group` has `made` members and a backend, and
-    `holds` those members until all have come."""
+    message may be part of a batch, and the first of it. A `new_group` has `made` members and a
+    backend, and `holds` those members until all have come."""
 
     name: str
     group: int
@@ -49,6 +50,7 @@ class Form:
     output_splits: tuple[int, ...] = ()
     site: Site | None = None
     batched: bool = False
+    begins_batch: bool = False
     made: tuple[tuple[int, ...], str] | None = None
     holds: bool = False
 

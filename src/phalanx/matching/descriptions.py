@@ -8,7 +8,7 @@ Nothing here decides whether calls fit.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from phalanx.journal.events import REDUCE_OPS, Posted
@@ -35,12 +35,13 @@ class CallReader:
         return found
 
     def missing(self, mailbox: GroupMailbox, slot: Slot) -> tuple[int, ...]:
-        """The ranks that have not come to a slot. Equal for all that ask, not only the same:
-        a thousand ranks that wait in one slot share one tuple."""
+        """The ranks that have not come to a slot; none if it is not known who they are. Equal
+        for all that ask, not only the same: a thousand ranks that wait in one slot share one
+        tuple."""
         found = self._missing.get(id(slot))
         if found is None:
-            calls = enumerate(slot.calls)
-            found = tuple(mailbox.ranks[member] for member, there in calls if there is None)
+            members = [member for member, there in enumerate(slot.calls) if there is None]
+            found = ranks_of(mailbox, members)
             self._missing[id(slot)] = found
         return found
 
@@ -136,11 +137,23 @@ def needs_of(call: Call, reader: CallReader) -> tuple[tuple[int, ...], bool]:
 
 
 def partners_of(call: Call) -> tuple[tuple[int, ...], bool]:
-    """The ranks that a message may meet, and whether any one of them is enough."""
-    ranks = call.mailbox.ranks
+    """The ranks that a message may meet, and whether any one of them is enough. None, and not
+    any, if it is not known who they are."""
+    mailbox = call.mailbox
     if call.peer is not None:
-        return (ranks[call.peer],), False
-    return (*ranks[: call.member], *ranks[call.member + 1 :]), True
+        return ranks_of(mailbox, (call.peer,)), False
+    members = [at for at in range(mailbox.size) if at != call.member]
+    others = ranks_of(mailbox, members)
+    return others, len(others) == len(members)
+
+
+def ranks_of(mailbox: GroupMailbox, members: Collection[int]) -> tuple[int, ...]:
+    """Which ranks these are; none if that is not known of one of them, so that nothing is
+    proved from it."""
+    if mailbox.is_renumbered and not all(map(mailbox.is_known, members)):
+        return ()
+    ranks = mailbox.ranks
+    return tuple(ranks[member] for member in members)
 
 
 def parts_of(call: Call) -> list[Call]:

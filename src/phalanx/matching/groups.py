@@ -23,6 +23,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from phalanx.callsite import Mark, resolve
+from phalanx.matching.descriptions import ranks_of
 from phalanx.matching.hints import name_ranks
 from phalanx.matching.mailboxes import GroupMailbox
 from phalanx.model import CallBlock, Finding, Group, Op, Site, Wait
@@ -91,7 +92,7 @@ class GroupCreations:
         if number in self._mixed and self.disagree_at is None:
             there = {
                 member: self.made[each][number].group
-                for member, each in enumerate(self._world.ranks)
+                for member, each in self._known_ranks()
                 if len(self.made.get(each, ())) > number
             }
             if do_clash(there):
@@ -101,23 +102,45 @@ class GroupCreations:
     def missing(self, call: Creation) -> tuple[int, ...]:
         """Whom a call waits for: members that have not come to theirs, or, where calls
         disagree, anyone."""
-        number, whom = call.number, self._members(call)
+        world = self._world
+        return tuple(world.ranks[member] for member in self._missing_members(call))
+
+    def _missing_members(self, call: Creation) -> list[int]:
+        """A place that nobody has taken is missing, whoever it will be."""
+        world, number = self._world, call.number
         if self.disagree_at is not None:
-            number, whom = self.disagree_at, self._world.ranks
-        return tuple(rank for rank in whom if len(self.made.get(rank, ())) <= number)
+            number, whom = self.disagree_at, tuple(range(world.size))
+        else:
+            whom = self._members(call)
+        return [
+            member
+            for member in whom
+            if not world.is_known(member)
+            or len(self.made.get(world.ranks[member], ())) <= number
+        ]
 
     def _members(self, call: Creation) -> tuple[int, ...]:
-        """The ranks that wait for each other in this call, if its rank is one of them."""
+        """The members that wait for each other in this call, if its rank is one of them."""
         world = self._world
-        ranks = tuple(world.ranks[at] for at in call.group[0] if at < world.size)
-        return ranks if call.holds and call.rank in ranks else ()
+        members = tuple(at for at in call.group[0] if at < world.size)
+        there = call.holds and call.rank in [world.ranks[member] for member in members]
+        return members if there else ()
+
+    def _known_ranks(self) -> list[tuple[int, int]]:
+        """Members and the ranks that they are, as far as that is known."""
+        ranks = enumerate(self._world.ranks)
+        return [(member, rank) for member, rank in ranks if self._world.is_known(member)]
 
     def wait_in(self, call: Creation) -> Wait:
         """Where calls disagree, the rank's own call at that number."""
         at = self.disagree_at
         own = self.made.get(call.rank, ())
         shown = own[at] if at is not None and at < len(own) else call
-        return Wait(op=shown.as_op(), needs=self.missing(call))
+        return Wait(op=shown.as_op(), needs=self.needs(call))
+
+    def needs(self, call: Creation) -> tuple[int, ...]:
+        """The ranks without which the call can never end; none if not all of them are known."""
+        return ranks_of(self._world, self._missing_members(call))
 
     def find_mismatch(self) -> Finding | None:
         if self.disagree_at is None:
@@ -140,7 +163,7 @@ class GroupCreations:
         self.disagree_at = None
 
     def _ops(self) -> dict[int, list[Op]]:
-        ranks = [r for at, r in enumerate(self._world.ranks) if self._has_begun(at)]
+        ranks = [rank for member, rank in self._known_ranks() if self._has_begun(member)]
         return {rank: [call.as_op() for call in self.made.get(rank, ())] for rank in ranks}
 
 

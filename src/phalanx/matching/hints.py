@@ -8,9 +8,10 @@ records do not show a thing for certain, it stays silent.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from phalanx.matching.agreement_rules import crossed_pairs, split_rows
-from phalanx.model import Deadlock, Meeting, Op, OpBlock, RankView, Site, Wait
+from phalanx.model import Deadlock, Meeting, Mismatch, Op, OpBlock, RankView, Site, Wait
 
 _RECEIVES = frozenset({"recv", "irecv"})
 _SENDS = frozenset({"send", "isend"})
@@ -246,3 +247,25 @@ def _groups_crossed(ops: Sequence[Op]) -> str | None:
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+Branch = str | bool | None
+"""The place of a branch that tests the rank, around a call; None if there is none, False if
+that is not known."""
+
+
+def blame_branch(verdict: Mismatch, branches: Sequence[Branch]) -> Mismatch:
+    """Where two blocks disagree in the operation and no majority says who is wrong: the one
+    whose ranks alone came there by a branch that tests the rank. `branches` has one for each
+    block."""
+    blocks = verdict.blocks
+    if verdict.ranks or len(blocks) != 2 or "operation" not in verdict.differs:
+        return verdict
+    told = [at for at in (0, 1) if isinstance(branches[at], str)]
+    if len(told) != 1 or branches[1 - told[0]] is not None:
+        return verdict
+    odd = blocks[told[0]]
+    ordered = (blocks[1 - told[0]], replace(odd, odd=True))
+    place = branches[told[0]]
+    hint = f"{name_ranks(odd.ranks)} came there by a branch that asks for the rank, at {place}"
+    return replace(verdict, ranks=odd.ranks, blocks=ordered, hint=hint)

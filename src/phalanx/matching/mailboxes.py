@@ -10,6 +10,7 @@ from typing import Any
 
 from phalanx.journal.events import GroupRecord
 from phalanx.matching.slots import Call, Slot
+from phalanx.model import Op
 
 
 class GroupMailbox:
@@ -27,8 +28,12 @@ class GroupMailbox:
         self.receives: dict[int, list[Call]] = {}
         self.messages = 0
         """How many were sent."""
-        self.notes: dict[str, Any] = {}
-        """What checks remember about the group, by their kind."""
+        self.splits: dict[int, dict[int, Op]] = {}
+        """How members split the group: by the number of the split, and by rank."""
+        self.dull_places: dict[tuple[int, int], list[Any]] = {}
+        """Lines whose calls say the same again and again; see `evidence/order_notes.py`."""
+        self.is_renumbered = False
+        """Whether ranks of the run number themselves otherwise than the engine does."""
         self._places: dict[int, int] = {}
         self._left = 0
         self.ends: dict[int, Any] = {}
@@ -38,6 +43,7 @@ class GroupMailbox:
         made = GroupMailbox(self.name, self.ranks)
         made.record.backend, made.record.eager = self.record.backend, self.record.eager
         made._places, made.ends = self._places, self.ends
+        made.is_renumbered = self.is_renumbered
         return made
 
     def claim(self, member: int, rank: int, end: Any = None) -> int | None:
@@ -48,6 +54,7 @@ class GroupMailbox:
         if holder != rank:
             return holder
         self.ends[rank] = end
+        self.is_renumbered = self.is_renumbered or self.ranks[member] != rank
         self.ranks = (*self.ranks[:member], rank, *self.ranks[member + 1 :])
         self.record.ranks = self.ranks
         return None
@@ -55,6 +62,12 @@ class GroupMailbox:
     def has_member(self, member: int) -> bool:
         """Whether a rank has ever taken this place."""
         return member in self._places
+
+    def is_known(self, member: int) -> bool:
+        """Whether `ranks` tells which rank this member is. Until somebody takes the place, it
+        has the number that the program gave, which says nothing where ranks number
+        themselves."""
+        return not self.is_renumbered or member in self._places
 
     def leave(self, rank: int) -> bool:
         """A member destroys its end of the group; whether it was the last of all."""

@@ -106,11 +106,26 @@ class Referee:
         """By whatever names a group in the engine."""
         self.creations: dict[Any, GroupCreations] = {}
         """The calls of `new_group`, by default group."""
+        self._is_renumbered = False
         self.begin()
 
     def begin(self) -> None:
         """A new run on the same groups."""
         self._partial: PartialLook[Any] = PartialLook()
+
+    def claim(
+        self, mailbox: GroupMailbox, member: int, rank: int, end: Any = None
+    ) -> int | None:
+        """A rank takes its place in a group; the rank that has it already, if any. Once one
+        rank has another number than the program gives it, the program's numbers say nothing
+        about places that nobody has taken, in any group."""
+        holder = mailbox.claim(member, rank, end)
+        if mailbox.is_renumbered and not self._is_renumbered:
+            self._is_renumbered = True
+            for each in self.mailboxes.values():
+                each.is_renumbered = True
+        mailbox.is_renumbered = self._is_renumbered
+        return holder
 
     def creations_in(
         self, key: Any, world: GroupMailbox, has_begun: Callable[[int], bool] | None = None
@@ -207,15 +222,18 @@ class Referee:
         self, creations: GroupCreations, host: Host, stuck: Sequence[Any] | None
     ) -> Verdict | None:
         """Groups that ranks have not made and will not. If nobody can move and ranks wait in
-        `new_group`, nobody else will come there. Those that have ended will not either; that
-        explains something if others wait for them in a group that these never took part in."""
+        `new_group`, nobody else will come there; that explains it unless those who are missing
+        wait for something else. Those that have ended will not come either; that explains
+        something if others wait for them in a group that these never took part in."""
         if stuck is None and creations.waiting:
-            return creations.find_missing()
+            found = creations.find_missing()
+            if found is not None and _is_caused(found.ranks, host.take_snapshot(None)):
+                return found
         absent = {
             mailbox.ranks[member]
             for mailbox, slot in self._open_slots_of_groups(host, stuck)
             for member, there in enumerate(slot.calls)
-            if there is None and not mailbox.has_member(member)
+            if there is None and mailbox.is_known(member) and not mailbox.has_member(member)
         }
         gone = absent.intersection(host.ended()) if absent else absent
         return creations.find_missing(gone) if gone else None
@@ -237,6 +255,20 @@ class Referee:
             if slot is not None and id(slot) not in seen:
                 seen.add(id(slot))
                 yield call.mailbox, slot
+
+
+def _is_caused(absent: Iterable[int], snapshot: Snapshot | None) -> bool:
+    """Whether these ranks are not in `new_group` because they have ended, or wait, directly or
+    not, for those that are. Without a snapshot nothing else is known."""
+    if snapshot is None:
+        return True
+    views = (*snapshot.ranks, *snapshot.threads)
+    waits = [(view.rank, view.wait) for view in views if view.wait is not None]
+    held = {rank for rank, wait in waits if wait.op.name == "new_group"}
+    while more := {r for r, wait in waits if not held.isdisjoint(wait.needs)} - held:
+        held |= more
+    ended = {view.rank for view in snapshot.ranks if view.status in ("finished", "failed")}
+    return (held | ended).issuperset(absent)
 
 
 def _history(

@@ -74,6 +74,7 @@ class Call:
         whole.outputs = [tensor for part in parts for tensor in part.outputs or part.inputs]
         whole.event, whole.device = last.event, last.device
         whole.parts = parts
+        whole.asynchronous = True
         whole.flight = [part.flight for part in parts if part.flight is not None] or None
         whole.parts_left = 1
         for part in parts:

@@ -1,1 +1,1 @@
-"""Reports: from a verdict to the text a user reads. Pure; knows the words layer only."""
+"""Reports: a verdict, or a recorded run, as text, tables and pictures. Pure; no torch."""

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from phalanx.model import Group, Op, TensorSpec
-from phalanx.report.layout import rank_list
+from phalanx.model import Group, Op, TensorSpec, rank_list
 
 _SOURCE_ROOTED = frozenset(
     {"broadcast", "scatter", "broadcast_object_list", "scatter_object_list"}

@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from phalanx.kinds import ALL, ALWAYS
-from phalanx.model import RankFailure, Tally, Verdict
-from phalanx.report.layout import ascii_text, count, rank_list
+from phalanx.model import RankFailure, Tally, Verdict, rank_list
+from phalanx.report.layout import ascii_text, count
 from phalanx.report.text import headline
 
 MOST_CAUGHT = 4

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from phalanx.model import Deadlock, Op, RankView, ViewBlock
+from phalanx.model import Deadlock, Op, RankView, ViewBlock, rank_list
 from phalanx.report.calls import short_name
 from phalanx.report.layout import (
     SHOWN_BLOCKS,
@@ -16,7 +16,6 @@ from phalanx.report.layout import (
     count,
     labelled,
     lay_blocks,
-    rank_list,
     shorten,
     verb,
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from phalanx.model import Finding, RankFailure, Site, ViewBlock
+from phalanx.model import Finding, RankFailure, Site, ViewBlock, rank_list
 from phalanx.report.calls import call_pieces, call_text
 from phalanx.report.layout import (
     WIDTH,
@@ -17,7 +17,6 @@ from phalanx.report.layout import (
     cut,
     labelled,
     lay_blocks,
-    rank_list,
     shorten,
     verb,
 )

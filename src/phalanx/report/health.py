@@ -68,6 +68,7 @@ class ReplacedName:
     when: str
     why: str
     undo: str
+    also: str = ""
 
 
 @dataclass(frozen=True)

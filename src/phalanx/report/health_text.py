@@ -100,7 +100,7 @@ def _number(limit: int | None) -> str:
 def _patches_by_mode(health: Health) -> Iterator[str]:
     yield f"{_count(health.patches)}; --patches says which and why"
     for mode, when in health.modes.items():
-        count = sum(row.when == mode for row in health.patches)
+        count = sum(mode in (row.when, row.also) for row in health.patches)
         yield from _wrapped(when, first=f"  {count:>4}  ", rest=" " * 8)
 
 
@@ -111,7 +111,7 @@ def _count(patches: Sequence[ReplacedName]) -> str:
 def _all_patches(health: Health) -> Iterator[str]:
     yield _count(health.patches)
     for mode, when in health.modes.items():
-        of_mode = [row for row in health.patches if row.when == mode]
+        of_mode = [row for row in health.patches if mode in (row.when, row.also)]
         if of_mode:
             yield ""
             yield from _wrapped(f"{when} ({len(of_mode)})", first="", rest="  ")

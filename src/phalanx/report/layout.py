@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from phalanx.model import Site
+from phalanx.model import Site, rank_list
 
 WIDTH = 88
 _INDENT = "  "
@@ -28,30 +28,6 @@ class Block:
     site: Site | None = None
     notes: tuple[str, ...] = ()
     mark: str = ""
-
-
-def rank_list(ranks: Iterable[int], *, width: int = 40) -> str:
-    """Ranks as text: sorted, runs as ranges, cut where longer than `width`.
-
-    >>> rank_list([5, 2, 1, 0])
-    'ranks 0-2, 5'
-    >>> rank_list(range(0, 1024, 2), width=32)
-    'ranks 0, 2, 4, ... (512 ranks)'
-    """
-    ordered = sorted(set(ranks))
-    if len(ordered) == 1:
-        return f"rank {ordered[0]}"
-    parts = _runs(ordered)
-    text = "ranks " + ", ".join(parts)
-    if len(text) <= width:
-        return text
-    tail = f", ... ({len(ordered)} ranks)"
-    kept = parts[:1]
-    for part in parts[1:]:
-        if len("ranks " + ", ".join([*kept, part]) + tail) > width:
-            break
-        kept.append(part)
-    return "ranks " + ", ".join(kept) + tail
 
 
 def verb(ranks: Sequence[int], one: str, several: str) -> str:
@@ -143,19 +119,6 @@ def compose(headline: str, *sections: Sequence[str]) -> str:
         if section:
             lines += ["", *section]
     return "\n".join(line.rstrip() for line in lines)
-
-
-def _runs(ordered: Sequence[int]) -> list[str]:
-    runs: list[list[int]] = []
-    for rank in ordered:
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    parts: list[str] = []
-    for run in runs:
-        parts += [f"{run[0]}-{run[-1]}"] if len(run) > 2 else map(str, run)
-    return parts
 
 
 def _fill(text: str, width: int) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from phalanx.model import Mismatch, Op, OpBlock
+from phalanx.model import Mismatch, Op, OpBlock, rank_list
 from phalanx.report.calls import call_pieces, call_text, devices_text, group_text, tensors_text
 from phalanx.report.layout import (
     Block,
@@ -17,7 +17,6 @@ from phalanx.report.layout import (
     cut,
     labelled,
     lay_blocks,
-    rank_list,
     shorten,
     verb,
 )

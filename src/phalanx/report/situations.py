@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from phalanx.model import Op, RankView, Site, ViewBlock, Wait
+from phalanx.model import Op, RankView, Site, ViewBlock, Wait, rank_list
 from phalanx.report.calls import call_pieces, call_text, is_receive, is_send, short_name
-from phalanx.report.layout import Block, rank_list, verb
+from phalanx.report.layout import Block, verb
 
 # What became of a rank that others need: said of one rank, and of several.
 _FATES: Mapping[str, tuple[str, str]] = {

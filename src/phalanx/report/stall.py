@@ -7,10 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from phalanx.model import Op, RankView, Site, Stall, ViewBlock
+from phalanx.model import Op, RankView, Site, Stall, ViewBlock, rank_list
 from phalanx.report.calls import call_text
-from phalanx.report.layout import Block, compose, labelled, lay_blocks, rank_list, shorten, verb
-from phalanx.report.situations import find_fates, need_text, site_of, situation_block
+from phalanx.report.layout import Block, compose, labelled, lay_blocks, shorten, verb
+from phalanx.report.situations import (
+    find_fates,
+    last_call_text,
+    need_text,
+    site_of,
+    situation_block,
+)
 
 _HEADLINE_RANKS = 24
 
@@ -99,7 +105,8 @@ def _headline_of_processes(verdict: Stall) -> str:
 def _place(blocks: Sequence[ViewBlock], verdict: Stall) -> str:
     sites = {str(_site(rank, block.view, verdict)) for block in blocks for rank in block.ranks}
     site = sites.pop() if len(sites) == 1 else "None"
-    return "" if site == "None" else f" at {site}"
+    there = any(b.view.site or verdict.stacks.get(rank) for b in blocks for rank in b.ranks)
+    return "" if site == "None" else f" {'at' if there else 'after'} {site}"
 
 
 def _site(rank: int, view: RankView, verdict: Stall) -> Site | None:
@@ -125,5 +132,7 @@ def _block(block: ViewBlock, stack: tuple[Site, ...], fates: dict[int, str]) -> 
     notes = [f"called from {site} in {site.function}" for site in reversed(stack[:-1])]
     if view.wait is not None and view.status == "waiting":
         notes.insert(0, need_text(view.wait, fates))
+    elif view.last is not None and view.site is None and not stack:
+        notes.insert(0, last_call_text(view.last, block.ranks))
     shown = situation_block(block, notes)
     return Block(shown.ranks, shown.pieces, stack[-1] if stack else shown.site, shown.notes)

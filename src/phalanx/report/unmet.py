@@ -5,9 +5,9 @@ Used by `text`. Must never call it an error: the program may not have needed the
 
 from __future__ import annotations
 
-from phalanx.model import Unmet
+from phalanx.model import Unmet, rank_list
 from phalanx.report.calls import call_pieces, call_text, is_receive
-from phalanx.report.layout import Block, compose, labelled, lay_blocks, rank_list, shorten
+from phalanx.report.layout import Block, compose, labelled, lay_blocks, shorten
 
 _HEADLINE_RANKS = 24
 

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from phalanx.errors import UsageError
-from phalanx.report.layout import count, rank_list, verb
+from phalanx.model import rank_list
+from phalanx.report.layout import count, verb
 from phalanx.testing.agreement.exchange import Members, Tolerance, alike, find_differences
 from phalanx.testing.agreement.leaves import Leaf, short_repr, take_apart, tensor_leaves
 from phalanx.testing.agreement.value_differences import (

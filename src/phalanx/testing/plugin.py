@@ -31,6 +31,7 @@ OPTIONS = (
     ("ranks-checks", "KINDS", "all, none, or kinds of findings: mismatch,leak or all,-leak"),
     ("ranks-profile", "NAME", "gloo or nccl: what may fail on that backend is an error"),
     ("ranks-timeout", "SEC", "seconds for a whole test on ranks, 0: no limit (default 300)"),
+    ("ranks-record", "DIR[,failed]", "write what ranks do into a file for each test"),
     ("ranks-report", "HOW", "all (default): every different failure; first; concise"),
 )
 
@@ -45,7 +46,8 @@ MARKERS = {
     "ranks": (
         "ranks(*sizes, engine=None, backend=None, init=True, device=None, gpus=None, "
         "timeout=None, seed=None, clock=None, checks=None, strict=None, profile=None, "
-        "completion=None, isolate=(), per_rank=(), shared=()): run the test on so many ranks, "
+        "completion=None, isolate=(), record=None, record_limit=256, per_rank=(), "
+        "shared=()): run the test on so many ranks, "
         "once for each size (Phalanx)."
     ),
     "world_size": "world_size(N): the same as ranks(N) (Phalanx).",

@@ -274,6 +274,7 @@ def context_functions() -> list[Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.programs
 def test_exit_functions_of_a_script(tmp_path: Path) -> None:
     source = """
         import atexit, logging, os, subprocess, sys
@@ -469,6 +470,7 @@ def test_a_character_may_be_written_in_pieces() -> None:
 # -- how a script of a rank ends --------------------------------------------------------------
 
 
+@pytest.mark.programs
 def test_the_hook_of_a_failed_rank_is_called(tmp_path: Path) -> None:
     """Also if torch has put its own around it."""
     source = """

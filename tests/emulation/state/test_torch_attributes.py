@@ -29,6 +29,7 @@ def in_a_fresh_interpreter(program: str) -> str:
     return found.stdout
 
 
+@pytest.mark.programs
 def test_a_default_group_bound_at_import_is_every_worlds_own() -> None:
     """torch evaluates `group=group.WORLD` when the first rank imports the module."""
     program = """
@@ -43,6 +44,7 @@ def test_a_default_group_bound_at_import_is_every_worlds_own() -> None:
     assert in_a_fresh_interpreter(program) == "[2.0, 2.0] [3.0, 3.0, 3.0]\n"
 
 
+@pytest.mark.programs
 def test_a_rank_that_imports_and_changes_in_one_go_changes_its_own() -> None:
     program = """
         import torch, torch.distributed as dist, phalanx

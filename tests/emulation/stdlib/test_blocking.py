@@ -158,8 +158,9 @@ def test_ways_to_look_for_a_file(tmp_path, look) -> None:
             wanted.touch()
         while not look(wanted):
             pass
+        return wanted.exists()
 
-    phalanx.run(program, ranks=2)
+    assert phalanx.run(program, ranks=2) == [True, True]
 
 
 def test_files_are_copied_as_ever(tmp_path) -> None:
@@ -198,6 +199,40 @@ def test_a_thread_pool_in_every_rank_whose_workers_communicate(seed: int) -> Non
         return sum(squares), sums, total(1)
 
     assert phalanx.run(program, ranks=4, seed=seed) == [(285, [4.0, 8.0, 12.0], 4.0)] * 4
+
+
+def answer_when_done(awaited: bool) -> float:
+    """Rank 1 waits for what a callback of rank 0's job sends."""
+    answer = torch.zeros(1)
+    if dist.get_rank() == 1:
+        dist.recv(answer, src=0)
+        return float(answer)
+    may_end, pool = threading.Event(), ThreadPoolExecutor(1)
+    done = pool.submit(may_end.wait)
+    done.add_done_callback(lambda future: dist.send(torch.ones(1), 1))
+    may_end.set()
+    if awaited:
+        pool.shutdown()
+    return 0.0
+
+
+@pytest.mark.parametrize("awaited", [True, False])
+@pytest.mark.parametrize("engine", ["threads", "processes"])
+def test_a_callback_of_a_job_may_communicate(engine: str, awaited: bool) -> None:
+    with phalanx.World(ranks=2, engine=engine, backend="gloo", timeout=30) as world:
+        assert world.run(answer_when_done, awaited) == [0.0, 1.0]
+
+
+def test_a_callback_of_a_job_that_is_done_runs_at_once() -> None:
+    def program() -> list[int]:
+        with ThreadPoolExecutor(1) as pool:
+            done = pool.submit(dist.get_rank)
+        seen: list[int] = []
+        done.add_done_callback(lambda future: seen.append(future.result()))
+        done.add_done_callback(lambda future: dist.barrier())
+        return seen
+
+    assert phalanx.run(program, ranks=2) == [[0], [1]]
 
 
 def test_a_pool_that_is_left_open_keeps_nobody() -> None:

@@ -23,6 +23,24 @@ from phalanx.emulation.stdlib import signals
 from phalanx.errors import RankExited, RankFailedError
 
 
+def test_a_timer_that_a_rank_armed_ends_with_the_run() -> None:
+    def body() -> None:
+        if dist.get_rank() == 0:
+            signal.setitimer(signal.ITIMER_VIRTUAL, 1000.0)
+
+    phalanx.run(body, ranks=2)
+    assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
+
+
+def test_a_timer_that_the_program_armed_goes_on() -> None:
+    signal.setitimer(signal.ITIMER_VIRTUAL, 1000.0)
+    try:
+        phalanx.run(dist.barrier, ranks=2)
+        assert signal.getitimer(signal.ITIMER_VIRTUAL)[0] > 900.0
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
+
+
 def test_a_rank_sets_and_asks_for_its_own_handlers() -> None:
     def body() -> tuple[Any, ...]:
         rank = dist.get_rank()
@@ -216,11 +234,9 @@ def test_a_rank_that_computes_sees_what_its_handler_has_set() -> None:
 
 
 def test_an_alarm_that_was_taken_back_does_not_ring() -> None:
-    def late(number: int, frame: Any) -> None:
-        raise TimeoutError
-
-    def body() -> None:
-        signal.signal(signal.SIGALRM, late)
+    def body() -> list[int]:
+        rung: list[int] = []
+        signal.signal(signal.SIGALRM, lambda number, frame: rung.append(number))
         ring_in(0.005)
         end = time.monotonic() + 0.02
         while time.monotonic() < end:  # less than a rank has to come by
@@ -228,8 +244,9 @@ def test_an_alarm_that_was_taken_back_does_not_ring() -> None:
         signal.alarm(0)
         dist.barrier()
         time.sleep(0.05)
+        return rung
 
-    phalanx.run(body, ranks=2)
+    assert phalanx.run(body, ranks=2) == [[], []]
 
 
 def test_collectives_are_not_harmed_by_what_is_thrown_in() -> None:

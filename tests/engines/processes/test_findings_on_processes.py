@@ -188,7 +188,7 @@ dist.barrier()
 def test_messages_to_receives_from_any_source_are_counted(engine, tmp_path, capsys) -> None:
     script = tmp_path / "counted.py"
     script.write_text(COUNTED)
-    main(["run", "-n", "4", "--engine", engine, str(script)])
+    main(["run", "--no-record", "-n", "4", "--engine", engine, str(script)])
     assert "1 collective and 3 messages on 1 group checked" in capsys.readouterr().err
 
 

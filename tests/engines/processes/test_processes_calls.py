@@ -214,7 +214,9 @@ def test_what_cannot_be_put_back_costs_the_processes(engine, kind: str) -> None:
 
 def die_soon() -> None:
     if dist.get_rank() == 1:
-        threading.Timer(0.1, os._exit, (3,)).start()
+        timer = threading.Timer(0.1, os._exit, (3,))
+        timer.daemon = True  # the call would wait for it
+        timer.start()
 
 
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="Linux only")

@@ -10,12 +10,15 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 import phalanx
@@ -26,6 +29,26 @@ from phalanx.options import Options
 GLOO: dict[str, Any] = {"engine": "processes", "backend": "gloo", "timeout": 30.0}
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="reads /proc")
+
+
+def send_in_a_thread(how: str) -> bool:
+    """Rank 0 returns before its thread has sent what rank 1 waits for."""
+    if dist.get_rank() == 1:
+        dist.recv(torch.ones(1), src=0)
+        return True
+
+    def send() -> None:
+        time.sleep(0.3)
+        dist.send(torch.ones(1), 1)
+
+    if how == "thread":
+        threading.Thread(target=send).start()
+    else:
+        POOL.submit(send)
+    return False
+
+
+POOL = ThreadPoolExecutor(1)
 
 
 # -- what runs in the ranks ---------------------------------------------------------------
@@ -134,6 +157,13 @@ def how_a_fork_ends(how: str) -> int:
 def test_a_forked_child_ends_as_a_process_does(engine: str, how: str, code: int, capfd) -> None:
     assert phalanx.run(how_a_fork_ends, how, ranks=2, engine=engine, init=False) == [code] * 2
     assert ("ValueError: in the child" in capfd.readouterr().err) == (how == "raise")
+
+
+@pytest.mark.parametrize("engine", ["threads", "processes"])
+def test_a_run_ends_when_the_threads_of_its_ranks_have(engine: str) -> None:
+    with phalanx.World(ranks=2, engine=engine, backend="gloo", timeout=30.0) as world:
+        for how in ("thread", "pool", "pool"):
+            assert world.run(send_in_a_thread, how) == [False, True]
 
 
 @pytest.mark.parametrize("start", [start_a_child, fork_a_child])

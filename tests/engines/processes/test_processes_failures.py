@@ -127,7 +127,10 @@ def die_on(rank: int, how: str) -> None:
 
 
 def return_and_die() -> None:
-    threading.Timer(0.1, os._exit, (5,)).start()
+    """A run would wait for a thread that is no daemon."""
+    timer = threading.Timer(0.1, os._exit, (5,))
+    timer.daemon = True
+    timer.start()
 
 
 def give_up_when_alone() -> None:

@@ -128,7 +128,7 @@ def test_what_is_no_frame_at_all_ends_the_connection(server) -> None:
     "frame",
     [
         encode(wire.FORM, number=1, body=b"cno_such_module\nX\n."),
-        encode(wire.PAST, body=b"12345"),
+        encode(wire.LOG, body=b"12345"),
         encode(wire.ANNOUNCE, 1, 99),
     ],
     ids=["pickle", "numbers", "form"],
@@ -155,11 +155,12 @@ def test_who_was_hung_up_on_in_the_same_round_is_left_alone(server) -> None:
         server._hang_up(caller)
         server._hang_up(caller)
         server._attend(caller)
+        assert far.recv(1) == b"" and server.trouble is None
 
 
 def test_little_is_read_of_who_has_not_said_hello(server) -> None:
     with socket.create_connection(("127.0.0.1", server.port), timeout=10) as caller:
-        caller.sendall(b"\xff\xff\xff\xff" + bytes(10))
+        caller.sendall(b"\xff\xff\xff\xff" + bytes(26))
         assert caller.recv(1) == b""
 
 

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.engines.referee.remote_referee import RemoteReferee, Reply
+from phalanx.engines.referee.announced_ranks import Reply
+from phalanx.engines.referee.remote_referee import RemoteReferee
 from phalanx.engines.remote.frames import FORMS_KEPT
 from phalanx.matching.announcement import Form, GroupForm, signature_of
-from phalanx.model import Deadlock, Mismatch, Site, TensorSpec
+from phalanx.model import Deadlock, Finding, Mismatch, Site, TensorSpec
 
 FLOATS = TensorSpec("float32", (4,))
 REDUCE = Form("all_reduce", 0, reduce_op="SUM", inputs=(FLOATS,), site=Site("a.py", 3, "f"))
@@ -83,6 +84,30 @@ def test_a_call_in_which_a_thread_waits_is_not_left_over() -> None:
     for rank in range(2):
         referee.referee.finished(rank)
     assert len(referee.referee.leftovers()) == 1
+
+
+def test_a_group_that_all_have_destroyed_is_forgotten_with_its_run() -> None:
+    referee = Counted(2, (0, 1))
+    for rank in range(2):
+        referee.announce(rank, replace(BARRIER, group=1))
+    kept = referee.referee.find_mailbox("key 1")
+    assert kept is not None
+    referee.referee.leave_group(0, kept)
+    assert kept.record in referee.referee.journal.reader().groups
+    referee.referee.leave_group(1, kept)
+    assert kept.record not in referee.referee.journal.reader().groups
+    assert "key 1" in referee.referee.records(), "ranks may have something to say about it"
+    referee.referee.begin()
+    assert list(referee.referee.records()) == ["key 0"]
+    assert referee.referee.tally().collectives == 1
+
+
+def test_a_verdict_that_a_rank_has_heard_is_forgotten() -> None:
+    referee = Counted(2)
+    for _ in range(3):
+        referee.announce(0, REDUCE)
+        assert referee.announce(1, BARRIER) == {0: "verdict", 1: "verdict"}
+    assert [len(rank.calls) for rank in referee.referee._ranks] == [0, 0]
 
 
 # -- collectives --------------------------------------------------------------------------
@@ -173,6 +198,46 @@ def test_ranks_are_the_real_ones_however_the_program_numbers_them() -> None:
     assert isinstance(referee.verdict, Mismatch) and referee.verdict.group.ranks == (2, 3)
 
 
+def test_who_comes_late_in_a_world_with_other_numbers_is_no_other_rank() -> None:
+    """Rank 0 calls itself 3: nobody waits for itself, or for whoever has that number."""
+    referee = RemoteReferee(4)
+    for rank in (0, 2, 3):
+        referee.define_group(rank, 0, GroupForm("store", "0", (0, 1, 2, 3), 3 - rank))
+        referee.define_form(rank, 0, REDUCE)
+        assert told(referee.announce(rank, 1, 0, blocking=True)) == {}
+    assert referee.look() == [] == referee.look()
+    referee.define_group(1, 0, GroupForm("store", "0", (0, 1, 2, 3), 2))
+    referee.define_form(1, 0, REDUCE)
+    assert told(referee.announce(1, 1, 0, blocking=True)) == dict.fromkeys(range(4), "met")
+
+
+def test_who_comes_late_in_a_second_world_is_nobody_of_the_first() -> None:
+    referee = RemoteReferee(4)
+    for rank in range(3):
+        form = GroupForm(f"store {rank // 2}", "0", (0, 1), rank % 2)
+        referee.define_group(rank, 0, form)
+        referee.define_form(rank, 0, REDUCE)
+        referee.announce(rank, 1, 0, blocking=True)
+    for rank in range(2):
+        assert told(referee.finished(rank)) == {}
+    assert referee.look() == [] == referee.look()
+    referee.define_form(2, 1, recv(1))
+    assert referee.verdict is None
+
+
+def test_a_subgroup_has_the_numbers_of_its_world() -> None:
+    """Ranks 1 and 2 have changed places; of the group [0, 1] only rank 0 is known so far."""
+    referee = RemoteReferee(4)
+    for rank, member in enumerate((0, 2, 1, 3)):
+        referee.define_group(rank, 0, GroupForm("store", "0", (0, 1, 2, 3), member))
+        referee.define_form(rank, 0, BARRIER)
+    referee.define_group(0, 1, GroupForm("sub", "1", (0, 1), 0))
+    referee.define_form(0, 1, replace(BARRIER, group=1))
+    referee.announce(0, 1, 1, blocking=True)
+    referee.announce(1, 1, 0, blocking=True)
+    assert referee.look() == [] == referee.look()
+
+
 # -- nobody can move ----------------------------------------------------------------------
 
 
@@ -222,11 +287,55 @@ def test_two_threads_that_both_wait() -> None:
     assert referee.announce(1, BARRIER) == {0: "met", 1: "met"}
 
 
-def test_nothing_is_proved_of_a_rank_that_waits_for_two_things() -> None:
+def test_two_threads_that_both_wait_in_vain() -> None:
     referee = Counted(2, (0, 1))
     referee.announce(0, BARRIER, threads=2)
     referee.announce(0, replace(BARRIER, group=1), threads=2)
+    replies = referee.referee.finished(1)
+    assert [(reply.rank, reply.answer) for reply in replies] == [(0, "verdict")] * 2
+    verdict = referee.referee.verdict
+    assert isinstance(verdict, Deadlock) and verdict.ranks == (1,)
+    assert [block.view.thread for block in verdict.blocks] == [None, "1", None]
+
+
+def test_of_two_threads_that_wait_one_can_go_on() -> None:
+    referee = Counted(3, (0, 1), (0, 2))
+    referee.announce(0, replace(BARRIER, group=1), threads=2)
+    referee.announce(0, replace(BARRIER, group=2), threads=2)
     assert told(referee.referee.finished(1)) == {}
+    assert referee.announce(2, replace(BARRIER, group=2)) == {0: "met", 2: "met"}
+
+
+def test_a_thread_that_has_ended_keeps_nobody_from_being_blocked() -> None:
+    referee = Counted(2)
+    referee.announce(0, BARRIER, threads=2)
+    assert told(referee.referee.finished(1)) == {}
+    assert told(referee.referee.tell_threads(0, 1)) == {0: "verdict"}
+    assert isinstance(referee.referee.verdict, Deadlock)
+
+
+def new_group(*members: int) -> Form:
+    return Form("new_group", 0, made=(members, "gloo"), holds=True)
+
+
+def test_a_cycle_comes_before_those_who_wait_for_it_in_new_group() -> None:
+    referee = Counted(4)
+    for rank in (0, 1):
+        referee.announce(rank, new_group(0, 1, 2, 3))
+    referee.announce(2, recv(3))
+    assert referee.announce(3, recv(2)) == dict.fromkeys(range(4), "verdict")
+    verdict = referee.referee.verdict
+    assert isinstance(verdict, Deadlock) and verdict.cycle == (2, 3)
+
+
+def test_who_waits_for_those_in_new_group_did_not_call_it() -> None:
+    referee = Counted(4)
+    for rank in (0, 1):
+        referee.announce(rank, new_group(0, 1, 2, 3))
+    referee.announce(2, recv(0))
+    assert referee.announce(3, recv(2)) == dict.fromkeys(range(4), "verdict")
+    verdict = referee.referee.verdict
+    assert isinstance(verdict, Finding) and verdict.ranks == (2, 3)
 
 
 # -- messages -----------------------------------------------------------------------------
@@ -266,6 +375,18 @@ def test_of_any_source_the_backend_decides_and_the_receiver_tells() -> None:
     assert told(referee.referee.finished(0)) == {}
 
 
+def test_a_receive_from_any_source_took_what_its_own_rank_waits_for() -> None:
+    referee = Counted(3)
+    referee.announce(0, recv(None))
+    referee.announce(1, send(0))
+    referee.referee.received(0, 1, 1)
+    referee.referee.finished(1)
+    referee.announce(0, recv(1))
+    referee.referee.finished(2)
+    verdict = referee.referee.verdict
+    assert isinstance(verdict, Deadlock) and verdict.ranks == (0,)
+
+
 def test_receives_from_any_source_one_after_the_other() -> None:
     referee = Counted(3)
     for _ in range(2):
@@ -296,6 +417,32 @@ def test_who_gives_up_is_not_waited_with() -> None:
     referee.announce(0, BARRIER)
     assert told(referee.referee.give_up(0, 1)) == {0: "withdrawn"}
     assert referee.announce(1, BARRIER) == {1: "lost"}
+
+
+def test_what_another_gave_up_is_told_to_whoever_waits_for_it_later() -> None:
+    referee = Counted(3)
+    referee.announce(0, BARRIER, timed=True)
+    referee.announce(1, BARRIER, blocking=False)
+    assert told(referee.referee.give_up(0, 1)) == {0: "withdrawn"}
+    assert referee.announce(2, BARRIER) == {2: "lost"}
+    (reply,) = referee.referee.wait(1, 1)
+    assert reply.answer == "lost"
+    assert reply.text == "barrier: rank 0 timed out in this call and no longer takes part"
+    assert not any(wait.op.name == "barrier" for wait in referee.referee.leftovers())
+
+
+def test_what_ended_in_a_verdict_did_not_time_out() -> None:
+    """Ranks 0 and 1 wait for each other, which both catch; rank 2 comes later."""
+    referee = Counted(3)
+    referee.announce(0, BARRIER)
+    referee.announce(1, recv(0))
+    assert referee.referee.look() == []
+    assert told(referee.referee.look()) == {0: "verdict", 1: "verdict"}
+    referee.announce(1, BARRIER)
+    referee.referee.define_form(2, 100, BARRIER)
+    replies = {r.rank: r for r in referee.referee.announce(2, 1, 100, blocking=True)}
+    text = "barrier: rank 0 raised a deadlock in this call and no longer takes part"
+    assert {rank: reply.text for rank, reply in replies.items()} == {1: text, 2: text}
 
 
 def test_an_answer_that_was_on_its_way_counts() -> None:

@@ -141,6 +141,7 @@ print(failed, os.waitpid(pid, 0)[1])
 """
 
 
+@pytest.mark.programs
 def test_threads_of_two_ranks_on_two_rows() -> None:
     command = [sys.executable, "-c", SEVERAL_THREADS]
     done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=True)
@@ -151,17 +152,17 @@ def test_what_a_dead_rank_could_not_tell() -> None:
     fd = shared_memory_path.make(2)
     view = FastPath(fd, 2)
     for at in range(shared_memory_path.MOST_PAST):
-        view.note_past(0, at, 7 + at)
-    view.note_past(0, shared_memory_path.MOST_PAST, 5)
-    assert shared_memory_path.past_of(fd, 2, 0) == tuple(
-        range(7, 7 + shared_memory_path.MOST_PAST)
-    )
-    assert shared_memory_path.past_of(fd, 2, 1) == ()
+        view.note_past(0, at, (1, at, 7 + at, 0.5 * at))
+    view.note_past(0, shared_memory_path.MOST_PAST, (1, 2, 5, 0.0))
+    assert shared_memory_path.past_of(fd, 2, 0) == [
+        (1, at, 7 + at, 0.5 * at) for at in range(shared_memory_path.MOST_PAST)
+    ]
+    assert shared_memory_path.past_of(fd, 2, 1) == []
     view.forget_past(0)
-    view.note_past(0, 0, 9)
-    assert shared_memory_path.past_of(fd, 2, 0) == (9,)
+    view.note_past(0, 0, (0, 1, 9, 2.5))
+    assert shared_memory_path.past_of(fd, 2, 0) == [(0, 1, 9, 2.5)]
     shared_memory_path.clear(fd, 2)
-    assert shared_memory_path.past_of(fd, 2, 0) == ()
+    assert shared_memory_path.past_of(fd, 2, 0) == []
     os.close(fd)
 
 
@@ -210,6 +211,7 @@ def mix(seed: int) -> float:
 
 
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.programs
 def test_calls_of_all_kinds_by_ranks_that_are_late_at_times(seed) -> None:
     options: dict[str, Any] = {"ranks": 4, "backend": "gloo", "timeout": 40.0}
     expected = phalanx.run(mix, seed, clock="virtual", **options)

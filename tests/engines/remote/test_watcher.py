@@ -25,6 +25,8 @@ class Notes:
         self.groups: list[GroupForm] = []
         self.forms: list[Form] = []
         self.announced: list[tuple[str, bool]] = []
+        self.over: list[int] = []
+        self.told: list[str] = []
         self._call_ids = count()
 
     def define_group(self, form: GroupForm) -> int:
@@ -48,6 +50,14 @@ class Notes:
 
     def wait(self, call_id: int, *, name: str, limit: Any) -> bool:
         return True
+
+    def note_wait(self, call_id: int) -> None: ...
+
+    def note_over(self, call_id: int, *, failed: bool = False) -> None:
+        self.over.append(call_id)
+
+    def tell(self, what: str, mark: Any, *fields: Any) -> None:
+        self.told.append(what)
 
     def received(self, call_id: int, source: int) -> None: ...
 
@@ -81,6 +91,7 @@ def test_calls_are_announced_with_what_a_report_names(notes) -> None:
     work.wait()
     dist.barrier()
     assert notes.announced == [("all_reduce", True), ("all_reduce", False), ("barrier", True)]
+    assert notes.over == [0, 1, 2]
     first = notes.forms[0]
     assert (first.reduce_op, str(first.inputs[0])) == ("MAX", "float32[3]")
     assert first.site is not None and first.site.file.endswith("test_watcher.py")

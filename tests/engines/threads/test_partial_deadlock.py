@@ -143,10 +143,12 @@ def fill_a_queue_after_a_barrier() -> None:
         dist.recv(torch.empty(2), src=0)
 
 
+@pytest.mark.slow  # a thread that an earlier test left behind could fill the queue, too
 def test_a_queue_is_to_be_filled_by_a_thread_that_waits() -> None:
     assert hang(fill_a_queue_after_a_barrier, ranks=2).cycle == (0, 1)
 
 
+@pytest.mark.slow
 def test_threads_of_tools_that_python_does_not_list_fill_no_queue() -> None:
     """pytest-xdist has one in every worker."""
     begun, over = threading.Event(), threading.Lock()

@@ -2,7 +2,8 @@
 
 Used by the process group when the last member has arrived. Each function gets the calls in
 group order. It works on `tensor.data`, so that neither autograd nor version counters notice,
-as with a backend written in C++. Nothing here waits or checks agreement: that has happened.
+as with a backend written in C++. Nothing here waits. Agreement has been checked before; only
+the layout of memory is compared here, where it matters.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from phalanx.backend.collectives.reduction import (
 from phalanx.backend.rank_errors import InvalidCallError
 from phalanx.matching.slots import Call
 
-Meaning = Callable[[list[Call]], None]
+MoveData = Callable[[list[Call]], None]
 """What a collective does, given the calls of all members in group order: it moves the data."""
 
 
@@ -45,7 +46,7 @@ def broadcast(calls: list[Call], which: int = 0) -> None:
 
 
 def all_reduce(calls: list[Call]) -> None:
-    """Several tensors of one rank count like those of several ranks."""
+    """Reduces all tensors of all ranks together; a rank may pass several."""
     reduction = _reduction(calls)
     if calls[0].uneven:
         check_order(calls)
@@ -163,20 +164,23 @@ def _reduce_pieces(
     reduction: Reduction, given: Sequence[Sequence[Tensor]], outputs: list[Tensor]
 ) -> None:
     """Member m's output gets the reduction of everybody's piece m."""
-    given = [_apart(pieces, [outputs[m]], m) for m, pieces in enumerate(given)]
+    given = [_copied_if_overlapping(pieces, [outputs[m]], m) for m, pieces in enumerate(given)]
     for member, output in enumerate(outputs):
         reduction.into(output, [pieces[member].reshape(output.shape) for pieces in given])
 
 
 def _exchange(given: Sequence[Sequence[Tensor]], taken: Sequence[Sequence[Tensor]]) -> None:
     """Member m's piece from s is what s has for m."""
-    given = [_apart(pieces, outputs) for pieces, outputs in zip(given, taken, strict=True)]
+    given = [
+        _copied_if_overlapping(pieces, outputs)
+        for pieces, outputs in zip(given, taken, strict=True)
+    ]
     for receiver, outputs in enumerate(taken):
         for output, pieces in zip(outputs, given, strict=True):
             _copy(output, pieces[receiver])
 
 
-def _apart(
+def _copied_if_overlapping(
     pieces: Sequence[Tensor], outputs: Sequence[Tensor], own: int | None = None
 ) -> Sequence[Tensor]:
     """Copies of the pieces if writing the outputs would change some before it is read. That

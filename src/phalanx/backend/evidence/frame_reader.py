@@ -31,7 +31,9 @@ _HELD_BY_US = 3
 """References to a frame's snapshot that are not the program's: of the frame, ours, a call's."""
 
 Values = tuple[tuple[str, int | str], ...]
-Reading = tuple[CodeType, int, tuple[str, ...], Values, bool, tuple[str, ...]]
+Reading = tuple[callsite.Mark, tuple[str, ...], Values, bool, tuple[str, ...]]
+"""A frame's place, names of the tensor there, and what `_loop_values` returns: the fields of
+`checks.crossed_order.Level`."""
 
 
 class FramePlan:
@@ -39,7 +41,6 @@ class FramePlan:
 
     __slots__ = (
         "arguments",
-        "code",
         "globals",
         "is_ours",
         "is_program",
@@ -47,12 +48,11 @@ class FramePlan:
         "is_snapshot",
         "loops",
         "names",
-        "offset",
+        "place",
     )
 
     def __init__(self, code: CodeType, offset: int) -> None:
-        self.code = code
-        self.offset = offset
+        self.place = (code, offset)
         self.is_program = not callsite.is_library(code.co_filename)
         self.is_ours = callsite.is_own_file(code.co_filename)
         if not self.is_program:
@@ -116,7 +116,7 @@ def _read(plan: FramePlan, frame: FrameType, tensor: Any) -> Reading:
     more = _loop_values(plan, known, tensor) if plan.loops or words else _NOTHING
     if is_ours:
         known.clear()  # or the frame would keep alive what the program drops
-    return plan.code, plan.offset, tuple(names), *more
+    return plan.place, tuple(names), *more
 
 
 def _some_of(plan: FramePlan, known: Any) -> list[tuple[str, Any]]:

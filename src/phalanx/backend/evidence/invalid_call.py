@@ -31,11 +31,14 @@ from torch import Tensor
 from phalanx.backend.endpoint import Endpoint
 from phalanx.backend.evidence.call_description import group_of, specs_of
 from phalanx.backend.rank_errors import InvalidCallError
-from phalanx.backend.session import RankContext, context_here
+from phalanx.backend.session import context_here
 from phalanx.backend.torch_private import private
 from phalanx.callsite import is_library_file, mark_of, raised_at, resolve
-from phalanx.model import CallBlock, Finding, Group, Op, Site
-from phalanx.report.layout import rank_list
+from phalanx.checks.group_lifecycle import INVALID
+from phalanx.journal.events import Noted
+from phalanx.journal.writer import NoteWriter, note_once
+from phalanx.model import CallBlock, Finding, Group, Op, Site, rank_list
+from phalanx.system import monotonic
 
 _DOORS = (
     "torch/distributed/distributed_c10d.py",
@@ -262,18 +265,18 @@ def _hint(given: Mapping[str, Any], group: Group) -> str | None:
 
 
 def outsider_patches(
-    context_of: Callable[[], Any] = context_here,
+    writer_of: Callable[[], NoteWriter | None] = context_here,
 ) -> list[tuple[Any, str, Any]]:
-    """Add torch's warning about such a call to the findings. `context_of` returns the rank that
-    calls, and where its findings go."""
+    """Note in the journal where torch warns of such a call. `writer_of` returns the rank that
+    calls."""
     original = inspect.unwrap(getattr(private.c10d_module, private.WARN_OUTSIDER_NAME))
     deeper = {**original.__globals__, "warnings": SimpleNamespace(warn=_warn_deeper)}
     warn: Callable[[str], None] = FunctionType(original.__code__, deeper)
 
     def warn_not_in_group(op_name: str) -> None:
-        context = context_of()
-        if context is not None:
-            _note_outsider(context, sys._getframe(1))
+        writer = writer_of()
+        if writer is not None:
+            _note_outsider(writer, sys._getframe(1))
         warn(op_name)
 
     warn_not_in_group.__wrapped__ = original  # type: ignore[attr-defined]
@@ -285,59 +288,19 @@ def _warn_deeper(text: str, stacklevel: int = 1, **more: Any) -> None:
     warnings.warn(text, stacklevel=stacklevel + 2, **more)
 
 
-def _note_outsider(context: RankContext, frame: FrameType) -> None:
+def _note_outsider(writer: NoteWriter, frame: FrameType) -> None:
     caller: FrameType | None = frame
     while caller is not None and caller.f_code.co_filename.endswith((*_DOORS, *_BETWEEN)):
         caller = caller.f_back
     if caller is None or is_library_file(caller.f_code.co_filename):
         return  # torch's own code, which knows what it does
-    world = Group("world", tuple(range(context.session.size)))
+    mark, name = mark_of(caller), frame.f_code.co_name
     op = replace(
-        _op(context.rank, frame.f_code.co_name, frame.f_locals, world),
-        site=resolve(mark_of(caller)),
+        _op(writer.rank, name, frame.f_locals, Group("world", ())),
+        site=resolve(mark),
         root=None,
         peer=None,
         tag=None,
     )
-    findings = context.session.findings
-    for index, known in enumerate(findings):
-        if isinstance(known, Finding) and _is_same(known, op):
-            if context.rank not in known.ranks:
-                findings[index] = _outsiders((*known.ranks, context.rank), known.blocks[0].op)
-            return
-    findings.append(_outsiders((context.rank,), op))
-
-
-def join_outsiders(found: Iterable[Finding]) -> list[Finding]:
-    """The notes of several ranks as findings, one for each line."""
-    joined: dict[Any, Finding] = {}
-    for each in found:
-        op = each.blocks[0].op
-        known = joined.get((op.name, op.site))
-        ranks = each.ranks if known is None else (*known.ranks, *each.ranks)
-        joined[op.name, op.site] = _outsiders(
-            ranks, op if known is None else known.blocks[0].op
-        )
-    return list(joined.values())
-
-
-def _is_same(known: Finding, op: Op) -> bool:
-    if known.kind != "invalid-call" or known.severity != "warning":
-        return False
-    first = known.blocks[0].op
-    return (first.name, first.site) == (op.name, op.site)
-
-
-def _outsiders(ranks: tuple[int, ...], op: Op) -> Finding:
-    ranks = tuple(sorted(ranks))
-    who = rank_list(ranks, width=24)
-    they = "it is" if len(ranks) == 1 else "they are"
-    return Finding(
-        "invalid-call",
-        "warning",
-        ranks,
-        headline=f"{who} called {op.name} on a group that {they} not in; nothing was done",
-        blocks=(CallBlock(ranks, op),),
-        hint="new_group gives ranks outside of it no group; make the call on its members only: "
-        "if dist.get_rank(group) >= 0",
-    )
+    event = Noted(monotonic(), writer.rank, 0, mark, INVALID, op)
+    note_once(writer, (INVALID, mark, name), event)

@@ -32,8 +32,7 @@ from torch.nn.parallel import DistributedDataParallel
 from phalanx.backend.session import Session, context_here
 from phalanx.backend.torch_private import private_names
 from phalanx.errors import text_of
-from phalanx.model import Deadlock, Mismatch, Names, Op, Stall, Verdict
-from phalanx.report.layout import rank_list
+from phalanx.model import Deadlock, Mismatch, Names, Op, Stall, Verdict, rank_list
 from phalanx.system import current_frames
 
 DDP, THREAD = "ddp models", "thread"

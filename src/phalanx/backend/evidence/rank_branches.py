@@ -7,15 +7,14 @@ meanwhile, so their frames can be read. Calls that are over are not described.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from types import FrameType
 
 from phalanx import callsite
 from phalanx.backend.evidence.model_names import THREAD
-from phalanx.backend.evidence.source_text import branch_by_rank
 from phalanx.backend.session import RankContext
-from phalanx.matching.hints import name_ranks
+from phalanx.matching.hints import Branch, blame_branch
 from phalanx.model import Mismatch, OpBlock
+from phalanx.source_text import branch_by_rank
 from phalanx.system import current_frames
 
 MOST_RANKS = 16
@@ -25,24 +24,15 @@ _DEPTH = 32
 def with_branch(ranks: Sequence[RankContext], verdict: Mismatch) -> Mismatch:
     """The verdict, with the ranks that alone are in such a branch as those at fault, if that is
     clear."""
-    blocks = verdict.blocks
-    if verdict.ranks or len(blocks) != 2 or "operation" not in verdict.differs:
+    if verdict.ranks or len(verdict.blocks) != 2 or "operation" not in verdict.differs:
         return verdict
     frames = current_frames()
-    found = [_branch_of(ranks, block, frames) for block in blocks]
-    told = [at for at in (0, 1) if isinstance(found[at], str)]
-    if len(told) != 1 or found[1 - told[0]] is not None:
-        return verdict
-    odd = blocks[told[0]]
-    ordered = (blocks[1 - told[0]], replace(odd, odd=True))
-    branch = found[told[0]]
-    hint = f"{name_ranks(odd.ranks)} came there by a branch that asks for the rank, at {branch}"
-    return replace(verdict, ranks=odd.ranks, blocks=ordered, hint=hint)
+    return blame_branch(verdict, [_branch_of(ranks, each, frames) for each in verdict.blocks])
 
 
 def _branch_of(
     ranks: Sequence[RankContext], block: OpBlock, frames: dict[int, FrameType]
-) -> str | bool | None:
+) -> Branch:
     """The place of the branch if all ranks of the block are in it, None if no rank is in one,
     False if that is not known."""
     if len(block.ranks) > MOST_RANKS:
@@ -53,7 +43,7 @@ def _branch_of(
 
 def _of_rank(
     ranks: Sequence[RankContext], rank: int, block: OpBlock, frames: dict[int, FrameType]
-) -> str | bool | None:
+) -> Branch:
     frame = frames.get(ranks[rank].saved.get(THREAD, 0))
     marks = [(each.f_code, each.f_lasti) for each in _users(frame)]
     site = callsite.resolve(marks[0]) if marks else None

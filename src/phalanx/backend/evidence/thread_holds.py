@@ -19,7 +19,7 @@ from types import FrameType
 from phalanx import callsite
 from phalanx.backend.evidence.call_description import describe_call
 from phalanx.backend.session import RankContext
-from phalanx.checks.thread_race import Use, find_thread_race
+from phalanx.checks.thread_race import ThreadCall, find_thread_race
 from phalanx.core.strand import OUTSIDE, PARKED, READY, Strand
 from phalanx.errors import RankStopped, VerdictError
 from phalanx.matching.slots import Call
@@ -102,8 +102,8 @@ def _check_pending_callback(call: Call) -> None:
         return
     if call.name not in _BLOCKING and _is_still_at(_beneath(sys._getframe()), inside.mark):
         finding = find_thread_race(
-            Use(describe_call(call), main=False, callback=True),
-            Use(describe_call(inside), main=True),
+            ThreadCall(describe_call(call), main=False, callback=True),
+            ThreadCall(describe_call(inside), main=True),
         )
         if finding is not None:
             raise _told(call.strand.local, finding)
@@ -166,8 +166,8 @@ def _is_blocking(frame: FrameType | None) -> bool:
 def _judge(call: Call, other: Strand, inside: Call) -> None:
     strand = call.strand
     finding = find_thread_race(
-        Use(describe_call(call), main=not strand.helper),
-        Use(describe_call(inside), main=not other.helper),
+        ThreadCall(describe_call(call), main=not strand.helper),
+        ThreadCall(describe_call(inside), main=not other.helper),
     )
     if finding is None:
         return

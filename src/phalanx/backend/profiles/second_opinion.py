@@ -19,6 +19,7 @@ from phalanx.callsite import mark, resolve
 from phalanx.checks.backend_hazard import KIND, NCCL, RefusedCall
 from phalanx.checks.nccl_hazards import Law
 from phalanx.journal.events import Noted
+from phalanx.journal.writer import note_once
 from phalanx.model import Group, Op, TensorSpec
 from phalanx.system import monotonic
 
@@ -52,10 +53,9 @@ def second_opinion(
 
 def _note(context: RankContext, rule: ProfileRule, use: TensorUse, tensor: Tensor) -> None:
     place = mark(2)
-    key = (rule.name, use.op, place)
-    if key in context.refused:
+    key = (KIND, rule.name, use.op, place)
+    if key in context.noted:
         return
-    context.refused.add(key)
     says, _, hint = rule.explain(use).partition("; ")
     dtype = str(tensor.dtype).removeprefix("torch.")
     op = Op(
@@ -68,4 +68,5 @@ def _note(context: RankContext, rule: ProfileRule, use: TensorUse, tensor: Tenso
     )
     law = Law(rule.name, says, rule.source, hint)
     refusal = RefusedCall(law, _EFFECTS.get(rule.effect, "refuses"), op)
-    context.ring.add(Noted(monotonic(), context.rank, 0, place, KIND, refusal))
+    event = Noted(monotonic(), context.rank, 0, place, KIND, refusal)
+    note_once(context, key, event)

@@ -8,8 +8,6 @@ store.
 
 from __future__ import annotations
 
-import sys
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -20,6 +18,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from phalanx import callsite
 from phalanx.backend.call_events import store_used
+from phalanx.backend.stores.store_keys import CHANGING, keys_in, remembering, uses_of_program
 from phalanx.core.strand import RUNNING, Strand, here
 
 dist: Any = torch.distributed  # torch's type stubs leave several of the names below out
@@ -121,9 +120,8 @@ def store_patches() -> list[tuple[Any, str, Any]]:
     The classes themselves are patched, not the names in modules, because programs import
     them by name before a run starts.
     """
-    changing = ("set", "add", "append", "compare_set", "multi_set", "queue_push", "delete_key")
     patches: list[tuple[Any, str, Any]] = [
-        (Store, name, _waking(name, getattr(Store, name))) for name in changing
+        (Store, name, _waking(name, getattr(Store, name))) for name in CHANGING
     ]
     for name in _PARAMETERS:
         patches.append((Store, name, _waiting_for_keys(name, getattr(Store, name))))
@@ -131,7 +129,7 @@ def store_patches() -> list[tuple[Any, str, Any]]:
     for made_by_peers in (dist.TCPStore, dist.FileStore):
         original = made_by_peers.__init__
         patches.append((made_by_peers, "__init__", _stepping_out(original)))
-    patches.append((PrefixStore, "__init__", _remembering(PrefixStore.__init__)))
+    patches.append((PrefixStore, "__init__", remembering(PrefixStore.__init__)))
     return patches
 
 
@@ -169,41 +167,8 @@ def _note(
     strand: Strand, store: Any, name: str, args: Any, kwargs: Any, *, found: bool = True
 ) -> None:
     """Write into the journal what the program itself does, two frames up."""
-    if callsite.is_library(sys._getframe(2).f_code.co_filename):
-        return
-    given = [*args, *kwargs.values()]
-    value = given[1] if name == "set" and len(given) > 1 else None
-    for key in _keys(given[0] if given else None):
-        place = _place(store, key)
-        if place is not None:
-            store_used(strand, *place, key, name, value=value, found=found)
-
-
-_bases: weakref.WeakKeyDictionary[Any, tuple[Any, str]] = weakref.WeakKeyDictionary()
-"""Where the keys of a `PrefixStore` made during runs are: torch does not tell its prefix."""
-
-
-def _remembering(original: Any) -> Any:
-    def construct(self: Any, prefix: str, store: Any) -> None:
-        original(self, prefix, store)
-        below = _place(store, prefix)
-        if below is not None:
-            _bases[self] = below
-
-    return construct
-
-
-def _place(store: Any, key: str) -> tuple[Any, str] | None:
-    """A store, which ranks may reach by clients of their own, and the whole key; None if that
-    is unknown."""
-    if isinstance(store, PrefixStore):
-        base = _bases.get(store)
-        return None if base is None else (base[0], f"{base[1]}/{key}")
-    if isinstance(store, dist.TCPStore):
-        return ("tcp", store.port), key
-    if isinstance(store, dist.FileStore):
-        return ("file", store.path), key
-    return id(store), key
+    for place, key, shown, value in uses_of_program(store, name, args, kwargs):
+        store_used(strand, place, key, shown, name, value=value, found=found)
 
 
 _PARAMETERS = {
@@ -220,7 +185,7 @@ def _waiting_for_keys(name: str, original: Any) -> Any:
     def read(self: Any, *args: Any, **kwargs: Any) -> Any:
         given = dict(zip(_PARAMETERS[name], args, strict=False), **kwargs)
         keys, timeout = given.get("keys", given.get("key")), given.get("timeout")
-        wanted = _keys(keys)
+        wanted = keys_in(keys)
         if here.strand is not None and wanted and given.get("block", True):
             if name == "queue_pop":
                 self.queue_len(keys)  # a store that has no queues says so here, at once
@@ -238,12 +203,6 @@ def _waiting_for_keys(name: str, original: Any) -> Any:
         return result
 
     return read
-
-
-def _keys(given: Any) -> list[str]:
-    """None if these are no keys: torch's own method then says what it takes."""
-    keys = [given] if isinstance(given, str) else given
-    return keys if isinstance(keys, list) and all(isinstance(k, str) for k in keys) else []
 
 
 def _has_own_timeout(store: Any) -> bool:

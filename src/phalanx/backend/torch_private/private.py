@@ -248,6 +248,13 @@ def is_in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
 
 
+def is_first_of_batch(frame: Any) -> bool:
+    """2.11-2.13: whether this frame of `batch_isend_irecv` is at its first operation."""
+    values = frame.f_locals
+    batch, current = values.get("p2p_op_list"), values.get("p2p_op")
+    return bool(batch) and current is batch[0]
+
+
 # 2.11-2.13: what `backward` and `torch.autograd.grad` run the autograd engine with.
 BACKWARD_NAME = "_engine_run_backward"
 

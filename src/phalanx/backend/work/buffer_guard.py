@@ -14,7 +14,7 @@ from __future__ import annotations
 import weakref
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
@@ -29,12 +29,32 @@ from phalanx.checks.unwaited_work import Unwaited
 from phalanx.matching.slots import Call
 
 if TYPE_CHECKING:
-    from phalanx.backend.session import RankContext
-    from phalanx.model import Op, Site
+    from phalanx.errors import VerdictError
+    from phalanx.model import Op, Site, Verdict
 
 _WRITES_INPUTS = frozenset({"all_reduce", "all_reduce_coalesced"})
 _MOST_DONE = 64
 """How many operations may be outstanding before those that are complete are cleaned up."""
+
+
+class FlightHost(Protocol):
+    """The rank that a book belongs to."""
+
+    in_flight: Any
+    """Its book, once it has one."""
+
+    @property
+    def guards(self) -> bool:
+        """Whether touching a tensor in flight is an error."""
+
+    def report(self, verdict: Verdict) -> VerdictError:
+        """The error that the rank is to raise."""
+
+    def note_flight(self) -> None:
+        """The rank has something in flight."""
+
+    def note_touch(self, call: Call | None, how: str) -> None:
+        """The program used a tensor of a call in flight, at the line that is running."""
 
 
 class Region:
@@ -129,7 +149,7 @@ class Flight:
 class Book:
     """What one rank has in flight, by address; and what it never waited for, by line."""
 
-    def __init__(self, context: RankContext) -> None:
+    def __init__(self, context: FlightHost) -> None:
         self.context = context
         self.flights: dict[Flight, None] = {}
         self.dropped: list[Flight] = []
@@ -195,7 +215,7 @@ class Book:
                 continue
             touch = Touch(how, flight.described(), by=by, site=site)
             self.context.note_touch(flight.call, how)
-            raise self.context.session.report(find_in_flight(touch))
+            raise self.context.report(find_in_flight(touch))
 
     def forget(self, flight: Flight) -> None:
         for region in flight.regions:
@@ -281,10 +301,10 @@ def check_departure(book: Book, call: Call) -> None:
             if writes or region.writes:
                 touch = Touch("used", region.flight.described(), other=describe_call(call))
                 book.context.note_touch(region.flight.call, "used")
-                raise book.context.session.report(find_in_flight(touch))
+                raise book.context.report(find_in_flight(touch))
 
 
-def depart(context: RankContext, call: Call) -> None:
+def depart(context: FlightHost, call: Call) -> None:
     """An asynchronous call of the program's own has been made."""
     book: Book | None = context.in_flight
     if book is None:
@@ -293,12 +313,12 @@ def depart(context: RankContext, call: Call) -> None:
         book.fold()
     flight = call.flight = Flight(book, call)
     book.flights[flight] = None
-    context.session.flown = True
+    context.note_flight()
     if call.origin != OWN:
         flight.functional = True
         if len(book.flights) > book.fold_at:
             book.fold_functional()
-    elif context.session.guards:
+    elif context.guards:
         _watch(book, flight, call)
 
 
@@ -419,7 +439,7 @@ def _error(flight: Flight, how: How) -> Exception:
     by = "seen here: the memory is another" if how == "replaced" else ""
     touch = Touch(how, flight.described(), by=by, site=site)
     flight.book.context.note_touch(flight.call, how)
-    return flight.book.context.session.report(find_in_flight(touch))
+    return flight.book.context.report(find_in_flight(touch))
 
 
 def _tensors_of(call: Call) -> Iterable[tuple[Tensor, bool]]:

@@ -63,6 +63,23 @@ def origin_here(depth: int = 2) -> int:
     return INSIDE
 
 
+def is_waited_for(depth: int = 2) -> bool:
+    """Whether the message whose frame is `depth` above is one of torch's own `send` or `recv`,
+    which wait for it."""
+    frame: FrameType | None = sys._getframe(depth)
+    while frame is not None:
+        code = frame.f_code
+        kind = _known.get(code.co_filename)
+        if kind is None:
+            kind = _known[code.co_filename] = _kind_of(code.co_filename)
+        if kind == _PASS_UNLESS_WAITING and code.co_name in _WAITING:
+            return True
+        if kind in (OWN, INSIDE):
+            return False
+        frame = frame.f_back
+    return False
+
+
 def _kind_of(name: str) -> int:
     if name.startswith(_HERE):
         return _PASS

@@ -82,32 +82,38 @@ def _park_until_done(strand: Strand, call: Call, timeout: float, explicit: bool)
     ring = context.ring
     thread = id(strand) if strand.helper else 1 if strand.on_pending_callback else 0
     ident = None if call.serial is None else (call.strand.local.rank, call.serial)
-    ring.flowed += 2
-    ring.flow.append(
-        make(WaitBegan, (monotonic(), context.rank, thread, call.mark, record, ident))
-    )
-    while not call.done:
-        if call.waiters is None:
-            call.waiters = [strand]
-        elif strand not in call.waiters:
-            call.waiters.append(strand)
-        woken = baton.park(strand, call, deadline=limit, sleeping=explicit)
-        if strand.pending_callbacks:
-            baton.run_pending_callbacks(strand)
-        if not woken and not call.done:
-            error = OpTimeoutError(
-                f"{call.name}: Timed out waiting {timeout * 1000:.0f}ms for the other ranks"
-            )
-            call.waited = True  # in vain, and the program knows
-            ended = (monotonic(), context.rank, thread, call.mark, record, ident, False)
-            ring.flow.append(make(WaitEnded, ended))
-            if call.flight is not None:
-                buffer_guard.give_up(call)
-            if withdraw(call):
-                call.finish(error)
-            raise error
-    ended = (monotonic(), context.rank, thread, call.mark, record, ident, True)
-    ring.flow.append(make(WaitEnded, ended))
+    if call.asynchronous:  # others wait from the moment they are posted
+        ring.flowed += 1
+        began = (monotonic(), context.rank, thread, call.mark, record, ident)
+        ring.flow.append(make(WaitBegan, began))
+    met = False
+    try:
+        while not call.done:
+            if call.waiters is None:
+                call.waiters = [strand]
+            elif strand not in call.waiters:
+                call.waiters.append(strand)
+            woken = baton.park(strand, call, deadline=limit, sleeping=explicit)
+            if strand.pending_callbacks:
+                baton.run_pending_callbacks(strand)
+            if not woken and not call.done:
+                break
+        else:
+            met = True
+    finally:
+        ended = (monotonic(), context.rank, thread, call.mark, record, ident, met)
+        ring.flowed += 1
+        ring.flow.append(make(WaitEnded, ended))
+    if not met:
+        error = OpTimeoutError(
+            f"{call.name}: Timed out waiting {timeout * 1000:.0f}ms for the other ranks"
+        )
+        call.waited = True  # in vain, and the program knows
+        if call.flight is not None:
+            buffer_guard.give_up(call)
+        if withdraw(call):
+            call.finish(error)
+        raise error
     if visiting:
         baton.leave(strand)
 

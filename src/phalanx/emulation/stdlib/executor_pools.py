@@ -11,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import thread as pools
 from concurrent.futures import wait as wait_for
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -49,6 +50,8 @@ def pool_patches(enter_thread: Any) -> list[tuple[Any, str, Any]]:
         jobs.add(future)
         future.add_done_callback(jobs.discard)
         future.add_done_callback(job.drop)
+        add_callback: Any = partial(_add_callback_as_rank, future, jobs, enter_thread)
+        future.add_done_callback = add_callback  # type: ignore[method-assign]
         return future
 
     def construct_as_rank(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -61,6 +64,31 @@ def pool_patches(enter_thread: Any) -> list[tuple[Any, str, Any]]:
         (ThreadPoolExecutor, "submit", submit_as_rank),
         (ThreadPoolExecutor, "__init__", construct_as_rank),
     ]
+
+
+def _add_callback_as_rank(future: Any, jobs: set[Any], enter_thread: Any, fn: Any) -> None:
+    """The thread that ends the job runs the callback, as a job of the rank that added it, which
+    the rank waits for at its end. A rank that comes later runs it in its own thread."""
+    add = partial(Future.add_done_callback, future)
+    strand = here.strand
+    if strand is None or future.done():
+        add(fn)
+        return
+    job, called = _Job(fn, strand, enter_thread), Future[None]()
+    jobs.add(called)
+    called.add_done_callback(jobs.discard)
+
+    def call(future: Any) -> None:
+        try:
+            if here.strand is None:
+                job(future)
+            else:
+                fn(future)
+        finally:
+            job.drop()
+            called.set_result(None)
+
+    add(call)
 
 
 def is_pool_thread(thread: threading.Thread) -> bool:

@@ -7,7 +7,7 @@ in a second thread while it computes (`interrupts.py`); a rank without a handler
 system does with a process. Alarms (`signal.alarm`) are kept per rank. The engine makes a
 `SignalDispatch` for each run, which the launcher checks every few milliseconds; a program
 without signals costs one comparison. What else `signal` has is the process's: timers
-(`setitimer`), and what Python allows in a main thread only.
+(`setitimer`), which end with the run, and what Python allows in a main thread only.
 """
 
 from __future__ import annotations
@@ -37,6 +37,12 @@ INSTALLING = 0.5
 _TABLE, _ALARM, _RING = "signal handlers", "alarm", "ring"
 HARMLESS = frozenset({signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGWINCH})
 """Signals that a process without a handler ignores."""
+
+_TIMERS = [
+    getattr(signal, name)
+    for name in ("ITIMER_REAL", "ITIMER_VIRTUAL", "ITIMER_PROF")
+    if hasattr(signal, name)
+]
 
 Handler = Callable[[int, Any], Any] | int | signal.Handlers | None
 
@@ -208,13 +214,20 @@ class SignalDispatch:
         self._rings: list[PendingSignal] = []
         """Signals that ranks have not handled yet."""
         self._interrupted_at = -AGAIN
+        self._idle_timers: list[Any] = []
+        """Those that were not armed before the run."""
 
     def open(self) -> None:
+        if not _dispatches:
+            self._idle_timers = [timer for timer in _TIMERS if not any(signal.getitimer(timer))]
         _dispatches.append(self)
 
     def close(self) -> None:
-        """Put back the handlers from before the run."""
+        """Put back the handlers from before the run. A timer that a rank has armed would end
+        the program afterwards, as no handler is left for it."""
         _dispatches.remove(self)
+        for timer in self._idle_timers:
+            signal.setitimer(timer, 0)
         self._rings.clear()
         for context in self._ranks:
             context.saved.pop(_TABLE, None)

@@ -18,6 +18,8 @@ from typing import Any
 from phalanx.backend.evidence.model_names import names_in
 from phalanx.backend.rank_errors import error_for
 from phalanx.core.launcher import CLEANING_UP
+from phalanx.engines.look.look_door import LookDoor
+from phalanx.engines.look.remote_watch import LOOK, RemoteWatch, heard_by
 from phalanx.engines.outcome import Outcome, Outcomes, find_error
 from phalanx.engines.processes.failure_evidence import (
     Failure,
@@ -108,6 +110,14 @@ class CallInProgress:
         self._late: dict[int, RankView | None] = {}
         self._number = 0
         self._looked = 0.0
+        pending, asking, codec = self._pending, self._asking, self._codec
+        self.watch = RemoteWatch(
+            members=lambda: range(len(ranks_alive.members)),
+            living=lambda: pending,
+            heard=lambda: None if codec is None else heard_by(codec.referee),
+            asking=lambda: bool(asking & pending.keys()),
+        )
+        self._door = LookDoor(self.watch, engine="processes")
         self.is_whole = False
         """Whether every rank came to the end of its call and can take another."""
         self.findings: tuple[Verdict, ...] = ()
@@ -119,6 +129,12 @@ class CallInProgress:
         """How much was checked."""
         ranks = len(self._ranks_alive.members)
         return Tally(ranks) if self._codec is None else self._codec.referee.tally()
+
+    def note_stopped(self) -> None:
+        """The journal gets an end of each rank, also of those that could not tell theirs."""
+        if self._codec is not None:
+            for member in self._ranks_alive.members:
+                self._codec.referee.journal.end_rank(member.rank, "stopped", "")
 
     def carry_out(self, call: CallRequest, *, whole_lines: bool = True) -> list[Any]:
         __tracebackhide__ = True
@@ -136,6 +152,8 @@ class CallInProgress:
             self._tell_positions()
             self._let_clean_up()
             raise
+        finally:
+            self._door.close()
         self._ranks_alive.drain(whole=not whole_lines)
         if self._failed:
             self._find_reasons()
@@ -217,6 +235,7 @@ class CallInProgress:
             self._take_in(member, message)
         if self._on_tick is not None:
             self._on_tick()
+        self._door.tick()
         if self._codec is not None and monotonic() - self._looked > TICK:
             self._ranks_alive.answer(self._codec.look())
             self._looked = monotonic()
@@ -225,7 +244,9 @@ class CallInProgress:
     def _take_in(self, member: MemberProcess, message: Any) -> None:
         rank = member.rank
         if isinstance(message, Position):
-            if message.number == self._number:
+            if message.number == LOOK:
+                self.watch.take_in(message)
+            elif message.number == self._number:
                 self._positions[rank] = message
             return
         if isinstance(message, Note):

@@ -25,7 +25,7 @@ from phalanx.backend.torch_private import private_registries as private
 from phalanx.emulation.patch_installer import put_in
 from phalanx.emulation.patch_table import RANK_PROCESS
 from phalanx.engines.processes.rank_messages import Start
-from phalanx.report.layout import rank_list
+from phalanx.model import rank_list
 from phalanx.system import getpid
 
 LOOPBACK = "127.0.0.1"

@@ -18,7 +18,7 @@ import threading
 import time
 import traceback
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any, TextIO
@@ -45,6 +45,7 @@ from phalanx.engines.processes.rank_messages import (
     Unsendable,
 )
 from phalanx.engines.remote.control_messages import DUMP_SIGNAL, Raised
+from phalanx.engines.remote.idle_threads import threads_joined
 from phalanx.engines.remote.link import attach
 from phalanx.engines.remote.rank_main import (
     RemoteRank,
@@ -162,7 +163,8 @@ class _ProcessRank(RemoteRank):
             loading = False
             if not call.bare:
                 self._init()
-            values.append(_value_of(fn, args, kwargs))
+            with nullcontext() if call.lingers else threads_joined():
+                values.append(_value_of(fn, args, kwargs))
 
         def describe(error: BaseException) -> Raised:
             return self.describe_failure(error, pickled_error, loading=loading)

@@ -35,8 +35,8 @@ from phalanx.engines.serialization.serialization import check_not_loading, pack_
 from phalanx.engines.terminal import find_input
 from phalanx.errors import HazardError, PhalanxWarning, UsageError, VerdictError
 from phalanx.journal.reader import Journal
-from phalanx.model import Silenced, Verdict
-from phalanx.report.layout import rank_list
+from phalanx.journal.writer import JournalWriter
+from phalanx.model import Silenced, Verdict, rank_list
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +82,7 @@ class ProcessesEngine:
         patient: bool = False,
         may_exit: bool = False,
         bare: bool = False,
+        lingers: bool = False,
     ) -> list[Any]:
         """Call `fn` once per rank and return the values in rank order.
 
@@ -92,7 +93,8 @@ class ProcessesEngine:
         `process_state.py`; ranks that died meanwhile are replaced. With `patient` the
         ranks that are left when one has died have as much time as without that. With
         `may_exit` a rank that leaves by `os._exit(0)` has not failed; its value is `EXITED`.
-        With `bare` no group is made for ranks that have none any more.
+        With `bare` no group is made for ranks that have none any more. A call ends when the
+        threads that it started have, unless it `lingers`.
         """
         __tracebackhide__ = True
         if self._busy:
@@ -110,6 +112,7 @@ class ProcessesEngine:
                 patient=patient,
                 may_exit=may_exit,
                 bare=bare,
+                lingers=lingers,
             )
         finally:
             self._busy = False
@@ -126,6 +129,7 @@ class ProcessesEngine:
         patient: bool,
         may_exit: bool,
         bare: bool,
+        lingers: bool,
     ) -> list[Any]:
         __tracebackhide__ = True
         if fresh:
@@ -143,11 +147,12 @@ class ProcessesEngine:
             patient=patient,
             may_exit=may_exit,
         )
+        inherited = inherited_settings.look()
+        request = CallRequest(self._calls, serialized, fresh, bare, lingers, inherited)
+        if self.settings.on_watch is not None:
+            self.settings.on_watch(call.watch)
         try:
-            values = call.carry_out(
-                CallRequest(self._calls, serialized, fresh, bare, inherited_settings.look()),
-                whole_lines=on_output is None,
-            )
+            values = call.carry_out(request, whole_lines=on_output is None)
             findings, silenced = choose_findings(call.findings, self.settings)
             self.findings += findings
             self.silenced += silenced
@@ -155,6 +160,7 @@ class ProcessesEngine:
             return values
         except BaseException as error:
             if not call.is_whole:
+                call.note_stopped()
                 self._tell_reasons(call)
             # What was found may have left them out of step, with other numbers of groups.
             call.is_worn |= isinstance(error, (VerdictError, HazardError))
@@ -171,6 +177,11 @@ class ProcessesEngine:
             else:
                 ranks_alive.show = self.settings.on_output
                 self._ranks_alive = ranks_alive
+
+    def _tell_journal(self, journal: JournalWriter) -> None:
+        """By the settings of now: whoever keeps an engine may change them from call to call."""
+        if self.settings.on_journal is not None:
+            self.settings.on_journal(journal)
 
     def _tell_reasons(self, call: CallInProgress) -> None:
         """What was found though the ranks failed; their error follows."""
@@ -246,7 +257,12 @@ class ProcessesEngine:
             codec = None
             if settings.checked:
                 kinds, profile = settings.kinds, settings.profile
-                codec = RefereeCodec(settings.ranks, kinds=kinds, profile=profile)
+                codec = RefereeCodec(
+                    settings.ranks,
+                    kinds=kinds,
+                    profile=profile,
+                    on_journal=self._tell_journal,
+                )
             return RankProcesses(starts, listener, show=settings.on_output, codec=codec)
 
 

@@ -49,12 +49,14 @@ class Serialized:
 class CallRequest:
     """Call a function: the serialized holds (function, arguments, keyword arguments). `fresh`:
     begin as a rank that has just been started. `bare`: whether there is a group or not.
-    `inherited`: what ranks that begin have from the program."""
+    `lingers`: threads that it starts may go on when it has returned. `inherited`: what ranks
+    that begin have from the program."""
 
     number: int
     serialized: Serialized
     fresh: bool = False
     bare: bool = False
+    lingers: bool = False
     inherited: Inherited = NOTHING
 
 

@@ -246,9 +246,9 @@ class RankProcesses:
     def attend_dead(self, member: MemberProcess) -> None:
         """Take in what the rank did and could not tell any more."""
         if self.codec is not None and self._fast_path is not None:
-            forms = shared_memory_path.past_of(self._fast_path, len(self.members), member.rank)
+            told = shared_memory_path.past_of(self._fast_path, len(self.members), member.rank)
             with contextlib.suppress(LookupError):  # it died before it had told what they are
-                self.answer(self.codec.past(member.rank, forms))
+                self.answer(self.codec.past(member.rank, told))
 
     def answer(self, replies: Outgoing) -> None:
         for rank, data in replies:

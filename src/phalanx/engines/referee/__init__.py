@@ -1,4 +1,4 @@
-"""The end of the wire where the referee is, for ranks in processes of their own.
+"""The referee's side of the connection to ranks in other processes.
 
 `codec` (fed by the processes engine) and `referee_server` (TCP, for torchrun) turn bytes into
 announcements; `remote_referee` keeps what each rank has announced and asks the one referee of

@@ -7,10 +7,13 @@ never decide what is right or wrong.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
+from phalanx.checks.message_race import MOST_TAKEN, Taken, hint_taken
+from phalanx.journal.events import CallId
 from phalanx.matching.announcement import Form, GroupForm
 from phalanx.matching.descriptions import (
     CallReader,
@@ -27,13 +30,23 @@ from phalanx.model import Op, Wait
 
 class AnnouncedCall(Call):
     """One announced call. `asked` says that its rank waits for an answer about it, `timed`
-    that it counts on a time of its own; `entered` that the backend has the call already."""
+    that it counts on a time of its own; `entered` that the backend has the call already. For
+    the journal: `came_last` says that it completed its slot, `over` when it ended and whether
+    by a failure."""
 
     asked = False
     timed = False
     entered = False
-    gave_up = False
+    gave_up = ""
+    """Why its rank takes no part any more: what became of the call."""
+    lost = ""
+    """Why it can never be met, once another member gave it up."""
     is_waiting = False
+    came_last = False
+    posted_at = 0.0
+    thread = 0
+    meeting: MetCalls | None = None
+    over: tuple[float, bool] | None = None
     verdict: Any = None
     creation: Creation | None = None
     """What it is in `creations`, if it is a `new_group`."""
@@ -57,6 +70,28 @@ class AnnouncedCall(Call):
         return self.name == "recv" and self.peer is None
 
 
+class MetCalls:
+    """Calls that have met: the one that came last, and the send and the receive if it is a
+    message."""
+
+    __slots__ = ("calls", "is_complete", "last")
+
+    def __init__(self, last: AnnouncedCall, calls: tuple[CallId, ...]) -> None:
+        self.last = last
+        self.calls = calls
+        self.is_complete = False
+
+
+class Exchange(NamedTuple):
+    """What comes of a message or a receive: the send and the receive that have `met`; or
+    receives from any source for which there is a message, of which the backend decides. With
+    `undecided` it also decides what becomes of the call itself."""
+
+    met: tuple[AnnouncedCall, AnnouncedCall] | None = None
+    receives: Sequence[AnnouncedCall] = ()
+    undecided: bool = False
+
+
 _NO_STRAND: Any = None
 """Nobody parks here: the ranks wait in their own processes."""
 
@@ -69,17 +104,57 @@ class AnnouncedMailbox(GroupMailbox):
         super().__init__("world" if world else f"group {form.name}", form.ranks)
         self.form = form
         self.record.backend, self.record.eager = form.backend, form.eager
+        self.made: set[int] = set()
+        """Members of which the journal knows that they have made it."""
         self.deciding: list[AnnouncedCall] = []
         """Receives from any source for which there is a message, or several: the backend
         decides which, and the receiver tells."""
+        self.taken: deque[tuple[AnnouncedCall, int]] = deque(maxlen=MOST_TAKEN)
+        """The last of them, and whose message each took: a place in the group."""
 
     # -- receives from any source -----------------------------------------------------------
+
+    def exchange(self, call: AnnouncedCall) -> Exchange:
+        """A message or a receive has come: see what it meets, and put it where it waits if
+        that is nothing yet. Of two members the other one is the only source."""
+        sending = call.name == "send"
+        if call.is_any_source and self.size == 2:
+            call.peer = 1 - call.member
+        if self.is_undecided(call):
+            self.post(call)
+            return Exchange(undecided=True)
+        if call.is_any_source and self.messages_for(call):
+            return Exchange(receives=[call])
+        if sending and (open_ones := self.open_receives_from_any(call.peer, call.tag)):
+            for receive in open_ones:
+                self.withdraw(receive)
+            self.post(call)
+            return Exchange(receives=open_ones, undecided=True)
+        other = self.post_send(call) if sending else self.post_receive(call)
+        if not isinstance(other, AnnouncedCall):
+            return Exchange()
+        return Exchange(met=(call, other) if sending else (other, call))
+
+    def settle_after(
+        self, decided: AnnouncedCall
+    ) -> tuple[list[AnnouncedCall], list[AnnouncedCall]]:
+        """A receive from any source has taken its message: sends and receives, in turn, that
+        have met thereby, and receives from any source for which there is a message now."""
+        if self.is_undecided(decided):
+            return [], []
+        met = self.match_rest(decided)
+        waiting = self.open_receives_from_any(decided.member, decided.tag)
+        if not self.messages_for(decided):
+            return met, []
+        for each in waiting:
+            self.withdraw(each)
+        return met, waiting
 
     def is_undecided(self, call: AnnouncedCall) -> bool:
         """Whether a receive from any source may take this message, or take what this receive
         waits for: then only the backend knows."""
         receiver = call.member if call.name == "recv" else call.peer
-        return any(
+        return call.form.is_message and any(
             each is not call and each.member == receiver and each.tag == call.tag
             for each in self.deciding
         )
@@ -131,9 +206,24 @@ def _present(calls: Iterable[Call | None]) -> list[AnnouncedCall]:
     return [call for call in calls if isinstance(call, AnnouncedCall)]
 
 
+class AnnouncedReader(CallReader):
+    """Knows which messages receives from any source took."""
+
+    def taken_before(self, call: Call, op: Op) -> str | None:
+        mailbox = call.mailbox
+        if op.name != "recv" or op.peer is None or not isinstance(mailbox, AnnouncedMailbox):
+            return None
+        taken = [
+            Taken(describe_call(receive, self), mailbox.ranks[source], 0, 0)
+            for receive, source in mailbox.taken
+            if receive.member == call.member and receive.tag == call.tag
+        ]
+        return hint_taken(taken, op)
+
+
 def wait_in(call: AnnouncedCall) -> Wait:
     """What its rank needs before it can go on."""
-    reader = CallReader()
+    reader = AnnouncedReader()
     if call.creation is not None:
         return call.creations.wait_in(call.creation)
     if not call.form.is_message:

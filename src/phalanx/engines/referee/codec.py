@@ -8,16 +8,23 @@ socket.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from phalanx.backend.rank_errors import error_for
+from phalanx.engines.referee.announced_ranks import Reply
 from phalanx.engines.referee.remote_check_host import RemoteHost, find_at_end
-from phalanx.engines.referee.remote_referee import RemoteReferee, Reply
+from phalanx.engines.referee.remote_journal import STORE_EVENTS
+from phalanx.engines.referee.remote_referee import RemoteReferee
 from phalanx.engines.remote import frames
-from phalanx.engines.remote.frames import Decoder, Frame, encode
+from phalanx.engines.remote.frames import Decoder, Frame, Record, encode
+from phalanx.engines.remote.rank_notes import read_notes
 from phalanx.errors import VerdictError
+from phalanx.journal.reader import ClockOffset
+from phalanx.journal.writer import JournalWriter
 from phalanx.kinds import ALL
 from phalanx.model import Verdict
+from phalanx.system import monotonic
 
 Outgoing = list[tuple[int, bytes]]
 """(rank, bytes) to be sent."""
@@ -33,8 +40,11 @@ class RefereeCodec:
         *,
         kinds: frozenset[str] = ALL,
         profile: str | None = None,
+        on_journal: Callable[[JournalWriter], Any] | None = None,
     ) -> None:
+        """`on_journal` is called with the journal of each call of the program."""
         self.referee = RemoteReferee(size, kinds)
+        self._on_journal = on_journal
         self.host = RemoteHost(self.referee, profile)
         self._replay = replay
         self._decoders = [Decoder() for _ in range(size)]
@@ -48,6 +58,8 @@ class RefereeCodec:
             self.referee.reset()
         else:
             self.referee.begin()
+        if self._on_journal is not None:
+            self._on_journal(self.referee.journal)
 
     @property
     def error(self) -> VerdictError | None:
@@ -59,7 +71,10 @@ class RefereeCodec:
         """Take in what a rank wrote; what is to be sent to whom."""
         out: Outgoing = []
         for frame in self._decoders[rank].feed(data):
-            out += self._encoded(self._take_in(rank, frame))
+            if frame.kind == frames.PING:
+                out.append((rank, encode(frames.PONG, frame.call_id, time=monotonic())))
+            else:
+                out += self._encoded(self._take_in(rank, frame))
         return out
 
     def look(self) -> Outgoing:
@@ -70,12 +85,55 @@ class RefereeCodec:
         """Once all ranks have returned."""
         return find_at_end(self.host)
 
-    def past(self, rank: int, forms: Iterable[int]) -> Outgoing:
-        """Calls of a rank that met on the fast path."""
-        return self._encoded(self._past(rank, forms))
+    def past(self, rank: int, records: Iterable[Record]) -> Outgoing:
+        """Calls of a rank that met on the fast path, and that it could not tell of."""
+        return self._encoded(self._hear_log(rank, records))
 
-    def _past(self, rank: int, forms: Iterable[int]) -> list[Reply]:
-        return [reply for form in forms for reply in self.referee.met(rank, form)]
+    def _hear_log(self, rank: int, records: Iterable[Record]) -> list[Reply]:
+        referee, journal = self.referee, self.referee.journal
+        offset = self._offset(rank)
+        journal.thread = 0
+        replies: list[Reply] = []
+        for kind, call_id, form, time in records:
+            when = time + offset
+            if kind <= frames.MET_AS_LAST:
+                journal.time = when
+                last = kind == frames.MET_AS_LAST
+                replies += referee.met(rank, form, call_id, came_last=last)
+            elif kind == frames.WAITS:
+                journal.waits(rank, call_id, when)
+            else:
+                journal.over(rank, call_id, when, failed=kind == frames.BROKEN)
+        journal.time = None
+        return replies
+
+    def _hear_events(self, rank: int, events: Iterable[Any]) -> None:
+        """What only the rank could see, for the journal."""
+        referee, journal = self.referee, self.referee.journal
+        offset = self._offset(rank)
+        for what, time, thread, site, fields in events:
+            journal.time, journal.thread = time + offset, thread
+            if what == "group-made":
+                form, by_program = fields
+                mailbox = referee.mailbox_of(form)
+                journal.made(rank, mailbox, form, site, by_program=by_program)
+            elif what == "group-destroyed":
+                key, of_world, calls = fields
+                known, world = referee.find_mailbox(key), referee.find_mailbox(of_world)
+                if known is not None:
+                    journal.destroyed(rank, known, site, world, calls)
+                    referee.leave_group(rank, known)
+            elif what == "buffer-touched":
+                journal.touched(rank, site, *fields)
+            elif what == "rank-ended":
+                journal.end_rank(rank, *fields)
+            else:
+                journal.use_store(rank, STORE_EVENTS[what], site, fields)
+        journal.time = None
+
+    def _offset(self, rank: int) -> float:
+        clock = self.referee.clocks.get(rank)
+        return 0.0 if clock is None else clock.seconds
 
     def finished(self, rank: int) -> Outgoing:
         return self._encoded(self.referee.finished(rank))
@@ -84,6 +142,15 @@ class RefereeCodec:
         return self._encoded(self.referee.failed(rank, error))
 
     def _take_in(self, rank: int, frame: Frame) -> list[Reply]:
+        journal = self.referee.journal
+        if frame.time:
+            journal.time, journal.thread = frame.time + self._offset(rank), frame.thread
+        try:
+            return self._take_in_frame(rank, frame)
+        finally:
+            journal.time = None
+
+    def _take_in_frame(self, rank: int, frame: Frame) -> list[Reply]:
         referee, kind, call_id = self.referee, frame.kind, frame.call_id
         if kind in (frames.ANNOUNCE, frames.WAIT):
             timed = bool(frame.flags & frames.TIMED)
@@ -98,8 +165,14 @@ class RefereeCodec:
             referee.define_form(rank, frame.number, pickle.loads(frame.body))
         elif kind == frames.GROUP:
             referee.define_group(rank, frame.number, pickle.loads(frame.body))
-        elif kind == frames.PAST:
-            return self._past(rank, frames.past_in(frame))
+        elif kind == frames.CLOCK:
+            referee.clocks[rank] = ClockOffset(*frames.clock_in(frame))
+        elif kind == frames.LOG:
+            return self._hear_log(rank, frames.log_in(frame))
+        elif kind == frames.EVENTS:
+            self._hear_events(rank, pickle.loads(frame.body))
+        elif kind == frames.THREADS:
+            return referee.tell_threads(rank, frame.flags & frames.MOST_THREADS)
         elif kind == frames.GIVE_UP:
             return referee.give_up(rank, call_id)
         elif kind == frames.RECEIVED:
@@ -107,8 +180,8 @@ class RefereeCodec:
         elif kind == frames.FOUND:
             return referee.found(rank, call_id, pickle.loads(frame.body))
         elif kind == frames.NOTES:
-            for name, noted in pickle.loads(frame.body).items():
-                referee.journal.note(rank, name, noted)
+            for lane, events in read_notes(frame.body, referee.records()).items():
+                referee.journal.note(rank, lane, events, self._offset(rank))
         elif kind == frames.FORGET:
             referee.forget(rank)
         elif kind == frames.FINISHED:

@@ -15,13 +15,18 @@ import secrets
 import selectors
 import socket
 import threading
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
+from phalanx.engines.look.remote_watch import Heard, heard_by
 from phalanx.engines.referee.codec import Outgoing, RefereeCodec
 from phalanx.engines.remote import frames
 from phalanx.engines.remote.frames import Decoder
 from phalanx.engines.snapshots import group_views
 from phalanx.errors import VerdictError
+from phalanx.journal.reader import Journal
+from phalanx.journal.writer import JournalWriter
 from phalanx.kinds import ALL
 from phalanx.model import RankView, Snapshot, Tally, Verdict, ViewBlock
 from phalanx.system import monotonic
@@ -66,13 +71,15 @@ class RefereeServer:
         replay: str | None = None,
         kinds: frozenset[str] = ALL,
         profile: str | None = None,
+        on_journal: Callable[[JournalWriter], Any] | None = None,
     ) -> None:
         self.ranks = ranks
         self.token = token or secrets.token_hex(16)
         self.generation = 0
         self._new_codec = partial(RefereeCodec, ranks, replay, kinds=kinds, profile=profile)
         self._lock = threading.Lock()
-        self._codec = self._new_codec()
+        self._on_journal = on_journal
+        self._codec = self._empty_codec()
         self._looked = 0.0
         self._left = threading.Condition(self._lock)
         self._failures: dict[int, str] = {}
@@ -88,6 +95,13 @@ class RefereeServer:
         self._selector.register(self._woken, selectors.EVENT_READ)
         self._thread = threading.Thread(target=self._serve, daemon=True, name="phalanx-referee")
         self._thread.start()
+
+    def _empty_codec(self) -> RefereeCodec:
+        """An empty referee, which ranks of a new generation will tell what they do."""
+        codec = self._new_codec()
+        if self._on_journal is not None:
+            self._on_journal(codec.referee.journal)
+        return codec
 
     # -- what came out ----------------------------------------------------------------------
 
@@ -122,10 +136,23 @@ class RefereeServer:
         with self._lock:
             return self._codec.referee.snapshot()
 
+    def hear(self) -> Heard:
+        """The same with figures, for those who watch."""
+        with self._lock:
+            return heard_by(self._codec.referee)
+
     def tally(self) -> Tally:
         """How much was checked."""
         with self._lock:
             return self._codec.referee.tally()
+
+    def read_journal(self, *, at_end: bool) -> Journal:
+        """What happened in the latest generation; `at_end`, once all is heard that ranks have
+        said."""
+        with self._lock:
+            if at_end:
+                self._left.wait_for(lambda: not self._callers, LAST_WORDS)
+            return self._codec.referee.read_journal()
 
     def find_at_end(self) -> list[Verdict]:
         """Once all ranks have ended well, and all that they said has been heard."""
@@ -255,7 +282,7 @@ class RefereeServer:
 
     def _begin(self, generation: int) -> None:
         self.generation = generation
-        self._codec = self._new_codec()
+        self._codec = self._empty_codec()
         self._trouble = None
         self._failures.clear()
         self._callers.clear()

@@ -10,20 +10,22 @@ clock.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Literal, TypeVar
 
 from phalanx.engines.referee.announced_calls import (
     AnnouncedCall,
     AnnouncedMailbox,
+    AnnouncedReader,
     last_op,
     wait_in,
 )
-from phalanx.engines.referee.remote_journal import RemoteJournal
+from phalanx.engines.referee.announced_ranks import AnnouncedRank, Answer, Reply
+from phalanx.engines.referee.remote_journal import RemoteJournal, fields_of
 from phalanx.engines.remote.frames import FORMS_KEPT
 from phalanx.journal.events import GroupRecord
-from phalanx.journal.reader import Journal
+from phalanx.journal.reader import ClockOffset, Journal
 from phalanx.kinds import ALL
 from phalanx.matching.announcement import Form, GroupForm, signature_of
 from phalanx.matching.descriptions import CallReader
@@ -44,50 +46,6 @@ from phalanx.model import (
 
 _Judged = TypeVar("_Judged", Mismatch, Deadlock)
 
-Answer = Literal["met", "go", "verdict", "stop", "withdrawn", "lost"]
-
-
-@dataclass(frozen=True)
-class Reply:
-    """What a rank is told about one of its calls.
-
-    met        go on; everyone who belongs to it has announced it
-    go         go on; not everyone has, so ask before you wait for it
-    verdict    raise this
-    stop       unwind: another rank failed
-    withdrawn  you gave up waiting, and nobody will meet the call any more
-    lost       another member gave up waiting in this call; `text` says who
-    """
-
-    rank: int
-    call_id: int
-    answer: Answer
-    verdict: Verdict | None = None
-    text: str = ""
-
-
-class _Rank:
-    """What the referee knows of one rank. `calls` holds its calls that are not met, or
-    failed."""
-
-    def __init__(self) -> None:
-        self.groups: dict[int, tuple[AnnouncedMailbox, int] | None] = {}
-        self.forms: dict[int, tuple[Form, Hashable | None]] = {}
-        self.calls: dict[int, AnnouncedCall] = {}
-        self.asking: dict[int, AnnouncedCall] = {}
-        self.threads = 1
-        self.last: AnnouncedCall | None = None
-        self.gone: Status | None = None
-        self.error: str | None = None
-
-    @property
-    def is_free(self) -> bool:
-        """Whether it may act without any other rank."""
-        if self.gone is not None:
-            return False
-        asking = self.asking
-        return len(asking) < self.threads or any(call.timed for call in asking.values())
-
 
 class RemoteReferee:
     """All ranks of one world, from call to call."""
@@ -95,14 +53,19 @@ class RemoteReferee:
     def __init__(self, size: int, kinds: frozenset[str] = ALL) -> None:
         self.size = size
         self.kinds = kinds
+        self.clocks: dict[int, ClockOffset] = {}
+        """How the clocks of ranks differ from this one, where they do."""
         self.reset()
 
     def reset(self) -> None:
         """Forget everything: groups, calls, ranks."""
-        self._ranks = [_Rank() for _ in range(self.size)]
+        self._ranks = [AnnouncedRank() for _ in range(self.size)]
         self._referee = Referee(self.kinds)
         self._mailboxes: dict[str, AnnouncedMailbox] = {}
+        self._ended = [0, 0, 0]
+        """What is counted of groups that are gone."""
         self.journal = RemoteJournal(self.size)
+        self.journal.clocks = self.clocks
         self.begin()
 
     def begin(self) -> None:
@@ -113,30 +76,55 @@ class RemoteReferee:
         """The first that was found."""
         self._halted: dict[int, AnnouncedCall] = {}
         self._referee.begin()
+        self._forget_groups()
         former = self._mailboxes.values()
         self.journal = RemoteJournal(self.size, former, after=self.journal)
         for rank in self._ranks:
             rank.asking.clear()
-            rank.calls = {t: c for t, c in rank.calls.items() if c.verdict is None}
+            rank.calls = {t: c for t, c in rank.calls.items() if not (c.verdict or c.lost)}
             rank.gone = rank.error = None
             rank.threads = 1
+
+    def _forget_groups(self) -> None:
+        """Those of which all members have destroyed their ends. Not before the run is over:
+        until then ranks may have something to say about them."""
+        for key, mailbox in list(self._mailboxes.items()):
+            if mailbox.is_deserted():
+                del self._mailboxes[key], self._referee.mailboxes[key]
+                self._ended = [a + b for a, b in zip(self._ended, _count(mailbox), strict=True)]
+        for rank in self._ranks:
+            rank.forget_groups()
 
     # -- what ranks say ---------------------------------------------------------------------
 
     def define_group(self, rank: int, number: int, form: GroupForm) -> None:
+        mailbox = self.mailbox_of(form)
+        fits = mailbox.size == len(form.ranks)
+        taken = not fits or self._referee.claim(mailbox, form.member, rank) is not None
+        if not taken:
+            self.journal.made(rank, mailbox, form, by_program=False)
+        # Two groups that cannot be told apart: neither is judged.
+        self._ranks[rank].groups[number] = None if taken else (mailbox, form.member)
+
+    def mailbox_of(self, form: GroupForm) -> AnnouncedMailbox:
+        """That of a group, made when the first of its members is heard of."""
         mailbox = self._mailboxes.get(form.key)
         if mailbox is None:
             mailbox = self._mailboxes[form.key] = AnnouncedMailbox(form, self.size)
             self._referee.mailboxes[form.key] = mailbox
             self.journal.keep(mailbox.record)
-        taken = mailbox.size != len(form.ranks) or mailbox.claim(form.member, rank) is not None
-        if not taken:
-            self.journal.made(rank, mailbox, form.member)
-        # Two groups that cannot be told apart: neither is judged.
-        self._ranks[rank].groups[number] = None if taken else (mailbox, form.member)
+        return mailbox
+
+    def leave_group(self, rank: int, mailbox: AnnouncedMailbox) -> None:
+        """A rank has destroyed its end of a group."""
+        if mailbox.leave(rank):
+            self.journal.end(mailbox.record)
+
+    def find_mailbox(self, key: str) -> AnnouncedMailbox | None:
+        return self._mailboxes.get(key)
 
     def define_form(self, rank: int, number: int, form: Form) -> None:
-        self._ranks[rank].forms[number] = form, signature_of(form)
+        self._ranks[rank].forms[number] = form, signature_of(form), fields_of(form)
 
     def forget(self, rank: int) -> None:
         """The rank will define its forms again, under other numbers."""
@@ -157,8 +145,8 @@ class RemoteReferee:
         """A rank is about to call this. Unless `blocking`, it only needs to know whether
         something is wrong already."""
         here = self._ranks[rank]
-        what, signature = here.forms[form]
-        at = here.groups[what.group]
+        what, signature, fields = here.forms[form]
+        at = here.groups.get(what.group)
         if at is None:
             return [Reply(rank, call_id, "met")]
         mailbox, member = at
@@ -170,34 +158,41 @@ class RemoteReferee:
         call.waited = call.entered and what.name == "monitored_barrier"  # it waits by itself
         here.last = call
         here.calls[call_id] = call
-        self.journal.post(call, asynchronous=not blocking, threads=threads)
+        self.journal.post(call, fields, asynchronous=not blocking)
         if self.stopping:
             if not what.is_message:
                 mailbox.join(call)
             return [self._stop(call) if blocking else Reply(rank, call_id, "go")]
-        if blocking:
-            self.journal.wait(call)
         self._ask(call, timed=timed, threads=threads)
         if what.is_message:
             return self._exchange(call, blocking=blocking)
         slot = mailbox.join(call)
         if slot is not None:
+            call.came_last = True
             return self._complete(mailbox, slot)
-        if not blocking and not self._is_clashing(mailbox, call):
+        if blocking:
+            self.journal.wait(call)
+        elif not self._is_clashing(mailbox, call):
             return [self._answer(call, "go")]
         return self._prove()
 
-    def met(self, rank: int, form: int) -> list[Reply]:
-        """A call of the rank that met all its counterparts elsewhere, on the fast path."""
+    def met(
+        self, rank: int, form: int, call_id: int = 0, *, came_last: bool = False
+    ) -> list[Reply]:
+        """A call of the rank that met all its counterparts elsewhere, on the fast path, after
+        it had waited for them, or as the last one."""
         here = self._ranks[rank]
-        what, signature = here.forms[form]
-        at = here.groups[what.group]
+        what, signature, fields = here.forms[form]
+        at = here.groups.get(what.group)
         if at is None:
             return []
         mailbox, member = at
-        call = here.last = AnnouncedCall(mailbox, rank, 0, what, member)
+        call = here.last = AnnouncedCall(mailbox, rank, call_id, what, member)
         call.signature = signature
-        self.journal.post(call)
+        call.came_last = came_last
+        self.journal.post(call, fields)
+        if not came_last:
+            self.journal.wait(call)
         if what.is_message:
             sent = what.name == "send"
             other = mailbox.post_send(call) if sent else mailbox.post_receive(call)
@@ -217,12 +212,20 @@ class RemoteReferee:
             return [Reply(rank, call_id, "met")]
         if call.verdict is not None:
             return [Reply(rank, call_id, "verdict", call.verdict)]
+        if call.lost:
+            return [Reply(rank, call_id, "lost", text=call.lost)]
         if call.mailbox.is_undecided(call) or call in call.mailbox.deciding:
             return [Reply(rank, call_id, "go")]
+        self.journal.wait(call)
         if self.stopping:
             return [self._stop(call)]
-        self.journal.wait(call)
         self._ask(call, timed=timed, threads=threads)
+        return self._prove()
+
+    def tell_threads(self, rank: int, threads: int) -> list[Reply]:
+        """A rank that waits has other threads than when it began to."""
+        self._ranks[rank].threads = threads
+        self._update(rank)
         return self._prove()
 
     def give_up(self, rank: int, call_id: int) -> list[Reply]:
@@ -235,30 +238,25 @@ class RemoteReferee:
             self.journal.withdraw(call)
         if taken_back or not call.entered:
             self._ranks[rank].calls.pop(call_id, None)
-        call.gave_up = not call.entered and call.number is not None
+        if not call.entered and call.number is not None:
+            call.gave_up = "timed out in this call"
         call.waited = True
+        self.journal.give_up(call)
         return [self._answer(call, "withdrawn")]
 
     def received(self, rank: int, call_id: int, source: int) -> list[Reply]:
         """What a receive from any source took."""
-        self.journal.receive(rank, call_id, source)
         receive = self._ranks[rank].calls.pop(call_id, None)
+        send = None if receive is None else receive.mailbox.take_message(receive, source)
+        self.journal.receive(rank, call_id, source, send)
         if receive is None:
             return []
         mailbox = receive.mailbox
-        send = mailbox.take_message(receive, source)
-        met = [] if send is None else [send]
-        if mailbox.is_undecided(receive):
-            return list(self._settle(met))
-        rest = mailbox.match_rest(receive)
-        self.journal.meet(rest)
-        replies = list(self._settle(met + rest))
-        waiting = mailbox.open_receives_from_any(receive.member, receive.tag)
-        if waiting and mailbox.messages_for(receive):
-            for each in waiting:
-                mailbox.withdraw(each)
-            replies += self._decide(waiting)
-        return replies
+        mailbox.taken.append((receive, source))
+        met, waiting = mailbox.settle_after(receive)
+        self.journal.meet(met)
+        replies = list(self._settle([*([] if send is None else [send]), *met]))
+        return replies + (self._decide(waiting) if waiting else [])
 
     def finished(self, rank: int) -> list[Reply]:
         return self._leave(rank, "finished")
@@ -284,7 +282,7 @@ class RemoteReferee:
             for call in here.calls.values():
                 mailbox = call.mailbox
                 unclear = call in mailbox.deciding or mailbox.is_undecided(call)
-                if not (call.waited or call.asked or call.verdict or unclear):
+                if not (call.waited or call.asked or call.verdict or call.lost or unclear):
                     call.waited = True
                     found.append(wait_in(call))
         return found
@@ -309,15 +307,14 @@ class RemoteReferee:
 
     def snapshot(self) -> Snapshot:
         in_flight = sum(mailbox.in_flight() for mailbox in self._mailboxes.values())
-        return Snapshot(tuple(map(self._view, range(self.size))), in_flight=in_flight)
+        ranks = range(self.size)
+        threads = tuple(view for rank in ranks for view in self._thread_views(rank))
+        return Snapshot(tuple(map(self._view, ranks)), threads=threads, in_flight=in_flight)
 
     def tally(self) -> Tally:
         """How many collectives and messages there were, on how many groups."""
-        collectives, messages, groups = 0, 0, 0
-        for mailbox in self._mailboxes.values():
-            called = max(mailbox.next_number)
-            collectives, messages = collectives + called, messages + mailbox.messages
-            groups += bool(called or mailbox.messages)
+        counts = [self._ended, *map(_count, self._mailboxes.values())]
+        collectives, messages, groups = map(sum, zip(*counts, strict=True))
         raised = () if self.verdict is None else (self.verdict,)
         return Tally(self.size, collectives, messages, groups, raised=raised)
 
@@ -338,7 +335,8 @@ class RemoteReferee:
             return []
         for call in stuck:
             call.mailbox.withdraw(call)
-            call.gave_up = call.number is not None
+            if call.number is not None:
+                call.gave_up = f"raised a {verdict.kind} in this call"
         return list(self._settle(stuck, verdict))
 
     # -- making groups ----------------------------------------------------------------------
@@ -379,50 +377,41 @@ class RemoteReferee:
 
     def _complete(self, mailbox: AnnouncedMailbox, slot: Slot) -> list[Reply]:
         calls = [call for call in slot.calls if isinstance(call, AnnouncedCall)]
-        late = [call.rank for call in calls if call.gave_up]
+        late = [call for call in calls if call.gave_up]
         if late:
             return list(self._lose(calls, late))
         verdict = self._referee.find_slot_mismatch(slot, self)
-        if verdict is None:
-            self.journal.meet(calls)
+        self.journal.meet(calls, failed=verdict is not None)
         return list(self._settle(calls, verdict))
 
     def _exchange(self, call: AnnouncedCall, *, blocking: bool) -> list[Reply]:
-        mailbox, sending = call.mailbox, call.name == "send"
-        if call.is_any_source and mailbox.size == 2:
-            call.peer = 1 - call.member
-        if mailbox.is_undecided(call):
-            mailbox.post(call)
-            return [self._answer(call, "go")]
-        if call.is_any_source and mailbox.messages_for(call):
-            return self._decide([call])
-        if sending and (open_ones := mailbox.open_receives_from_any(call.peer, call.tag)):
-            for receive in open_ones:
-                mailbox.withdraw(receive)
-            mailbox.post(call)
-            return [self._answer(call, "go"), *self._decide(open_ones)]
-        other = mailbox.post_send(call) if sending else mailbox.post_receive(call)
-        if isinstance(other, AnnouncedCall):
-            send, receive = (call, other) if sending else (other, call)
-            referee = self._referee
-            found = referee.find_message_mismatch(send, receive, self)
-            verdict = found if referee.compares else None
-            if verdict is None:
-                self.journal.meet([send, receive])
-            return list(self._settle([call, other], verdict))
+        """A message or a receive has come."""
+        found = call.mailbox.exchange(call)
+        if found.met is not None:
+            send, receive = found.met
+            mismatch = self._referee.find_message_mismatch(send, receive, self)
+            verdict = mismatch if self._referee.compares else None
+            call.came_last = True
+            self.journal.meet(found.met, failed=verdict is not None)
+            return list(self._settle((send, receive), verdict))
+        if blocking:
+            self.journal.wait(call)
+        if found.undecided:
+            return [self._answer(call, "go"), *self._decide(found.receives)]
+        if found.receives:
+            return self._decide(found.receives)
         return self._prove() if blocking else [self._answer(call, "go")]
 
-    def _decide(self, receives: list[AnnouncedCall]) -> list[Reply]:
+    def _decide(self, receives: Sequence[AnnouncedCall]) -> list[Reply]:
         """There is a message for these receives from any source. Which, the backend decides,
         so whoever may be concerned goes on and waits there."""
         replies = []
         for receive in receives:
             receive.mailbox.deciding.append(receive)
             replies += [self._answer(receive, "go")] if receive.asked else []
-        mailbox = receives[0].mailbox
-        waiting = self._waiting_calls()
-        for call in waiting:
-            if call.mailbox is mailbox and call.form.is_message and mailbox.is_undecided(call):
+        for call in self._waiting_calls() if receives else ():
+            mailbox = call.mailbox
+            if mailbox is receives[0].mailbox and mailbox.is_undecided(call):
                 replies.append(self._answer(call, "go"))
         return replies
 
@@ -441,17 +430,22 @@ class RemoteReferee:
         self.verdict = self.verdict or verdict
         for call in calls:
             call.done, call.verdict = True, verdict
-            if verdict is None:
+            if verdict is None or (call.asked and not call.entered):
                 self._ranks[call.rank].calls.pop(call.call_id, None)
             if call.asked:
                 yield self._answer(call, "met" if verdict is None else "verdict")
 
-    def _lose(self, calls: Iterable[AnnouncedCall], late: list[int]) -> Iterator[Reply]:
-        text = f"rank {late[0]} timed out in this call and no longer takes part"
+    def _lose(
+        self, calls: Iterable[AnnouncedCall], late: Sequence[AnnouncedCall]
+    ) -> Iterator[Reply]:
+        """These calls are never met. Whoever waits is told so, and whoever will."""
+        text = f"rank {late[0].rank} {late[0].gave_up} and no longer takes part"
         for call in calls:
-            self._ranks[call.rank].calls.pop(call.call_id, None)
             if call.asked:
+                self._ranks[call.rank].calls.pop(call.call_id, None)
                 yield replace(self._answer(call, "lost"), text=f"{call.name}: {text}")
+            else:
+                call.lost = f"{call.name}: {text}"
 
     def _waiting_calls(self) -> list[AnnouncedCall]:
         return [call for each in self._ranks for call in each.asking.values()]
@@ -468,7 +462,6 @@ class RemoteReferee:
     def _answer(self, call: AnnouncedCall, answer: Answer) -> Reply:
         call.asked = call.timed = False
         self._ranks[call.rank].asking.pop(call.call_id, None)
-        self.journal.go_on(call, met=answer == "met")
         if call.creation is not None and call in call.creations.waiting:
             call.creations.waiting.remove(call)
         self._update(call.rank)
@@ -490,7 +483,8 @@ class RemoteReferee:
         if here.gone is not None:
             return []
         here.gone = how
-        self.journal.end_rank(rank, how, here.error or "")
+        name = (here.error or "").partition(":")[0] if how == "failed" else ""
+        self.journal.end_rank(rank, how, name)
         here.asking.clear()
         self._update(rank)
         return self._prove() if how == "finished" else []
@@ -524,7 +518,15 @@ class RemoteReferee:
             return RankView(rank, here.gone, last=last, error=here.error)
         if here.is_free:
             return RankView(rank, "computing", last=last)
-        return _waiting(next(iter(here.asking.values())))
+        return _waiting(here.main_call)
+
+    def _thread_views(self, rank: int) -> Iterator[RankView]:
+        """The other threads of a rank that waits in several."""
+        here = self._ranks[rank]
+        if here.gone is None and not here.is_free:
+            others = [call for call in here.asking.values() if call is not here.main_call]
+            for number, call in enumerate(others, 1):
+                yield replace(_waiting(call), thread=str(number))
 
     # -- what the referee asks --------------------------------------------------------------
 
@@ -547,14 +549,11 @@ class RemoteReferee:
     def ended(self) -> list[int]:
         return [rank for rank, each in enumerate(self._ranks) if each.gone is not None]
 
-    def take_snapshot(self, stuck: Sequence[AnnouncedCall] | None) -> Snapshot | None:
-        """None where several threads of one rank wait: a view tells of one wait only."""
-        if any(len(each.asking) > 1 for each in self._ranks):
-            return None
+    def take_snapshot(self, stuck: Sequence[AnnouncedCall] | None) -> Snapshot:
         return self.snapshot()
 
     def reader(self) -> CallReader:
-        return CallReader()
+        return AnnouncedReader()
 
     def records(self) -> dict[str, GroupRecord]:
         """The groups in the journal, by key."""
@@ -565,6 +564,12 @@ class RemoteReferee:
 
     def refine(self, verdict: _Judged) -> _Judged:
         return verdict
+
+
+def _count(mailbox: AnnouncedMailbox) -> tuple[int, int, int]:
+    """Its collectives and messages, and whether there were any."""
+    collectives, messages = max(mailbox.next_number), mailbox.messages
+    return collectives, messages, int(collectives > 0 or messages > 0)
 
 
 def _missing(call: AnnouncedCall) -> tuple[int, ...]:

@@ -8,7 +8,6 @@ that reports read the same on threads and on processes. Must never wait or annou
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -37,6 +36,7 @@ class Parts(NamedTuple):
     tag: int | None = None
     splits: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     batched: bool = False
+    begins_batch: bool = False
 
     def tensors(self) -> list[Tensor]:
         return [*_flat(self.inputs), *_flat(self.outputs)]
@@ -51,7 +51,8 @@ class Parts(NamedTuple):
         """Equal for calls that have the same form."""
         inputs = tuple([_key_of(tensor) for tensor in _flat(self.inputs)])
         outputs = tuple([_key_of(tensor) for tensor in _flat(self.outputs)])
-        rest = (self.root, self.code, self.peer, self.tag, self.splits, self.batched)
+        batch = (self.batched, self.begins_batch)
+        rest = (self.root, self.code, self.peer, self.tag, self.splits, batch)
         return self.name, inputs, outputs, rest
 
     def form(self, group: int, place: Mark | None) -> Form:
@@ -68,6 +69,7 @@ class Parts(NamedTuple):
             output_splits=self.splits[1],
             site=resolve(place),
             batched=self.batched,
+            begins_batch=self.begins_batch,
         )
 
 
@@ -231,15 +233,13 @@ def _check_pairs(group: Any, parts: Parts, given: Arguments) -> None:
 def _check_root_lists(group: Any, parts: Parts, given: Arguments) -> None:
     gathers = parts.name == "gather"
     own = list(parts.inputs if gathers else parts.outputs)
-    call = SimpleNamespace(
-        name=parts.name,
-        root=parts.root,
-        member=group.rank(),
-        inputs=arguments.check_single(parts.name, own),
-        outputs=own,
-    )
+    each = arguments.check_single(parts.name, own)[0]
+    is_root = parts.root == group.rank()
     lists = given["output_tensors" if gathers else "input_tensors"]
-    arguments.check_root_lists(group, call, f"{parts.name}_list", lists)
+    what = f"{parts.name}_list"
+    arguments.check_root_lists(
+        group, parts.name, what, lists, each=each, root=parts.root, is_root=is_root
+    )
 
 
 def _check_splits(group: Any, parts: Parts, given: Arguments) -> None:

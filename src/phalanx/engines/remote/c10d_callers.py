@@ -11,6 +11,9 @@ from typing import Any
 
 import torch.distributed as dist
 
+from phalanx.backend.torch_private import private
+from phalanx.engines.remote.c10d_arguments import Parts
+
 # Files of torch whose functions go into C++ that calls collectives and waits for them there.
 _WAITING_IN_CPP = ("torch/distributed/utils.py", "torch/nn/parallel/distributed.py")
 _C10D = "torch/distributed/distributed_c10d.py"
@@ -43,6 +46,12 @@ def _above(frame: Any) -> Any:
     ):
         frame = frame.f_back
     return frame
+
+
+def as_batched(parts: Parts, frame: Any) -> Parts:
+    """A message that `batch_isend_irecv` sends or receives."""
+    first = private.is_first_of_batch(_above(frame))
+    return parts._replace(batched=True, begins_batch=first)
 
 
 def known_to_wait(function: Any) -> Any:

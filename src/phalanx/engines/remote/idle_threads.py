@@ -1,4 +1,5 @@
-"""Threads of libraries that cannot communicate, or not before somebody gives them work.
+"""Threads that cannot communicate, or not before somebody gives them work; and the end of a
+rank's program, which waits for the others.
 
 Used by `link.py`, which tells the referee how many threads of a rank may still make a call: as
 long as one may, nothing is a proved deadlock. Names private to `multiprocessing` are here only,
@@ -8,14 +9,18 @@ checked with Python 3.11 to 3.13; where they are others, a thread counts as one 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import thread as pools
+from concurrent.futures import wait as wait_for
+from contextlib import contextmanager
 from typing import Any
 
 from phalanx.emulation.patch_installer import put_in
 from phalanx.emulation.patch_table import WATCHED
 from phalanx.emulation.stdlib.blocking import SERVICES, is_idle_worker
-from phalanx.system import current_frames
+from phalanx.system import current_frames, getpid
 
 MUTE = SERVICES | {
     "multiprocessing.queues",  # the thread that feeds a queue's pipe
@@ -24,9 +29,50 @@ MUTE = SERVICES | {
 """Modules whose threads run no code of the program's."""
 
 POOLS = "multiprocessing.pool"
+BUSY_LOOK = 0.005
+"""Seconds between two looks at a pool that is busy."""
+
+
+@contextmanager
+def threads_joined() -> Iterator[None]:
+    """As at the end of a program: wait for the jobs of executors, and for the threads begun
+    inside that are no daemons. Workers of executors that have nothing to do go on waiting for
+    work."""
+    before, pid = set(threading.enumerate()), getpid()
+    yield
+    if getpid() != pid:
+        return  # a child that the program has forked has none of these threads
+    with only_joining():
+        while _jobs.open:
+            wait_for(list(_jobs.open))
+        while not all(map(_is_idle, list(pools._threads_queues))):
+            time.sleep(BUSY_LOOK)  # in a callback of a job that is done
+        while left := _started_since(before):
+            left[0].join()
+
+
+@contextmanager
+def only_joining() -> Iterator[None]:
+    """This thread waits for others of its rank, and communicates no more."""
+    _joining.append(me := threading.current_thread())
+    try:
+        yield
+    finally:
+        _joining.remove(me)
+
+
+_joining: list[threading.Thread] = []
+
+
+def _started_since(before: set[threading.Thread]) -> list[threading.Thread]:
+    """Those that a program must wait for."""
+    known = {threading.current_thread(), *before, *pools._threads_queues}
+    return [each for each in threading.enumerate() if not each.daemon and each not in known]
 
 
 def is_mute(thread: threading.Thread) -> bool:
+    if thread in _joining:
+        return True
     target: Any = getattr(thread, "_target", None)
     module: str = getattr(target, "__module__", None) or ""
     if module in MUTE or type(thread).__module__ in MUTE:
@@ -36,6 +82,11 @@ def is_mute(thread: threading.Thread) -> bool:
         name = getattr(target, "__name__", "")
         return name in ("_handle_workers", "_handle_tasks") or _are_pools_idle()
     return _waits_for_work(thread)
+
+
+def _is_idle(worker: threading.Thread) -> bool:
+    frame = current_frames().get(worker.ident or 0)
+    return not worker.is_alive() or is_idle_worker(worker, frame)
 
 
 def _are_pools_idle() -> bool:

@@ -15,11 +15,13 @@ import select
 import socket
 import threading
 from itertools import count
+from typing import Any
 
 from phalanx.backend.evidence.model_names import Facts, facts_of
 from phalanx.backend.rank_errors import OpTimeoutError, error_for, error_of
+from phalanx.callsite import Mark, resolve
 from phalanx.engines.remote import frames
-from phalanx.engines.remote.frames import Decoder, Frame, encode
+from phalanx.engines.remote.frames import Decoder, Frame, Record, encode
 from phalanx.engines.remote.idle_threads import is_mute, leave_executors, watch_executors
 from phalanx.engines.remote.shared_memory_path import (
     MOST_PAST,
@@ -28,7 +30,8 @@ from phalanx.engines.remote.shared_memory_path import (
     Row,
     digest_of,
 )
-from phalanx.engines.remote.watcher import Limit, Watcher
+from phalanx.engines.remote.watched_groups import Limit
+from phalanx.engines.remote.watcher import Watcher
 from phalanx.errors import PhalanxError, RankStopped, VerdictError, text_of
 from phalanx.kinds import ALL
 from phalanx.matching.announcement import Form, GroupForm, message_signature_of, signature_of
@@ -43,8 +46,22 @@ OWN_THREADS = "phalanx-"
 SOON = 0.25
 """Most answers come within so many seconds."""
 
+BATCH = 0.25
+"""Seconds after which a rank that makes calls tells the referee what need not be answered, if
+it has not sent anything else meanwhile."""
+
+MOST_TOLD = 256
+"""Events that wait for that."""
+
+PINGS = 8
+"""Round trips by which a rank on another machine compares its clock with the referee's."""
+
 CONNECT = 60.0
 """Seconds that the referee of a cluster has to accept."""
+
+
+Told = tuple[str, float, int, Mark | None, tuple[Any, ...]]
+"""What an event is, its time, its thread and its line, and the rest of its fields."""
 
 
 class Link:
@@ -64,7 +81,13 @@ class Link:
         self._members: dict[int, GroupForm] = {}
         self._rows: dict[str, Row | None] = {}
         self._digests: dict[int, tuple[Row, int | None, bool]] = {}
-        self._past: list[int] = []
+        self._log: list[Record] = []
+        """What the referee has not heard of yet and need not answer."""
+        self._told: list[Told] = []
+        """The same, of what takes more than four numbers to tell."""
+        self._past = 0
+        """How many calls that met on the fast path are in the log."""
+        self._sent = 0.0
         self._socket = connection
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
@@ -93,23 +116,25 @@ class Link:
         self._members.clear()
         self._rows.clear()
         self._digests.clear()
-        self._past.clear()
+        self._log.clear()
+        self._told.clear()
+        self._past = 0
 
     def flush(self) -> None:
-        """Tell the referee of all calls that it has not heard of."""
+        """Tell the referee of all that it has not heard of."""
         self._send(b"")
 
     def tell_notes(self) -> None:
         """The program of this rank has ended well: what only this process has seen."""
         notes = self._watcher.take_notes()
-        if notes:
-            self._send(encode(frames.NOTES, body=pickle.dumps(notes)))
+        if notes is not None:
+            self._send(encode(frames.NOTES, body=notes))
 
     def tell_dropped(self) -> None:
         """The program of this rank has failed: what it had dropped may be the reason."""
-        dropped = self._watcher.alone.dropped()
-        if dropped:
-            self._send(encode(frames.NOTES, body=pickle.dumps({"unwaited-work": dropped})))
+        dropped = self._watcher.take_dropped()
+        if dropped is not None:
+            self._send(encode(frames.NOTES, body=dropped))
 
     def judge_error(self, error: BaseException) -> Finding | None:
         """What was wrong with the rank's own call, if that is what this error is about. It is
@@ -122,6 +147,10 @@ class Link:
     def facts_of(self, error: BaseException) -> Facts | None:
         """What this rank knows of its models and where it was among them."""
         return facts_of(self._watcher.lives.saved, error)
+
+    def tell_end(self, how: str, error: str = "") -> None:
+        """The program of this rank is over; `error` is the name of what it raised."""
+        self.tell("rank-ended", None, how, error)
 
     def finished(self) -> None:
         """The program of this rank has ended well, and the rank is not asked any more."""
@@ -211,14 +240,16 @@ class Link:
         self.calls += 1
         if self._off:
             return True
-        known = self._digests.get(form)
-        if known is not None and self._meet_on_fast_path(form, known, blocking, limit):
+        posted = monotonic()
+        row = self._digests.get(form)
+        if row is not None and self._meet_on_fast_path(row, blocking, limit):
+            self._note_past(call_id, form, row[0], posted)
             return True
         flags = frames.BLOCKING if blocking else 0
-        return self._ask(frames.ANNOUNCE, call_id, form, flags, name=name, limit=limit)
+        return self._ask(frames.ANNOUNCE, call_id, form, flags, posted, name=name, limit=limit)
 
     def _meet_on_fast_path(
-        self, form: int, known: tuple[Row, int | None, bool], blocking: bool, limit: Limit
+        self, known: tuple[Row, int | None, bool], blocking: bool, limit: Limit
     ) -> bool:
         """Whether the call has met all others there. Only one that waits as long as need be,
         in a rank of one thread."""
@@ -230,18 +261,41 @@ class Link:
             else:
                 row.pass_by()
             return False
-        if not row.meet(digest):
-            return False
+        return row.meet(digest)
+
+    def _note_past(self, call_id: int, form: int, row: Row, posted: float) -> None:
+        kind = frames.MET_AS_LAST if row.came_last else frames.MET_AFTER_WAIT
+        record = kind, call_id, form, posted
         with self._sending:
             if self._fast_path is not None:
-                self._fast_path.note_past(self.rank, len(self._past), form)
-            self._past.append(form)
-        if len(self._past) >= MOST_PAST:
+                self._fast_path.note_past(self.rank, self._past, record)
+            self._past += 1
+            self._log.append(record)
+        if self._past >= MOST_PAST:
             self.flush()
-        return True
 
     def wait(self, call_id: int, *, name: str, limit: Limit) -> bool:
-        return self._ask(frames.WAIT, call_id, 0, 0, name=name, limit=limit)
+        return self._ask(frames.WAIT, call_id, 0, 0, monotonic(), name=name, limit=limit)
+
+    def note_wait(self, call_id: int) -> None:
+        if not self._off:
+            self._log.append((frames.WAITS, call_id, 0, monotonic()))
+
+    def note_over(self, call_id: int, *, failed: bool = False) -> None:
+        if self._off:
+            return
+        now = monotonic()
+        self._log.append((frames.BROKEN if failed else frames.OVER, call_id, 0, now))
+        if now - self._sent > BATCH:
+            self.flush()
+
+    def tell(self, what: str, mark: Mark | None, *fields: Any) -> None:
+        if self._off:
+            return
+        now = monotonic()
+        self._told.append((what, now, _thread(), mark, fields))
+        if len(self._told) >= MOST_TOLD or now - self._sent > BATCH:
+            self.flush()
 
     def report(self, verdict: Verdict) -> VerdictError:
         """Tell the referee what this rank has found out by itself; the error to raise."""
@@ -253,24 +307,33 @@ class Link:
         return _error_in(reply)
 
     def received(self, call_id: int, source: int) -> None:
-        self._send(encode(frames.RECEIVED, call_id, source))
+        self._send(encode(frames.RECEIVED, call_id, source, time=monotonic()))
 
     # -- asking -----------------------------------------------------------------------------
 
     def _ask(
-        self, kind: int, call_id: int, number: int, flags: int, *, name: str, limit: Limit
+        self,
+        kind: int,
+        call_id: int,
+        number: int,
+        flags: int,
+        when: float,
+        *,
+        name: str,
+        limit: Limit,
     ) -> bool:
         """Whether the call is met; raises if it is not to go on."""
         if self._off:
             return True
-        flags |= (frames.TIMED if limit.explicit else 0) | _thread_count()
-        self._send(encode(kind, call_id, number, flags))
+        threads = _thread_count()
+        flags |= (frames.TIMED if limit.explicit else 0) | threads
+        self._send(encode(kind, call_id, number, flags, time=when, thread=_thread()))
         first = limit.at_first(SOON)
         reply = self._await(call_id, first)
         if reply is None and not self._off:
-            reply = self._await(call_id, limit.seconds() - first)
+            reply = self._await_among(threads, call_id, limit.seconds() - first)
         if reply is None and not self._off:
-            self._send(encode(frames.GIVE_UP, call_id))
+            self._send(encode(frames.GIVE_UP, call_id, time=monotonic()))
             reply = self._await(call_id, None)
         if reply is None or reply.kind == frames.MET:
             return True
@@ -281,19 +344,46 @@ class Link:
             _refuse(reply, name, limit)
         return False
 
+    def _await_among(self, threads: int, call_id: int, seconds: float) -> Frame | None:
+        """The answer about a call of a rank of which the referee knows so many threads. It is
+        told when there are others: those that have ended do not communicate any more."""
+        deadline = monotonic() + seconds
+        while threads > 1 and not self._off and (left := deadline - monotonic()) > SOON:
+            before, threads = threads, _thread_count()
+            if threads != before:
+                self._send(encode(frames.THREADS, flags=threads))
+            reply = self._await(call_id, min(SOON, left))
+            if reply is not None:
+                return reply
+        return None if self._off else self._await(call_id, deadline - monotonic())
+
     def _send(self, data: bytes) -> None:
         if self._off:
             return
         try:
             with self._sending:
-                if self._past:
-                    data = frames.encode_past(self._past) + data
-                    self._past.clear()
-                    if self._fast_path is not None:
-                        self._fast_path.forget_past(self.rank)
-                self._socket.sendall(data)
+                data = self._take_log() + data
+                if data:
+                    self._socket.sendall(data)
         except OSError:
             self._lose()
+
+    def _take_log(self) -> bytes:
+        """What is to be told beside. Other threads may add to it meanwhile."""
+        data = b""
+        if records := self._log[:]:
+            del self._log[: len(records)]
+            data = frames.encode_log(records)
+        if self._past:
+            self._past = 0
+            if self._fast_path is not None:
+                self._fast_path.forget_past(self.rank)
+        if told := self._told[:]:
+            del self._told[: len(told)]
+            resolved = [(*head, resolve(mark), fields) for *head, mark, fields in told]
+            data += encode(frames.EVENTS, body=pickle.dumps(resolved))
+        self._sent = monotonic()
+        return data
 
     def _await(self, call_id: int, seconds: float | None) -> Frame | None:
         """The answer about a call, or None if the time ran out or the referee is gone."""
@@ -386,11 +476,44 @@ def attach_tcp(
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     hello = encode(frames.HELLO, rank, generation, body=token.encode())
     connection.sendall(hello)
+    offset = measure_clock(connection)
+    if offset is not None:
+        connection.sendall(frames.encode_clock(*offset))
     return attach(connection, rank=rank, kinds=kinds)
+
+
+def measure_clock(connection: socket.socket) -> tuple[float, float] | None:
+    """Seconds to be added to times of this process to get those of the referee's, and how wrong
+    that may be; None if the clocks may be one and the same, or if nobody answers. Of some round
+    trips the shortest tells most: the referee read its clock at some time during it."""
+    decoder, best = Decoder(), None
+    try:
+        for number in range(PINGS):
+            began = monotonic()
+            connection.sendall(encode(frames.PING, number))
+            answers: list[Frame] = []
+            while not answers:
+                data = connection.recv(READ_SIZE)
+                if not data:
+                    return None
+                answers += decoder.feed(data)
+            ended = monotonic()
+            error = (ended - began) / 2
+            if best is None or error < best[1]:
+                best = answers[0].time - (began + error), error
+    except OSError:
+        return None
+    return None if best is None or abs(best[0]) <= best[1] else best
 
 
 def _left(deadline: float | None) -> float | None:
     return None if deadline is None else max(0.0, deadline - monotonic())
+
+
+def _thread() -> int:
+    """As the journal numbers it."""
+    thread = threading.get_ident()
+    return 0 if thread == threading.main_thread().ident else thread
 
 
 def _thread_count() -> int:

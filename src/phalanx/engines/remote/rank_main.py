@@ -79,6 +79,8 @@ class RemoteRank:
             while True:
                 order = receive(self._control)
                 if isinstance(order, Where):
+                    if self.link is not None:
+                        self.link.flush()  # the run may end before the rank does
                     self.tell(self._position(order.number))
                 else:
                     self.take_order(order)
@@ -114,17 +116,25 @@ class RemoteRank:
             result = body()
             leave_if_forked(self._pid)
             if self.link is not None:
+                self.link.tell_end("finished")
                 self.link.tell_notes()
             return result
         except BaseException as error:
             leave_if_forked(self._pid, error)
             if self.link is not None:
+                self._tell_end(self.link, error)
                 self.link.tell_dropped()
             return on_error(error)
         finally:
             flush_streams()
             if self.link is not None:
                 self.link.flush()
+
+    def _tell_end(self, link: Link, error: BaseException) -> None:
+        if was_stopped(error):
+            link.tell_end("stopped")
+        else:
+            link.tell_end("failed", type(error).__name__)
 
     def describe_failure(
         self,

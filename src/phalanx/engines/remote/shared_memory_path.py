@@ -22,6 +22,7 @@ import sys
 import threading
 from collections.abc import Hashable
 
+from phalanx.engines.remote.frames import Record
 from phalanx.system import monotonic
 
 ROWS = 512
@@ -45,14 +46,15 @@ NEVER_HERE = 2
 """The rank takes all its calls on this group to the referee."""
 
 MOST_PAST = 256
-"""Calls of a rank that met here before it tells the referee of them. Their forms stand behind
-the rows, for the case that it dies before that."""
+"""Calls of a rank that met here before it tells the referee of them. What it has to tell stands
+behind the rows, for the case that it dies before that."""
 
 _HEAD = struct.Struct("=QII")  # the group's key, completed calls, events (what is waited on)
 _WORD = struct.Struct("=QQ")  # of each member: number of its call, signature
 _EVENTS = 12
-_NUMBER = struct.Struct("=I")
-_PAST = struct.Struct(f"={1 + MOST_PAST}I")  # of each rank: how many, then the forms
+_NUMBER = struct.Struct("=I")  # of each rank: how many calls it has not told of, then these
+_RECORD = struct.Struct("=IIId")
+_PAST_SIZE = _NUMBER.size + MOST_PAST * _RECORD.size
 
 _FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine())
 _WAIT, _WAKE = 0, 1
@@ -74,10 +76,11 @@ def clear(fd: int, size: int) -> None:
     os.pwrite(fd, bytes(_size_of(size)), 0)
 
 
-def past_of(fd: int, size: int, rank: int) -> tuple[int, ...]:
-    """Forms of calls that a rank, which is dead, has not told the referee of."""
-    many, *forms = _PAST.unpack(os.pread(fd, _PAST.size, _past_at(size, rank)))
-    return tuple(forms[:many])
+def past_of(fd: int, size: int, rank: int) -> list[Record]:
+    """Calls that a rank, which is dead, has not told the referee of."""
+    data = os.pread(fd, _PAST_SIZE, _past_at(size, rank))
+    (many,) = _NUMBER.unpack_from(data)
+    return [_RECORD.unpack_from(data, _NUMBER.size + at * _RECORD.size) for at in range(many)]
 
 
 def digest_of(signature: Hashable) -> int:
@@ -91,7 +94,7 @@ def _row_size(size: int) -> int:
 
 
 def _past_at(size: int, rank: int) -> int:
-    return ROWS * _row_size(size) + rank * _PAST.size
+    return ROWS * _row_size(size) + rank * _PAST_SIZE
 
 
 def _size_of(size: int) -> int:
@@ -110,12 +113,12 @@ class FastPath:
         libc = ctypes.CDLL(None, use_errno=True)
         self._syscall = libc.syscall
 
-    def note_past(self, rank: int, at: int, form: int) -> None:
+    def note_past(self, rank: int, at: int, record: Record) -> None:
         """The rank has made such a call here; `at` others are not told to the referee yet."""
         if at >= MOST_PAST:
             return  # another thread is about to tell it
         start = _past_at(self._size, rank)
-        _NUMBER.pack_into(self._memory, start + (1 + at) * _NUMBER.size, form)
+        _RECORD.pack_into(self._memory, start + _NUMBER.size + at * _RECORD.size, *record)
         _NUMBER.pack_into(self._memory, start, at + 1)
 
     def forget_past(self, rank: int) -> None:
@@ -171,7 +174,8 @@ class _Lock:
 
 
 class Row:
-    """One rank's place in the row of a group. `number` counts its calls there."""
+    """One rank's place in the row of a group. `number` counts its calls there; `came_last` says
+    of the latest that it completed its slot, so that the rank did not have to wait."""
 
     def __init__(self, fast_path: FastPath, start: int, member: int, members: int) -> None:
         self._fast_path = fast_path
@@ -184,6 +188,7 @@ class Row:
         self._address = ctypes.addressof(self._word)
         self._closed = False
         self.number = 0
+        self.came_last = False
 
     def meet(self, digest: int) -> bool:
         """Whether all members have made this call by now or soon, with this signature. If
@@ -204,6 +209,7 @@ class Row:
                     self._take_away(number)
                     return False
                 events = self._head()[2]
+        self.came_last = complete
         if complete:
             self._wake()
             return True

@@ -9,27 +9,30 @@ referee.
 
 from __future__ import annotations
 
-import marshal
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import Tensor
 
+from phalanx import callsite
 from phalanx.backend.evidence import order_notes, root_notes
 from phalanx.backend.evidence.call_description import describe_call
 from phalanx.backend.work import buffer_guard, buffer_modes, call_origin
 from phalanx.callsite import Mark
 from phalanx.checks.in_flight_buffer import How
-from phalanx.checks.thread_race import Use as ThreadUse
-from phalanx.checks.thread_race import find_thread_race
+from phalanx.checks.thread_race import ThreadCall, find_thread_race
+from phalanx.checks.unwaited_work import KIND as UNWAITED
+from phalanx.checks.unwaited_work import Unwaited
 from phalanx.engines.remote.c10d_arguments import Parts
+from phalanx.engines.remote.rank_notes import RankNotes
 from phalanx.errors import VerdictError
-from phalanx.journal.events import GroupRecord
+from phalanx.journal.events import Noted
 from phalanx.matching.mailboxes import GroupMailbox
 from phalanx.matching.slots import Call
 from phalanx.model import Verdict
+from phalanx.system import monotonic
 
 _ONLY_READ = frozenset(
     {
@@ -56,29 +59,28 @@ _NO_STRAND: Any = None
 Use = tuple[GroupMailbox, int, Parts, Mark | None, int | None]
 """A call: its group, the rank's place there, what was called where, its number."""
 
-Trails = dict[str, Any]
-"""What was noted of a group: its name, its ranks, this rank's place and its calls."""
-
 
 class Alone:
-    """One per watched process. It stands for the context and the session that the guard
-    asks."""
+    """One per watched process; the guard's `FlightHost`."""
 
     def __init__(
         self,
         kinds: frozenset[str],
+        notes: RankNotes,
         report: Callable[[Verdict], VerdictError],
         let_go: Callable[[], None],
         fail: Callable[[BaseException], None],
+        tell: Callable[..., None],
     ) -> None:
         """`let_go`: give up works that are only kept until the program has them; `fail`: the
-        rank has failed, though its own thread does not know."""
-        self.session = self
+        rank has failed, though its own thread does not know; `tell`: what the journal is to
+        have. The serial of a call is its id here."""
+        self.notes = notes
+        self.tell = tell
         self.report = report
         self.guards = "in-flight-buffer" in kinds
         self.tracks = self.guards or "unwaited-work" in kinds
         self.watched = NOTED if "crossed-order" in kinds else 0
-        self.kinds = kinds
         self.let_go = let_go
         self.fail = fail
         self.compares_threads = "thread-race" in kinds
@@ -88,8 +90,14 @@ class Alone:
         self.in_flight: buffer_guard.Book | None = None
         self.flying: weakref.WeakKeyDictionary[Any, Call] = weakref.WeakKeyDictionary()
 
+    def note_flight(self) -> None:
+        """It is in the book; nobody else asks."""
+
     def note_touch(self, call: Call | None, how: str) -> None:
-        """The journal is the referee's, and hears of this by the error."""
+        """The program used a tensor of a call in flight, at the line that is running."""
+        self.tell(
+            "buffer-touched", callsite.mark(2), None if call is None else call.serial, how
+        )
 
     # -- calls ----------------------------------------------------------------------------
 
@@ -107,13 +115,13 @@ class Alone:
         """One of those that are compared with the other ranks' by what the frames say."""
         call = _call_of(met, member, parts, mark)
         call.number = number
-        order_notes.note(call)
+        order_notes.note(self.notes, call)
 
     def note_root(
         self, met: GroupMailbox, member: int, parts: Parts, mark: Mark | None
     ) -> None:
         """A call whose root is another rank of the world than of the group."""
-        root_notes.note(self.kinds, _call_of(met, member, parts, mark))
+        root_notes.note(self.notes, _call_of(met, member, parts, mark))
 
     def check_threads(self, me: int, use: Use) -> None:
         """While a thread is in a call that makes it wait, no other may make one there."""
@@ -125,8 +133,8 @@ class Alone:
             call = _call_of(*its[:4])
             call.number = its[4]
             found = find_thread_race(
-                ThreadUse(describe_call(_call_of(*use[:4])), main=_is_main(me)),
-                ThreadUse(describe_call(call), main=_is_main(other)),
+                ThreadCall(describe_call(_call_of(*use[:4])), main=_is_main(me)),
+                ThreadCall(describe_call(call), main=_is_main(other)),
             )
             if found is not None:
                 error = self.report(found)
@@ -143,17 +151,18 @@ class Alone:
         *,
         number: int | None,
         work: Any,
+        call_id: int,
     ) -> None:
         """An asynchronous call has been made; `work` is what the program gets."""
         origin = call_origin.origin_here(1)
         if origin != call_origin.OWN:
             return
         call = _call_of(met, member, parts, mark)
-        call.number, call.origin = number, origin
+        call.number, call.origin, call.serial = number, origin, call_id
         if self.in_flight is None:
             self.in_flight = _Book(self)
         call.done = True  # or the guard would put something into the outputs
-        buffer_guard.depart(self, call)  # type: ignore[arg-type]
+        buffer_guard.depart(self, call)
         flight = call.flight
         for region in flight.regions:
             if region.writes or parts.name not in _ONLY_READ:
@@ -177,23 +186,26 @@ class Alone:
 
     # -- the end --------------------------------------------------------------------------
 
-    def dropped(self) -> list[Any]:
-        """Works that the program cannot wait for any more, while it runs or has failed."""
+    def note_dropped(self) -> None:
+        """Works that the program cannot wait for any more, after it has failed."""
         book = self.in_flight
-        if book is None:
-            return []
-        self.let_go()
-        book.fold()
-        return list(book.left.values())
+        if book is not None:
+            self.let_go()
+            book.fold()
+            self._note(book.left.values())
 
-    def take_unwaited(self) -> list[Any]:
+    def end_run(self) -> None:
+        """Write what nobody waited for."""
         book, self.in_flight = self.in_flight, None
         self.flying.clear()
-        if book is None:
-            return []
-        found = book.unwaited()
-        buffer_modes.leave_thread()
-        return list(found)
+        if book is not None:
+            self._note(book.unwaited())
+            buffer_modes.leave_thread()
+
+    def _note(self, left: Iterable[Unwaited]) -> None:
+        if found := list(left):
+            event = Noted(monotonic(), self.notes.rank, 0, None, UNWAITED, found)
+            self.notes.ring.add(event)
 
 
 def _is_main(thread: int) -> bool:
@@ -204,73 +216,12 @@ class _Book(buffer_guard.Book):
     """Asks first whether the program has dropped its works."""
 
     def __init__(self, alone: Alone) -> None:
-        super().__init__(alone)  # type: ignore[arg-type]
+        super().__init__(alone)
         self._let_go = alone.let_go
 
     def judge_touch(self, tensor: Tensor, how: How, by: str) -> None:
         self._let_go()
         super().judge_touch(tensor, how, by)
-
-
-def take_trail(met: GroupMailbox, member: int) -> Trails | None:
-    """What was noted of a group, in a form that travels: code objects by value."""
-    noted = met.record.evidence.pop(order_notes.KIND, None)
-    trail = None if noted is None else noted.trails[member]
-    if not trail:
-        return None
-    codes: dict[Any, int] = {}
-    calls = [
-        (
-            number,
-            what,
-            tuple((codes.setdefault(frame[0], len(codes)), *frame[1:]) for frame in frames),
-        )
-        for number, what, frames in trail
-    ]
-    return {
-        "name": met.name,
-        "ranks": met.ranks,
-        "member": member,
-        "codes": [marshal.dumps(code) for code in codes],
-        "calls": calls,
-    }
-
-
-def take_uses(met: GroupMailbox, member: int) -> list[Any] | None:
-    """How roots were named on a group, in a form that travels."""
-    noted = met.record.evidence.pop(root_notes.KIND, None)
-    return noted and [
-        (None if mark is None else (marshal.dumps(mark[0]), mark[1]), *rest, op, sorted(ranks))
-        for (mark, *rest), (op, ranks) in noted.items()
-    ]
-
-
-def give_uses(group: GroupRecord, of_members: list[list[Any]]) -> None:
-    """In the program: what all members of a group have sent, for the check to find."""
-    known: dict[bytes, Any] = {}
-    noted = group.evidence.setdefault(root_notes.KIND, {})
-    for uses in of_members:
-        for mark, name, space, number, op, ranks in uses:
-            place = None if mark is None else (_code(mark[0], known), mark[1])
-            noted.setdefault((place, name, space, number), (op, set()))[1].update(ranks)
-
-
-def give_trails(group: GroupRecord, trails: list[Trails]) -> None:
-    """In the program: what all members of a group have sent, for the check to find."""
-    known: dict[bytes, Any] = {}
-    notes = group.evidence[order_notes.KIND] = order_notes.OrderNotes(len(group.ranks))
-    for trail in trails:
-        codes = [_code(data, known) for data in trail["codes"]]
-        notes.trails[trail["member"]] = [
-            (number, what, tuple((codes[frame[0]], *frame[1:]) for frame in frames))
-            for number, what, frames in trail["calls"]
-        ]
-
-
-def _code(data: bytes, known: dict[bytes, Any]) -> Any:
-    if data not in known:
-        known[data] = marshal.loads(data)
-    return known[data]
 
 
 def _call_of(met: GroupMailbox, member: int, parts: Parts, mark: Mark | None) -> Call:

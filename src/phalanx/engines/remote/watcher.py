@@ -27,7 +27,6 @@ from torch.distributed import distributed_c10d as c10d
 from phalanx import callsite
 from phalanx.backend.evidence.invalid_call import find_invalid_call
 from phalanx.backend.evidence.order_notes import PERIOD
-from phalanx.backend.profiles.admission import Admission
 from phalanx.backend.rank_errors import InvalidCallError
 from phalanx.backend.torch_private import private
 from phalanx.backend.work.buffer_modes import backward_patches
@@ -49,15 +48,25 @@ from phalanx.engines.remote.c10d_callers import (
     NATIVE,
     OTHER,
     WAITING,
+    as_batched,
     caller_of,
     known_to_wait,
 )
 from phalanx.engines.remote.object_lifetimes import Lives
-from phalanx.engines.remote.single_rank_watcher import Alone, take_trail, take_uses
+from phalanx.engines.remote.rank_notes import RankNotes
+from phalanx.engines.remote.single_rank_watcher import Alone
+from phalanx.engines.remote.store_watch import store_patches
+from phalanx.engines.remote.watched_groups import (
+    Limit,
+    PendingWork,
+    Recent,
+    WatchedGroup,
+    config_of,
+    form_of,
+)
 from phalanx.errors import VerdictError
 from phalanx.kinds import ALL
 from phalanx.matching.announcement import Form, GroupForm
-from phalanx.matching.mailboxes import GroupMailbox
 from phalanx.model import Finding, Verdict
 from phalanx.system import getpid
 
@@ -79,7 +88,8 @@ def load_operators() -> None:
 
 class Line(Protocol):
     """The way to the referee. `announce` and `wait` raise what the referee answers; both return
-    whether everyone who belongs to the call has announced it."""
+    whether everyone who belongs to the call has announced it. `note_wait`, `note_over` and
+    `tell` are for the journal and send nothing at once."""
 
     def define_group(self, form: GroupForm) -> int: ...
 
@@ -95,88 +105,17 @@ class Line(Protocol):
 
     def wait(self, call_id: int, *, name: str, limit: Limit) -> bool: ...
 
+    def note_wait(self, call_id: int) -> None: ...
+
+    def note_over(self, call_id: int, *, failed: bool = False) -> None: ...
+
+    def tell(self, what: str, mark: Mark | None, *fields: Any) -> None: ...
+
     def received(self, call_id: int, source: int) -> None: ...
 
     def report(self, verdict: Verdict) -> VerdictError: ...
 
     def failed(self, error: BaseException) -> None: ...
-
-
-class Limit:
-    """How long a call may wait: a time that the program named for it, or its group's."""
-
-    def __init__(self, group: _Group, explicit: timedelta | None) -> None:
-        self._group = group
-        self.explicit = explicit is not None
-        self._given = explicit
-
-    def at_first(self, most: float) -> float:
-        """Seconds to wait before `seconds` is asked for, which takes longer."""
-        return min(most, (self._given or self._group.first_timeout).total_seconds())
-
-    def seconds(self) -> float:
-        given = self._group.timeout() if self._given is None else self._given
-        return given.total_seconds()
-
-
-class _Group:
-    """What is known of a process group. `number` is None if the referee does not know it."""
-
-    def __init__(self, group: Any, form: GroupForm | None, number: int | None) -> None:
-        self.number = number
-        self.calls = 0
-        """How many collectives this rank has called."""
-        self.key = "" if form is None else form.key
-        self.met = _mailbox_of(form)
-        self.member = 0 if form is None else form.member
-        ranks = () if form is None else form.ranks
-        self.shifted = frozenset(at for at, rank in enumerate(ranks) if at != rank)
-        """Members whose place is not their rank in the world."""
-        self._ref = weakref.ref(group)
-        self._holds: dict[str, bool] = {}
-        config = _config_of(group)
-        self.admission = Admission(config, lambda: config)
-        self.first_timeout = self.timeout()
-
-    def timeout(self) -> timedelta:
-        group = self._ref()
-        return timedelta(minutes=30) if group is None else private.group_timeout(group)
-
-    def holds(self, group: Any, device: torch.device) -> bool:
-        """Whether a call on such tensors makes the calling thread wait: NCCL's and the like
-        only make the device wait."""
-        kind = device.type
-        known = self._holds.get(kind)
-        if known is None:
-            name = private.backend_name(group, device)
-            known = self._holds[kind] = kind == "cpu" or name == "gloo"
-        return known
-
-
-def _mailbox_of(form: GroupForm | None) -> GroupMailbox:
-    """The group as a report names it."""
-    if form is None:
-        return GroupMailbox("world", ())
-    world = form.name == "0" and len(form.ranks) == dist.get_world_size()
-    return GroupMailbox("world" if world else f"group {form.name}", form.ranks)
-
-
-def _config_of(group: Any) -> str:
-    """Such as "cpu:gloo,cuda:nccl"; of a group that torch has in no table, its name."""
-    try:
-        return str(dist.get_backend_config(group))
-    except Exception:
-        return str(group.name())
-
-
-class _PendingWork:
-    """A call that was announced and not yet met."""
-
-    def __init__(self, number: int, name: str, group: _Group, any_source: bool) -> None:
-        self.number = number
-        self.name = name
-        self.group = group
-        self.any_source = any_source
 
 
 def _place_of(tensor: torch.Tensor) -> int | None:
@@ -192,29 +131,35 @@ class Watcher:
     def __init__(self, line: Line, rank: int, kinds: frozenset[str] = ALL) -> None:
         self.line = line
         self.rank = rank
-        self.alone = Alone(kinds, line.report, self._let_go, line.failed)
-        self.lives = Lives(rank, kinds, count=self._count, name=self._name)
+        self.notes = RankNotes(rank)
+        self.alone = Alone(kinds, self.notes, line.report, self._let_go, line.failed, line.tell)
+        self.lives = Lives(
+            self.notes, kinds, count=self._count, name=self._name, tell=line.tell
+        )
         self._makes = "mismatch" in kinds
-        self._recent = threading.local()
+        self._recent = Recent()
         self._incarnations: dict[str, int] = {}
         self._proposals = count()
         self._adding = threading.Lock()
         self._libraries: list[torch.library.Library] = []
         self._take_out: Callable[[], None] | None = None
         self._wait: Any = None
+        self._is_complete: Any = None
         self._make: Any = None
         self.reset()
 
     def reset(self) -> None:
         """Forget groups and calls; the other end does the same."""
         self.lives.reset()
-        self._groups: weakref.WeakKeyDictionary[Any, _Group] = weakref.WeakKeyDictionary()
-        self._noted: dict[str, _Group] = {}
-        """By key, also those that are gone, until what they had is told."""
+        self.notes.forget()
+        self._groups: weakref.WeakKeyDictionary[Any, WatchedGroup] = weakref.WeakKeyDictionary()
+        self._told: dict[str, WatchedGroup] = {}
+        """By key, also those that are gone, until what was noted of them is told."""
         self._names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        self._recent.blocking = None
         self._forms: dict[Any, tuple[int, Doubt | None]] = {}
-        self._works: weakref.WeakKeyDictionary[Any, _PendingWork] = weakref.WeakKeyDictionary()
-        self._buffers: dict[int, _PendingWork] = {}
+        self._works: weakref.WeakKeyDictionary[Any, PendingWork] = weakref.WeakKeyDictionary()
+        self._buffers: dict[int, PendingWork] = {}
         self._recent.work = None
         self._refused: tuple[str, Doubt] | None = None
         self._doubted: Doubt | None = None
@@ -236,14 +181,19 @@ class Watcher:
         coalesced = private.COALESCED_NAME
         yield dist, coalesced, known_to_wait(getattr(dist, coalesced))
         yield from self.lives.patches()
+        yield from store_patches(self.rank, self.line.tell)
         yield from backward_patches()
         self._wait = original = dist.Work.wait
-        watcher, flying = self, self.alone.flying
+        self._is_complete = dist.Work.is_completed
+        watcher, flying, recent = self, self.alone.flying, self._recent
 
         def wait(self: Any, timeout: timedelta = NO_TIMEOUT) -> bool:
+            blocking, recent.blocking = recent.blocking, None
             call_id = watcher._works.get(self)
             if call_id is None and self not in flying and watcher._doubted is None:
-                return bool(original(self, timeout))
+                if blocking is None:
+                    return bool(original(self, timeout))
+                return watcher._wait_for_backend(self, blocking, timeout)
             return watcher._wait_for_work(self, call_id, timeout)
 
         yield dist.Work, "wait", wait
@@ -253,11 +203,14 @@ class Watcher:
     def _asking(self, original: Any) -> Any:
         """A method of a `Work` by which the program gets to know that it is complete. Of a
         future nobody here sees the end, so whoever asks for it has what it wants."""
-        alone = self.alone
+        watcher, alone = self, self.alone
+        tells = original is not dist.Work.get_future
 
         def ask(self: Any, *args: Any) -> Any:
             answer = original(self, *args)
             if answer is not False:
+                if tells and (call_id := watcher._works.get(self)) is not None:
+                    watcher._note_over(call_id)
                 alone.arrive(self)
             return answer
 
@@ -270,17 +223,25 @@ class Watcher:
         while self._libraries:
             private.forget_library(self._libraries.pop())
 
-    def take_notes(self) -> dict[str, Any]:
-        """What only this process has seen, by kind, at the end of a run."""
+    def take_notes(self) -> bytes | None:
+        """What only this process has seen, at the end of a run; None if that is nothing."""
         self._let_go()
-        found: dict[str, Any] = {"unwaited-work": self.alone.take_unwaited()}
-        found["lives"] = self.lives.take()
-        for kind, take in (("crossed-order", take_trail), ("rank-space", take_uses)):
-            taken = {key: take(group.met, group.member) for key, group in self._noted.items()}
-            found[kind] = {key: noted for key, noted in taken.items() if noted}
+        self.alone.end_run()
+        self.lives.end_run()
+        found = self._take()
         alive = {group.key for group in self._groups.values()}
-        self._noted = {key: group for key, group in self._noted.items() if key in alive}
-        return {kind: noted for kind, noted in found.items() if noted}
+        self._told = {key: group for key, group in self._told.items() if key in alive}
+        for group in self._told.values():
+            group.met.dull_places.clear()
+        return found
+
+    def take_dropped(self) -> bytes | None:
+        """The same for a program that has failed: what it had dropped may be the reason."""
+        self.alone.note_dropped()
+        return self._take()
+
+    def _take(self) -> bytes | None:
+        return self.notes.take({group.met.record: key for key, group in self._told.items()})
 
     def _count(self, group: Any) -> int:
         """How many collectives this rank has called on it."""
@@ -315,26 +276,36 @@ class Watcher:
     # -- one call ---------------------------------------------------------------------------
 
     def _call(
-        self, group: Any, known: _Group, parts: Parts, given: Arguments, proceed: Any
+        self, group: Any, known: WatchedGroup, parts: Parts, given: Arguments, proceed: Any
     ) -> Any:
         try:
             caller = caller_of(sys._getframe(4))
         except ValueError:  # nobody of Python's called: a thread of autograd's own, for a GPU
             caller = IN_BACKWARD if private.is_in_backward() else OTHER
         if parts.tag is not None and caller == BATCHED:
-            parts, caller = parts._replace(batched=True), API
+            parts, caller = as_batched(parts, sys._getframe(4)), API
         place = callsite.mark(4) or callsite.mark_of_main_thread()
         form, doubt = self._form(group, known, parts, given, place)
         holds = known.holds(group, parts.device(given))
         limit = self._limit(known, parts, given)
-        blocking = holds and self._is_blocking(parts, given, caller, limit)
+        waits = self._is_blocking(parts, given, caller, limit)
+        blocking = holds and waits
         number = self._look_alone(known, parts, place)
-        call_id = self.line.next_call_id()
+        line, recent = self.line, self._recent
+        call_id = line.next_call_id()
+        if recent.blocking is not None:  # it was waited for out of sight
+            line.note_over(recent.blocking)
+            recent.blocking = None
 
         def announce() -> bool:
-            return self.line.announce(
-                call_id, form, name=parts.name, blocking=blocking, limit=limit
-            )
+            return line.announce(call_id, form, name=parts.name, blocking=blocking, limit=limit)
+
+        def carry_out() -> Any:
+            try:
+                return proceed()
+            except BaseException:
+                line.note_over(call_id, failed=True)
+                raise
 
         self._doubted = doubt
         alone, thread = self.alone, get_ident()
@@ -345,21 +316,26 @@ class Watcher:
         if entered:
             alone.inside[thread] = use
         try:
-            met, result = self._carry_out(announce, proceed, doubt)
+            met, result = self._carry_out(announce, carry_out, doubt)
         finally:
             if entered:
                 del alone.inside[thread]
         any_source = parts.name == "recv" and parts.peer is None
         if holds and not blocking and caller in (API, OTHER) and self.alone.tracks:
-            self._begin_alone(known, parts, number, result)
-        if holds and (any_source or not (blocking or met)):
-            self._remember(_PendingWork(call_id, parts.name, known, any_source), result)
+            self._begin_alone(known, parts, number, result, call_id)
+        if waits and caller in (API, WAITING):
+            recent.blocking = call_id
+        elif waits:
+            line.note_over(call_id)
+        if any_source or not waits:
+            pending = PendingWork(
+                call_id, parts.name, known, any_source=any_source, met=met or not holds
+            )
+            self._remember(pending, result)
             if caller == IN_BACKWARD:
-                private.call_after_backward(
-                    lambda: self._wait_for_referee(call_id, parts, known)
-                )
+                private.call_after_backward(lambda: self._wait_for_referee(pending))
             elif caller == OTHER:
-                self._remember_buffers(parts, _PendingWork(call_id, parts.name, known, False))
+                self._remember_buffers(parts, pending)
         return result
 
     def _carry_out(
@@ -391,7 +367,7 @@ class Watcher:
                 return find_invalid_call(doubt.with_traceback(error.__traceback__))
         return None if isinstance(error, RuntimeError) else find_invalid_call(error)
 
-    def _look_alone(self, known: _Group, parts: Parts, place: Mark | None) -> int | None:
+    def _look_alone(self, known: WatchedGroup, parts: Parts, place: Mark | None) -> int | None:
         """What can be seen here before the call; its number, unless it is a message."""
         alone, number = self.alone, known.calls
         if parts.outputs and parts.tag is None:
@@ -409,13 +385,21 @@ class Watcher:
         return number
 
     def _begin_alone(
-        self, known: _Group, parts: Parts, number: int | None, result: Any
+        self, known: WatchedGroup, parts: Parts, number: int | None, result: Any, call_id: int
     ) -> None:
         work = private.work_in(result)
         if work is not None:
             self._recent.work = work
             mark = callsite.mark(5)
-            self.alone.begin(known.met, known.member, parts, mark, number=number, work=work)
+            self.alone.begin(
+                known.met,
+                known.member,
+                parts,
+                mark,
+                number=number,
+                work=work,
+                call_id=call_id,
+            )
 
     def _is_blocking(self, parts: Parts, given: Arguments, caller: int, limit: Limit) -> bool:
         if parts.tag is not None:
@@ -424,14 +408,19 @@ class Watcher:
             return not limit.explicit
         return caller == NATIVE or not given.get("async_op", True)
 
-    def _limit(self, known: _Group, parts: Parts, given: Arguments) -> Limit:
+    def _limit(self, known: WatchedGroup, parts: Parts, given: Arguments) -> Limit:
         explicit = timedelta(milliseconds=given.get("timeout", -1))
         if parts.name == "monitored_barrier":  # for which torch fills in the default
             return Limit(known, explicit if explicit < known.timeout() else None)
         return Limit(known, explicit if explicit > NO_TIMEOUT else None)
 
     def _form(
-        self, group: Any, known: _Group, parts: Parts, given: Arguments, place: Mark | None
+        self,
+        group: Any,
+        known: WatchedGroup,
+        parts: Parts,
+        given: Arguments,
+        place: Mark | None,
     ) -> tuple[int, Doubt | None]:
         key = (known.number, place, parts.key())
         found = self._forms.get(key)
@@ -447,27 +436,21 @@ class Watcher:
 
     # -- groups -----------------------------------------------------------------------------
 
-    def _add_group(self, group: Any) -> _Group:
+    def _add_group(self, group: Any) -> WatchedGroup:
         with self._adding:
             known = self._groups.get(group)  # another thread may have been faster
             if known is None:
                 form = self._group_form(group)
                 number = None if form is None else self.line.define_group(form)
-                known = self._groups[group] = _Group(group, form, number)
-                self._noted[known.key] = known
+                known = self._groups[group] = WatchedGroup(group, form, number)
+                self._told[known.key] = known
             return known
 
     def _group_form(self, group: Any) -> GroupForm | None:
         with suppress(Exception):  # no store, or one that is gone: it is left alone
             key = self._names.get(group) or self._key(private.store_of(group), "phalanx")
-            return GroupForm(
-                key,
-                group.group_name,
-                tuple(dist.get_process_group_ranks(group)),
-                group.rank(),
-                _config_of(group),
-                group.bound_device_id is not None,
-            )
+            ranks = tuple(dist.get_process_group_ranks(group))
+            return form_of(group, key, ranks, default=group is dist.group.WORLD)
         return None
 
     def _make_group(self, size: int, rank: int | None, *args: Any, **options: Any) -> Any:
@@ -484,8 +467,17 @@ class Watcher:
         made = self._make(size, rank, *args, **options)
         if key is not None and isinstance(made[0], dist.ProcessGroup):
             self._names.setdefault(made[0], key)
-            self.lives.made(made[0], tuple(members), key, sys._getframe(1))
+            self._tell_made(made[0], tuple(members), key)
+            self.lives.made(made[0], tuple(members), sys._getframe(1))
         return made
+
+    def _tell_made(self, group: Any, members: tuple[int, ...], key: str) -> None:
+        """A group that no line of the program asks for was made by Phalanx; the default group
+        has no members given."""
+        mark = callsite.mark(3)
+        ranks = members or tuple(range(group.size()))
+        form = form_of(group, key, ranks, default=not members)
+        self.line.tell("group-made", mark, form, mark is not None)
 
     def _announce_making(self, members: tuple[int, ...], backend: str) -> None:
         """All ranks make all groups, in one order. Members of Gloo's wait for each other
@@ -497,17 +489,15 @@ class Watcher:
         if known.number is None:
             return
         place = callsite.mark(3)
-        holds = "gloo" in (backend if backend != "None" else _config_of(group))
-        form = Form(
-            "new_group",
-            known.number,
-            made=(members, backend),
-            holds=holds,
-            site=callsite.resolve(place),
-        )
-        number, call_id = self.line.define(form), self.line.next_call_id()
-        limit = Limit(known, None)
-        self.line.announce(call_id, number, name="new_group", blocking=True, limit=limit)
+        holds = "gloo" in (backend if backend != "None" else config_of(group))
+        key = (known.number, place, (members, backend))
+        found = self._forms.get(key)
+        if found is None:
+            made, site = (members, backend), callsite.resolve(place)
+            form = Form("new_group", known.number, made=made, holds=holds, site=site)
+            found = self._forms[key] = self.line.define(form), None
+        limit, call_id = Limit(known, None), self.line.next_call_id()
+        self.line.announce(call_id, found[0], name="new_group", blocking=True, limit=limit)
 
     def _key(self, store: Any, at: str) -> str:
         """The members of a group have its part of the store in common: the first one leaves
@@ -519,7 +509,7 @@ class Watcher:
 
     # -- waiting for what was begun ---------------------------------------------------------
 
-    def _remember(self, call_id: _PendingWork, result: Any) -> None:
+    def _remember(self, call_id: PendingWork, result: Any) -> None:
         """Torch makes the Python object of a `Work` anew unless there is one, so this one is
         kept until the caller has it."""
         work = private.work_in(result)
@@ -530,7 +520,7 @@ class Watcher:
     def _let_go(self) -> None:
         self._recent.work = None
 
-    def _remember_buffers(self, parts: Parts, call_id: _PendingWork) -> None:
+    def _remember_buffers(self, parts: Parts, call_id: PendingWork) -> None:
         if len(self._buffers) >= MOST_BUFFERS:
             self._buffers.clear()
         for tensor in parts.tensors():
@@ -543,16 +533,40 @@ class Watcher:
             at = _place_of(given["tensor"])
             call_id = None if at is None else self._buffers.pop(at, None)
             if call_id is not None:
-                limit = Limit(call_id.group, None)
-                self.line.wait(call_id.number, name=call_id.name, limit=limit)
+                self._ask_referee(call_id)
+                result = proceed()
+                self._note_over(call_id)
+                return result
         return proceed()
 
-    def _wait_for_referee(self, call_id: int, parts: Parts, known: _Group) -> None:
+    def _wait_for_referee(self, call_id: PendingWork) -> None:
         """DDP's reducer waits for its buckets in C++ at the end of backward: ours first."""
-        self.line.wait(call_id, name=parts.name, limit=Limit(known, None))
+        self._ask_referee(call_id)
+        self._note_over(call_id)
+
+    def _ask_referee(self, call_id: PendingWork, explicit: timedelta | None = None) -> None:
+        if not call_id.met:
+            limit = Limit(call_id.group, explicit)
+            self.line.wait(call_id.number, name=call_id.name, limit=limit)
+
+    def _note_over(self, call_id: PendingWork) -> None:
+        """The program knows that it is complete."""
+        if not call_id.is_over:
+            call_id.is_over = True
+            self.line.note_over(call_id.number)
+
+    def _wait_for_backend(self, work: Any, number: int, timeout: timedelta) -> bool:
+        """The last part of a call that blocks: the referee has let it go on."""
+        try:
+            done = bool(self._wait(work, timeout))
+        except BaseException:
+            self.line.note_over(number, failed=True)
+            raise
+        self.line.note_over(number)
+        return done
 
     def _wait_for_work(
-        self, work: Any, call_id: _PendingWork | None, timeout: timedelta
+        self, work: Any, call_id: PendingWork | None, timeout: timedelta
     ) -> bool:
         try:
             if call_id is None:
@@ -568,10 +582,16 @@ class Watcher:
         self.alone.arrive(work)
         return done
 
-    def _wait_for_call(self, work: Any, call_id: _PendingWork, timeout: timedelta) -> bool:
+    def _wait_for_call(self, work: Any, call_id: PendingWork, timeout: timedelta) -> bool:
         explicit = timeout if timeout is not None and timeout > NO_TIMEOUT else None
-        self.line.wait(call_id.number, name=call_id.name, limit=Limit(call_id.group, explicit))
-        done = bool(self._wait(work, timeout))
+        if not (call_id.is_over or self._is_complete(work)):
+            self.line.note_wait(call_id.number)
+        self._ask_referee(call_id, explicit)
+        if call_id.is_over:
+            done = bool(self._wait(work, timeout))
+        else:
+            call_id.is_over = True
+            done = self._wait_for_backend(work, call_id.number, timeout)
         self._works.pop(work, None)
         if call_id.any_source:
             self.line.received(call_id.number, private.source_of(work))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from phalanx.backend import group_history
-from phalanx.backend.evidence.group_watch import find_leaked_groups
 from phalanx.backend.session import Session
 from phalanx.checks import registry
+from phalanx.checks.group_lifecycle import KIND as MISMATCH
 from phalanx.checks.message_race import RaceWatch
 from phalanx.checks.unwaited_work import KIND
 from phalanx.journal.events import Noted
@@ -35,19 +34,15 @@ class ThreadsCheckHost:
     def must_share_gpus(self) -> bool:
         return self._session.must_share_gpus()
 
-    def find_group_mismatches(self) -> Iterable[Verdict]:
-        return group_history.find_at_end(self._session)
-
-    def find_leaks(self) -> Iterable[Verdict]:
-        return find_leaked_groups(self._session)
-
 
 def find_at_end(session: Session, unmet: Sequence[Unmet]) -> list[Verdict]:
-    """What was found on the way, and what can be seen only now."""
-    found, session.findings = session.findings, []
+    """What can be seen only now."""
+    for note in session.group_watch.take():
+        session.journal.add(note)
     for context in session.ranks:
         left = context.in_flight.unwaited() if context.in_flight is not None else ()
         if left:
             context.ring.add(Noted(monotonic(), context.rank, 0, None, KIND, left))
     host = ThreadsCheckHost(session, unmet)
-    return found + registry.find_at_end(session.journal.reader(), host)
+    missing = session.referee.find_missing_groups() if MISMATCH in session.kinds else []
+    return [*missing, *registry.find_at_end(session.journal.reader(), host)]

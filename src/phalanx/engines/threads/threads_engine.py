@@ -69,6 +69,7 @@ from phalanx.emulation.stdlib.rank_children import (
 )
 from phalanx.emulation.stdlib.replaced_calls import enter_thread
 from phalanx.emulation.stdlib.signals import SignalDispatch
+from phalanx.engines.look.look_door import LookDoor
 from phalanx.engines.outcome import Outcome, Outcomes, find_error
 from phalanx.engines.run_settings import (
     IDLE_STALL,
@@ -81,6 +82,7 @@ from phalanx.engines.snapshots import group_views, is_debugging, take_snapshot, 
 from phalanx.engines.threads.referee_host import Judge
 from phalanx.engines.threads.renumbering import exchange
 from phalanx.engines.threads.threads_check_host import find_at_end
+from phalanx.engines.threads.threads_watch import ThreadsWatch
 from phalanx.errors import RankStopped, UsageError, VerdictError
 from phalanx.journal.events import RankEnded
 from phalanx.journal.reader import Journal
@@ -295,6 +297,8 @@ class _Run:
         self.thread_pool = thread_pool
         self.session = session
         session.begin_journal()
+        if settings.on_journal is not None:
+            settings.on_journal(session.journal)
         for context in session.ranks:
             context.holds.clear()
         self.body = body
@@ -317,6 +321,10 @@ class _Run:
         self.baton.on_look = self.judge.look
         self.baton.on_condemned = self.judge.forget
         self.signals = SignalDispatch(self.baton, session.ranks)
+        watch = ThreadsWatch(session, self.baton, self.outcomes)
+        self.door = LookDoor(watch, engine=settings.engine)
+        if settings.on_watch is not None:
+            settings.on_watch(watch)
         if settings.late_numbers:
             session.renumber = partial(exchange, session, self.baton, self.outcomes)
 
@@ -346,6 +354,7 @@ class _Run:
                 self.switcher.restore()
             finally:
                 self.signals.close()
+                self.door.close()
                 if logs.in_use and not switchers:
                     logs.relax()
         self._end_helpers()
@@ -366,8 +375,9 @@ class _Run:
                 completion.complete_all(self.session)
             unheard = find_unheard(self.session)
             unmet = self._find_leftovers()
-            self.findings = [*unheard, *unmet, *find_at_end(self.session, unmet)]
-            for found in self.findings:
+            late = [*unmet, *find_at_end(self.session, unmet)]
+            self.findings = [*unheard, *late]
+            for found in late:  # the others were written when they were raised
                 self.session.journal.found(found)
         return [outcome.value for outcome in self.outcomes.ranks]
 
@@ -388,6 +398,7 @@ class _Run:
 
     def _tick(self) -> None:
         self.signals.serve()
+        self.door.tick()
         if self.settings.on_tick is not None:
             self.settings.on_tick()
 

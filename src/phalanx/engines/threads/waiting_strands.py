@@ -90,7 +90,7 @@ class StrandNodes:
         elif isinstance(why, Call):
             needs, any_of = needs_of(why, reader)
         elif isinstance(why, CreationWait):
-            needs, any_of = why.missing(), False
+            needs, any_of = why.needs(), False
         else:
             return node._replace(free=True)
         return node._replace(needs=needs, any_of=any_of, free=not (needs or any_of))

@@ -25,8 +25,7 @@ from phalanx.engines.processes.failure_evidence import (
 from phalanx.engines.remote.control_messages import Raised
 from phalanx.engines.torchrun.launcher_messages import Found, Stopped
 from phalanx.errors import RankDied, RankFailedError, VerdictError
-from phalanx.model import ViewBlock
-from phalanx.report.layout import rank_list
+from phalanx.model import ViewBlock, rank_list
 from phalanx.system import monotonic
 
 ELSEWHERE = "died on another machine"

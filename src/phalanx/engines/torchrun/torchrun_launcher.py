@@ -21,6 +21,8 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from phalanx.backend.rank_errors import error_for
+from phalanx.engines.look.look_door import LookDoor
+from phalanx.engines.look.remote_watch import LOOK, RemoteWatch
 from phalanx.engines.referee.referee_server import RefereeServer
 from phalanx.engines.remote.control_messages import Asking, Position, Raised, Where
 from phalanx.engines.run_settings import Settings, choose_findings, tell_findings
@@ -45,7 +47,8 @@ from phalanx.engines.torchrun.launcher_messages import (
 )
 from phalanx.engines.torchrun.standstill import Standstill
 from phalanx.engines.torchrun.torchrun_start import Started, TorchrunSettings
-from phalanx.errors import RankFailedError
+from phalanx.errors import PhalanxError, RankFailedError
+from phalanx.journal.reader import Journal
 from phalanx.model import RankView, Silenced, Stall, ViewBlock
 from phalanx.report.positions import render_positions
 from phalanx.system import monotonic
@@ -84,6 +87,15 @@ class Launch:
         self._unchecked = False
         self._silenced: list[Silenced] = []
         self._positions: dict[int, Position] = {}
+        watch = self._watch = RemoteWatch(
+            members=lambda: sorted(self._now.members),
+            living=lambda: {each.rank: each for each in self._now.living()},
+            heard=lambda: None if self._referee is None else self._referee.hear(),
+            asking=lambda: bool(self._now.asking - self._now.gone),
+        )
+        self._door = LookDoor(watch, engine="torchrun")
+        if settings.on_watch is not None:
+            settings.on_watch(watch)
         self._base = started.base
         self._agent = started.agent
         self._listener = started.listener
@@ -99,10 +111,22 @@ class Launch:
     def carry_out(self) -> bool:
         try:
             return self._carry_out()
+        except PhalanxError as error:
+            error.journal = self.read_journal()
+            raise
         finally:
             if self._referee is not None and self._settings.on_tally is not None:
                 tally = self._referee.tally()
                 self._settings.on_tally(replace(tally, silenced=tuple(self._silenced)))
+            if self._settings.on_journal is not None:
+                self.read_journal()  # waits for what ranks said last
+
+    def read_journal(self) -> Journal | None:
+        """What happened, as far as the referee has heard; None where it is on another machine,
+        or where nothing is checked."""
+        if self._referee is None:
+            return None
+        return self._referee.read_journal(at_end=self._agent.poll() is not None)
 
     def _carry_out(self) -> bool:
         try:
@@ -170,6 +194,7 @@ class Launch:
         if self._referee is not None and self._referee.trouble is not None:
             self._tell_unchecked(self._referee.trouble)
         self._settings.on_tick()
+        self._door.tick()
 
     def _accept(self) -> None:
         with suppress(OSError):
@@ -245,7 +270,9 @@ class Launch:
         if isinstance(message, OpenReferee):
             self._open_desk(member, message)
         elif isinstance(message, Position):
-            if member.now is self._now:
+            if message.number == LOOK:
+                self._watch.take_in(message)
+            elif member.now is self._now:
                 self._positions[message.rank] = message
         elif isinstance(message, Asking):
             asking = member.now.asking
@@ -284,6 +311,7 @@ class Launch:
             replay=given.replay,
             kinds=given.kinds,
             profile=given.profile,
+            on_journal=given.on_journal,
         )
         member.send(RefereeIsOpen(self._referee.port, self._referee.token))
 
@@ -338,6 +366,7 @@ class Launch:
         """Nothing that was started here outlives us."""
         agent = self._agent
         self._ending = True
+        self._door.close()
         if agent.poll() is None:
             agent.send_signal(self._farewell)  # it ends the ranks, then itself
             deadline = monotonic() + PATIENCE

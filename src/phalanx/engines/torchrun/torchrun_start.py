@@ -45,7 +45,11 @@ class TorchrunSettings(Options):
     on_tick: Callable[[], Any]
     on_findings: Callable[[Sequence[Verdict]], Any] | None = None
     on_tally: Callable[[Tally], Any] | None = None
-    """Both are called on the machine of rank 0 only."""
+    on_journal: Callable[[Any], Any] | None = None
+    """These three are called on the machine of rank 0 only; the last when ranks start, and
+    again when they are started anew."""
+    on_watch: Callable[[Any], Any] | None = None
+    """Called at first, with what can say at a tick what ranks do."""
     raw_output: bool = False
     """Whether torch's launcher writes the ranks' output to files itself."""
     meeting: Callable[[], str] | None = None

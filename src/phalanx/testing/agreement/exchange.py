@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from phalanx.errors import UsageError
-from phalanx.report.layout import rank_list
+from phalanx.model import rank_list
 from phalanx.testing.agreement.leaves import MISSING, Leaf, bytes_of, short_reprs
 from phalanx.testing.agreement.tensor_elements import compare_elements
 from phalanx.testing.agreement.value_differences import Difference, Side

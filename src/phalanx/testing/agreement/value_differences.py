@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from phalanx.model import rank_list
 from phalanx.report.layout import (
     Block,
     ascii_text,
@@ -15,7 +16,6 @@ from phalanx.report.layout import (
     count,
     labelled,
     lay_blocks,
-    rank_list,
     shorten,
     verb,
 )

@@ -6,6 +6,7 @@ an error at the start, and otherwise when the first test on ranks is collected.
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -32,7 +33,15 @@ def _read_options(config: pytest.Config) -> Given:
     defaults["strict"] = bool(config.getini("ranks_strict"))
     for name in ("per_rank", "shared"):
         defaults[name] = tuple(config.getini(f"ranks_{name}"))
-    return Given(sizes, engines, options, default_sizes, default_engines, defaults)
+    text = config.getoption("ranks_record") or config.getini("ranks_record") or ""
+    folder, comma, which = text.partition(",")
+    if comma and which != "failed":
+        raise UsageError(
+            f"--ranks-record {text}: give a folder, or a folder and 'failed' for tests that "
+            "fail, e.g. --ranks-record recordings,failed"
+        )
+    record = (os.path.join(config.invocation_params.dir, folder) if folder else "", bool(comma))
+    return Given(sizes, engines, options, default_sizes, default_engines, defaults, record)
 
 
 def _parse(

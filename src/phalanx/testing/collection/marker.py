@@ -80,6 +80,8 @@ class Given:
     default_sizes: tuple[int, ...] = ()
     default_engines: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    record: tuple[str, bool] = ("", False)
+    """The folder for recordings, and whether only those of tests that fail stay there."""
 
 
 def is_ranks_marker(mark: Any) -> bool:

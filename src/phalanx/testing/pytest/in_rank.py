@@ -19,6 +19,7 @@ from phalanx.emulation.patch_installer import put_in
 from phalanx.emulation.patch_table import RANK_PROCESS
 from phalanx.engines.processes.process_rank import leave_note
 from phalanx.engines.remote import link
+from phalanx.engines.remote.idle_threads import threads_joined
 from phalanx.errors import RankStopped, VerdictError, text_of
 from phalanx.testing.pytest.fixtures import FixturePlan, Maker, RankRequest
 from phalanx.testing.pytest.isolated import new_packages
@@ -158,7 +159,8 @@ class RankProcess:
             ):
                 try:
                     self._enter_wide(item, part)
-                    part.run()
+                    with threads_joined():
+                        part.run()
                 finally:
                     record.log = text()
                     record.marks = list(filter(is_picklable, record.marks))

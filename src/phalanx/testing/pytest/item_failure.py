@@ -6,15 +6,16 @@ show a consequence as a cause. Used by `items.py`.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from phalanx.callsite import shown_path
 from phalanx.errors import RankFailedError
-from phalanx.model import RankFailure
+from phalanx.model import RankFailure, rank_list
 from phalanx.report.failure import render_consequences
-from phalanx.report.layout import cut, labelled, rank_list
+from phalanx.report.layout import cut, labelled
 from phalanx.testing.pytest.item_run import RanksRun
 from phalanx.testing.pytest.rank_record import Failure
 from phalanx.testing.pytest_compat import pytest_private as private
@@ -188,6 +189,8 @@ def _tail(run: RanksRun, groups: Sequence[Group], replay: str) -> str:
         lines += labelled("hint", HAS_GROUP)
     if not any(group[0].verdict for group in groups):
         lines += labelled("replay", replay, whole=True)
+    if run.timeline is not None:
+        lines += labelled("timeline", f"phalanx report {shlex.quote(run.timeline)}", whole=True)
     return "\n".join(lines)
 
 

@@ -18,7 +18,7 @@ from phalanx.errors import (
     UsageError,
     VerdictError,
 )
-from phalanx.report.layout import rank_list
+from phalanx.model import rank_list
 from phalanx.system import monotonic
 from phalanx.testing.pytest.rank_record import Failure, Record
 from phalanx.testing.pytest_compat import pytest_private as private
@@ -37,6 +37,8 @@ class RanksRun:
     findings: Sequence[Any] = ()
     silenced: Sequence[Any] = ()
     """Findings that lines of the program silence."""
+    timeline: str | None = None
+    """What `phalanx report` takes in order to show this run."""
     cause: Failure | None = field(init=False, default=None)
     others: list[Failure] = field(init=False, default_factory=list)
     raised: BaseException | None = field(init=False, default=None)

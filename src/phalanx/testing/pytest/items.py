@@ -18,13 +18,14 @@ from typing import Any
 import pytest
 
 from phalanx.errors import HazardError, PhalanxWarning, UsageError
-from phalanx.report.layout import rank_list
+from phalanx.model import rank_list
 from phalanx.report.text import render_kind
 from phalanx.testing.collection.expected_findings import missing_text, told_of, verdicts_of
 from phalanx.testing.collection.marker import PARAMETER, Ranks
 from phalanx.testing.pytest.fixtures import per_rank_names, shared_values
 from phalanx.testing.pytest.isolated import warn_of_bound_names
 from phalanx.testing.pytest.item_failure import show_alike, show_failure
+from phalanx.testing.pytest.item_recording import ItemRecording
 from phalanx.testing.pytest.item_run import RanksRun
 from phalanx.testing.pytest.on_processes import run_on_processes
 from phalanx.testing.pytest.on_threads import run_on_threads
@@ -95,9 +96,13 @@ def _call_once(item: Any, way: Ranks, extra: Mapping[str, Any]) -> None:
     __tracebackhide__ = True
     _, shared = item.stash[_ready]
     on_ranks = run_on_threads if way.engine == "threads" else run_on_processes
-    run = on_ranks(item, way, shared=shared, extra=extra, replay=replay(item))
+    again = replay(item)
+    recording = ItemRecording(item, way, again)
+    with recording:
+        run = on_ranks(item, way, shared=shared, extra=extra, replay=again, recording=recording)
+    recording.end(run)
     item.stash[_last_run] = run
-    item.repr_failure = partial(_represent, item, run)
+    item.repr_failure = partial(_represent, item, run, recording)
     for record in run.records:
         item.own_markers += [m for m in record.marks if not _is_among(m, item.own_markers)]
     _add_properties(item, run)
@@ -106,6 +111,7 @@ def _call_once(item: Any, way: Ranks, extra: Mapping[str, Any]) -> None:
     found = _found_as_expected(item, way, run) if way.expected else False
     if not found:
         _raise(item, run)
+    recording.passed()
 
 
 def _found_as_expected(item: Any, way: Ranks, run: RanksRun) -> bool:
@@ -329,13 +335,14 @@ def _as_raised(error: BaseException | None) -> Iterator[None]:
     yield
 
 
-def _represent(item: Any, run: RanksRun, excinfo: Any) -> Any:
+def _represent(item: Any, run: RanksRun, recording: ItemRecording, excinfo: Any) -> Any:
     """What pytest asks the item for when its call has failed."""
     if run.cause is None or excinfo.value is not run.raised:
         return type(item).repr_failure(item, excinfo)
     mode = item.config.getoption("ranks_report") or item.config.getini("ranks_report")
     if item.config.getoption("tbstyle", "auto") == "line":
         mode = "line"
+    recording.keep(run)
     return show_failure(run, report=mode, replay=replay(item))
 
 

@@ -27,6 +27,7 @@ from phalanx.testing.pytest.in_rank import (
     leave_wide,
     run_pending_callback,
 )
+from phalanx.testing.pytest.item_recording import ItemRecording
 from phalanx.testing.pytest.item_run import RanksRun
 from phalanx.testing.pytest.rank_record import Record
 from phalanx.testing.pytest.travel import ItemTask, PartFailed, read_note, unpack_record
@@ -82,6 +83,7 @@ def run_on_processes(
     shared: Mapping[tuple[str, int], Any],
     extra: Mapping[str, Any],
     replay: str,
+    recording: ItemRecording,
 ) -> RanksRun:
     """Run the test once on all ranks. Returns the ranks' records and the error of the run."""
     kept = _kept_engine(way)
@@ -89,7 +91,7 @@ def run_on_processes(
     out, err = Collected(way.size), Collected(way.size)
     output = _Output(item.config, {"out": out, "err": err})
     on_tick = partial(_tick, out, err) if show_live(item.config, (out, err)) else None
-    engine.settings = replace(engine.settings, on_tick=on_tick)
+    engine.settings = replace(engine.settings, on_tick=on_tick, on_journal=recording.follow)
     known, silent = len(engine.findings), len(engine.silenced)
     values: list[Any] = []
     error: BaseException | None = None
@@ -101,7 +103,14 @@ def run_on_processes(
     try:
         if task.file != kept.file:
             ready = replace(task, shared={}, extra={})
-            engine.call(get_ready, (ready,), limit=way.limit, replay=replay, bare=not way.init)
+            engine.call(
+                get_ready,
+                (ready,),
+                limit=way.limit,
+                replay=replay,
+                bare=not way.init,
+                lingers=True,
+            )
             kept.file = task.file
         values = engine.call(
             run_pending_callback,
@@ -111,6 +120,7 @@ def run_on_processes(
             on_output=output.write,
             replay=replay,
             bare=not way.init,
+            lingers=True,
         )
     except UsageError as problem:
         error = _name_value(task.shared, item.callspec.params) or problem
@@ -149,7 +159,12 @@ def _leave_wide(kept: _KeptEngine, wanted: set[str], replay: Callable[[], str]) 
     if leaving and kept.file is not None:
         try:
             kept.engine.call(
-                leave_wide, (wanted,), limit=WIDE_LIMIT, replay=replay(), bare=True
+                leave_wide,
+                (wanted,),
+                limit=WIDE_LIMIT,
+                replay=replay(),
+                bare=True,
+                lingers=True,
             )
         except PhalanxError as error:
             kept.file = None

@@ -25,6 +25,7 @@ from phalanx.engines.run_settings import Settings
 from phalanx.engines.threads.threads_engine import ThreadsEngine
 from phalanx.testing.collection.marker import Ranks
 from phalanx.testing.pytest.fixtures import FixturePlan
+from phalanx.testing.pytest.item_recording import ItemRecording
 from phalanx.testing.pytest.item_run import RanksRun
 from phalanx.testing.pytest.part import RankPart
 from phalanx.testing.pytest.rank_record import Record
@@ -73,9 +74,11 @@ def run_on_threads(
     shared: Mapping[tuple[str, int], Any],
     extra: Mapping[str, Any],
     replay: str,
+    recording: ItemRecording,
 ) -> RanksRun:
     """Run the test once on all ranks. Returns the ranks' records and the error of the run."""
-    return _TestOnThreads(item, way, shared, extra).run(replay, hold_patches())
+    test = _TestOnThreads(item, way, shared, extra)
+    return test.run(replay, hold_patches(), recording)
 
 
 class _TestOnThreads:
@@ -105,7 +108,9 @@ class _TestOnThreads:
             ask=self._tasks.ask,
         )
 
-    def run(self, replay: str, thread_pool: RankThreadPool) -> RanksRun:
+    def run(
+        self, replay: str, thread_pool: RankThreadPool, recording: ItemRecording
+    ) -> RanksRun:
         way = self._way
         engine = ThreadsEngine(
             Settings.of(
@@ -113,6 +118,7 @@ class _TestOnThreads:
                 checks=way.effective_checks,
                 replay=replay,
                 on_tick=self._tick,
+                on_journal=recording.follow,
                 modules=IsolationRule(way.isolate) if way.isolate else None,
             ),
             thread_pool=thread_pool,

@@ -162,7 +162,7 @@ class MultiProcContinuousTest(RanksTestCase):
         what = cls, self.id(), cls.world_size, cls.rdvz_file, cls._environ
         limit, replay = get_timeout(self.id()), replay_of(self)
         try:
-            return engine.call(live_as_rank, what, limit=limit, replay=replay)
+            return engine.call(live_as_rank, what, limit=limit, replay=replay, lingers=True)
         except PhalanxError:
             cls._renew_file()
             raise

@@ -19,8 +19,7 @@ from phalanx.backend.torch_private import private
 from phalanx.engines.processes.call_on_ranks import EXITED
 from phalanx.engines.processes.processes_engine import ProcessesEngine, ProcessSettings
 from phalanx.errors import RankDied, RankFailedError, UsageError
-from phalanx.model import Verdict
-from phalanx.report.layout import rank_list
+from phalanx.model import Verdict, rank_list
 from phalanx.system import monotonic
 from phalanx.testing.torch_compat.cases import (
     DEFAULT_WORLD_SIZE,

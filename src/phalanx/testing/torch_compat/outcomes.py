@@ -28,8 +28,7 @@ from phalanx.errors import (
     RankStopped,
     VerdictError,
 )
-from phalanx.model import Deadlock, Verdict
-from phalanx.report.layout import rank_list
+from phalanx.model import Deadlock, Verdict, rank_list
 from phalanx.report.text import render_kind
 from phalanx.testing.torch_compat.shown_traceback import place_of
 from phalanx.testing.torch_compat.skips import TestSkip, skip_for_code

@@ -105,10 +105,25 @@ def branch_by_rank(place: Mark) -> int | None:
     """The line of an `if` around a place, in the same function, that tests the rank: a name in
     the test says so, as in `rank == 0` and `dist.get_rank() > 0`."""
     code, offset = place
-    tree = _tree(tuple(linecache.getlines(code.co_filename)))
+    return _branch(code.co_filename, line_at(code, offset), code.co_firstlineno)
+
+
+def branch_at_line(file: str, line: int) -> int | None:
+    """The same for a line of a file, if that is here."""
+    tree = _tree(tuple(linecache.getlines(file)))
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    around = [
+        node.lineno
+        for node in (ast.walk(tree) if tree is not None else ())
+        if isinstance(node, functions) and node.lineno <= line <= (node.end_lineno or 0)
+    ]
+    return _branch(file, line, max(around, default=0))
+
+
+def _branch(file: str, line: int, first: int) -> int | None:
+    tree = _tree(tuple(linecache.getlines(file)))
     if tree is None:
         return None
-    line, first = line_at(code, offset), code.co_firstlineno
     found = [
         node.lineno
         for node in ast.walk(tree)

@@ -1,0 +1,95 @@
+"""What a rank in a process of its own writes into the journal by itself, and how that travels.
+
+The referee keeps the journal and writes what ranks announce. What only a rank sees (the
+program's frames, who refers to a group, what was destroyed) it writes into a small ring of its
+own; the referee takes that in when the rank's program has ended. Code objects travel by value,
+and groups by their key.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import marshal
+import pickle
+from collections.abc import Mapping
+from types import CodeType
+from typing import Any
+
+from phalanx.journal.events import GroupRecord
+from phalanx.journal.ring import Ring
+
+LENGTH = 16384
+"""Of the ring; a fourth of that in each lane that is used here."""
+
+
+class RankNotes:
+    """One rank's own part of the journal, until it is told."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.forget()
+
+    def forget(self) -> None:
+        self.ring = Ring(LENGTH)
+        self.noted: set[Any] = set()
+
+    def take(self, keys: Mapping[GroupRecord, str]) -> bytes | None:
+        """All of it, once, to be read by `read_notes`; None if there is nothing. Groups without
+        a key are unknown to the referee, and what concerns them is left out."""
+        lanes = {
+            name: [event for event in lane if _is_told(event, keys)]
+            for name, lane in (("notes", self.ring.notes), ("rare", self.ring.rare))
+        }
+        self.forget()
+        if not any(lanes.values()):
+            return None
+        file = io.BytesIO()
+        _NotesPickler(file, keys).dump(lanes)
+        return file.getvalue()
+
+
+def read_notes(data: bytes, groups: Mapping[str, GroupRecord]) -> dict[Any, list[Any]]:
+    """The events by lane, of groups that are known here."""
+    lanes: dict[Any, list[Any]] = _NotesUnpickler(io.BytesIO(data), groups).load()
+    return {
+        name: [event for event in events if _UNKNOWN not in event]
+        for name, events in lanes.items()
+    }
+
+
+_UNKNOWN = GroupRecord(0, "unknown", ())
+
+
+def _is_told(event: Any, keys: Mapping[GroupRecord, str]) -> bool:
+    return all(each in keys for each in event if isinstance(each, GroupRecord))
+
+
+class _NotesPickler(pickle.Pickler):
+    def __init__(self, file: io.BytesIO, keys: Mapping[GroupRecord, str]) -> None:
+        super().__init__(file, pickle.HIGHEST_PROTOCOL)
+        self._keys = keys
+
+    def persistent_id(self, thing: Any) -> str | None:
+        return self._keys[thing] if isinstance(thing, GroupRecord) else None
+
+    def reducer_override(self, thing: Any) -> Any:
+        if isinstance(thing, CodeType):
+            return code_of, (marshal.dumps(thing),)
+        return NotImplemented
+
+
+class _NotesUnpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, groups: Mapping[str, GroupRecord]) -> None:
+        super().__init__(file)
+        self._groups = groups
+
+    def persistent_load(self, key: str) -> GroupRecord:
+        return self._groups.get(key, _UNKNOWN)
+
+
+@functools.lru_cache(maxsize=4096)
+def code_of(data: bytes) -> CodeType:
+    """One object for equal code: ranks run the same, and it is compared again and again."""
+    code: CodeType = marshal.loads(data)
+    return code

@@ -1,0 +1,54 @@
+"""Tell the journal what the program of a rank that is a process does with stores.
+
+Used by `watcher.py`, which puts the replacements in. The stores do what they always do: nothing
+here waits. What torch does with them on its own account is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from phalanx import callsite
+from phalanx.backend.stores.store_keys import (
+    CHANGING,
+    READING,
+    remembering,
+    store_fields,
+    uses_of_program,
+)
+
+
+def store_patches(rank: int, tell: Callable[..., None]) -> Iterator[tuple[Any, str, Any]]:
+    """(owner, name, replacement) for the classes of torch. `tell` takes the kind of an event,
+    its line and its fields."""
+    for name in (*CHANGING, *READING):
+        yield Store, name, _telling(rank, tell, name, getattr(Store, name))
+    yield PrefixStore, "__init__", remembering(PrefixStore.__init__)
+
+
+def _telling(rank: int, tell: Callable[..., None], name: str, original: Any) -> Any:
+    def use(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        found = result is not False if name == "check" else True
+        _tell(rank, tell, self, name, args, kwargs, found)
+        return result
+
+    return use
+
+
+def _tell(
+    rank: int,
+    tell: Callable[..., None],
+    store: Any,
+    name: str,
+    args: Any,
+    kwargs: Any,
+    found: bool,
+) -> None:
+    for place, key, shown, value in uses_of_program(store, name, args, kwargs):
+        where = (rank, place) if isinstance(place, int) else place  # one of this process only
+        kind, fields = store_fields(where, key, shown, name, value=value, found=found)
+        tell(kind, callsite.mark(2), *fields)

@@ -1,0 +1,512 @@
+"""Hold the calls of all ranks against each other, after the fact: dumps to a verdict.
+
+The calls are announced to the referee that also judges running ranks, in the order in which
+each rank made them; then every rank takes the place in which its dump found it: waiting in a
+call, ended, or neither. What the referee says is what it would have said at the time. Ranks
+that left no dump, or that were in no call, may still move as far as anybody knows, so nothing
+is proved that rests on them: that is a stall, and says so.
+
+Pure: no files, no clock. Must never blame a rank for what was not recorded.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from phalanx.callsite import shown_path
+from phalanx.checks.message_race import Taken, hint_taken
+from phalanx.checks.unmatched_message import find_leftovers
+from phalanx.engines.referee.announced_calls import AnnouncedCall, last_op
+from phalanx.engines.referee.remote_referee import RemoteReferee
+from phalanx.explain.rank_dump import DumpedCall, RankDump
+from phalanx.matching.announcement import Form, GroupForm
+from phalanx.matching.hints import Branch, blame_branch
+from phalanx.model import (
+    Deadlock,
+    Mismatch,
+    Op,
+    OpBlock,
+    RankFailure,
+    RankView,
+    Site,
+    Stall,
+    Verdict,
+    ViewBlock,
+)
+from phalanx.source_text import branch_at_line
+
+_Judged = TypeVar("_Judged", Mismatch, Deadlock)
+_CONSEQUENCE = re.compile(
+    r"timed? ?out|timeout|connection (closed|reset|refused)|connectFullMesh|broken pipe|"
+    r"peer (has )?(closed|left|gone)|aborted|watchdog|socket|unhandled (system|cuda) error|"
+    r"monitoredBarrier|remote process exited|heartbeat|SIGTERM|SignalException",
+    re.IGNORECASE,
+)
+"""What a rank raises because another one is gone, or does not come."""
+
+
+@dataclass
+class Replay:
+    """What came of it. `verdict` is None if nothing is wrong as far as the dumps tell."""
+
+    verdict: Verdict | None
+    unmet: tuple[Verdict, ...] = ()
+    views: Mapping[int, RankView] | None = None
+    undecided: frozenset[int] = frozenset()
+    """Ranks that wait in a call which all members have entered."""
+
+
+def replay(dumps: Mapping[int, RankDump], world: int) -> Replay:
+    """`dumps` by rank, of one kind each; `world` is how many ranks there were."""
+    referee = DumpReferee(world, dumps)
+    members, guessed = _members(dumps, world)
+    firsts = _first_numbers(dumps, members)
+    steps = {rank: _steps(dump, dumps, members, firsts) for rank, dump in dumps.items()}
+    ids = _announce_all(referee, dumps, members, steps)
+    if referee.verdict is not None:
+        return Replay(referee.verdict, views=_views(referee, dumps, world))
+    undecided = _take_places(referee, dumps, ids)
+    failure = _find_failure(referee, dumps, world)
+    if failure is not None:
+        return Replay(failure)
+    verdict = referee.verdict or referee.look_twice()
+    views = _views(referee, dumps, world, undecided)
+    if guessed and isinstance(verdict, Deadlock):
+        views.update({r: replace(b.view, rank=r) for b in verdict.blocks for r in b.ranks})
+        verdict = None  # a proof that rests on a guess is none
+    if verdict is None:
+        verdict = _find_stall(dumps, views, undecided)
+    unmet: tuple[Verdict, ...] = ()
+    if verdict is None and len(dumps) == world and all(map(_has_finished, dumps.values())):
+        unmet = find_leftovers(referee.leftovers())
+    return Replay(verdict, unmet, views, frozenset(undecided))
+
+
+class DumpReferee(RemoteReferee):
+    """The referee for calls that have been made long ago. Until `settle_places`, every rank
+    counts as one that can move, so that nothing is judged before all calls are announced."""
+
+    def __init__(self, size: int, dumps: Mapping[int, RankDump]) -> None:
+        self._dumps = dumps
+        super().__init__(size)
+
+    def reset(self) -> None:
+        super().reset()
+        self._taken: dict[int, list[Taken]] = {}
+
+    def note(self, rank: int, call_id: int, call: DumpedCall, form: int) -> None:
+        """The rank made this call."""
+        at = self._ranks[rank].groups[self._ranks[rank].forms[form][0].group]
+        if at is not None and call.number is not None:
+            mailbox, member = at
+            mailbox.next_number[member] = call.number
+        self.announce(rank, call_id, form, blocking=False, threads=2)
+        if call.made is not None and call.done:
+            self._let_go(rank, call_id)
+        last = self._ranks[rank].last
+        if call.peer is None and call.source is not None and last is not None:
+            op = last_op(last)
+            taken = self._taken.setdefault(rank, [])
+            taken.append(Taken(op, op.group.ranks[call.source], len(taken), len(taken)))
+
+    def _view(self, rank: int) -> RankView:
+        """A receive from any source may have had what the rank waits for."""
+        view = super()._view(rank)
+        wait = view.wait
+        text = None if wait is None else hint_taken(self._taken.get(rank, ()), wait.op)
+        if wait is None or text is None or wait.op.name != "recv":
+            return view
+        return replace(view, wait=replace(wait, near=(text, *wait.near), robbed=True))
+
+    def _let_go(self, rank: int, call_id: int) -> None:
+        """It is known to have returned, whoever else came."""
+        call = self._ranks[rank].asking.get(call_id)
+        if call is not None:
+            self._answer(call, "go")
+
+    def stop_in(self, rank: int, call_id: int) -> bool:
+        """The rank was found waiting in this call; whether that is not met."""
+        call = self._ranks[rank].asking.get(call_id) or self._ranks[rank].calls.get(call_id)
+        if call is None or call.verdict is not None:
+            return False
+        if call.mailbox.is_undecided(call) or call in call.mailbox.deciding:
+            return False
+        self._ask(call, timed=False, threads=1)
+        return True
+
+    def end(self, rank: int, how: str, error: str | None) -> None:
+        """The rank had ended by then."""
+        here = self._ranks[rank]
+        here.gone = "failed" if how == "failed" else "finished"
+        here.error = error
+        here.asking.clear()
+        self._update(rank)
+
+    def refine(self, verdict: _Judged) -> _Judged:
+        """Two ranks have no majority; the branches of the program may tell who is odd."""
+        if not isinstance(verdict, Mismatch) or len(verdict.blocks) != 2:
+            return verdict
+        return blame_branch(verdict, [self._branch(block) for block in verdict.blocks])
+
+    def _branch(self, block: OpBlock) -> Branch:
+        found = {_branch_of(self._dumps[rank], block.op) for rank in block.ranks}
+        return found.pop() if len(found) == 1 else False
+
+    def prove(self) -> None:
+        self._prove()
+
+    def look_twice(self) -> Verdict | None:
+        """Ranks that need only each other, though others may move."""
+        for _ in range(2):
+            self.look()
+        return self.verdict
+
+    def call_of(self, rank: int, call_id: int) -> AnnouncedCall | None:
+        return self._ranks[rank].calls.get(call_id)
+
+
+def _branch_of(dump: RankDump, op: Op) -> Branch:
+    """The branch that tests the rank around a call, as a stack in the dump tells."""
+    main = dump.main
+    for at in range(len(dump.calls) - 1, -1, -1):
+        call = dump.calls[at]
+        if (call.name, call.number, call.site) == (op.name, op.number, op.site):
+            if main is not None and main.waits_in == at and main.branch is not False:
+                return main.branch
+            break
+    else:
+        return False
+    for file, line in call.stack:
+        if not file.endswith(".py") or not os.path.exists(file):
+            return False
+        branch = branch_at_line(file, line)
+        if branch is not None:
+            return f"{shown_path(file)}:{branch}"
+    return None if call.stack else False
+
+
+# -- what the ranks did ---------------------------------------------------------------------
+
+
+def _members(
+    dumps: Mapping[int, RankDump], world: int
+) -> tuple[dict[str, tuple[int, ...]], bool]:
+    """The members of each group: as a dump tells them; all ranks for the default group; else
+    those that used it, or all ranks where these alone cannot be all: the latter is a guess if
+    there are more than two."""
+    told: dict[str, tuple[int, ...]] = {}
+    used: dict[str, set[int]] = {}
+    for rank, dump in dumps.items():
+        for key, group in dump.groups.items():
+            if group.ranks is not None:
+                told.setdefault(key, group.ranks)
+            elif group.name == "0":
+                told.setdefault(key, tuple(range(world)))
+        for call in dump.calls:
+            used.setdefault(call.group, set()).add(rank)
+    guessed = False
+    for key, ranks in used.items():
+        if key not in told:
+            more = _is_missing_members(key, [dumps[rank] for rank in ranks])
+            told[key] = tuple(range(world)) if more else tuple(sorted(ranks))
+            guessed = guessed or (more and world > 2)
+    return told, guessed
+
+
+def _is_missing_members(key: str, users: Sequence[RankDump]) -> bool:
+    """Whether a call of a group is not complete though all who use the group have entered it:
+    then others belong to it, too."""
+    last = [
+        max((call.number or 0 for call in dump.calls if call.group == key), default=0)
+        for dump in users
+    ]
+    return any(
+        call.done is False and call.number is not None and call.number <= min(last)
+        for dump in users
+        for call in dump.calls
+        if call.group == key
+    )
+
+
+def _first_numbers(
+    dumps: Mapping[int, RankDump], members: Mapping[str, tuple[int, ...]]
+) -> dict[str, int]:
+    """The first number of each group that all rings that begin late still have."""
+    firsts = dict.fromkeys(members, 0)
+    for dump in dumps.values():
+        if dump.begins_late:
+            own: dict[str, int] = {}
+            for call in dump.calls:
+                if call.number is not None:
+                    own.setdefault(call.group, call.number)
+            for key, number in own.items():
+                firsts[key] = max(firsts.get(key, 0), number)
+    return firsts
+
+
+def _steps(
+    dump: RankDump,
+    dumps: Mapping[int, RankDump],
+    members: Mapping[str, tuple[int, ...]],
+    firsts: Mapping[str, int],
+) -> list[int]:
+    """The places of the calls that can be held against those of others."""
+    late = any(each.begins_late for each in dumps.values())
+    found = []
+    for at, call in enumerate(dump.calls):
+        ranks = members.get(call.group, ())
+        if dump.rank not in ranks and call.made is None:
+            continue
+        if call.is_message:
+            if call.done and (late or not _has_partner(call, ranks, dumps)):
+                continue
+            if call.peer is not None and not 0 <= call.peer < len(ranks):
+                continue
+        elif call.number is not None and call.number < firsts.get(call.group, 0):
+            continue
+        if call.root is not None and not 0 <= call.root < len(ranks):
+            call = dump.calls[at] = replace(call, root=None)
+        found.append(at)
+    return found
+
+
+def _has_partner(call: DumpedCall, ranks: Sequence[int], dumps: Mapping[int, RankDump]) -> bool:
+    """Whether the other end of a message would be in a dump, had it been there."""
+    peer = call.peer if call.peer is not None else call.source
+    if peer is None or not 0 <= peer < len(ranks):
+        return False
+    other = dumps.get(ranks[peer])
+    return other is not None and other.records_messages
+
+
+def _announce_all(
+    referee: DumpReferee,
+    dumps: Mapping[int, RankDump],
+    members: Mapping[str, tuple[int, ...]],
+    steps: Mapping[int, Sequence[int]],
+) -> dict[int, dict[int, int]]:
+    """All calls, one of each rank in turn; the ids by rank and place. Ends at the first calls
+    that disagree: what comes later may be their consequence."""
+    groups: dict[int, dict[str, int]] = {}
+    for rank, dump in dumps.items():
+        own = groups[rank] = {}
+        for key in {**dump.groups, **{call.group: None for call in dump.calls}}:
+            ranks = members.get(key, ())
+            if rank in ranks:
+                own[key] = len(own)
+                form = _group_form(dump, key, ranks, rank)
+                referee.define_group(rank, own[key], form)
+    ids: dict[int, dict[int, int]] = {rank: {} for rank in dumps}
+    longest = max(map(len, steps.values()), default=0)
+    for turn in range(longest):
+        for rank in sorted(dumps):
+            if turn >= len(steps[rank]):
+                continue
+            at = steps[rank][turn]
+            call = dumps[rank].calls[at]
+            number = groups[rank].get(call.group)
+            if number is None:
+                continue
+            call_id = ids[rank][at] = at + 1
+            referee.define_form(rank, call_id, _form(call, number))
+            referee.note(rank, call_id, call, call_id)
+            if referee.verdict is not None:
+                return ids
+    return ids
+
+
+def _group_form(dump: RankDump, key: str, ranks: tuple[int, ...], rank: int) -> GroupForm:
+    group = dump.groups.get(key)
+    name = group.name if group is not None else key
+    if group is not None and group.description not in ("", "default_pg", "undefined"):
+        name = f"{name}: {group.description}"
+    backend = group.backend if group is not None else ""
+    return GroupForm(key, name, ranks, ranks.index(rank), backend)
+
+
+def _form(call: DumpedCall, group: int) -> Form:
+    return Form(
+        name=call.name,
+        group=group,
+        root=call.root,
+        peer=call.source if call.peer is None else call.peer,
+        tag=call.tag,
+        reduce_op=call.reduce_op,
+        inputs=call.inputs,
+        outputs=call.outputs,
+        input_splits=call.input_splits,
+        output_splits=call.output_splits,
+        site=call.site,
+        made=call.made,
+        holds=call.made is not None and "gloo" in call.made[1],
+    )
+
+
+# -- where the ranks were -------------------------------------------------------------------
+
+
+def _take_places(
+    referee: DumpReferee, dumps: Mapping[int, RankDump], ids: Mapping[int, Mapping[int, int]]
+) -> set[int]:
+    """Every rank stands where its dump found it. Returned are those in calls that all members
+    have entered."""
+    undecided: set[int] = set()
+    for rank, dump in dumps.items():
+        if _has_finished(dump):
+            referee.end(rank, "finished", None)
+            continue
+        if failed_itself(dump):
+            referee.end(rank, "failed", dump.error)
+            continue
+        at = _stopped_in(dump)
+        call_id = None if at is None else ids[rank].get(at)
+        if call_id is not None and not referee.stop_in(rank, call_id):
+            undecided.add(rank)
+    referee.prove()
+    return undecided
+
+
+def _has_finished(dump: RankDump) -> bool:
+    return dump.status == "finished"
+
+
+def _stopped_in(dump: RankDump) -> int | None:
+    """The call that the rank waits in, or raised in."""
+    if dump.waits_in is None and dump.status == "failed":
+        return dump.first_open
+    return dump.waits_in
+
+
+def failed_itself(dump: RankDump) -> bool:
+    """Whether its error is its own, and not what it raised in a call because of others."""
+    if dump.status != "failed":
+        return False
+    return _stopped_in(dump) is None or not is_consequence(dump.error)
+
+
+def is_consequence(error: str | None) -> bool:
+    """Whether a rank raises such a thing because of what another one does."""
+    return error is not None and _CONSEQUENCE.search(error) is not None
+
+
+def _views(
+    referee: DumpReferee,
+    dumps: Mapping[int, RankDump],
+    world: int,
+    undecided: Iterable[int] = (),
+) -> dict[int, RankView]:
+    views = {}
+    for view in referee.snapshot().ranks:
+        dump = dumps.get(view.rank)
+        if dump is None:
+            views[view.rank] = RankView(view.rank, "outside")
+        elif view.status == "computing":
+            views[view.rank] = replace(view, site=_where(dump))
+        elif view.status == "failed":
+            views[view.rank] = replace(view, site=dump.error_at)
+        else:
+            views[view.rank] = view
+    return views
+
+
+def _where(dump: RankDump) -> Site | None:
+    main = dump.main
+    return main.lines[-1] if main is not None and main.lines else None
+
+
+# -- what follows ---------------------------------------------------------------------------
+
+
+def _find_failure(
+    referee: DumpReferee, dumps: Mapping[int, RankDump], world: int
+) -> RankFailure | None:
+    """Ranks whose own error it was; the others were left waiting, or noticed it."""
+    ended = {rank: dump for rank, dump in dumps.items() if failed_itself(dump)}
+    first = {rank: dump for rank, dump in ended.items() if not is_consequence(dump.error)}
+    failed = first or ended
+    if not failed:
+        return None
+    by_text: dict[str, list[int]] = {}
+    for rank, dump in sorted(failed.items()):
+        by_text.setdefault(dump.error or "unknown error", []).append(rank)
+    views = _views(referee, dumps, world)
+    others = [views[rank] for rank in sorted(views) if rank not in failed]
+    late = tuple(
+        (rank, dump.error or "")
+        for rank, dump in sorted(dumps.items())
+        if dump.status == "failed" and rank not in failed
+    )
+    return RankFailure(
+        kind="rank-failed",
+        severity="error",
+        ranks=tuple(sorted(failed)),
+        raised=tuple((tuple(ranks), text) for text, ranks in by_text.items()),
+        sites={r: d.error_at for r, d in failed.items() if d.error_at is not None},
+        stopped=_blocks(others),
+        late=late,
+    )
+
+
+def _find_stall(
+    dumps: Mapping[int, RankDump], views: Mapping[int, RankView], undecided: Iterable[int]
+) -> Stall | None:
+    """Ranks wait for one that was in no call, or that left no dump."""
+    waiting = [view for view in views.values() if view.status == "waiting"]
+    if not waiting:
+        return None
+    blamed = _waited_for(views)
+    stacks = {rank: dump.main.lines for rank, dump in dumps.items() if dump.main is not None}
+    return Stall(
+        kind="stall",
+        severity="error",
+        ranks=blamed,
+        seconds=_seconds(dumps, views),
+        blocks=_blocks(views.values()),
+        stacks={rank: lines for rank, lines in stacks.items() if lines},
+    )
+
+
+def _seconds(dumps: Mapping[int, RankDump], views: Mapping[int, RankView]) -> float:
+    """How long the rank that came last had waited when its dump was made; 0 if unknown."""
+    times = []
+    for rank, view in views.items():
+        dump = dumps.get(rank)
+        if view.status == "waiting" and dump is not None and dump.waits_in is not None:
+            since = dump.calls[dump.waits_in].time
+            if since is not None and dump.taken is not None and dump.taken >= since:
+                times.append(dump.taken - since)
+    return float(f"{min(times):.2g}") if times else 0.0
+
+
+def _waited_for(views: Mapping[int, RankView]) -> tuple[int, ...]:
+    """Those that ranks wait for and that do not wait themselves, at the end of the chain."""
+    needed = {
+        rank
+        for view in views.values()
+        if view.status == "waiting" and view.wait is not None and not view.wait.any_of
+        for rank in view.wait.needs
+    }
+    return tuple(sorted(r for r in needed if r in views and views[r].status != "waiting"))
+
+
+def _blocks(views: Iterable[RankView]) -> tuple[ViewBlock, ...]:
+    alike: dict[object, list[RankView]] = {}
+    for view in sorted(views, key=lambda each: each.rank):
+        alike.setdefault(_situation(view), []).append(view)
+    return tuple(ViewBlock(tuple(v.rank for v in same), same[0]) for same in alike.values())
+
+
+def _situation(view: RankView) -> object:
+    if view.wait is not None and view.status == "waiting":
+        op = view.wait.op
+        return (*_call_key(op), view.wait.needs, view.wait.any_of, view.wait.near)
+    last = _call_key(view.last) if view.last is not None and view.status != "outside" else None
+    return view.status, view.site, last, view.error
+
+
+def _call_key(op: Op) -> tuple[object, ...]:
+    return op.name, op.group.name, op.number, op.site, op.root, op.peer, op.tag, op.reduce_op

@@ -1,0 +1,207 @@
+"""Events as lines of a recording: many events of one rank and one kind are one JSON object.
+
+A line has a column for each field: a list with a value for each event, or the value itself if
+all events of the line share it (as `{"all": value}` where that is a list); a field that has its
+default in all of them is left out.
+Lines, files, groups and tensors are written once and referred to by number. Columns cost an
+event a tenth of what an object of its own would, on disk and in time. `docs/journal.md`
+describes every line; `decoder.py` reads them.
+"""
+
+from __future__ import annotations
+
+import json
+import linecache
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+from phalanx.journal.events import KINDS, Event, GroupRecord, site_of, specs_in
+from phalanx.model import Site
+
+SOURCE_LINES = 3
+"""Before and after the line of a call: what a reader of the recording is shown."""
+LONGEST_LINE = 200
+"""Characters of a line of source that are kept."""
+
+KIND_OF = {kind: name for name, kind in KINDS.items()}
+DEFAULTS: dict[str, dict[str, Any]] = {
+    name: {**kind._field_defaults, "thread": 0, "mark": None} for name, kind in KINDS.items()
+}
+_dump = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, default=str).encode
+
+
+class Encoder:
+    """Numbers what events refer to, and turns events into lines of text without line ends.
+
+    Every number is defined by a line before the first line that uses it. `definitions` gives
+    them all again, for a file that keeps only the newest lines.
+    """
+
+    def __init__(self, start: float) -> None:
+        self.start = start
+        """The time that is 0 in the recording."""
+        self._sites: dict[Any, int] = {}
+        self._site_lines: list[list[Any]] = []
+        self._marks: list[Any] = []  # keeps code alive, whose address is a key
+        self._signatures: dict[Any, int] = {}
+        self._signature_lines: list[Any] = []
+        self._stores: dict[Any, int] = {}
+        self._groups: dict[int, list[Any]] = {}
+        self._first_group = 0
+        self._new: list[str] = []
+
+    def encode(self, events: Sequence[Event]) -> list[str]:
+        """The lines for these events of one rank, definitions first."""
+        by_kind: dict[Any, list[Event]] = {}
+        for event in events:
+            try:
+                by_kind[type(event)].append(event)
+            except KeyError:
+                by_kind[type(event)] = [event]
+        lines = [self._block(kind, these) for kind, these in by_kind.items()]
+        new, self._new = self._new, []
+        return new + lines
+
+    def definitions(self) -> list[str]:
+        """All that earlier lines defined."""
+        sites = [_dump({"site": n, "at": at}) for n, at in enumerate(self._site_lines)]
+        tensors = [_dump({"tensors": n, "are": a}) for n, a in enumerate(self._signature_lines)]
+        groups = [_group_line(number, facts) for number, facts in self._groups.items()]
+        return sites + tensors + groups
+
+    def renumber_groups(self) -> None:
+        """Another journal follows, which numbers its groups from 0 again."""
+        self._first_group = max(self._groups, default=-1) + 1
+
+    # -- columns ---------------------------------------------------------------------------
+
+    def _block(self, kind: Any, events: Sequence[Event]) -> str:
+        name: str = KIND_OF[kind]
+        columns = dict(zip(kind._fields, zip(*events, strict=True), strict=True))
+        defaults = DEFAULTS[name]
+        start = self.start
+        count, times, rank = len(events), columns.pop("time"), columns.pop("rank")[0]
+        deltas = [int((b - a) * 1e9 + 0.5) for a, b in pairwise(times)]
+        found: dict[str, Any] = {"kind": name, "rank": rank, "n": count}
+        found["time"] = [int((times[0] - start) * 1e9), *deltas]
+        if "call" in columns and all(call and call[0] == rank for call in columns["call"]):
+            columns["call"] = tuple(call[1] for call in columns["call"])
+        field: str
+        for field, column in columns.items():
+            first = column[0]
+            if field in _COUNTED and column == tuple(range(first or 0, (first or 0) + count)):
+                value: Any = {"from": first}
+            elif column.count(first) == count:
+                if first is defaults.get(field, defaults) or first == ():
+                    continue
+                encode = _ENCODE.get(field)
+                value = first if encode is None else encode(self, (first,))[0]
+                if isinstance(value, (tuple, list)):
+                    value = {"all": value}
+                elif value is None:
+                    continue
+            else:
+                encode = _ENCODE.get(field)
+                value = column if encode is None else encode(self, column)
+            found[_NAME.get(field, field)] = value
+        return _dump(found)
+
+    def _site_column(self, marks: Sequence[Any]) -> list[int | None]:
+        known = self._sites
+        try:
+            return [known[id(mark[0]), mark[1]] for mark in marks]
+        except (KeyError, TypeError, AttributeError):
+            return [None if mark is None else self._site(mark) for mark in marks]
+
+    def _site(self, mark: Any) -> int:
+        key = mark if isinstance(mark, Site) else (id(mark[0]), mark[1])
+        number = self._sites.get(key)
+        if number is None:
+            site = site_of(mark)
+            assert site is not None
+            number = self._sites.get(site)
+            if number is None:
+                number = len(self._site_lines)
+                file = site.file if isinstance(mark, Site) else mark[0].co_filename
+                at = [site.file, site.line, site.function, source_around(file, site.line)]
+                self._site_lines.append(at)
+                self._new.append(_dump({"site": number, "at": at}))
+            self._sites[key] = self._sites[site] = number
+            self._marks.append(mark)
+        return number
+
+    def _signature_column(self, signatures: Sequence[Any]) -> list[int | None]:
+        known = self._signatures
+        try:
+            return [known[signature] for signature in signatures]
+        except (KeyError, TypeError):
+            return [None if each is None else self._signature(each) for each in signatures]
+
+    def _signature(self, signature: Any) -> int | None:
+        try:
+            number = self._signatures.get(signature)
+        except TypeError:
+            return None
+        if number is None:
+            number = self._signatures[signature] = len(self._signature_lines)
+            specs = [[s.dtype, list(s.shape), s.device] for s in specs_in(signature)]
+            self._signature_lines.append(specs)
+            self._new.append(_dump({"tensors": number, "are": specs}))
+        return number
+
+    def _group_column(self, groups: Sequence[GroupRecord | None]) -> list[int | None]:
+        column: list[int | None] = []
+        known = self._groups
+        for group in groups:
+            if group is None:
+                column.append(None)
+                continue
+            number = self._first_group + group.number
+            facts = [group.name, group.description, list(group.ranks), group.backend]
+            if known.get(number) != facts:
+                known[number] = facts
+                self._new.append(_group_line(number, facts))
+            column.append(number)
+        return column
+
+    def _store_column(self, stores: Sequence[Any]) -> list[int]:
+        known = self._stores
+        return [known.setdefault(store, len(known)) for store in stores]
+
+
+def _same_groups(encoder: Encoder, groups: Sequence[Any]) -> list[Any]:
+    """Few groups, many events: look at each group once."""
+    if len(groups) > 8:
+        of_each = {id(group): group for group in groups}
+        numbers = dict(zip(of_each, encoder._group_column(list(of_each.values())), strict=True))
+        return [numbers[id(group)] for group in groups]
+    return encoder._group_column(groups)
+
+
+_ENCODE: dict[str, Callable[[Encoder, Sequence[Any]], list[Any]]] = {
+    "mark": Encoder._site_column,
+    "signature": Encoder._signature_column,
+    "group": _same_groups,
+    "world": _same_groups,
+    "store": Encoder._store_column,
+    "what": lambda encoder, column: [None] * len(column),  # for one check only, of any type
+}
+_NAME = {"mark": "site", "signature": "tensors"}
+_COUNTED = frozenset({"serial", "number", "call"})
+"""Columns that often count up by one."""
+
+
+def _group_line(number: int, facts: list[Any]) -> str:
+    name, description, ranks, backend = facts
+    line = {"group": number, "name": name, "ranks": ranks, "backend": backend}
+    if description:
+        line["description"] = description
+    return _dump(line)
+
+
+def source_around(file: str, line: int) -> list[Any]:
+    """The number of the first line, and the lines; empty if there is no source."""
+    first = max(1, line - SOURCE_LINES)
+    lines = linecache.getlines(file)[first - 1 : line + SOURCE_LINES]
+    return [first, *(text.rstrip()[:LONGEST_LINE] for text in lines)] if lines else []

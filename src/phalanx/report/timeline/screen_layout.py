@@ -1,0 +1,183 @@
+"""Tables as lines of text with styles: what a screen of a recorded run is put together from.
+
+A `Line` is pieces of text, each with the name of a style. `plain_lines` forgets the styles;
+`summary_screen.py` gives them colours. Texts of a recording are not trusted:
+`printable` takes out what a terminal would obey. Needs no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from phalanx.model import rank_list
+from phalanx.report.layout import ascii_text
+
+Line = list[tuple[str, str]]
+
+GAP = "  "
+NARROWEST = 60
+"""Columns below which a table is cut at the right."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table. Where the table is too wide, columns that are `elastic` give way
+    down to `least` columns, those with the highest number first. Texts are cut in front where
+    their `end` matters. Where that is not enough, columns that are `optional` are left out,
+    again those with the highest number first."""
+
+    title: str
+    right: bool = False
+    elastic: int = 0
+    least: int = 12
+    end: bool = False
+    optional: int = 0
+
+
+@dataclass
+class TextTable:
+    """Rows of texts. `marked` has a style for a row that is to be seen; `most` is how many
+    rows are shown, `what` what the others are called; `notes` come below."""
+
+    columns: list[Column]
+    rows: list[list[str]]
+    marked: dict[int, str] = field(default_factory=dict)
+    what: str = "more"
+    most: int | None = None
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def height(self) -> int:
+        """Lines besides the rows."""
+        return 1 + len(self.notes)
+
+    def lines(self, width: int) -> list[Line]:
+        rows = self.rows if self.most is None else self.rows[: self.most]
+        rows = [[printable(cell).replace("\n", " ") for cell in row] for row in rows]
+        widths = self._widths(rows, max(width, NARROWEST))
+        lines: list[Line] = [[(self._row([c.title for c in self.columns], widths), "title")]]
+        for number, row in enumerate(rows):
+            lines.append([(self._row(row, widths), self.marked.get(number, ""))])
+        if hidden := len(self.rows) - len(rows):
+            lines.append([(f"... {hidden:,} more {self.what}; --all shows them", "dim")])
+        lines += [[(cut(printable(note), width), "warning")] for note in self.notes]
+        return lines
+
+    def without(self, hidden: Iterable[str]) -> TextTable:
+        """The same without the columns of these titles."""
+        kept = [place for place, c in enumerate(self.columns) if c.title not in set(hidden)]
+        self.columns = [self.columns[place] for place in kept]
+        self.rows = [[row[place] for place in kept] for row in self.rows]
+        return self
+
+    def _widths(self, rows: list[list[str]], width: int) -> list[int]:
+        """The width of each column; 0 for one that is left out."""
+        widths = [
+            max([len(column.title), *(len(row[place]) for row in rows)])
+            for place, column in enumerate(self.columns)
+        ]
+        over = sum(widths) + len(GAP) * (len(widths) - 1) - width
+        gives = [
+            max(0, wide - column.least) if column.elastic else 0
+            for wide, column in zip(widths, self.columns, strict=True)
+        ]
+        for place in self._by("optional"):
+            if over > sum(gives):
+                over -= widths[place] + len(GAP)
+                widths[place] = gives[place] = 0
+        for place in self._by("elastic"):
+            given = max(0, min(over, gives[place]))
+            widths[place] -= given
+            over -= given
+        return widths
+
+    def _by(self, name: str) -> list[int]:
+        numbers = [getattr(column, name) for column in self.columns]
+        return sorted((p for p, n in enumerate(numbers) if n), key=lambda p: -numbers[p])
+
+    def _row(self, cells: Sequence[str], widths: Sequence[int]) -> str:
+        placed = []
+        for cell, column, width in zip(cells, self.columns, widths, strict=True):
+            if width:
+                text = cut(cell, width, end=column.end)
+                placed.append(text.rjust(width) if column.right else text.ljust(width))
+        return GAP.join(placed).rstrip()
+
+
+def plain_lines(lines: Iterable[Line]) -> str:
+    """The lines without styles."""
+    return "".join("".join(text for text, _ in line) + "\n" for line in lines)
+
+
+def share(wanted: Sequence[int], room: int, *, least: int = 2) -> list[int]:
+    """How many of `room` rows each table gets. All get the `least`, whether there is room or
+    not; then one after the other gets one more.
+
+    >>> share([1, 9, 5], 9)
+    [1, 4, 4]
+    """
+    given = [min(want, least) for want in wanted]
+    room -= sum(given)
+    while room > 0 and given != list(wanted):
+        for place, want in enumerate(wanted):
+            if given[place] < want and room > 0:
+                given[place] += 1
+                room -= 1
+    return given
+
+
+def cut(text: str, width: int, *, end: bool = False) -> str:
+    """At most `width` columns of a text, from its front or its `end`.
+
+    >>> cut("/home/me/train.py:12", 14, end=True)
+    '...train.py:12'
+    """
+    if len(text) <= width:
+        return text
+    kept = max(0, width - 3)
+    return "..." + text[len(text) - kept :] if end else text[:kept].rstrip() + "..."
+
+
+def printable(text: str) -> str:
+    """Without characters that a terminal would obey.
+
+    >>> printable("all_reduce\\x1b[2J")
+    'all_reduce?[2J'
+    """
+    return "".join(c if c.isprintable() or c == "\n" else "?" for c in ascii_text(text))
+
+
+def short_ranks(ranks: Iterable[int], *, width: int = 24) -> str:
+    """Ranks without the word, which the title of a column has.
+
+    >>> short_ranks([0, 1, 2, 5])
+    '0-2, 5'
+    """
+    return rank_list(ranks, width=width + 6).partition(" ")[2]
+
+
+def time_text(seconds: float) -> str:
+    """
+    >>> [time_text(seconds) for seconds in (0, 0.0000123, 0.0451, 1.5, 4000)]
+    ['0', '12.3 us', '45.1 ms', '1.50 s', '4000 s']
+    """
+    for size, word in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
+        if seconds >= size or (word == "us" and seconds > 0):
+            number = seconds / size
+            digits = 2 if number < 10 else 1 if number < 100 else 0
+            return f"{number:.{digits}f} {word}"
+    return "0"
+
+
+def size_text(size: float) -> str:
+    """
+    >>> [size_text(size) for size in (0, 40, 4096, 3 << 20)]
+    ['0', '40 B', '4.00 KiB', '3.00 MiB']
+    """
+    for power, word in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if size >= 1 << power:
+            number = size / (1 << power)
+            digits = 2 if number < 10 else 1 if number < 100 else 0
+            return f"{number:.{digits}f} {word}"
+    return f"{size} B" if size else "0"

@@ -1,0 +1,215 @@
+"""Recordings of runs: asked for, or kept when a run fails."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import phalanx
+from phalanx.journal.recording.decoder import load
+from phalanx.journal.recording.kept_runs import MOST_KEPT, find_run, kept_runs, runs_folder
+
+HANGS = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+if dist.get_rank() == 1:
+    dist.barrier()
+"""
+ENDS = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+for _ in range(3):
+    dist.all_reduce(torch.ones(2))
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return runs_folder()
+
+
+def command(*words: object) -> tuple[int, str]:
+    """The exit status of `phalanx run -n 2 ...`, and what it wrote to standard error."""
+    line = [sys.executable, "-m", "phalanx", "run", "-n", "2", *map(str, words)]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
+    return done.returncode, done.stderr
+
+
+def three_times() -> None:
+    for _ in range(3):
+        dist.all_reduce(torch.ones(2))
+
+
+def disagree() -> None:
+    if dist.get_rank() == 1:
+        dist.barrier()
+    else:
+        dist.all_reduce(torch.ones(2))
+
+
+@pytest.mark.parametrize("engine", ["threads", "processes"])
+def test_a_function_is_recorded(engine: str, tmp_path, cache) -> None:
+    file = tmp_path / "run.gz"
+    phalanx.run(three_times, ranks=2, engine=engine, record=file)
+    found = load(file)
+    assert found.header["engine"] == engine
+    assert found.header["program"] == "three_times"
+    assert found.end == {"status": "finished", "verdicts": []}
+    for rank in range(2):
+        calls = [c.name for c in found.journal().filter(kind="posted", rank=rank)]
+        assert calls == ["all_reduce"] * 3
+    assert not cache.exists()
+    assert "phalanx-recorder" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_failed_run_is_recorded_with_its_verdict(tmp_path) -> None:
+    file = tmp_path / "run.gz"
+    with pytest.raises(phalanx.CollectiveMismatchError) as raised:
+        phalanx.run(disagree, ranks=3, record=file)
+    assert str(raised.value).endswith(f"  timeline  phalanx report {file}")
+    end = load(file).end
+    assert end is not None
+    assert (end["status"], end["error"]) == ("failed", "CollectiveMismatchError")
+    assert [verdict["kind"] for verdict in end["verdicts"]] == ["mismatch"]
+    assert end["verdicts"][0]["ranks"] == [1]
+    assert end["text"].startswith("rank 1 called barrier where ranks 0, 2 called all_reduce")
+
+
+def test_the_runs_of_a_world_are_one_recording(tmp_path) -> None:
+    file = tmp_path / "run.gz"
+    with phalanx.World(ranks=2, record=str(file)) as world:
+        world.run(three_times)
+        world.run(three_times)
+    calls = list(load(file).journal().filter(kind="posted", rank=0))
+    assert [call.serial for call in calls] == list(range(6))
+    slots = {(call.group.number, call.number) for call in calls}
+    assert len(slots) == 6
+
+
+def test_a_run_inside_a_rank_is_recorded(tmp_path) -> None:
+    file = tmp_path / "run.gz"
+
+    def outer() -> None:
+        if dist.get_rank() == 0:
+            phalanx.run(three_times, ranks=2, record=file)
+        dist.barrier()
+
+    phalanx.run(outer, ranks=2)
+    assert len(list(load(file).journal().filter(kind="posted", rank=1))) == 3
+
+
+def test_a_run_that_fails_is_kept(cache, monkeypatch) -> None:
+    monkeypatch.delenv("PYTEST_CURRENT_TEST")
+    with pytest.raises(phalanx.CollectiveMismatchError) as raised:
+        phalanx.run(disagree, ranks=2)
+    assert str(raised.value).endswith("  timeline  phalanx report LAST")
+    found = load(find_run("LAST"))
+    assert found.header["program"] == "disagree"
+    assert [c.name for c in found.journal().filter(kind="posted")] == ["all_reduce", "barrier"]
+
+
+def test_nothing_is_kept_of_what_passes_or_must_not_be_or_is_a_test(cache, monkeypatch) -> None:
+    with pytest.raises(phalanx.CollectiveMismatchError) as raised:
+        phalanx.run(disagree, ranks=2)
+    assert "timeline" not in str(raised.value)
+    monkeypatch.delenv("PYTEST_CURRENT_TEST")
+    phalanx.run(three_times, ranks=2)
+    with pytest.raises(phalanx.CollectiveMismatchError) as raised:
+        phalanx.run(disagree, ranks=2, record=False)
+    assert "timeline" not in str(raised.value)
+    assert kept_runs() == []
+
+
+def test_only_the_last_runs_are_kept(cache, monkeypatch) -> None:
+    monkeypatch.delenv("PYTEST_CURRENT_TEST")
+    for _ in range(MOST_KEPT + 3):
+        with pytest.raises(phalanx.CollectiveMismatchError):
+            phalanx.run(disagree, ranks=2)
+    assert len(kept_runs()) == MOST_KEPT
+
+
+def test_a_cache_that_cannot_be_written_is_no_failure(tmp_path, monkeypatch) -> None:
+    monkeypatch.delenv("PYTEST_CURRENT_TEST")
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(phalanx.CollectiveMismatchError) as raised:
+        phalanx.run(disagree, ranks=2)
+    assert "timeline" not in str(raised.value)
+
+
+def test_no_run_is_kept_yet(cache) -> None:
+    with pytest.raises(phalanx.UsageError, match="LAST: no run is kept"):
+        find_run("LAST")
+    with pytest.raises(phalanx.UsageError, match="nowhere: there is no such file"):
+        find_run("nowhere")
+
+
+@pytest.mark.parametrize("engine", ["threads", "processes", "torchrun"])
+def test_the_command_records(engine: str, tmp_path) -> None:
+    script, file = tmp_path / "ends.py", tmp_path / "run.gz"
+    script.write_text(ENDS)
+    status, shown = command("--engine", engine, "--record", file, script)
+    assert status == 0, shown
+    found = load(file)
+    assert found.header["command"].endswith("ends.py")
+    assert "--record" not in found.header["command"]
+    assert len(list(found.journal().filter(kind="posted"))) == 6
+    assert found.end == {"status": "finished", "verdicts": []}
+
+
+@pytest.mark.parametrize("engine", ["threads", "processes", "torchrun"])
+def test_the_command_keeps_a_run_that_fails(engine: str, tmp_path, cache) -> None:
+    script = tmp_path / "hangs.py"
+    script.write_text(HANGS)
+    status, shown = command("--engine", engine, script)
+    assert status == 3, shown
+    assert "\n  timeline  phalanx report LAST\n" in shown
+    end = load(find_run("LAST")).end
+    assert end is not None
+    assert end["verdicts"][0]["kind"] == "deadlock"
+
+
+def test_the_command_keeps_nothing_if_told_so(tmp_path, cache) -> None:
+    script = tmp_path / "hangs.py"
+    script.write_text(HANGS)
+    status, shown = command("--no-record", script)
+    assert status == 3
+    assert "timeline" not in shown
+    assert kept_runs() == []
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"record": True}, "record=True: give the name of a file"),
+        ({"record": ""}, "record='': give the name of a file"),
+        ({"record": "run", "record_limit": 0}, "record_limit=0: give mebibytes from 1"),
+        ({"record": os.path.join("no", "run")}, "No such file or directory; name a file"),
+        (
+            {"record": "run", "checks": "none", "engine": "processes"},
+            "leave checks='none' out",
+        ),
+    ],
+)
+def test_wrong_options(given, says: str, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(phalanx.UsageError, match=says):
+        phalanx.run(three_times, ranks=2, **given)
+
+
+def test_a_wrong_file_on_the_command_line(tmp_path) -> None:
+    script = tmp_path / "ends.py"
+    script.write_text(ENDS)
+    nowhere = tmp_path / "no" / "run"
+    status, shown = command("--record", nowhere, script)
+    assert status == 2
+    assert f"--record {nowhere}: No such file or directory" in shown
