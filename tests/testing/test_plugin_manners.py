@@ -198,7 +198,7 @@ def run_project(folder: Path, *args: str, ranks: bool = False) -> tuple[Ran, dic
     files = {**PLAIN, **({"test_a.py": RANKS, "test_z.py": RANKS} if ranks else {})}
     options = ("-p", "early", "--no-header", "-rA", "--color=no", *args)
     env = {"PROBE": str(folder / "noted")}
-    ran = run_pytest(folder, *options, files=files, env=env, stdin="c\n" * 9)
+    ran = run_pytest(folder, *options, files=files, env=env, stdin="c\n" * 9, fresh=True)
     assert ran.code == 1, ran.text
     noted = {}
     for path in (folder / "noted").glob("*.json"):
@@ -237,7 +237,7 @@ def without_phalanx(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ran, dict
     return run_project(tmp_path_factory.mktemp("plain") / "without", "-p", "no:phalanx")
 
 
-@pytest.mark.parametrize("options", [(), ("--pdb",), ("-n", "2", "--dist=loadfile")], ids=str)
+@pytest.mark.parametrize("options", [(), ("--pdb",), ("-n", "1", "--dist=loadfile")], ids=str)
 def test_a_run_without_rank_tests_is_the_same(
     tmp_path: Path, options: Any, without_phalanx: Any
 ) -> None:
