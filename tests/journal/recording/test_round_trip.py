@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -83,6 +86,31 @@ def test_what_the_rings_forgot_is_counted(tmp_path) -> None:
     found = load(tmp_path / "run")
     assert len(found.journal()) == length
     assert found.dropped == 10
+
+
+def test_a_rank_may_append_while_its_ring_is_read(tmp_path) -> None:
+    class Growing(deque[Any]):
+        grown = False
+
+        def __reversed__(self) -> Any:
+            found = super().__reversed__()
+            if not self.grown:
+                self.grown = True
+                self.append(self[-1]._replace(serial=self[-1].serial + 1))
+            return found
+
+    writer = JournalWriter(1)
+    world = writer.group("world", (0,))
+    recorder = Recorder(tmp_path / "run", writer, {})
+    recorder._ended.set()  # look by hand
+    recorder._thread.join()
+    ring = writer.rings[0]
+    ring.calls = Growing(maxlen=ring.calls.maxlen)
+    ring.posted = 2
+    ring.calls.append(Posted(0.0, 0, 0, None, world, "barrier", 0, 0, 0))
+    recorder.close({})
+    assert recorder.failed is None
+    assert [event.serial for event in load(tmp_path / "run").journal()] == [0, 1]
 
 
 def test_a_file_with_a_limit_keeps_the_newest(tmp_path) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 from phalanx.errors import UsageError
 from phalanx.journal.events import KINDS, VERSION, Event, GroupRecord
 from phalanx.journal.reader import Journal
-from phalanx.journal.recording.encoder import DEFAULTS, Encoder
+from phalanx.journal.recording.encoder import LAYOUTS, Encoder
 from phalanx.journal.recording.recorder import FORMAT
 from phalanx.journal.recording.recording_file import GZIP
 from phalanx.journal.ring import Ring
@@ -48,7 +48,7 @@ class EventBlock:
     def __getitem__(self, name: str) -> Sequence[Any]:
         found = self.columns.get(name)
         if found is None:
-            found = Shared(DEFAULTS[self.kind].get(name), self.count)
+            found = Shared(LAYOUTS[KINDS[self.kind]].defaults.get(name), self.count)
         return found
 
 

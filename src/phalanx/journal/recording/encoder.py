@@ -14,6 +14,7 @@ import json
 import linecache
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from operator import countOf, itemgetter
 from typing import Any
 
 from phalanx.journal.events import KINDS, Event, GroupRecord, site_of, specs_in
@@ -24,11 +25,29 @@ SOURCE_LINES = 3
 LONGEST_LINE = 200
 """Characters of a line of source that are kept."""
 
-KIND_OF = {kind: name for name, kind in KINDS.items()}
-DEFAULTS: dict[str, dict[str, Any]] = {
-    name: {**kind._field_defaults, "thread": 0, "mark": None} for name, kind in KINDS.items()
-}
 _dump = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, default=str).encode
+
+
+_COUNTED = ("serial", "number", "call")
+"""Columns that often count up by one."""
+
+
+class _Layout:
+    """The fields of one kind of events, and what reads them. `fields` are those that usually
+    all events of a line share; `rest` gives them as a tuple."""
+
+    def __init__(self, name: str, kind: Any) -> None:
+        self.name = name
+        self.defaults = {**kind._field_defaults, "thread": 0, "mark": None}
+        places = {field: place for place, field in enumerate(kind._fields)}
+        counted = [field for field in _COUNTED if field in places]
+        self.fields = [field for field in places if field not in ("time", "rank", *counted)]
+        self.counted = [(field, itemgetter(places[field])) for field in counted]
+        self.others = [(field, itemgetter(places[field])) for field in self.fields]
+        self.rest: Callable[[Any], Any] = itemgetter(*(places[field] for field in self.fields))
+
+
+LAYOUTS: dict[Any, _Layout] = {kind: _Layout(name, kind) for name, kind in KINDS.items()}
 
 
 class Encoder:
@@ -53,12 +72,10 @@ class Encoder:
 
     def encode(self, events: Sequence[Event]) -> list[str]:
         """The lines for these events of one rank, definitions first."""
-        by_kind: dict[Any, list[Event]] = {}
-        for event in events:
-            try:
-                by_kind[type(event)].append(event)
-            except KeyError:
-                by_kind[type(event)] = [event]
+        by_kind: dict[Any, Sequence[Event]] = dict.fromkeys(map(type, events), events)
+        if len(by_kind) > 1:
+            for kind in by_kind:
+                by_kind[kind] = [event for event in events if type(event) is kind]
         lines = [self._block(kind, these) for kind, these in by_kind.items()]
         new, self._new = self._new, []
         return new + lines
@@ -77,35 +94,45 @@ class Encoder:
     # -- columns ---------------------------------------------------------------------------
 
     def _block(self, kind: Any, events: Sequence[Event]) -> str:
-        name: str = KIND_OF[kind]
-        columns = dict(zip(kind._fields, zip(*events, strict=True), strict=True))
-        defaults = DEFAULTS[name]
-        start = self.start
-        count, times, rank = len(events), columns.pop("time"), columns.pop("rank")[0]
+        """Columns are read one by one, and nothing that the garbage collector would have to
+        look at is kept for each event: ranks wait while it looks."""
+        layout, count, first = LAYOUTS[kind], len(events), events[0]
+        times = [event.time for event in events]
         deltas = [int((b - a) * 1e9 + 0.5) for a, b in pairwise(times)]
-        found: dict[str, Any] = {"kind": name, "rank": rank, "n": count}
-        found["time"] = [int((times[0] - start) * 1e9), *deltas]
-        if "call" in columns and all(call and call[0] == rank for call in columns["call"]):
-            columns["call"] = tuple(call[1] for call in columns["call"])
-        field: str
-        for field, column in columns.items():
-            first = column[0]
-            if field in _COUNTED and column == tuple(range(first or 0, (first or 0) + count)):
-                value: Any = {"from": first}
-            elif column.count(first) == count:
-                if first is defaults.get(field, defaults) or first == ():
-                    continue
-                encode = _ENCODE.get(field)
-                value = first if encode is None else encode(self, (first,))[0]
-                if isinstance(value, (tuple, list)):
-                    value = {"all": value}
-                elif value is None:
-                    continue
-            else:
-                encode = _ENCODE.get(field)
-                value = column if encode is None else encode(self, column)
-            found[_NAME.get(field, field)] = value
+        found: dict[str, Any] = {"kind": layout.name, "rank": first.rank, "n": count}
+        found["time"] = [int((times[0] - self.start) * 1e9), *deltas]
+        for field, value_of in layout.counted:
+            self._add(found, layout, field, _counted(field, list(map(value_of, events)), first))
+        rest = layout.rest(first)
+        if countOf(map(layout.rest, events), rest) == count:  # as usual
+            for field, value in zip(layout.fields, rest, strict=True):
+                self._add_one(found, layout, field, value)
+        else:
+            for field, value_of in layout.others:
+                self._add(found, layout, field, list(map(value_of, events)))
         return _dump(found)
+
+    def _add(self, found: dict[str, Any], layout: _Layout, field: str, column: Any) -> None:
+        """`column` has a value for each event, or is a dict that stands for them."""
+        if isinstance(column, dict):
+            found[field] = column
+        elif column.count(column[0]) == len(column):
+            self._add_one(found, layout, field, column[0])
+        else:
+            encode = _ENCODE.get(field)
+            found[_NAME.get(field, field)] = column if encode is None else encode(self, column)
+
+    def _add_one(self, found: dict[str, Any], layout: _Layout, field: str, value: Any) -> None:
+        """All events have this value."""
+        if value is layout.defaults.get(field, layout) or value == ():
+            return
+        encode = _ENCODE.get(field)
+        if encode is not None:
+            value = encode(self, (value,))[0]
+        if isinstance(value, (tuple, list)):
+            value = {"all": value}
+        if value is not None:
+            found[_NAME.get(field, field)] = value
 
     def _site_column(self, marks: Sequence[Any]) -> list[int | None]:
         known = self._sites
@@ -188,8 +215,18 @@ _ENCODE: dict[str, Callable[[Encoder, Sequence[Any]], list[Any]]] = {
     "what": lambda encoder, column: [None] * len(column),  # for one check only, of any type
 }
 _NAME = {"mark": "site", "signature": "tensors"}
-_COUNTED = frozenset({"serial", "number", "call"})
-"""Columns that often count up by one."""
+
+
+def _counted(field: str, column: list[Any], first: Any) -> Any:
+    """A column of numbers, as short as it can be said. A call of the event's own rank, as most
+    are, is its number alone."""
+    own = field == "call" and None not in column
+    if own and countOf(map(itemgetter(0), column), first.rank) == len(column):
+        column = list(map(itemgetter(1), column))
+    start = column[0]
+    if isinstance(start, int) and column == list(range(start, start + len(column))):
+        return {"from": start}
+    return column
 
 
 def _group_line(number: int, facts: list[Any]) -> str:

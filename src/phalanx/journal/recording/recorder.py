@@ -58,7 +58,7 @@ class Recorder:
                 "folder that exists and that you may write to"
             ) from None
         self._pending: list[str] = []
-        self._rings: list[_RingTail] = []
+        self._lanes: list[_LaneTail] = []
         self._flushed = monotonic()
         self._failed: Exception | None = None
         self._looking = threading.Lock()
@@ -77,10 +77,10 @@ class Recorder:
         """From now on this is the run's journal. The rest of the one before is written first;
         it must have ended."""
         with self._looking:
-            if self._rings:
+            if self._lanes:
                 self._look()
                 self._encoder.renumber_groups()
-            self._rings = [_RingTail(ring) for ring in journal.rings]
+            self._lanes = [lane for ring in journal.rings for lane in lanes_of(ring)]
 
     def close(self, end: Mapping[str, Any]) -> None:
         """Write what is left, then how the run ended. Never raises: the run's own error
@@ -116,14 +116,14 @@ class Recorder:
             self._failed = error
 
     def _look(self) -> float:
-        """Encode what is new; how far the ring that filled most did so."""
+        """Encode what is new; how full the lane is that filled most."""
         filled = 0.0
-        for ring in self._rings:
-            events, part, lost = ring.take()
-            filled = max(filled, part)
+        for lane in self._lanes:
+            events, lost = lane.take()
             if lost:
                 self._pending.append(f'{{"dropped":{lost},"rank":{events[0].rank}}}')
             if events:
+                filled = max(filled, len(events) / lane.length)
                 self._pending += self._encoder.encode(events)
         return filled
 
@@ -158,30 +158,18 @@ def encoded_end(end: Mapping[str, Any]) -> str:
     return json.dumps({"end": dict(end)}, default=str)
 
 
-class _RingTail:
-    """What is new in a ring. Its lanes are read in one go each: ranks append meanwhile. Notes
-    about calls are for checks alone, and are not recorded."""
-
-    def __init__(self, ring: Ring) -> None:
-        self._lanes = [
-            _LaneTail(ring, "calls", "posted", ring.first),
-            _LaneTail(ring, "flow", "flowed", 0),
-            _LaneTail(ring, "rare", "added", 0),
-        ]
-
-    def take(self) -> tuple[list[Event], float, int]:
-        """The events, how full the lanes were of them, and how many were lost."""
-        events: list[Event] = []
-        part, lost = 0.0, 0
-        for lane in self._lanes:
-            found, gone = lane.take()
-            events += found
-            lost += gone
-            part = max(part, len(found) / lane.length)
-        return events, part, lost
+def lanes_of(ring: Ring) -> list[_LaneTail]:
+    """Notes about calls are for checks alone, and are not recorded."""
+    return [
+        _LaneTail(ring, "calls", "posted", ring.first),
+        _LaneTail(ring, "flow", "flowed", 0),
+        _LaneTail(ring, "rare", "added", 0),
+    ]
 
 
 class _LaneTail:
+    """What is new in a lane of a ring. Ranks append meanwhile."""
+
     def __init__(self, ring: Ring, name: str, counter: str, seen: int) -> None:
         self._ring = ring
         self._name = name
@@ -191,12 +179,12 @@ class _LaneTail:
         self.length: int = getattr(ring, name).maxlen
 
     def take(self) -> tuple[list[Event], int]:
-        """Whoever appends counts first, or last: so the last event that was seen decides."""
+        """The events, and how many were lost. Whoever appends counts first, or last: so the
+        last event that was seen decides."""
         count = getattr(self._ring, self._counter)
         if count == self._seen and self._last is not None and self._newest() is self._last:
             return [], 0
-        lane = getattr(self._ring, self._name)
-        found = list(islice(reversed(lane), count - self._seen + 2))
+        found = self._newest_first(count - self._seen + 2)
         for place, event in enumerate(found):
             if event is self._last:
                 del found[place:]
@@ -207,6 +195,14 @@ class _LaneTail:
         if found:
             self._last = found[-1]
         return found, lost
+
+    def _newest_first(self, most: int) -> list[Event]:
+        lane = getattr(self._ring, self._name)
+        while True:
+            try:
+                return list(islice(reversed(lane), most))
+            except RuntimeError:  # a rank had its turn between these calls, and appended
+                pass
 
     def _newest(self) -> Event | None:
         lane = getattr(self._ring, self._name)
