@@ -328,6 +328,11 @@ def check_function_options(given: Mapping[str, Any]) -> None:
     check_devices(given.get("device"), None, allowed=FUNCTION_DEVICES)
 
 
+def flag_of(name: str) -> str:
+    """An option as it is written on the command line."""
+    return f"--{name.replace('_', '-')}"
+
+
 def read_flag(name: str, given: Any) -> Any:
     """The value of an option from the text of its flag (a list of texts for "packages").
     None, where nothing was given, is the default."""
@@ -335,9 +340,9 @@ def read_flag(name: str, given: Any) -> Any:
     if given is None:
         return DEFAULTS[name] if flag.default is None else flag.default
     if flag.form == "number":
-        return read_number(f"--{name}", given, "1" if name == "gpus" else "4")
+        return read_number(flag_of(name), given, "1" if name == "gpus" else "4")
     if flag.form == "seconds":
-        return _read_seconds(f"--{name}", given)
+        return _read_seconds(flag_of(name), given)
     if flag.form == "packages":
         return tuple(package.strip() for part in given for package in part.split(","))
     return given
@@ -364,10 +369,10 @@ def _read_seconds(flag: str, given: str) -> float:
 
 def _flag_words(name: str, flag: Flag, value: Any) -> list[str]:
     if flag.form == "switch":
-        return [f"--{name}"]
+        return [flag_of(name)]
     if flag.form == "packages":
-        return [f"--{name}", ",".join(value)]
-    return [f"--{name}", f"{value:g}" if isinstance(value, float) else str(value)]
+        return [flag_of(name), ",".join(value)]
+    return [flag_of(name), f"{value:g}" if isinstance(value, float) else str(value)]
 
 
 @lru_cache(maxsize=256)

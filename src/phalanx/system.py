@@ -18,6 +18,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 monotonic = time.monotonic
+sleep = time.sleep
 getpid = os.getpid
 _getcwd = os.getcwd
 

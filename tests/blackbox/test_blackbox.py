@@ -27,6 +27,7 @@ blackbox.install(os.environ["DUMPS"], hang=float(os.environ.get("HANG", "0.5")))
 dist.init_process_group("gloo", timeout=timedelta(seconds=60))
 rank = dist.get_rank()
 dist.all_reduce(torch.ones(2))
+open(f"at_the_body_{rank}", "w").close()
 """
 
 
@@ -76,9 +77,17 @@ def kill(processes: list[Any]) -> None:
 
 
 def hang_and_explain(tmp_path: Path, body: str, *, ranks: int = 2) -> Explanation:
+    """What is explained is the hang in `body`: on a busy machine the start of a rank may stand
+    still for so long that it counts as a hang, and is written, and written over."""
     processes = start(tmp_path, body, ranks=ranks)
+    begun = [tmp_path / f"at_the_body_{rank}" for rank in range(ranks)]
     try:
-        wait_for(files(tmp_path, ranks), processes)
+        wait_for([*begun, *files(tmp_path, ranks)], processes)
+        settled = max(path.stat().st_mtime for path in begun) + 0.5
+        end = time.monotonic() + 50
+        while any(path.stat().st_mtime < settled for path in files(tmp_path, ranks)):
+            assert time.monotonic() < end
+            time.sleep(0.05)
     finally:
         kill(processes)
     return explain(read_dumps([tmp_path / "dumps"]))
@@ -243,6 +252,7 @@ for _ in range(2):
     assert state() == before, (state(), before)
 os.unlink(os.path.join(sys.argv[1], "rank_0.json"))
 dist.all_reduce(torch.ones(2))
+dist.destroy_process_group()
 """
 
 
@@ -282,3 +292,35 @@ def test_wrong_options() -> None:
         blackbox.install("nowhere", hang=-1)
     with pytest.raises(UsageError, match="not installed"):
         blackbox.dump()
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        """
+import os, signal, time
+signal.signal(signal.SIGTERM, lambda *_: print("mine", flush=True))
+os.kill(os.getpid(), signal.SIGTERM)
+time.sleep(1)
+print("alive")
+""",
+        """
+import os, signal, time
+child = os.fork()
+if child == 0:
+    time.sleep(30)
+    os._exit(7)
+os.kill(child, signal.SIGTERM)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+time.sleep(1)
+print("alive")
+""",
+    ],
+    ids=["a handler of its own", "a forked child"],
+)
+def test_signals_that_are_not_for_the_box(program: str, tmp_path: Path) -> None:
+    (tmp_path / "x.py").write_text(program)
+    line = [sys.executable, "-m", "phalanx.blackbox", "--folder", str(tmp_path / "d"), "x.py"]
+    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "alive"

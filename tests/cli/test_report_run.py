@@ -158,3 +158,14 @@ def test_torch_is_not_imported(recording: Path) -> None:
     command = [sys.executable, "-c", look, "report", str(recording)]
     shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert shown.splitlines()[-1] == "False"
+
+
+@pytest.mark.parametrize("option", ["--html", "--trace", "--csv"])
+def test_a_recording_is_not_written_over(
+    recording: Path, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    before = recording.read_bytes()
+    status, error = status_and_error(capsys, recording, option, recording)
+    assert status == 2
+    assert "that is the recording itself; name another file" in error
+    assert recording.read_bytes() == before

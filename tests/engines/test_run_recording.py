@@ -16,6 +16,14 @@ import phalanx
 from phalanx.journal.recording.decoder import load
 from phalanx.journal.recording.kept_runs import MOST_KEPT, find_run, kept_runs, runs_folder
 
+IN_NAMES = """
+import pytest, torch.distributed as dist
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("x", ["a,b", "a-b", "a b"])
+def test_it(x):
+    assert dist.get_world_size() == 3
+"""
 HANGS = """
 import torch, torch.distributed as dist
 dist.init_process_group("gloo")
@@ -213,3 +221,47 @@ def test_a_wrong_file_on_the_command_line(tmp_path) -> None:
     status, shown = command("--record", nowhere, script)
     assert status == 2
     assert f"--record {nowhere}: No such file or directory" in shown
+
+
+def test_a_recorded_run_that_fails_is_the_last_one(tmp_path, cache) -> None:
+    (tmp_path / "hangs.py").write_text(HANGS)
+    assert command(tmp_path / "hangs.py")[0] == 3
+    file = tmp_path / "recorded"
+    status, said = command("--record", file, tmp_path / "hangs.py")
+    assert status == 3, said
+    assert find_run("LAST") == file.resolve()
+    file.unlink()
+    assert find_run("LAST").parent == cache.resolve()
+
+
+def test_only_a_recording_is_written_over(tmp_path, cache) -> None:
+    script = tmp_path / "ends.py"
+    script.write_text(ENDS)
+    status, said = command("--record", script, script)
+    assert status == 2, said
+    assert "a file of this name that is no recording; name another one" in said
+    assert script.read_text() == ENDS
+    for _ in range(2):
+        assert command("--record", tmp_path / "run", script)[0] == 0
+
+
+def test_to_record_and_not_to_is_a_mistake(tmp_path) -> None:
+    status, said = command("--record", "run", "--no-record", "x.py")
+    assert status == 2
+    assert "not allowed with argument --record" in said
+    status, said = command("--record-limit", "0", "x.py")
+    assert status == 2
+    assert "--record-limit 0: give mebibytes from 1, e.g. --record-limit 256" in said
+
+
+def test_every_test_has_its_own_file(tmp_path) -> None:
+    (tmp_path / "test_names.py").write_text(IN_NAMES)
+    line = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--ranks-record", "kept"]
+    subprocess.run(line, cwd=tmp_path, capture_output=True, timeout=120, check=False)
+    programs = [load(path).header["program"] for path in (tmp_path / "kept").iterdir()]
+    assert len(set(programs)) == len(programs) == 3
+
+
+def test_a_world_that_has_not_run_has_no_timeline() -> None:
+    with phalanx.World(ranks=2) as world, pytest.raises(phalanx.UsageError, match="no run to"):
+        world.timeline()

@@ -521,6 +521,24 @@ def test_an_error_in_the_launchers_thread_leaves_no_rank_behind() -> None:
     assert not [t.name for t in threading.enumerate() if t.name.startswith("rank-")]
 
 
+def test_an_error_while_a_rank_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread runs by then, although the call that started it has raised."""
+    begin = threading.Thread.start
+    started: list[threading.Thread] = []
+
+    def start(thread: threading.Thread) -> None:
+        begin(thread)
+        if thread.name == "rank-1":
+            started.append(thread)
+            raise TimeoutError("alarm")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(TimeoutError, match="alarm"):
+        phalanx.run(dist.barrier, ranks=3)
+    assert [thread.is_alive() for thread in started] == [False]
+    assert not [t.name for t in threading.enumerate() if t.name.startswith("rank-")]
+
+
 def test_the_replay_line_repeats_the_options() -> None:
     def body(x: int) -> None:
         raise ValueError(x)

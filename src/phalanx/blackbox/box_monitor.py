@@ -35,6 +35,7 @@ class BoxMonitor:
         self._signal = on_signal
         self._pid = os.getpid()
         self._before: dict[int, Any] = {}
+        self._mask: set[signal.Signals | int] | None = None
         self._fd_before: int | None = None
         self._ends = os.pipe()
         self._stopping = False
@@ -77,6 +78,31 @@ class BoxMonitor:
         for number in (self._signal, signal.SIGTERM):
             if number is not None and signal.getsignal(number) == signal.SIG_DFL:
                 self._before[number] = signal.signal(number, _nothing)
+        os.register_at_fork(
+            before=self._hold_signals,
+            after_in_parent=self._let_signals_through,
+            after_in_child=self._leave_child_alone,
+        )
+
+    def _hold_signals(self) -> None:
+        """For as long as a child that is being made would still answer them as this process."""
+        if not self._stopping:
+            self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, self._before)
+
+    def _let_signals_through(self) -> None:
+        if self._mask is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+            self._mask = None
+
+    def _leave_child_alone(self) -> None:
+        """A forked child has no thread of ours: its signals are its own, and must not arrive
+        here through the pipe that it shares."""
+        if not self._stopping:
+            signal.set_wakeup_fd(-1)
+            for number, handler in self._before.items():
+                if signal.getsignal(number) is _nothing:
+                    signal.signal(number, handler)
+        self._let_signals_through()
 
     # -- in the thread ------------------------------------------------------------------------
 
@@ -93,7 +119,8 @@ class BoxMonitor:
                 _complain()
 
     def _hear(self, number: int) -> None:
-        if number not in self._before:
+        """A program that has set a handler of its own meanwhile keeps the signal to itself."""
+        if number not in self._before or signal.getsignal(number) is not _nothing:
             return
         try:
             self._writer.write("signal")

@@ -57,6 +57,10 @@ def main(arguments: argparse.Namespace) -> int:
     except UsageError as error:
         sys.stderr.write(printable(f"phalanx: {error}\n"))
         return 2
+    except Exception as error:  # a dump is not trusted, and a traceback explains nothing
+        what = f"{type(error).__name__}: {str(error)[:200]}"
+        sys.stderr.write(printable(f"phalanx: the files do not fit together ({what})\n"))
+        return 2
     data = json.dumps(as_data(answer), indent=2) if arguments.json else ""
     text = data or render_explanation(answer)
     try:

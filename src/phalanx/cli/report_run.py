@@ -103,6 +103,9 @@ def _report(arguments: argparse.Namespace) -> None:
     if path is None or path.is_dir():
         _list_runs(arguments, path)
         return
+    for given in filter(None, (arguments.html, arguments.trace, arguments.csv)):
+        if os.path.exists(given) and os.path.samefile(given, path):
+            raise UsageError(f"{given}: that is the recording itself; name another file")
     table = calls_table(load(path))
     wrote = _write_files(table, arguments)
     if arguments.json:

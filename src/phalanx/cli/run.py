@@ -39,6 +39,7 @@ from phalanx.options import (
     FLAGS,
     Options,
     check_choice,
+    flag_of,
     read_flag,
     read_number,
 )
@@ -95,6 +96,7 @@ def add_parser(commands: Any) -> None:
         help="pretend N nodes of -n ranks; torchrun: N machines, or FEWEST:MOST",
     )
     how = parser.add_argument_group("how they run")
+    record = how.add_mutually_exclusive_group()
     for name, flag in FLAGS.items():
         default = DEFAULTS[name] if flag.default is None else flag.default
         given: dict[str, Any] = {"metavar": flag.metavar, "default": default}
@@ -102,8 +104,9 @@ def add_parser(commands: Any) -> None:
             given = {"action": "store_true"}
         elif flag.form == "packages":
             given = {"metavar": flag.metavar, "action": "append"}
-        how.add_argument(f"--{name.replace('_', '-')}", help=flag.text, **given)
-    how.add_argument(
+        place = record if name == "record" else how
+        place.add_argument(flag_of(name), help=flag.text, **given)
+    record.add_argument(
         "--no-record",
         dest="record",
         action="store_false",
@@ -177,7 +180,8 @@ def handle(arguments: argparse.Namespace) -> int:
 def _as_options(text: str) -> str:
     """An error text with options as flags: `--engine threads` for `engine='threads'`."""
     names = "|".join((*FLAGS, "ranks"))
-    return re.sub(rf"\b({names})=('?)([\w./,-]*[\w-])\2", r"--\1 \3", text)
+    pattern = rf"\b({names})=('?)([\w./,-]*[\w-])\2"
+    return re.sub(pattern, lambda found: f"{flag_of(found[1])} {found[3]}", text)
 
 
 def _run(arguments: argparse.Namespace) -> int:

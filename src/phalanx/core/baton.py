@@ -24,14 +24,12 @@ from phalanx.core.core_affinity import CoreAffinity, SharedCore
 from phalanx.core.schedule import FirstInFirstOut, Schedule
 from phalanx.core.strand import DONE, OUTSIDE, PARKED, READY, RUNNING, Strand, here
 from phalanx.errors import RankInterrupted, RankStopped
-from phalanx.system import monotonic
+from phalanx.system import monotonic, sleep
 
 _HASH_MASK = (1 << 61) - 1
 
 SLICE = 0.05
 """Seconds after which a wait outside looks whether the run has been stopped."""
-
-_sleep = time.sleep
 
 
 class Switcher:
@@ -558,5 +556,5 @@ def _open(granted: Strand | None) -> None:
 
 
 def _sleep_on(seconds: float) -> bool:
-    _sleep(seconds)
+    sleep(seconds)
     return False

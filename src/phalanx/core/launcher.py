@@ -19,7 +19,7 @@ from phalanx.core.monitor import TICK, Monitor
 from phalanx.core.strand import DONE, OUTSIDE, RUNNING, Strand
 from phalanx.core.thread_pool import RankThreadPool, no_daemon
 from phalanx.errors import RankInterrupted, RankStopped
-from phalanx.system import monotonic
+from phalanx.system import monotonic, sleep
 
 Body = Callable[[Strand], None]
 
@@ -74,6 +74,7 @@ class Launcher:
         self._on_interrupt = on_interrupt
         self._monitor = Monitor(baton)
         self._left = 0
+        self._unclaimed: set[Strand] = set()
         self._count = threading.Lock()
         self._all_done = threading.Lock()
         self._all_done.acquire()
@@ -84,19 +85,38 @@ class Launcher:
         """Run every body in a thread of its own. Blocks until all have ended, and returns the
         strands that could not be stopped."""
         self._left = len(strands)
+        self._unclaimed.update(strands)
         threads: list[threading.Thread] = []
         try:
             self.baton.affinity.visit()
-            self._start_all(strands, bodies, threads)
-            stuck = self._supervise_all(strands)
+            stuck = self._run_all(strands, bodies, threads)
         finally:
             self.baton.affinity.end()
         for thread, strand in zip(threads, strands, strict=False):
             if strand not in stuck:
-                thread.join(1.0)
+                _join(thread)
         if self._thread_pool is not None and self.baton.stopping:
             self._thread_pool.close()
         return stuck
+
+    def _run_all(
+        self,
+        strands: Sequence[Strand],
+        bodies: Sequence[Body],
+        threads: list[threading.Thread],
+    ) -> list[Strand]:
+        """An error may come at any point, even while a thread is being started."""
+        try:
+            self._start_all(strands, bodies, threads)
+            return self._supervise(strands)
+        except BaseException as error:
+            self._interrupt(error)
+        try:
+            self._give_up_unclaimed(strands)
+            self.baton.start()
+            return self._supervise(strands)
+        except BaseException:
+            return _alive(strands)
 
     def _start_all(
         self,
@@ -104,32 +124,36 @@ class Launcher:
         bodies: Sequence[Body],
         threads: list[threading.Thread],
     ) -> None:
-        """If a thread cannot be started, those that run already end at once."""
-        started = 0
+        for strand, body in zip(strands, bodies, strict=True):
+            if self._thread_pool is not None:
+                self._thread_pool.begin(strand, partial(self._main, strand, body))
+            else:
+                threads.append(self._new_thread(strand, body))
+                threads[-1].start()
+                no_daemon(threads[-1])
+        self.baton.start()
+
+    def _claim(self, strand: Strand) -> bool:
+        """True for the first caller: its thread, or the launcher that could not start it."""
         try:
-            for strand, body in zip(strands, bodies, strict=True):
-                if self._thread_pool is not None:
-                    self._thread_pool.begin(strand, partial(self._main, strand, body))
-                else:
-                    threads.append(self._new_thread(strand, body))
-                started += 1
-        except BaseException as error:
-            self._interrupt(error)
-            for strand in strands[started:]:
+            self._unclaimed.remove(strand)
+        except KeyError:
+            return False
+        return True
+
+    def _give_up_unclaimed(self, strands: Sequence[Strand]) -> None:
+        for strand in strands:
+            if self._claim(strand):
                 self.baton.finish(strand)
                 self._count_one_out()
-        self.baton.start()
 
     def _new_thread(self, strand: Strand, body: Body) -> threading.Thread:
         name = f"rank-{strand.rank}"
-        thread = threading.Thread(
-            target=self._main, args=(strand, body), name=name, daemon=True
-        )
-        thread.start()
-        no_daemon(thread)
-        return thread
+        return threading.Thread(target=self._main, args=(strand, body), name=name, daemon=True)
 
     def _main(self, strand: Strand, body: Body) -> None:
+        if not self._claim(strand):
+            return
         try:
             self.baton.begin(strand)
             body(strand)
@@ -144,15 +168,6 @@ class Launcher:
             self._left -= 1
             if not self._left:
                 self._all_done.release()
-
-    def _supervise_all(self, strands: Sequence[Strand]) -> list[Strand]:
-        while True:
-            try:
-                return self._supervise(strands)
-            except BaseException as error:
-                if self.interrupted is not None:
-                    return _alive(strands)
-                self._interrupt(error)
 
     def _interrupt(self, error: BaseException) -> None:
         """Ctrl-C, or whatever else reached the launcher: no rank may outlive it."""
@@ -241,6 +256,15 @@ def _interrupt_of(strand: Strand) -> type[RankInterrupted]:
 
     NotedInterrupt.__name__ = NotedInterrupt.__qualname__ = RankInterrupted.__name__
     return NotedInterrupt
+
+
+def _join(thread: threading.Thread) -> None:
+    """Also one whose start was interrupted, and which may be about to run."""
+    until = monotonic() + 1.0
+    while thread.ident is None and monotonic() < until:
+        sleep(TICK)
+    with suppress(RuntimeError):  # it was never started
+        thread.join(1.0)
 
 
 def throw_into(ident: int, kind: type[BaseException] = RankStopped) -> None:

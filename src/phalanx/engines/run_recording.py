@@ -18,7 +18,7 @@ from typing import Any
 from phalanx.core.strand import here
 from phalanx.errors import HazardError, PhalanxError, UsageError
 from phalanx.journal.reader import Journal
-from phalanx.journal.recording.kept_runs import ENDING, LAST, keep_run
+from phalanx.journal.recording.kept_runs import ENDING, LAST, keep_link, keep_run
 from phalanx.journal.recording.recorder import Recorder
 from phalanx.journal.writer import JournalWriter
 from phalanx.model import Verdict
@@ -85,6 +85,8 @@ class RunRecording:
         self._verdicts = end.pop("verdicts")
         self._end = end
         if self._recorder is not None:
+            if keep:
+                keep_link(self._recorder.path)
             return self._recorder.path
         if self._options.record is False or self._writer is None or not keep:
             return None

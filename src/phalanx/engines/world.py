@@ -110,7 +110,7 @@ class World:
         except PhalanxError as error:
             error.journal = self.journal
             self._end = ending_of(error)
-            error.timeline = self.timeline()
+            error.timeline = self._timeline()
             name = self._recording.failed(error, keep=not is_in_a_test())
             with_timeline(error, name)
             raise
@@ -139,7 +139,8 @@ class World:
     def timeline(self) -> RunTimeline:
         """The last run to look at. A notebook shows it as a timeline; `save(path)` writes that
         as a page for the browser, `print` shows a summary, `summary()` gives it as data. The
-        error of a run that failed has it, too: `error.timeline`.
+        error of a run that failed has it, too: `error.timeline`. Raises `UsageError` before the
+        first run.
 
         >>> import torch.distributed as dist
         >>> def greet():
@@ -149,6 +150,11 @@ class World:
         >>> world.timeline().summary()["operations"][0]["calls"]
         2
         """
+        if self._engine.journal is None:
+            raise UsageError("World.timeline: there is no run to show yet; call run first")
+        return self._timeline()
+
+    def _timeline(self) -> RunTimeline:
         facts = {**self._recording.facts, "program": self._recording.program or "World.run"}
         timeline: RunTimeline = timeline_of(self.journal, facts, self._end)
         return timeline

@@ -8,6 +8,7 @@ only Python sources are looked at.
 from __future__ import annotations
 
 import linecache
+import os
 import re
 from collections.abc import Iterable
 
@@ -22,6 +23,8 @@ _LIBRARY = re.compile(
     r"|[\\/]bin[\\/]torchrun$|^<frozen "
 )
 MOST_FRAMES = 200
+LARGEST_SOURCE = 4 << 20
+"""Bytes of a file of source whose lines are shown."""
 
 
 def is_of_library(file: str) -> bool:
@@ -31,9 +34,17 @@ def is_of_library(file: str) -> bool:
 
 def site_at(file: str, line: int, function: str, source: str = "") -> Site:
     """A line as reports show it, with its text if the file is here."""
-    if not source and file.endswith(".py"):
+    if not source and file.endswith(".py") and _is_readable(file):
         source = linecache.getline(file, line).strip()
     return Site(shown_path(file), line, function, source)
+
+
+def _is_readable(file: str) -> bool:
+    """A dump is not trusted: it may name a pipe or a device."""
+    try:
+        return os.path.isfile(file) and os.path.getsize(file) <= LARGEST_SOURCE
+    except (OSError, ValueError):
+        return False
 
 
 def program_lines(frames: Iterable[tuple[str, int, str]]) -> tuple[Site, ...]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from phalanx.errors import UsageError
-from phalanx.report.timeline.chrome_trace import trace_events, write_trace
+from phalanx.report.timeline.chrome_trace import write_trace
 from tests.report.timeline.recorded_runs import (
     deadlock,
     mismatch,
@@ -127,10 +127,11 @@ def test_an_asynchronous_call_has_a_span_of_its_own(tmp_path: Path) -> None:
     assert all(len(times) == 2 and times[0] <= times[1] for times in spans.values())
 
 
-def test_a_call_that_nobody_met_lasts_until_its_rank_ends() -> None:
-    events = list(trace_events(table_of(deadlock)))
+def test_an_open_call_lasts_until_its_rank_ends(tmp_path: Path) -> None:
+    events = written(deadlock, tmp_path)
     open_calls = [e for e in events if "open" in e.get("args", {})]
     assert [e["name"] for e in open_calls] == ["recv"] * 4
+    assert {e["args"]["open"] for e in open_calls} == {"still open at the end"}
     assert {e["name"] for e in events if e["ph"] == "i"} == {"deadlock", "failed"}
 
 

@@ -17,6 +17,9 @@ from phalanx.errors import UsageError
 from phalanx.journal.recording.decoder import recording_of
 from phalanx.report.timeline.calls_table import CallsTable, calls_table
 from phalanx.report.timeline.page import page_text, write_page
+from phalanx.report.timeline.run_summary import summarize
+from phalanx.report.timeline.screen_layout import plain_lines
+from phalanx.report.timeline.summary_screen import screen
 from tests.report.timeline.browser import CHROMIUM, Browser
 from tests.report.timeline.made_up import met, posted, table_of_lines, words
 
@@ -229,6 +232,24 @@ def test_the_verdict_of_a_deadlock_is_drawn(show: Callable[..., Browser]) -> Non
     assert "deadlock: waits for rank" in browser.text("#panel")
     assert browser.evaluate("document.querySelectorAll('#more svg rect').length") == 3
     assert browser.evaluate("document.querySelectorAll('#more svg path[stroke]').length") == 4
+
+
+def two_receives() -> None:
+    dist.recv(torch.ones(4), 1 - dist.get_rank())
+
+
+@needs_browser
+def test_messages_that_nobody_sent_are_told_as_on_the_screen(
+    show: Callable[..., Browser],
+) -> None:
+    table = table_of(two_receives, 2)
+    told = "2 messages never sent: 1 from 0 to 1, 1 from 1 to 0"
+    assert told in plain_lines(screen(summarize(table)))
+    browser = show(table)
+    browser.wait("phalanx.state().ready")
+    assert told in browser.text("#more")
+    assert "only met in collectives" not in browser.text("#more")
+    assert "nobody" not in browser.text("#panel").lower()
 
 
 @needs_browser

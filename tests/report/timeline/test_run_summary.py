@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.report.timeline.run_summary import Late, as_data, summarize
+from phalanx.report.timeline.operation_counts import Late
+from phalanx.report.timeline.run_summary import as_data, summarize
 from tests.report.timeline.made_up import met, posted, table_of_lines, words
 from tests.report.timeline.recorded_runs import (
     deadlock,
@@ -43,7 +44,7 @@ def test_who_came_last_and_by_how_much(tmp_path: Path) -> None:
     ]
     found = summarize(table_of_lines(tmp_path, 3, [*words(), *lines]))
     (use,) = found.operations
-    assert use.last == [Late(1, 1, 1.0), Late(2, 1, 3.0)]
+    assert use.last == [Late(2, 1, 3.0), Late(1, 1, 1.0)]
     assert found.seconds == 12.0
 
 
@@ -103,6 +104,37 @@ def test_what_a_recording_does_not_hold_is_said(tmp_path: Path) -> None:
         "3 events: ranks outran the recorder",
         "the 7 oldest calls: only the newest were kept",
     ]
+
+
+def test_what_a_kept_run_does_not_hold(tmp_path: Path) -> None:
+    """Its times begin with its first event. Serials go on from run to run of a world."""
+
+    def missing(dropped: int) -> tuple[list[str], int]:
+        lines = [*words(), posted(0, [0, 5], serial={"from": 7}), {"end": {}}]
+        lines += [{"dropped": dropped, "rank": 0}] if dropped else []
+        found = summarize(table_of_lines(tmp_path, 1, lines))
+        return found.missing, found.folds[0].calls
+
+    assert missing(0) == ([], 2)
+    assert missing(3) == (["the 3 oldest events: only the newest were kept"], 2)
+    assert missing(20) == (["the 7 oldest calls: only the newest were kept"], 9)
+
+
+def test_a_group_that_is_defined_again_is_one_group(tmp_path: Path) -> None:
+    """As in the recording of a world that runs twice."""
+    again = {"group": 1, "name": "world", "ranks": list(range(64)), "backend": "gloo"}
+    lines = [*words(), again, posted(0, [5])]
+    lines += [posted(0, [9], group=1, serial={"from": 1}, number=[1])]
+    found = summarize(table_of_lines(tmp_path, 1, lines))
+    assert [(group.name, group.calls) for group in found.groups] == [("world", 2)]
+    assert [use.calls for use in found.operations] == [2]
+
+
+def test_operations_with_open_calls_come_first(tmp_path: Path) -> None:
+    lines = [posted(0, [1, 90], name=["barrier", "recv"]), posted(1, [80], name="barrier")]
+    lines += [met(1, [80])]
+    found = summarize(table_of_lines(tmp_path, 2, [*words(), *lines]))
+    assert [use.operation for use in found.operations] == ["recv", "barrier"]
 
 
 def test_findings_of_the_course_are_told_once(tmp_path: Path) -> None:

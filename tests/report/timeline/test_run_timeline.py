@@ -66,6 +66,61 @@ def test_the_next_run_has_its_own_end() -> None:
         assert world.timeline().summary()["status"] == "finished"
 
 
+def five() -> None:
+    for _ in range(5):
+        step()
+
+
+def five_then_hang() -> None:
+    five()
+    hang()
+
+
+def test_the_second_run_has_its_own_calls_and_misses_none() -> None:
+    with phalanx.World(ranks=2) as world:
+        world.run(five)
+        world.run(five)
+        found = world.timeline().summary()
+        assert [fold["calls"] for fold in found["folds"]] == [5]
+        assert found["missing"] == []
+        with pytest.raises(phalanx.DeadlockError) as caught:
+            world.run(five_then_hang)
+    found = caught.value.timeline.summary()
+    assert {fold["calls"] for fold in found["folds"]} == {7}
+    assert found["missing"] == []
+
+
+def uneven_calls() -> None:
+    alone = dist.new_group([1])
+    if dist.get_rank() == 1:
+        dist.barrier(alone)
+
+
+def many() -> None:
+    for _ in range(9000):
+        dist.barrier()
+
+
+def test_an_earlier_run_does_not_keep_ranks_apart() -> None:
+    with phalanx.World(ranks=2) as world:
+        world.run(uneven_calls)
+        world.run(five)
+        found = world.timeline().summary()
+    assert [fold["ranks"] for fold in found["folds"]] == [[0, 1]]
+
+
+def test_calls_that_a_ring_forgot_are_missing() -> None:
+    with phalanx.World(ranks=2, checks="none") as world:
+        world.run(five)
+        world.run(many)
+        found = world.timeline().summary()
+        kept = len(world.journal.calls(0))
+    assert [fold["calls"] for fold in found["folds"]] == [9000]
+    assert found["missing"] == [
+        f"the {2 * (9000 - kept):,} oldest calls: only the newest were kept"
+    ]
+
+
 def test_nothing_is_imported_before_somebody_looks() -> None:
     look = "import sys, phalanx; phalanx.World; "
     look += "print([name for name in sys.modules if 'timeline' in name])"

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from phalanx.report.timeline.run_summary import summarize
-from phalanx.report.timeline.screen_layout import plain_lines
+from phalanx.report.timeline.screen_layout import plain_lines, without_few_hidden
 from phalanx.report.timeline.summary_screen import HEIGHT, print_lines, screen
-from tests.report.timeline.made_up import posted, table_of_lines, words
+from tests.report.timeline.made_up import met, posted, table_of_lines, words
 from tests.report.timeline.recorded_runs import (
     deadlock,
     mismatch,
@@ -86,7 +88,7 @@ def test_lost_messages_and_findings_are_named() -> None:
     text = text_of(unreceived)
     assert "1 message sent and never received: 1 from 0 to 1" in text
     assert "unmatched-message  warning   0 " in text
-    assert "1 call that nobody met: send " in text
+    assert "1 call still open at the end: send " in text
     assert "finished, 1 finding" in text
 
 
@@ -95,6 +97,49 @@ def test_as_many_rows_as_are_asked_for() -> None:
     assert "... 2 more operations; --all shows them" in text
     assert "... 2 more kinds of ranks; --all shows them" in text
     assert "... " not in text_of(pipeline, whole=True, width=140)
+    assert "... 1 more kind of ranks; " in text_of(pipeline, most=2)
+
+
+def test_the_calls_that_deadlock_are_seen() -> None:
+    for ranks in (2, 3, 4):
+        lines = text_of(deadlock, ranks=ranks, width=80).splitlines()
+        (title,) = [n for n, line in enumerate(lines) if line.startswith("operation ")]
+        assert lines[title + 1].startswith("recv ")
+
+
+def late_lines(tmp_path: Path, **options: Any) -> list[str]:
+    """The screen of a run in which six ranks came last, the higher ones by more."""
+    lines = [posted(rank, [10**6 * 10**n for n in range(6)]) for rank in range(7)]
+    for rank in range(6):
+        lines[rank]["time"] = list(lines[rank]["time"])
+        lines[rank]["time"][rank] += 4230 * 10**rank
+        if rank < 5:
+            lines[rank]["time"][rank + 1] -= 4230 * 10**rank
+    lines += [
+        met(rank, [10**6 * 10**rank + 4230 * 10**rank], number=[rank]) for rank in range(6)
+    ]
+    table = table_of_lines(tmp_path, 7, [*words(file="/home/me/" + "x" * 40 + ".py"), *lines])
+    return plain_lines(screen(summarize(table), **options)).splitlines()
+
+
+@pytest.mark.parametrize("width", [60, 80, 90, 100, 110, 140])
+def test_who_came_last_is_cut_between_entries(tmp_path: Path, width: int) -> None:
+    (row,) = [line for line in late_lines(tmp_path, width=width) if line.startswith("all_red")]
+    assert re.search(r" 5( \(1x, 423 ms\))?(, \d \(1x, [\d.]+ [mu]s\))*, \+\d$", row), row
+
+
+def test_the_whole_is_not_cut(tmp_path: Path) -> None:
+    (row,) = [line for line in late_lines(tmp_path, whole=True) if line.startswith("all_red")]
+    assert "/home/me/" + "x" * 40 in row
+    assert row.endswith("0 (1x, 4.23 us)")
+    assert row.count("(1x, ") == 6
+
+
+def test_no_line_stands_for_one_or_two_rows() -> None:
+    for wanted in range(1, 9):
+        for given in range(1, wanted + 1):
+            (rows,) = without_few_hidden([wanted], [given])
+            assert wanted - rows not in (1, 2)
 
 
 def test_what_a_terminal_would_obey_is_not_printed(tmp_path: Path) -> None:

@@ -95,7 +95,14 @@ class Recording:
     end: dict[str, Any] | None = None
     """How the run ended; None if its process died, or is still running."""
     dropped: int = 0
-    """Events that were lost because ranks were quicker than the recorder."""
+    """Events that were lost because ranks were quicker than the recorder; `from_rings`, those
+    that the rings had forgotten."""
+    from_rings: bool = False
+    """Whether this is what rings still held at the end of a run, not what a recorder wrote
+    meanwhile."""
+    firsts: list[int] | None = None
+    """The serial of the first call that each rank made in this run, where that is known:
+    serials go on from run to run of a `World`."""
     cut: bool = False
     """Whether the file ends in the middle of something."""
 
@@ -171,6 +178,8 @@ def load(path: str | os.PathLike[str]) -> Recording:
     """Read a recording. Raises `RecordingError`."""
     name = os.fspath(path)
     try:
+        if os.path.exists(name) and not os.path.isfile(name):  # a FIFO would have us wait
+            raise OSError(0, "this is no regular file")
         with open(name, "rb") as file:
             lines = _Lines(_unpacked(file, name))
             return _read(lines, name)
@@ -181,7 +190,8 @@ def load(path: str | os.PathLike[str]) -> Recording:
 
 
 def recording_of(journal: Journal, header: dict[str, Any]) -> Recording:
-    """A journal that is in memory, as if it had been recorded."""
+    """A journal that is in memory, as if it had been recorded. Notes are for checks alone, and
+    not missed."""
     events = list(journal)
     start = events[0].time if events else 0.0
     encoder = Encoder(start)
@@ -190,7 +200,11 @@ def recording_of(journal: Journal, header: dict[str, Any]) -> Recording:
         of_ranks[event.rank].append(event)
     lines = [line for these in of_ranks if these for line in encoder.encode(these)]
     first = {"format": FORMAT, "version": VERSION, "ranks": journal.ranks, **header}
-    return _read([json.dumps(first, default=str), *lines], "journal")
+    found = _read([json.dumps(first, default=str), *lines], "journal")
+    rings = journal._rings
+    found.from_rings, found.firsts = True, [ring.first for ring in rings]
+    found.dropped = sum(ring.dropped - ring.noted + len(ring.notes) for ring in rings)
+    return found
 
 
 # -- from bytes to lines -------------------------------------------------------------------
@@ -275,6 +289,8 @@ def _read(lines: Iterable[str], name: str) -> Recording:
     if found is None:
         raise RecordingError(f"{name}: the header is missing; the run ended before it began")
     found.cut = getattr(lines, "cut", False) or found.end is None
+    # A recorder begins before the first event; time begins with it in a run that is kept.
+    found.from_rings = any(block.count and block["time"][0] == 0 for block in found.blocks)
     return found
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +46,23 @@ def keep_run(
     if journal.dropped:
         lines.insert(0, f'{{"dropped":{journal.dropped},"rank":0}}')
     data = compressed([header, *lines, encoded_end(end)])
+    return _keep(name, lambda path: path.write_bytes(data))
+
+
+def keep_link(file: str) -> None:
+    """A run that failed was recorded into this file: it is the last one that failed, too."""
+    name = os.path.basename(file).removesuffix(ENDING)
+    _keep(name, lambda path: path.symlink_to(os.path.abspath(file)))
+
+
+def _keep(name: str, write: Callable[[Path], object]) -> Path | None:
     folder = runs_folder()
     short = re.sub(r"[^\w.-]+", "-", name).strip("-.")[:60] or "run"
     path = folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{getpid()}-{short}{ENDING}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         path = _unused(path)
-        path.write_bytes(data)
+        write(path)
         forget_old(folder)
     except OSError:
         return None
@@ -62,18 +72,19 @@ def keep_run(
 def _unused(path: Path) -> Path:
     stem = path.name.removesuffix(ENDING)
     number = 1
-    while path.exists():
+    while os.path.lexists(path):
         number += 1
         path = path.with_name(f"{stem}-{number}{ENDING}")
     return path
 
 
 def kept_runs(folder: Path | None = None) -> list[Path]:
-    """The newest first."""
+    """The newest first; a recording elsewhere that is gone by now is left out."""
     found = []
     for path in (folder or runs_folder()).glob(f"*{ENDING}"):
         try:
-            found.append((path.stat().st_mtime_ns, path))
+            path.stat()
+            found.append((path.lstat().st_mtime_ns, path))
         except OSError:  # another process has just removed it
             continue
     return [path for _, path in sorted(found, reverse=True)]
@@ -83,7 +94,7 @@ def forget_old(folder: Path) -> None:
     total = 0
     for number, path in enumerate(kept_runs(folder)):
         try:
-            total += path.stat().st_size
+            total += path.lstat().st_size
             if number >= MOST_KEPT or (number and total > MOST_BYTES):
                 path.unlink()
         except OSError:
@@ -99,14 +110,14 @@ def find_run(given: str) -> Path:
     kept = kept_runs()
     if given.upper() == LAST:
         if kept:
-            return kept[0]
+            return kept[0].resolve()
         raise UsageError(
             "LAST: no run is kept; a run that fails is, unless --no-record was given. Record "
             "any run with: phalanx run --record run.jsonl.gz ..."
         )
     named: Sequence[Path] = [path for path in kept if given in path.name]
     if given and len(named) == 1:
-        return named[0]
+        return named[0].resolve()
     several = f"; {len(named)} kept runs have this in their names" if named else ""
     raise UsageError(
         f"{given}: there is no such file{several}. Give the file that --record wrote, or LAST "

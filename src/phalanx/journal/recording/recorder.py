@@ -21,7 +21,7 @@ from typing import Any
 from phalanx.errors import UsageError
 from phalanx.journal.events import VERSION, Event
 from phalanx.journal.recording.encoder import Encoder
-from phalanx.journal.recording.recording_file import RecordingFile
+from phalanx.journal.recording.recording_file import MAGIC, RecordingFile
 from phalanx.journal.ring import Ring
 from phalanx.journal.writer import JournalWriter
 from phalanx.system import monotonic
@@ -50,6 +50,7 @@ class Recorder:
     ) -> None:
         self._encoder = Encoder(monotonic())
         self._header = header_of(len(journal.rings), self._encoder.start, facts)
+        check_target(path)
         try:
             self._file = RecordingFile(path, limit, self._head)
         except OSError as error:
@@ -135,6 +136,22 @@ class Recorder:
 
     def _head(self) -> list[str]:
         return [self._header, *self._encoder.definitions()]
+
+
+def check_target(path: str | os.PathLike[str]) -> None:
+    """Raise `UsageError` if a file is there that is no recording, such as the script."""
+    try:
+        if not os.path.isfile(path) or not os.path.getsize(path):
+            return
+        with open(path, "rb") as file:
+            first = file.read(2)
+    except OSError:
+        return  # whoever opens it to write says what is wrong
+    if first != MAGIC:
+        raise UsageError(
+            f"record={os.fspath(path)!r}: there is a file of this name that is no recording; "
+            "name another one, or remove it"
+        )
 
 
 def header_of(ranks: int, start: float, facts: Mapping[str, Any]) -> str:

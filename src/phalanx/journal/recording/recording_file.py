@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 
 GZIP = 31
 """zlib's number for a member with a gzip header."""
+MAGIC = b"\x1f\x8b"
+"""How such a file begins."""
 LEVEL = 1
 LEAST_BYTES = 64 << 10
 

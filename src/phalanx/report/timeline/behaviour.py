@@ -30,8 +30,8 @@ def fold_ranks(table: CallsTable, apart: Iterable[int] = ()) -> list[list[int]]:
     for columns in _COMPARED:
         found: dict[Hashable, list[int]] = {}
         for calls in table.ranks:
-            last = calls.first + len(calls)
-            skipped = firsts[last] - calls.first
+            last = calls.forgotten + len(calls)
+            skipped = firsts[last] - calls.forgotten
             key = (_digest(calls, columns, skipped), calls.rank in blamed)
             found.setdefault(key, []).append(calls.rank)
         folds = list(found.values())
@@ -45,8 +45,8 @@ def _common_first(table: CallsTable) -> dict[int, int]:
     equally many calls are compared from the first call on that all of them still have."""
     firsts: dict[int, int] = {}
     for calls in table.ranks:
-        last = calls.first + len(calls)
-        firsts[last] = max(calls.first, firsts.get(last, 0))
+        last = calls.forgotten + len(calls)
+        firsts[last] = max(calls.forgotten, firsts.get(last, 0))
     return firsts
 
 
@@ -59,6 +59,6 @@ def _digest(calls: RankCalls, columns: tuple[str, ...], skipped: int) -> bytes:
         for place, met in enumerate(calls.met)
         if met == NEVER and place >= skipped and calls.done[place] == NEVER
     ]
-    last = calls.first + len(calls)
+    last = calls.forgotten + len(calls)
     digest.update(repr((last, [place - len(calls) for place in open_calls])).encode())
     return digest.digest()

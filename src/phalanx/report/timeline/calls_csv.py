@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterator, Sequence
+from itertools import repeat
 from pathlib import Path
 from typing import Any, TextIO
 
 from phalanx.errors import UsageError
-from phalanx.report.timeline.calls_table import NONE, CallsTable, RankCalls
+from phalanx.report.timeline.calls_table import NONE, CallsTable, RankCalls, size_of
+from phalanx.report.timeline.operation_counts import waits_of
 
 NAME = "calls.csv"
 """Of the file in a folder."""
@@ -41,46 +44,88 @@ def write_calls(table: CallsTable, path: str | os.PathLike[str]) -> Path:
 def _write_rows(table: CallsTable, sink: TextIO) -> None:
     writer = csv.writer(sink)
     writer.writerow(HEADER)
+    texts, late = _CellTexts(table), came_last(table)
+    for calls, last in zip(table.ranks, late, strict=True):
+        writer.writerows(_rows(table, calls, texts, last))
+
+
+class _CellTexts:
+    """Cells that many rows have, by the number that stands for them; `NONE`, which is -1, is
+    the last of each."""
+
+    def __init__(self, table: CallsTable) -> None:
+        recording = table.recording
+        self.ops = [_harmless(name) for name in table.ops]
+        self.reduce_ops = [*map(_harmless, table.reduce_ops), ""]
+        self.groups = {n: _harmless(group.title) for n, group in recording.groups.items()}
+        sites = [known.site for known in recording.sites]
+        self.files = [*(_harmless(site.file) for site in sites), ""]
+        self.lines = [*(site.line for site in sites), ""]
+        self.functions = [*(_harmless(site.function) for site in sites), ""]
+        self.tensors = [*(_harmless(", ".join(map(str, s))) for s in recording.tensors), ""]
+        self.bytes = [*(sum(map(size_of, specs)) for specs in recording.tensors), 0]
+
+
+def _rows(
+    table: CallsTable, calls: RankCalls, texts: _CellTexts, last: Sequence[int]
+) -> Iterator[tuple[Any, ...]]:
+    """One column after the other is made, then all are read side by side."""
+    columns, sites, tensors = calls.columns, calls.columns["site"], calls.columns["tensors"]
+    return zip(
+        repeat(calls.rank, len(calls)),
+        range(calls.first, calls.first + len(calls)),
+        map(table.threads.__getitem__, columns["thread"]),
+        map(texts.ops.__getitem__, columns["op"]),
+        map(texts.groups.__getitem__, columns["group"]),
+        _cells(columns["number"]),
+        map(texts.files.__getitem__, sites),
+        map(texts.lines.__getitem__, sites),
+        map(texts.functions.__getitem__, sites),
+        *(_cells(columns[name]) for name in ("peer", "tag", "root")),
+        map(texts.reduce_ops.__getitem__, columns["reduce"]),
+        map(texts.tensors.__getitem__, tensors),
+        map(texts.bytes.__getitem__, tensors),
+        columns["asynchronous"],
+        columns["start"],
+        *(_cells(columns[name]) for name in TIMES[1:]),
+        waits_of(calls, table.duration),
+        _cells(last),
+        columns["failed"],
+        strict=True,
+    )
+
+
+def came_last(table: CallsTable) -> list[array[int]]:
+    """For each rank, and each of its calls that was met, the rank that came last: of the two
+    sides of a message the one that began later."""
+    found = []
     for calls in table.ranks:
-        writer.writerows(_rows(table, calls))
+        both = zip(calls.number, calls.partner, strict=True)
+        found.append(array("q", [NONE if number == NONE else last for number, last in both]))
+    for calls in table.ranks:
+        if NONE in calls.number:
+            _last_of_messages(table, calls, found)
+    return found
 
 
-def _rows(table: CallsTable, calls: RankCalls) -> Iterator[list[Any]]:
-    recording = table.recording
-    for place, start in enumerate(calls.start):
-        group, site = recording.groups[calls.group[place]], calls.site[place]
-        line = recording.sites[site].site if site != NONE else None
-        reduce_op, tensors = calls.reduce[place], calls.tensors[place]
-        collective = calls.number[place] != NONE
-        specs = recording.tensors[tensors] if tensors != NONE else ()
-        yield [
-            calls.rank,
-            calls.first + place,
-            table.threads[calls.thread[place]],
-            _harmless(table.ops[calls.op[place]]),
-            _harmless(group.title),
-            _cell(calls.number[place]),
-            _harmless(line.file) if line else "",
-            line.line if line else "",
-            _harmless(line.function) if line else "",
-            _cell(calls.peer[place]),
-            _cell(calls.tag[place]),
-            _cell(calls.root[place]),
-            _harmless(table.reduce_ops[reduce_op]) if reduce_op != NONE else "",
-            _harmless(", ".join(map(str, specs))),
-            table.bytes_of(calls.rank, place),
-            calls.asynchronous[place],
-            start,
-            *(_cell(calls.columns[name][place]) for name in TIMES[1:]),
-            calls.waited(place, table.duration),
-            _cell(calls.partner[place]) if collective else "",
-            calls.failed[place],
-        ]
+def _last_of_messages(table: CallsTable, calls: RankCalls, found: list[array[int]]) -> None:
+    """Whoever names its peer knows both sides; a receive from any source does not."""
+    sides = zip(calls.number, calls.peer, calls.partner, calls.start, strict=True)
+    for place, (number, peer, partner, start) in enumerate(sides):
+        if number != NONE or partner == NONE or not 0 <= peer < len(found):
+            continue
+        if partner < len(found[peer]):
+            there = table.ranks[peer].columns["start"][partner]
+            found[calls.rank][place] = found[peer][partner] = max(
+                (start, calls.rank), (there, peer)
+            )[1]
 
 
-def _cell(number: int) -> int | str:
-    """`NONE` and `NEVER` are the same number."""
-    return "" if number == NONE else number
+def _cells(column: Sequence[int]) -> Sequence[int | str]:
+    """`NONE` and `NEVER`, which are the same number, are empty cells."""
+    if NONE not in column:
+        return column
+    return ["" if number == NONE else number for number in column]
 
 
 def _harmless(text: str) -> str:

@@ -20,7 +20,7 @@ from phalanx.journal.recording.decoder import EventBlock, Recording, RecordingEr
 from phalanx.model import TensorSpec
 
 NEVER = -1
-"""A time that has not come: nobody met the call, or nobody waited for it."""
+"""A time that has not come: the call is still open, or nobody waited for it."""
 NONE = -1
 """Stands for a number that the call does not have: a slot, a peer, a tag, a line."""
 
@@ -63,7 +63,9 @@ class RankCalls:
 
     rank: int
     first: int = 0
-    """The serial of the first call."""
+    """The serial of the first call. Serials go on from run to run of a `World`."""
+    forgotten: int = 0
+    """Calls of this run before the first one."""
     columns: dict[str, array[int]] = field(
         default_factory=lambda: {name: array("q") for name in COLUMNS}
     )
@@ -171,6 +173,8 @@ class _Join:
         ordered = sorted(recording.of_kind("posted"), key=lambda block: block["serial"][0])
         for block in ordered:
             self._post(block)
+        for calls, forgotten in zip(self._table.ranks, self._forgotten(), strict=True):
+            calls.forgotten = forgotten
         self._table.ops = list(self._ops)
         self._table.threads = list(self._threads)
         self._table.reduce_ops = list(self._reduce_ops)
@@ -210,6 +214,19 @@ class _Join:
         for name in ("met", "done", "resumed", "partner"):
             columns[name].extend(array("q", [NEVER]) * count)
         columns["failed"].extend(array("q", [0]) * count)
+
+    def _forgotten(self) -> list[int]:
+        """Calls that each rank made in this run before the first that is recorded. A run that
+        was kept does not say with which serials it began: if more calls are not there than
+        events were forgotten, an earlier run of the same world made them."""
+        recording, ranks = self._recording, self._table.ranks
+        if recording.firsts is not None:
+            both = zip(ranks, recording.firsts, strict=True)
+            return [calls.first - first if len(calls) else 0 for calls, first in both]
+        earlier = [calls.first for calls in ranks]
+        if recording.from_rings and sum(earlier) > recording.dropped:
+            return [0] * len(ranks)
+        return earlier
 
     def _rank_at(self, pair: tuple[int, int | None]) -> int:
         group, place = pair

@@ -17,6 +17,7 @@ from typing import Any
 
 from phalanx.report.timeline.behaviour import fold_ranks
 from phalanx.report.timeline.calls_table import NEVER, NONE, CallsTable, RankCalls, size_of
+from phalanx.report.timeline.message_counts import MOST_PAIRS, count_messages, one_sided
 from phalanx.report.timeline.page_verdicts import page_verdicts, text
 
 MOST_CALLS = 3_000_000
@@ -211,6 +212,7 @@ class _Pack:
                 {"specs": [f"{s} {s.device}" for s in specs], "bytes": sum(map(size_of, specs))}
                 for specs in recording.tensors
             ],
+            "oneSided": one_sided(count_messages(table), MOST_PAIRS),
             "notes": self._notes(),
         }
 
@@ -231,15 +233,17 @@ class _Pack:
         notes = []
         if recording.end is None:
             notes.append("The recording has no end: the run was killed, or still goes on.")
-        if recording.dropped:
+        if recording.dropped and not recording.from_rings:
             notes.append(
                 f"{recording.dropped:,} events are missing: ranks outran the recorder."
             )
         if cut := sum(self._cut):
             notes.append(f"The oldest {cut:,} calls are left out: the page would be too large.")
-        earlier = sum(calls.first for calls in self._table.ranks)
-        if earlier:
+        if earlier := sum(calls.forgotten for calls in self._table.ranks):
             notes.append(f"{earlier:,} earlier calls had been forgotten when this was written.")
+        elif recording.dropped and recording.from_rings:
+            gone = f"{recording.dropped:,} earlier events"
+            notes.append(f"{gone} had been forgotten when this was written.")
         return notes
 
 

@@ -6,13 +6,31 @@ Needs no torch.
 
 from __future__ import annotations
 
+import json
+import os
 import time
+import zlib
+from contextlib import suppress
 from pathlib import Path
 
 from phalanx.errors import UsageError
 from phalanx.journal.recording.decoder import Recording, RecordingError, load
-from phalanx.journal.recording.kept_runs import ENDING, kept_runs
-from phalanx.report.timeline.screen_layout import Column, Line, TextTable, printable, time_text
+from phalanx.journal.recording.kept_runs import ENDING
+from phalanx.journal.recording.recorder import FORMAT
+from phalanx.journal.recording.recording_file import GZIP
+from phalanx.report.timeline.screen_layout import (
+    Column,
+    Line,
+    TextTable,
+    many,
+    printable,
+    time_text,
+)
+
+FEW = 512
+"""Bytes of a file that are read to see what it is."""
+HEAD = json.dumps({"format": FORMAT})[:-1].encode()
+"""With this the text of a recording begins."""
 
 COLUMNS = [
     Column("recording", elastic=2, least=24, end=True),
@@ -26,19 +44,49 @@ COLUMNS = [
 
 def list_runs(folder: Path, *, width: int = 100, most: int | None = None) -> list[Line]:
     """The newest first. Raises `UsageError` if there is none."""
-    found = kept_runs(folder)
+    found = recordings_in(folder)
     if not found:
         raise UsageError(
-            f"{folder}: no recordings (*{ENDING}) in it. Record any run with: "
-            f"phalanx run --record run{ENDING} ..."
+            f"{folder}: no recordings (*{ENDING}) in it, nor any of another name. "
+            f"Record any run with: phalanx run --record run{ENDING} ..."
         )
     shown = found[:most]
     rows = [_row(path) for path in shown]
     table = TextTable(COLUMNS, rows + [[""] * len(COLUMNS)] * (len(found) - len(shown)))
-    table.most, table.what = len(shown), "recordings"
+    table.most, table.what = len(shown), "recording"
     table.marked = {n: "error" for n, row in enumerate(rows) if row[3] != "finished"}
-    lines: list[Line] = [[(printable(f"{folder}: {len(found)} recordings"), "")], []]
+    lines: list[Line] = [[(printable(f"{folder}: {many(len(found), 'recording')}"), "")], []]
     return [*lines, *table.lines(width)]
+
+
+def recordings_in(folder: Path) -> list[Path]:
+    """The regular files of a folder that begin as recordings do or are named as kept runs are,
+    the newest first. Reads a few bytes of each."""
+    found = []
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                with suppress(OSError):  # another process has just removed it
+                    if entry.is_file() and (
+                        entry.name.endswith(ENDING) or _is_ours(entry.path)
+                    ):
+                        found.append(
+                            (entry.stat(follow_symlinks=False).st_mtime_ns, Path(entry.path))
+                        )
+    except OSError:
+        return []
+    return [path for _, path in sorted(found, reverse=True)]
+
+
+def _is_ours(path: str) -> bool:
+    with open(path, "rb", buffering=0) as file:
+        data = file.read(FEW)
+    if not data.startswith(b"\x1f\x8b"):
+        return data.startswith(HEAD)
+    try:
+        return zlib.decompressobj(GZIP).decompress(data, len(HEAD)) == HEAD
+    except zlib.error:
+        return False
 
 
 def _row(path: Path) -> list[str]:

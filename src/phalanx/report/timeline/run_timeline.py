@@ -36,7 +36,6 @@ class RunTimeline:
     def _table(self) -> CallsTable:
         recording = recording_of(self._journal, self._facts)
         recording.end, recording.cut = self._end, False
-        recording.dropped = self._journal.dropped
         return calls_table(recording)
 
     def save(self, path: str | os.PathLike[str]) -> None:

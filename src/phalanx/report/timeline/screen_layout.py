@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from phalanx.model import rank_list
 from phalanx.report.layout import ascii_text
@@ -25,7 +26,8 @@ class Column:
     """A column of a table. Where the table is too wide, columns that are `elastic` give way
     down to `least` columns, those with the highest number first. Texts are cut in front where
     their `end` matters. Where that is not enough, columns that are `optional` are left out,
-    again those with the highest number first."""
+    again those with the highest number first. Of a text that is a list of `entries`, whole
+    ones are cut off."""
 
     title: str
     right: bool = False
@@ -33,17 +35,18 @@ class Column:
     least: int = 12
     end: bool = False
     optional: int = 0
+    entries: bool = False
 
 
 @dataclass
 class TextTable:
     """Rows of texts. `marked` has a style for a row that is to be seen; `most` is how many
-    rows are shown, `what` what the others are called; `notes` come below."""
+    rows are shown, `what` what one of the others is called; `notes` come below."""
 
     columns: list[Column]
     rows: list[list[str]]
     marked: dict[int, str] = field(default_factory=dict)
-    what: str = "more"
+    what: str = "row"
     most: int | None = None
     notes: list[str] = field(default_factory=list)
 
@@ -60,7 +63,8 @@ class TextTable:
         for number, row in enumerate(rows):
             lines.append([(self._row(row, widths), self.marked.get(number, ""))])
         if hidden := len(self.rows) - len(rows):
-            lines.append([(f"... {hidden:,} more {self.what}; --all shows them", "dim")])
+            more = many(hidden, f"more {self.what}")
+            lines.append([(f"... {more}; --all shows them", "dim")])
         lines += [[(cut(printable(note), width), "warning")] for note in self.notes]
         return lines
 
@@ -100,7 +104,8 @@ class TextTable:
         placed = []
         for cell, column, width in zip(cells, self.columns, widths, strict=True):
             if width:
-                text = cut(cell, width, end=column.end)
+                shorten = cut_entries if column.entries else partial(cut, end=column.end)
+                text = shorten(cell, width)
                 placed.append(text.rjust(width) if column.right else text.ljust(width))
         return GAP.join(placed).rstrip()
 
@@ -127,6 +132,19 @@ def share(wanted: Sequence[int], room: int, *, least: int = 2) -> list[int]:
     return given
 
 
+def without_few_hidden(
+    wanted: Sequence[int], given: Sequence[int], *, few: int = 2
+) -> list[int]:
+    """`given`, but all rows of a table where only a few would be hidden: the line that says so
+    takes nearly their room.
+
+    >>> without_few_hidden([5, 9], [3, 4])
+    [5, 4]
+    """
+    both = zip(wanted, given, strict=True)
+    return [want if want - rows <= few else rows for want, rows in both]
+
+
 def cut(text: str, width: int, *, end: bool = False) -> str:
     """At most `width` columns of a text, from its front or its `end`.
 
@@ -137,6 +155,47 @@ def cut(text: str, width: int, *, end: bool = False) -> str:
         return text
     kept = max(0, width - 3)
     return "..." + text[len(text) - kept :] if end else text[:kept].rstrip() + "..."
+
+
+def entry_list(entries: Sequence[str], most: int) -> str:
+    """At most so many entries, and how many are not there.
+
+    >>> entry_list(["3 (2x, 4.23 ms)", "0 (1x, 2 us)", "1 (1x, 1 us)"], 1)
+    '3 (2x, 4.23 ms), +2'
+    """
+    more = [f"+{len(entries) - most}"] if len(entries) > most else []
+    return ", ".join([*entries[:most], *more])
+
+
+def cut_entries(text: str, width: int) -> str:
+    """What `entry_list` made of entries in parentheses, with as many as fit; of the first at
+    least what is before its parenthesis.
+
+    >>> cut_entries("3 (2x, 4.23 ms), 0 (1x, 2 us), +1", 20)
+    '3 (2x, 4.23 ms), +2'
+    """
+    if len(text) <= width:
+        return text
+    whole, _, more = text.partition(", +")
+    entries = whole.replace("), ", ")\n").split("\n")
+    unseen = [""] * int(more or 0)
+    for most in range(len(entries), 0, -1):
+        if (
+            len(shorter := entry_list([*entries[:most], *entries[most:], *unseen], most))
+            <= width
+        ):
+            return shorter
+    return cut(entry_list([entries[0].partition(" (")[0], *entries[1:], *unseen], 1), width)
+
+
+def many(number: int, noun: str) -> str:
+    """A number of things.
+
+    >>> many(1, "kind of ranks"), many(1200, "kind of ranks")
+    ('1 kind of ranks', '1,200 kinds of ranks')
+    """
+    head, of, rest = noun.partition(" of ")
+    return f"{number:,} {head}{'' if number == 1 else 's'}{of}{rest}"
 
 
 def printable(text: str) -> str:

@@ -12,24 +12,23 @@ from contextlib import suppress
 from typing import TextIO
 
 from phalanx.report.layout import count
-from phalanx.report.timeline.run_summary import (
-    Late,
-    MessageCount,
-    OperationUse,
-    RankFold,
-    RunSummary,
-)
+from phalanx.report.timeline.message_matrix import MessageMatrix
+from phalanx.report.timeline.operation_counts import Late, OperationUse
+from phalanx.report.timeline.run_summary import RankFold, RunSummary
 from phalanx.report.timeline.screen_layout import (
     Column,
     Line,
     TextTable,
     cut,
+    entry_list,
+    many,
     plain_lines,
     printable,
     share,
     short_ranks,
     size_text,
     time_text,
+    without_few_hidden,
 )
 
 HEIGHT = 40
@@ -38,9 +37,8 @@ MOST_TEXT = 20
 """Lines of the report of a run that failed."""
 LAST_TEXT = 6
 """Of them, lines from its end: a hint, and how to repeat the run."""
-MATRIX = 8
-"""Rows and columns of the messages; more ranks are ranges of ranks."""
-CELL = 7
+UNCUT = 1 << 20
+"""Columns where everything is to be shown."""
 
 
 def screen(
@@ -54,22 +52,16 @@ def screen(
     """The screen. `most` is how many rows each table shows, `whole` shows all; without them
     there are as many as fit on one screen. `name` is where the recording is."""
     lines = _head(summary, name, width, whole=whole)
-    tables = [
-        _operations(summary, whole=whole),
-        _ranks(summary),
-        _findings(summary),
-        _groups(summary),
-    ]
-    tables = [table for table in tables if table.rows]
-    matrix = _Matrix(summary.messages, width)
+    tables = _tables(summary, whole=whole)
+    matrix = MessageMatrix(summary.messages, width, whole=whole)
     wanted = [*(len(table.rows) for table in tables), matrix.wanted]
     if whole:
-        given = [*wanted[:-1], matrix.largest]
+        width, given = UNCUT, [*wanted[:-1], matrix.largest]
     elif most is not None:
         given = [min(most, want) for want in wanted]
     else:
         used = len(lines) + sum(table.height + 1 for table in tables) + matrix.height
-        given = share(wanted, HEIGHT - used - 1)
+        given = without_few_hidden(wanted, share(wanted, HEIGHT - used - 1))
     for table, rows in zip(tables, given, strict=False):
         table.most = rows
         lines += [[], *table.lines(width)]
@@ -79,6 +71,12 @@ def screen(
         lines.append([])
         lines += [[("  missing   ", "label"), (text, "warning")] for text in summary.missing]
     return lines
+
+
+def _tables(summary: RunSummary, *, whole: bool) -> list[TextTable]:
+    ranks = _ranks(summary, whole=whole)
+    tables = [_operations(summary, whole=whole), ranks, _findings(summary), _groups(summary)]
+    return [table for table in tables if table.rows]
 
 
 def _head(summary: RunSummary, name: str, width: int, *, whole: bool) -> list[Line]:
@@ -120,7 +118,8 @@ def _ending(summary: RunSummary, width: int, *, whole: bool) -> list[Line]:
     lines.append([])
     for number, line in enumerate(report):
         if hidden <= 2 or not 0 <= number - MOST_TEXT + LAST_TEXT < hidden:
-            lines.append([(cut(line, max(width, 88)), "" if number else "error")])
+            line = line if whole else cut(line, max(width, 88))
+            lines.append([(line, "" if number else "error")])
         elif number == MOST_TEXT - LAST_TEXT:
             lines.append([(f"  ... {hidden} lines; --all shows them", "dim")])
     return lines
@@ -166,19 +165,19 @@ def _operations(summary: RunSummary, *, whole: bool) -> TextTable:
         Column("bytes", right=True),
         Column("waited", right=True),
         Column("longest", right=True, optional=3),
-        Column("came last", elastic=4, least=16),
+        Column("came last", elastic=4, least=19, entries=True),
     ]
     rows = [
         [
             use.operation,
             use.site,
             use.group,
-            short_ranks(use.ranks, width=12),
+            short_ranks(use.ranks, width=UNCUT if whole else 12),
             f"{use.calls:,}",
             size_text(use.bytes),
             time_text(use.waited),
             time_text(use.longest),
-            _late_text(use.last, most=len(use.last) if whole else 2),
+            entry_list(list(map(_late_text, use.last)), len(use.last) if whole else 3),
         ]
         for use in uses
     ]
@@ -188,23 +187,22 @@ def _operations(summary: RunSummary, *, whole: bool) -> TextTable:
     if all(len(use.ranks) == summary.ranks for use in uses):
         hidden.append("ranks")
     marked = {n: "warning" for n, use in enumerate(uses) if use.open}
-    table = TextTable(columns, rows, marked=marked, what="operations")
-    table.notes = [*_still_open(uses), *_held_up(summary)]
+    table = TextTable(columns, rows, marked=marked, what="operation")
+    table.notes = [*_still_open(uses, whole=whole), *_held_up(summary)]
     return table.without(hidden)
 
 
-def _late_text(last: Sequence[Late], *, most: int) -> str:
-    shown = [f"{each.rank} ({each.times}x, {time_text(each.seconds)})" for each in last[:most]]
-    return ", ".join(shown) + (", ..." if len(last) > most else "")
+def _late_text(late: Late) -> str:
+    return f"{late.rank} ({late.times}x, {time_text(late.seconds)})"
 
 
-def _still_open(uses: Sequence[OperationUse]) -> list[str]:
+def _still_open(uses: Sequence[OperationUse], *, whole: bool) -> list[str]:
     number = sum(use.open for use in uses)
     if not number:
         return []
     where = [f"{use.operation} {use.site}" for use in uses if use.open]
-    more = f" and {len(where) - 3} more" if len(where) > 3 else ""
-    return [f"{count(number, 'call')} that nobody met: {', '.join(where[:3])}{more}"]
+    shown = entry_list(where, len(where) if whole else 3)
+    return [f"{many(number, 'call')} still open at the end: {shown}"]
 
 
 def _held_up(summary: RunSummary) -> list[str]:
@@ -225,7 +223,7 @@ def _held_up(summary: RunSummary) -> list[str]:
     return [f"others waited for {told}"]
 
 
-def _ranks(summary: RunSummary) -> TextTable:
+def _ranks(summary: RunSummary, *, whole: bool) -> TextTable:
     columns = [
         Column("ranks", elastic=1, least=8),
         Column("calls", right=True),
@@ -235,17 +233,17 @@ def _ranks(summary: RunSummary) -> TextTable:
         Column("ended", elastic=1, least=8),
         Column("last call", elastic=2, least=22, end=True),
     ]
-    rows = [_rank_row(fold, summary) for fold in summary.folds]
+    rows = [_rank_row(fold, summary, UNCUT if whole else 24) for fold in summary.folds]
     marked = {n: "error" for n, fold in enumerate(summary.folds) if "failed" in fold.ended}
-    return TextTable(columns, rows, marked=marked, what="kinds of ranks")
+    return TextTable(columns, rows, marked=marked, what="kind of ranks")
 
 
-def _rank_row(fold: RankFold, summary: RunSummary) -> list[str]:
+def _rank_row(fold: RankFold, summary: RunSummary, width: int) -> list[str]:
     least, most = fold.waited
     parts = [round(100 * waited / (summary.seconds or 1)) for waited in fold.waited]
     known = f": {summary.error}"
     return [
-        short_ranks(fold.ranks),
+        short_ranks(fold.ranks, width=width),
         f"{fold.calls:,}",
         size_text(fold.bytes),
         _from_to(time_text(least), time_text(most)),
@@ -284,7 +282,7 @@ def _groups(summary: RunSummary) -> TextTable:
         ]
         for group in used
     ]
-    return TextTable(columns, rows if len(used) > 1 else [], what="groups")
+    return TextTable(columns, rows if len(used) > 1 else [], what="group")
 
 
 def _findings(summary: RunSummary) -> TextTable:
@@ -299,52 +297,4 @@ def _findings(summary: RunSummary) -> TextTable:
     ]
     rows = [[f.kind, f.severity, short_ranks(f.ranks), f.headline] for f in told]
     marked = {n: "error" if f.severity == "error" else "warning" for n, f in enumerate(told)}
-    return TextTable(columns, rows, marked=marked, what="findings")
-
-
-class _Matrix:
-    """Messages from ranks to ranks; where ranks are many, from ranges to ranges."""
-
-    def __init__(self, messages: Sequence[MessageCount], width: int) -> None:
-        self._messages = messages
-        sent = [m for m in messages if m.messages]
-        self._ranks = sorted({rank for m in sent for rank in (m.source, m.target)})
-        self.largest = min(len(self._ranks), max(2, (width - 20) // (CELL + 2)))
-        self.wanted = min(self.largest, MATRIX)
-        self._notes = list(self._lost())
-
-    @property
-    def height(self) -> int:
-        return 2 + len(self._notes) if self._messages else 0
-
-    def table(self, most: int) -> TextTable:
-        if not self._ranks:
-            return TextTable([Column("messages")], [["none"]], notes=self._notes)
-        size = -(-len(self._ranks) // max(1, most))
-        ranges = [self._ranks[at : at + size] for at in range(0, len(self._ranks), size)]
-        place = {rank: number for number, ranks in enumerate(ranges) for rank in ranks}
-        cells = [[0] * len(ranges) for _ in ranges]
-        sizes = [0] * len(ranges)
-        for each in self._messages:
-            if not each.messages:
-                continue
-            cells[place[each.source]][place[each.target]] += each.messages
-            sizes[place[each.source]] += each.bytes
-        names = [short_ranks(ranks, width=CELL + 8) for ranks in ranges]
-        columns = [Column("messages"), *(Column(f"to {name}", right=True) for name in names)]
-        rows = [
-            [f"from {name}", *(f"{n:,}" if n else "." for n in row), size_text(size)]
-            for name, row, size in zip(names, cells, sizes, strict=True)
-        ]
-        return TextTable([*columns, Column("bytes", right=True)], rows, notes=self._notes)
-
-    def _lost(self) -> list[str]:
-        notes = []
-        for word, what in (("lost", "sent and never received"), ("missed", "never sent")):
-            pairs = [(m, getattr(m, word)) for m in self._messages if getattr(m, word)]
-            told = [f"{n} from {m.source} to {m.target}" for m, n in pairs[:4]]
-            if pairs:
-                total = count(sum(n for _, n in pairs), "message")
-                more = ", ..." if len(pairs) > 4 else ""
-                notes.append(f"{total} {what}: {', '.join(told)}{more}")
-        return notes
+    return TextTable(columns, rows, marked=marked, what="finding")

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import os
 import re
+import zlib
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from phalanx.engines.run_recording import RunRecording
+from phalanx.journal.recording.kept_runs import keep_link
 from phalanx.testing.collection.given_options import given_of
 from phalanx.testing.collection.marker import Ranks
 from phalanx.testing.pytest.item_run import RanksRun
@@ -48,12 +50,24 @@ class ItemRecording(RunRecording):
                 os.unlink(self._file)
 
     def keep(self, run: RanksRun) -> None:
-        """pytest shows the failure: keep what is in memory."""
+        """pytest shows the failure: keep what is in memory, or remember the file."""
+        if self._file is not None:
+            keep_link(self._file)
         if run.timeline is None and run.error is not None:
             run.timeline = self.failed(run.error, by_name=True)
 
 
 def file_name(nodeid: str) -> str:
-    """A name for the recording of a test, close to its id."""
+    """A name for the recording of a test, close to its id. Parameters whose characters a file
+    should not have, and long ids, have a few digits that no other test has.
+
+    >>> file_name("tests/test_a.py::test_it[ranks=2-x]")
+    'tests-test_a.py--test_it-ranks=2-x.jsonl.gz'
+    >>> file_name("test_a.py::test_it[ranks=2-x y]")
+    'test_a.py--test_it-ranks=2-x-y-fa565f.jsonl.gz'
+    """
     plain = re.sub(r"[^\w.=-]+", "-", nodeid.replace("::", "--")).strip("-")
+    parameters = nodeid.partition("[")[2].removesuffix("]")
+    if len(plain) > LONGEST_NAME or re.search(r"[^\w.=-]", parameters):
+        plain += f"-{zlib.crc32(nodeid.encode('utf-8', 'surrogateescape')) & 0xFFFFFF:06x}"
     return plain[-LONGEST_NAME:].lstrip("-.") + ENDING

@@ -96,12 +96,13 @@ class LogsOfPhase:
     def __enter__(self) -> None:
         plugin, item, kept = self._plugin, self._item, self._kept
         kept.loggers.look()
+        # A test that was refused before pytest's own setup has no records yet.
+        records = item.stash.setdefault(caplog_records_key, {})
         if plugin.log_level is not None or not kept.loggers.are_plain():
             kept.end()
             self._others = type(plugin)._runtest_for(plugin, item, self._when)
             self._others.__enter__()
             return
-        records = item.stash[caplog_records_key]
         first, second = kept.both
         first.reset()
         second.reset()

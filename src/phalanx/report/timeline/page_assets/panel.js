@@ -29,7 +29,7 @@ function remarks(call) {
       const differs = block.odd && verdict.differs.length ? `: differs in ${verdict.differs.join(", ")}` : "";
       found.push(element("p", { class: "bad" }, `${verdict.kind}${needs}${differs}`));
     }
-  if (!found.length && isUnmet(call)) found.push(element("p", { class: "bad" }, "Nobody met this call."));
+  if (!found.length && isUnmet(call)) found.push(element("p", { class: "bad" }, "Still open at the end."));
   if (calls.failed[call]) found.push(element("p", { class: "bad" }, "It ended with an error."));
   return found;
 }
@@ -54,7 +54,7 @@ function argumentList(call) {
   const after = (time) => `${timeText(time - calls.start[call])} later`;
   if (calls.met[call] >= 0) add("met", after(calls.met[call]));
   if (calls.done[call] >= 0) add("done", after(calls.done[call]));
-  add("waited", calls.waiting[call] < 0 ? "nobody waited for it" : timeText(waited(call)) + (calls.open[call] ? ", to the end" : isUnmet(call) ? ", and nobody came" : ""));
+  add("waited", calls.waiting[call] < 0 ? "nobody waited for it" : timeText(waited(call)) + (calls.open[call] ? ", to the end" : isUnmet(call) ? ", still open" : ""));
   return list;
 }
 
@@ -74,7 +74,7 @@ function counterparts(call) {
   const title = element("h3", {}, "Counterparts");
   if (isMessage(call)) {
     const other = calls.partner[call];
-    if (other < 0) return [title, element("p", {}, "Nobody met this message.")];
+    if (other < 0) return [title, element("p", {}, "The other side never came.")];
     return [title, link(`rank ${rankOf(other)}: ${opOf(other)} at ${lineOf(other)}`, () => select(other))];
   }
   const alike = new Map(), missing = [];

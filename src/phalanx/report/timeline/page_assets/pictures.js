@@ -8,7 +8,7 @@ async function countAll() {
   const found = {
     waits: new Float64Array(run.ranks), lasts: new Float64Array(run.ranks),
     messages: new Map(), // sender and receiver as one number -> count and bytes
-    operations: [], ofSite: [[], ...run.sites.map(() => [])],
+    anyMessage: false, operations: [], ofSite: [[], ...run.sites.map(() => [])],
   };
   let began = performance.now();
   for (let rank = 0; rank < run.ranks; rank++) {
@@ -20,11 +20,13 @@ async function countAll() {
   sums = found;
 }
 
-function countRank({ waits, lasts, messages, operations, ofSite }, rank) {
+function countRank(found, rank) {
+  const { waits, lasts, messages, operations, ofSite } = found;
   for (let call = run.offsets[rank]; call < run.offsets[rank + 1]; call++) {
     const wait = waited(call), bytes = sizeOf(call), op = calls.op[call], group = calls.group[call];
     waits[rank] += wait;
     if (isMessage(call)) {
+      found.anyMessage = true;
       if (run.sending[op] && calls.peer[call] >= 0) {
         const key = rank * run.ranks + calls.peer[call];
         const pair = messages.get(key) ?? { count: 0, bytes: 0 };
@@ -177,8 +179,11 @@ function waitBars() {
 function messageMatrix() {
   const { messages } = sums;
   const pairs = [...messages].map(([key, pair]) => ({ from: Math.floor(key / run.ranks), to: key % run.ranks, ...pair }));
+  const none = sums.anyMessage ? "No rank sent one." : "No rank sent one: ranks only met in collectives.";
+  const oneSided = run.oneSided.map((text) => element("p", { class: "bad" }, text));
   if (!pairs.length)
-    return element("section", {}, element("h2", {}, "Messages from rank to rank"), element("p", { class: "quiet" }, "No rank sent one: ranks only met in collectives."));
+    return element("section", {}, element("h2", {}, "Messages from rank to rank"),
+      ...(oneSided.length ? oneSided : [element("p", { class: "quiet" }, none)]));
   const cells = Math.min(run.ranks, 128), part = run.ranks / cells, filled = new Float64Array(cells * cells);
   for (const { from, to, bytes } of pairs) filled[Math.floor(from / part) * cells + Math.floor(to / part)] += bytes + 1;
   const most = filled.reduce((a, b) => Math.max(a, b), 0), step = Math.min(28, 300 / cells), room = step * cells, left = 34, top = 20;
@@ -201,9 +206,11 @@ function messageMatrix() {
     brush.textAlign = "left";
   }
   pairs.sort((a, b) => b.bytes - a.bytes || b.count - a.count);
-  return pictureOf("Messages from rank to rank", "A row sends, a column receives; darker is more bytes.", made, () =>
+  const section = pictureOf("Messages from rank to rank", "A row sends, a column receives; darker is more bytes.", made, () =>
     table(["from", "to", "messages", "bytes"], pairs.slice(0, MOST_ROWS).map((pair) =>
       [pair.from, pair.to, pair.count.toLocaleString("en"), bytesText(pair.bytes)]), [0, 1, 2, 3]));
+  section.append(...oneSided);
+  return section;
 }
 
 function operationTable() {
@@ -235,7 +242,7 @@ function fillCallsTable() {
     ["rank", "operation", "group", "call", "line", "made at", "waited", "state"],
     found.map((call) => [rankOf(call), link(opOf(call), () => select(call, { show: false })), groupOf(call).name,
       isMessage(call) ? "" : `#${calls.number[call]}`, lineOf(call), timeText(calls.start[call]), timeText(waited(call)),
-      calls.failed[call] ? "failed" : isUnmet(call) ? "nobody met it" : "met"]), [0, 3, 5, 6]),
+      calls.failed[call] ? "failed" : isUnmet(call) ? "still open" : "met"]), [0, 3, 5, 6]),
     ...(found.length === MOST_ROWS ? [element("p", { class: "quiet" }, `The first ${MOST_ROWS}; zoom in for the others.`)] : []));
 }
 
