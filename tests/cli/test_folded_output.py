@@ -531,3 +531,12 @@ def test_an_unfinished_line_that_asks_is_shown_at_the_flush() -> None:
     printer.prompt(1)  # a progress bar is no question
     printer.close()
     assert sink.getvalue().endswith("(Pdb) [1]   42\n[1]   50 %|##  \n")
+
+
+def test_what_waits_comes_before_what_a_rank_writes_by_itself() -> None:
+    sink = io.StringIO()
+    printer = FoldingPrinter(2, sink=sink)
+    printer.write(0, "> program.py(5)\n")
+    assert not sink.getvalue()
+    printer.make_room(0)
+    assert sink.getvalue() == "[0]   > program.py(5)\n"

@@ -96,6 +96,11 @@ class FoldingPrinter:
         if rank in self._shown:
             self._perform(partial(self._ask, rank))
 
+    def make_room(self, rank: int) -> None:
+        """A rank is about to write to the terminal by itself: show what waits, first."""
+        if rank in self._shown:
+            self._perform(lambda: self._show(self._pending.take_since(float("inf"))))
+
     def close(self) -> None:
         """Show everything that is left, partial lines too."""
         self._perform(partial(self._leave, tuple(sorted(self._shown))))

@@ -44,6 +44,10 @@ class WorldsPrinter:
         if self._printer is not None:
             self._printer.prompt(rank)
 
+    def make_room(self, rank: int) -> None:
+        if self._printer is not None:
+            self._printer.make_room(rank)
+
     def tick(self) -> None:
         if self._printer is not None:
             self._printer.tick()

@@ -29,6 +29,9 @@ class Printer(Protocol):
     def prompt(self, rank: int) -> Any:
         """Show at once what the rank has written."""
 
+    def make_room(self, rank: int) -> Any:
+        """Show what waits: the rank is about to write to the terminal by itself."""
+
     def close(self) -> Any: ...
 
 
@@ -135,6 +138,10 @@ class RankStream(io.TextIOBase):
         """Does nothing: the stream belongs to all ranks."""
 
     def fileno(self) -> int:
+        """`input` asks for it, and then writes its prompt without this object."""
+        strand = here.strand
+        if strand is not None and self.printer is not None and self._original.isatty():
+            self.printer.make_room(strand.rank)
         return self._original.fileno()
 
     def isatty(self) -> bool:

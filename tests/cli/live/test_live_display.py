@@ -106,10 +106,21 @@ def test_a_question_is_left_alone_until_the_next_line(shown: Any) -> None:
     assert tick() == ["(Pdb) c", "more", ""]
 
 
+def test_room_for_whoever_writes_without_the_stream(shown: Any) -> None:
+    """As `input` does for its prompt, below the table that stands there."""
+    _, stream, watch, tick = shown
+    tick()
+    with pytest.raises(OSError, match="fileno"):
+        stream.fileno()
+    stream._original.write("(Pdb) ")
+    watch.asking = True
+    assert tick(0.06) == tick() == ["(Pdb) "]
+
+
 def test_a_forked_child_writes_past_the_table(shown: Any) -> None:
     display, stream, _, tick = shown
     tick()
-    display._process = -1
+    display.process = -1
     before = stream._original.getvalue()
     stream.write("from a child\n")
     assert stream._original.getvalue() == before + "from a child\n"

@@ -57,7 +57,7 @@ class LiveDisplay:
         """Whether the cursor stands behind a question of a rank."""
         self._asking = False
         self._lock = threading.RLock()
-        self._process = getpid()
+        self.process = getpid()
         self._closed = False
         has_rich()  # to load it takes a while: not when ranks run
 
@@ -82,7 +82,7 @@ class LiveDisplay:
 
     def above(self, stream: TextIO, text: str) -> None:
         """Write to the stream, above the table."""
-        if getpid() != self._process:  # a forked child: the table is its parent's
+        if getpid() != self.process:  # a forked child: the table is its parent's
             stream.write(text)
             return
         with self._lock:
@@ -92,6 +92,14 @@ class LiveDisplay:
             if text:
                 self._unfinished = not text.endswith("\n")
                 self._wrote_at = self._clock()
+
+    def make_room(self) -> None:
+        """Somebody is about to write to the terminal around us, such as `input` for its
+        prompt. The table is not drawn again before a look has found out whether it asks."""
+        with self._lock:
+            self._wipe()
+            self._wrote_at = self._clock()
+            self._look_at = self._wrote_at + SETTLED
 
     def close(self) -> None:
         """Wipe the table out for good. The terminal may be gone."""
@@ -176,6 +184,9 @@ class AboveTable(io.TextIOBase):
         self._original.flush()
 
     def fileno(self) -> int:
+        """Whoever asks for it writes without this object."""
+        if getpid() == self._display.process:
+            self._display.make_room()
         return self._original.fileno()
 
     def isatty(self) -> bool:

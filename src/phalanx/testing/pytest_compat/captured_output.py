@@ -63,6 +63,10 @@ class Collected:
         if self.shown is not None:
             self.shown.prompt(rank)
 
+    def make_room(self, rank: int) -> None:
+        if self.shown is not None:
+            self.shown.make_room(rank)
+
     def close(self) -> None:
         if self.shown is not None:
             self.shown.close()
