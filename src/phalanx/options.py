@@ -21,7 +21,7 @@ from phalanx.errors import UsageError
 from phalanx.kinds import MOMENTS, check_profile, is_on, parse_checks
 
 ENGINES = ("threads", "processes", "torchrun")
-FUNCTION_ENGINES = ENGINES[:2]
+FUNCTION_ENGINES = ("threads", "processes")
 """Those that can run a function: torch's launcher starts whole scripts."""
 
 BACKENDS = ("gloo", "nccl", "cpu:gloo,cuda:nccl")

@@ -37,6 +37,11 @@ class Sets:
         self.anything = 1
 
 
+def doubled_tuples(times: int) -> bytes:
+    """A tuple that holds the one before it twice, and so on: a walk through it never ends."""
+    return b"K\x01" + b"2\x86" * times
+
+
 def hostile(marker: Path) -> dict[str, bytes]:
     command = f"touch {marker}"
     by_hand = b"cos\nsystem\n(S'" + command.encode() + b"'\ntR."
@@ -53,6 +58,10 @@ def hostile(marker: Path) -> dict[str, bytes]:
         "persistent": b"\x80\x02X\x01\x00\x00\x00aQ.",
         "huge": b"\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\x7f",
         "deep": b"\x80\x02" + b"]" * 200_000 + b"a" * 199_999 + b".",
+        "memo": b"\x80\x02]r\xff\xff\xff\x7f.",
+        "itself": b"\x80\x02]q\x00h\x00a.",
+        "shared": b"\x80\x02" + doubled_tuples(60) + b".",
+        "keys": b"\x80\x02}" + doubled_tuples(60) + b"Ns.",
     }
 
 
@@ -172,3 +181,87 @@ def test_a_rank_that_is_too_large_for_any_world(tmp_path: Path) -> None:
     odd["pg_config"]["0"]["ranks"] = json.dumps([0, 10**9])
     (tmp_path / "rank_0").write_bytes(pickle.dumps(odd))
     assert main(["explain", str(tmp_path)]) == 2
+
+
+def black_box(**changed: Any) -> bytes:
+    whole: dict[str, Any] = {
+        "format": "phalanx black box",
+        "version": 1,
+        "rank": 0,
+        "world": 2,
+        "pid": 7,
+        "taken": 1.5,
+        "status": "running",
+        "dropped": 0,
+        "sites": [["train.py", 3, "step", "dist.barrier()"]],
+        "groups": [["0", "0", [0, 1], "gloo", ""]],
+        "tensors": [["float32", [4], "cpu", [1]]],
+        "calls": [call_row()],
+        "threads": [["MainThread", True, [0], 0, "barrier", None]],
+    }
+    return json.dumps({**whole, **changed}).encode()
+
+
+def call_row(**changed: Any) -> list[Any]:
+    names = (
+        "time site name group number root peer tag op inputs outputs splits done made source"
+    )
+    row = [1, 0, "barrier", 0, 0, None, None, None, None, [0], [], [[], []], False, None, None]
+    return list({**dict(zip(names.split(), row, strict=True)), **changed}.values())
+
+
+def test_a_black_box_made_by_hand_is_read(tmp_path: Path) -> None:
+    (tmp_path / "rank_0.json").write_bytes(black_box())
+    (found,) = read_dumps([tmp_path]).dumps["black box"].values()
+    assert (found.rank, found.world, found.waits_in) == (0, 2, 0)
+    assert found.calls[0].inputs[0].shape == (4,)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"rank": 2}, "'rank' is 2; from 0 to 1 is allowed"),
+        ({"world": 1 << 40}, "'world' is"),
+        ({"rank": "0"}, "'rank' is a str where a whole number is allowed"),
+        ({"taken": float("inf")}, "'taken' is no number that is a time"),
+        ({"groups": [["0", "0", [0, 0], "gloo", ""]]}, "rank 0 twice"),
+        ({"groups": [["0", "0", [0, -1], "gloo", ""]]}, "'ranks' is -1"),
+        ({"groups": [["0"]]}, "'groups' has 1 parts; it needs 5"),
+        ({"tensors": [["float32", [1] * 65, "cpu", []]]}, "'shape' has 65 parts"),
+        ({"tensors": [["float32", [1 << 80], "cpu", []]]}, "'shape' is a huge number"),
+        ({"sites": [[["x"], 3, "step", ""]]}, "'file' is a list where text is allowed"),
+        ({"calls": [call_row(group=4)]}, "'group' is 4; from 0 to 0 is allowed"),
+        ({"calls": [call_row(site=-1)]}, "'site' is -1"),
+        ({"calls": [call_row(number=-1)]}, "'number' is -1"),
+        ({"calls": [call_row(inputs=[9])]}, "'inputs' is 9"),
+        ({"calls": [call_row(splits=[[]])]}, "'splits' has 1 parts"),
+        ({"calls": [call_row(time=None)]}, "'time' is null"),
+        ({"threads": [["m", True, [0], 5, "x", None]]}, "'call' is 5"),
+    ],
+)
+def test_a_field_of_a_black_box_that_is_out_of_bounds(
+    tmp_path: Path, changed: dict[str, Any], said: str
+) -> None:
+    file = tmp_path / "rank_0.json"
+    file.write_bytes(black_box(**changed))
+    with pytest.raises(DumpError) as caught:
+        read_dumps([file])
+    assert said in str(caught.value)
+    assert main(["explain", str(file)]) == 2
+
+
+def test_text_in_a_dump_is_cut(tmp_path: Path) -> None:
+    (tmp_path / "rank_0.json").write_bytes(
+        black_box(groups=[["0", "n" * 10_000, [0, 1], "gloo", ""]])
+    )
+    (found,) = read_dumps([tmp_path]).dumps["black box"].values()
+    assert len(found.groups["0"].name) == 1000
+
+
+@pytest.mark.parametrize("ranks", [[0, 0], "[0, 0]", "[0, 99999999999999999999]", [-1, 0]])
+def test_members_of_a_recorded_group_are_ranks(tmp_path: Path, ranks: Any) -> None:
+    odd = dump([entry("barrier", 1)])
+    odd["pg_config"]["0"]["ranks"] = ranks
+    (tmp_path / "rank_0").write_bytes(pickle.dumps(odd))
+    with pytest.raises(DumpError, match="no whole dump of the Flight Recorder"):
+        read_dumps([tmp_path / "rank_0"])

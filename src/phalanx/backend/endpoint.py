@@ -333,7 +333,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         return Call(self._mailbox or self._met, end._member, strand, name, callsite.mark(3))
 
     def _submit(
-        self, call: Call, meaning: MoveData, opts: Any, sample: Tensor | None
+        self, call: Call, move_data: MoveData, opts: Any, sample: Tensor | None
     ) -> OpWork | None:
         """Meet the others; wait for them unless the caller wants a `Work`."""
         strand = call.strand
@@ -394,7 +394,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
                 ring.flow.append(make(Met, event))
                 if session.races is not None:
                     session.races.add(ring.flow[-1])
-                self._complete(slot, meaning)
+                self._complete(slot, move_data)
         finally:
             baton.critical = False
         root = call.root
@@ -443,7 +443,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
             return work
         return OwnWork(call, limit) if call.origin == OWN else OpWork(call, limit)
 
-    def _complete(self, slot: Slot, meaning: MoveData) -> None:
+    def _complete(self, slot: Slot, move_data: MoveData) -> None:
         calls: list[Call] = slot.calls  # type: ignore[assignment]
         errors = None
         if slot.clash:
@@ -451,13 +451,13 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
             errors = meeting_checks.judge_meeting(self._session, slot)
         session = self._session
         if errors is None and session.completion != "earliest":
-            move = partial(self._move, calls, meaning, None)
+            move = partial(self._move, calls, move_data, None)
             if completion.put_off(session, calls, move):
                 return
-        self._move(calls, meaning, errors)
+        self._move(calls, move_data, errors)
 
     def _move(
-        self, calls: list[Call], meaning: MoveData, errors: Sequence[Exception] | None
+        self, calls: list[Call], move_data: MoveData, errors: Sequence[Exception] | None
     ) -> None:
         in_flight = errors is None and self._session.flown
         if in_flight:
@@ -469,9 +469,9 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
                 private.record_functions(False)
             try:
                 if calls[0].event is None:
-                    meaning(calls)
+                    move_data(calls)
                 else:
-                    device.run_in_order(calls, lambda: meaning(calls))
+                    device.run_in_order(calls, lambda: move_data(calls))
             except Exception as error:
                 errors = one_for_each(error, len(calls))
             finally:

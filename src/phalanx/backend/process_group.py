@@ -128,8 +128,8 @@ class RankGroup(Endpoint):
         for given in call.inputs:
             self._check(call.name, given)
         call.signature = signature_of(call)
-        meaning = partial(data_movement.broadcast, which=opts.rootTensor)
-        return self._submit(call, meaning, opts, call.inputs[0])
+        move_data = partial(data_movement.broadcast, which=opts.rootTensor)
+        return self._submit(call, move_data, opts, call.inputs[0])
 
     def reduce(
         self,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from phalanx.checks.nccl_hazards import (
+from phalanx.checks.nccl_rules.nccl_hazards import (
     Hazard,
     Issued,
     Law,
@@ -24,8 +24,8 @@ from phalanx.checks.nccl_hazards import (
     find_refused_calls,
     find_shared_devices,
 )
-from phalanx.checks.nccl_messages import find_message_hazards, traffic_of
-from phalanx.checks.nccl_order import find_orders
+from phalanx.checks.nccl_rules.nccl_messages import find_message_hazards, traffic_of
+from phalanx.checks.nccl_rules.nccl_order import find_orders
 from phalanx.journal.events import GroupMade, GroupRecord, Noted, Posted, Withdrawn
 from phalanx.journal.reader import Journal
 from phalanx.matching.hints import name_ranks

@@ -6,5 +6,6 @@ a rank in a process of its own needs (`remote`), how calls are judged there (`re
 how functions and tensors travel (`serialization`).
 
 To add an engine for functions: write a class that offers what `engine.Engine` says, make it in
-`engine.make_engine`, and name it in `phalanx.options.ENGINES`. No engine imports another.
+`engine.make_engine`, and name it in `ENGINES` and `FUNCTION_ENGINES` of `phalanx.options`. No
+engine imports another.
 """

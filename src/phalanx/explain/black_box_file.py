@@ -22,8 +22,10 @@ JSON of plain values, so that it can be read without Phalanx, too:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
+from phalanx.explain import bounded_values as values
+from phalanx.explain.bounded_values import MOST_CALLS, MOST_GROUPS
 from phalanx.explain.program_lines import site_at
 from phalanx.explain.rank_dump import (
     MOST_RANKS,
@@ -38,6 +40,12 @@ from phalanx.model import Site, TensorSpec
 FORMAT = "phalanx black box"
 VERSION = 1
 STATUSES = ("running", "finished", "failed")
+MOST_THREADS = 4096
+MOST_FRAMES = 1 << 16
+"""Of one thread: Python's own limit is 1,000 unless a program raises it."""
+LONGEST_ERROR = 1 << 16
+
+_T = TypeVar("_T")
 
 
 def is_black_box(data: Any) -> bool:
@@ -64,95 +72,134 @@ def read_black_box(data: Mapping[str, Any], name: str) -> RankDump:
 
 
 def _read(data: Mapping[str, Any], name: str) -> RankDump:
-    rank, world = int(data["rank"]), int(data["world"])
-    if not 0 <= rank < world <= MOST_RANKS:
-        raise DumpError(f"{name}: rank {rank} of {world}; was the file changed?")
-    sites = [site_at(str(f), int(n), str(w), str(s)) for f, n, w, s in data["sites"]]
-    tensors = [_tensor(each) for each in data["tensors"]]
-    groups = [_group(each) for each in data["groups"]]
-    calls = [_call(each, sites, tensors, groups) for each in data["calls"]]
-    status = data["status"] if data["status"] in STATUSES else "running"
+    world = values.whole(data["world"], "world", 1, MOST_RANKS)
+    rank = values.whole(data["rank"], "rank", 0, world - 1)
+    sites = [_site(each) for each in values.items(data["sites"], "sites", MOST_CALLS)]
+    tensors = [_tensor(each) for each in values.items(data["tensors"], "tensors", MOST_CALLS)]
+    groups = [_group(each) for each in values.items(data["groups"], "groups", MOST_GROUPS)]
+    if sum(len(group.ranks or ()) for group in groups) > values.MOST_MEMBERS:
+        raise values.FieldError(f"'groups' have more than {values.MOST_MEMBERS} members")
+    given = values.items(data["calls"], "calls", MOST_CALLS)
+    calls = [_call(each, sites, tensors, groups) for each in given]
+    threads = values.items(data["threads"], "threads", MOST_THREADS)
+    status, error = data["status"], data.get("error")
     return RankDump(
         rank=rank,
         file=name,
         kind="black box",
         groups={group.key: group for group in groups},
         calls=calls,
-        status=status,
-        error=None if data.get("error") is None else str(data["error"]),
-        error_at=_at(sites, data.get("error_at")),
-        threads=[_thread(each, sites, len(calls)) for each in data["threads"]],
-        begins_late=int(data["dropped"]) > 0,
-        taken=float(data["taken"]),
+        status=status if status in STATUSES else "running",
+        error=None if error is None else values.text(error, "error", LONGEST_ERROR),
+        error_at=_at(sites, data.get("error_at"), "error_at"),
+        threads=[_thread(each, sites, len(calls)) for each in threads],
+        begins_late=values.whole(data["dropped"], "dropped", 0) > 0,
+        taken=values.finite(data["taken"], "taken"),
         world=world,
-        pid=int(data["pid"]),
-        run=str(data.get("run", "")),
+        pid=values.whole(data["pid"], "pid", 0),
+        run=values.text(data.get("run", ""), "run"),
     )
 
 
-def _at(table: Sequence[Any], place: Any) -> Any:
+def _row(given: Any, field: str, length: int, at_most: int | None = None) -> Sequence[Any]:
+    """A list of `length` parts, or of up to `at_most`."""
+    row = values.items(given, field, at_most or length)
+    if len(row) < length:
+        raise values.FieldError(f"{field!r} has {len(row)} parts; it needs {length}")
+    return row
+
+
+def _at(table: Sequence[_T], place: Any, field: str) -> _T | None:
     """None for none; an index that is not there is an error."""
-    if place is None:
-        return None
-    if not isinstance(place, int) or not 0 <= place < len(table):
-        raise ValueError(f"there is no place {place!r} among {len(table)}")
-    return table[place]
+    return None if place is None else table[values.whole(place, field, 0, len(table) - 1)]
 
 
-def _tensor(given: Sequence[Any]) -> TensorSpec:
-    dtype, shape, device, strides = given
-    return TensorSpec(str(dtype), tuple(map(int, shape)), str(device), tuple(map(int, strides)))
+def _each_at(table: Sequence[_T], places: Any, field: str, most: int) -> tuple[_T, ...]:
+    given = values.items(places, field, most)
+    return tuple(table[values.whole(each, field, 0, len(table) - 1)] for each in given)
 
 
-def _group(given: Sequence[Any]) -> DumpedGroup:
-    key, name, ranks, backend, description = given
+def _site(given: Any) -> Site:
+    file, line, function, source = _row(given, "sites", 4)
+    return site_at(
+        values.text(file, "file"),
+        values.whole(line, "line", 0),
+        values.text(function, "function"),
+        values.text(source, "source"),
+    )
+
+
+def _tensor(given: Any) -> TensorSpec:
+    dtype, shape, device, strides = _row(given, "tensors", 4)
+    return TensorSpec(
+        values.text(dtype, "dtype"),
+        values.shape(shape, "shape"),
+        values.text(device, "device"),
+        values.shape(strides, "strides"),
+    )
+
+
+def _group(given: Any) -> DumpedGroup:
+    key, name, ranks, backend, description = _row(given, "groups", 5)
     return DumpedGroup(
-        str(key), str(name), tuple(map(int, ranks)), str(backend), str(description)
+        values.text(key, "key"),
+        values.text(name, "name"),
+        values.members(ranks, "ranks"),
+        values.text(backend, "backend"),
+        values.text(description, "description"),
     )
 
 
 def _call(
-    given: Sequence[Any],
+    given: Any,
     sites: Sequence[Site],
     tensors: Sequence[TensorSpec],
     groups: Sequence[DumpedGroup],
 ) -> DumpedCall:
-    time, site, name, group, number, root, peer, tag, op, inputs, outputs, splits, *rest = given
+    row = _row(given, "calls", 15)
+    time, site, name, group, number, root, peer, tag, op, inputs, outputs, splits, *rest = row
     done, made, source = rest
+    of_group = _at(groups, group, "group")
+    sent, received = _row(splits, "splits", 2)
     return DumpedCall(
-        name=str(name),
-        group=_at(groups, group).key if group is not None else "",
-        number=_number(number),
-        root=_number(root),
-        peer=_number(peer),
-        tag=_number(tag),
-        reduce_op=None if op is None else str(op),
-        inputs=tuple(_at(tensors, each) for each in inputs),
-        outputs=tuple(_at(tensors, each) for each in outputs),
-        input_splits=tuple(map(int, splits[0])),
-        output_splits=tuple(map(int, splits[1])),
-        site=_at(sites, site),
+        name=values.text(name, "name"),
+        group="" if of_group is None else of_group.key,
+        number=values.optional(number, "number", 0),
+        root=values.optional(root, "root"),
+        peer=values.optional(peer, "peer"),
+        tag=values.optional(tag, "tag"),
+        reduce_op=None if op is None else values.text(op, "reduce op"),
+        inputs=_each_at(tensors, inputs, "inputs", values.MOST_TENSORS),
+        outputs=_each_at(tensors, outputs, "outputs", values.MOST_TENSORS),
+        input_splits=_splits(sent),
+        output_splits=_splits(received),
+        site=_at(sites, site, "site"),
         done=None if done is None else bool(done),
-        time=int(time) / 1e9,
-        made=None if made is None else (tuple(map(int, made[0])), str(made[1])),
-        source=_number(source),
+        time=values.whole(time, "time") / 1e9,
+        made=None if made is None else _made(made),
+        source=values.optional(source, "source"),
     )
 
 
-def _number(given: Any) -> int | None:
-    return None if given is None else int(given)
+def _splits(given: Any) -> tuple[int, ...]:
+    return tuple(
+        values.whole(each, "splits") for each in values.items(given, "splits", MOST_RANKS)
+    )
 
 
-def _thread(given: Sequence[Any], sites: Sequence[Site], calls: int) -> ThreadStack:
-    name, main, lines, call, doing, *more = given
+def _made(given: Any) -> tuple[tuple[int, ...], str]:
+    ranks, backend = _row(given, "made", 2)
+    return _splits(ranks), values.text(backend, "backend")
+
+
+def _thread(given: Any, sites: Sequence[Site], calls: int) -> ThreadStack:
+    name, main, lines, call, doing, *more = _row(given, "threads", 5, at_most=6)
     branch = more[0] if more and isinstance(more[0], (str, type(None))) else False
-    if call is not None and not 0 <= int(call) < calls:
-        raise ValueError(f"there is no call {call!r}")
     return ThreadStack(
-        name=str(name),
-        lines=tuple(_at(sites, each) for each in lines),
+        name=values.text(name, "name"),
+        lines=_each_at(sites, lines, "lines", MOST_FRAMES),
         is_main=bool(main),
-        waits_in=_number(call),
-        doing=str(doing),
+        waits_in=values.optional(call, "call", 0, calls - 1),
+        doing=values.text(doing, "doing"),
         branch=branch,
     )

@@ -17,13 +17,21 @@ from collections.abc import Iterable, Mapping
 from math import prod
 from typing import Any
 
+from phalanx.explain.bounded_values import (
+    MOST_CALLS,
+    MOST_DIMENSIONS,
+    MOST_GROUPS,
+    MOST_MEMBERS,
+    MOST_TENSORS,
+    FieldError,
+    members,
+    text,
+)
 from phalanx.explain.program_lines import MOST_FRAMES, is_of_library, site_at
 from phalanx.explain.rank_dump import DumpedCall, DumpedGroup, DumpError, RankDump
 from phalanx.model import Site, TensorSpec
 
 MAJOR = 2
-MOST_CALLS = 1 << 20
-MOST_TENSORS = 4096
 
 _NAMES = {
     "allreduce": "all_reduce",
@@ -105,12 +113,13 @@ def read_flight_recorder(data: Mapping[str, Any], rank: int, name: str) -> RankD
 
 
 def _check_version(version: Any, name: str) -> None:
-    numbers = re.match(r"(\d+)(\.\d+)?$", str(version))
+    given = f"{version:g}" if isinstance(version, float) else _text(version)
+    numbers = re.match(r"(\d{1,9})(\.\d+)?$", given)
     if numbers is None:
-        raise DumpError(f"{name}: version {str(version)[:40]!r} is none of the Flight Recorder")
+        raise DumpError(f"{name}: version {given[:40]!r} is none of the Flight Recorder")
     if int(numbers[1]) != MAJOR:
         raise DumpError(
-            f"{name}: version {version} of the Flight Recorder; this Phalanx reads {MAJOR}.x. "
+            f"{name}: version {given} of the Flight Recorder; this Phalanx reads {MAJOR}.x. "
             "Update Phalanx"
         )
 
@@ -121,31 +130,33 @@ def _check_version(version: Any, name: str) -> None:
 def _configured_groups(config: Any) -> dict[str, DumpedGroup]:
     """The groups that the dump lists with their members, by name; Gloo's list is empty."""
     found: dict[str, DumpedGroup] = {}
+    room = MOST_MEMBERS
     for number, given in config.items() if isinstance(config, dict) else ():
         if not isinstance(given, dict):
             continue
-        name = str(given.get("name", number))
+        name = _text(given.get("name", number))
         ranks = _members(given.get("ranks"))
+        room -= len(ranks or ())
+        if room < 0 or len(found) == MOST_GROUPS:
+            raise FieldError("'pg_config' has more groups or members than any job")
         if name and ranks:
-            description = str(given.get("desc", ""))
+            description = _text(given.get("desc"))
             found[name] = DumpedGroup(_key(name, ranks), _shown(name), ranks, "", description)
     return found
 
 
 def _members(given: Any) -> tuple[int, ...] | None:
     """Versions write a list, or the text of one."""
-    if isinstance(given, (list, tuple)):
-        return tuple(_whole(each, -1) for each in given) or None
     if isinstance(given, str) and re.fullmatch(r"\[[\d,\s]*\]", given):
-        return tuple(map(int, re.findall(r"\d+", given))) or None
-    return None
+        given = [int(each) if len(each) < 9 else -1 for each in re.findall(r"\d+", given)]
+    return members(given, "ranks") or None if isinstance(given, (list, tuple)) else None
 
 
 def _group(entry: Mapping[str, Any], configured: Mapping[str, DumpedGroup]) -> DumpedGroup:
     pair = entry.get("process_group")
     name = description = ""
     if isinstance(pair, (list, tuple)) and len(pair) == 2:
-        name, description = map(str, pair)
+        name, description = map(_text, pair)
     if name in configured:
         return configured[name]
     return DumpedGroup(_key(name, None), _shown(name), None, "", description)
@@ -177,12 +188,14 @@ def _without_summaries(entries: Iterable[dict[str, Any]]) -> list[dict[str, Any]
 
 
 def _batch(entry: Mapping[str, Any]) -> tuple[Any, ...]:
-    group = entry.get("process_group")
-    return str(group), entry.get("collective_seq_id"), entry.get("p2p_seq_id")
+    pair = entry.get("process_group")
+    group = _text(pair[0]) if isinstance(pair, (list, tuple)) and pair else ""
+    numbers = (_whole(entry.get(each), -1) for each in ("collective_seq_id", "p2p_seq_id"))
+    return group, *numbers
 
 
 def _profiled(entry: Mapping[str, Any]) -> str:
-    return str(entry.get("profiling_name", ""))
+    return _text(entry.get("profiling_name"))
 
 
 def _backend(entry: Mapping[str, Any]) -> str:
@@ -227,13 +240,13 @@ def _is_done(entry: Mapping[str, Any]) -> bool:
 def _peer(profiled: str, name: str) -> int | None:
     """ "send 0->1" has the receiver behind the arrow, "recv 0<-1" the sender."""
     who = _WHO.search(profiled)
-    return int(who[3]) if who else None
+    return _whole(who[3], 0) if who else None
 
 
 def _frames(given: Any) -> list[tuple[str, int, str]]:
     frames = given if isinstance(given, list) else []
     return [
-        (str(each.get("filename", "")), _whole(each.get("line"), 0), str(each.get("name", "")))
+        (_text(each.get("filename")), _whole(each.get("line"), 0), _text(each.get("name")))
         for each in frames[:MOST_FRAMES]
         if isinstance(each, dict)
     ]
@@ -266,9 +279,11 @@ def _specs(sizes: Any, dtypes: Any, backend: str) -> tuple[TensorSpec, ...]:
     device = "cpu" if backend == "gloo" else "cuda"
     found = []
     for at, size in enumerate(sizes):
-        if not isinstance(size, (list, tuple)) or not all(isinstance(n, int) for n in size):
+        if not isinstance(size, (list, tuple)) or len(size) > MOST_DIMENSIONS:
             return ()
-        dtype = str(kinds[at]) if at < len(kinds) else "unknown"
+        if not all(isinstance(each, int) and 0 <= each < 1 << 62 for each in size):
+            return ()
+        dtype = (_text(kinds[at]) if at < len(kinds) else "") or "unknown"
         found.append(TensorSpec(_DTYPES.get(dtype, dtype.lower()), tuple(size), device))
     return tuple(found)
 
@@ -334,7 +349,7 @@ def _unrecorded(status: Any, entries: list[dict[str, Any]]) -> int:
     """How many calls the groups have counted after the last one that is recorded."""
     last: dict[str, int] = {}
     for entry in entries:
-        name = str((entry.get("process_group") or ("",))[0])
+        name = str(_batch(entry)[0])
         numbers = [_whole(entry.get(each), 0) for each in ("op_id", "collective_seq_id")]
         last[name] = max(last.get(name, 0), *numbers)
     missing = 0
@@ -345,8 +360,18 @@ def _unrecorded(status: Any, entries: list[dict[str, Any]]) -> int:
     return missing
 
 
+def _text(value: Any) -> str:
+    """Text that is not too long; nothing for what is no text."""
+    try:
+        return text(value, "")
+    except FieldError:
+        return ""
+
+
 def _whole(value: Any, default: int) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, str)):
+        return default
+    if isinstance(value, str) and len(value) > 20:
         return default
     try:
         return int(value) if abs(int(value)) < 1 << 62 else default

@@ -17,7 +17,7 @@ from phalanx.backend.profiles.profile_rules import CUDA
 from phalanx.backend.session import RankContext, Session, context_here
 from phalanx.callsite import mark, resolve
 from phalanx.checks.backend_hazard import KIND, NCCL, RefusedCall
-from phalanx.checks.nccl_hazards import Law
+from phalanx.checks.nccl_rules.nccl_hazards import Law
 from phalanx.journal.events import Noted
 from phalanx.journal.writer import note_once
 from phalanx.model import Group, Op, TensorSpec

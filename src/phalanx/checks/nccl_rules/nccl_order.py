@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from phalanx.checks.nccl_hazards import Hazard, Issued, Law, NcclTrace
-from phalanx.checks.nccl_messages import Traffic, Way, joints_of
+from phalanx.checks.nccl_rules.nccl_hazards import Hazard, Issued, Law, NcclTrace
+from phalanx.checks.nccl_rules.nccl_messages import Traffic, Way, joints_of
 from phalanx.matching.hints import name_ranks
 from phalanx.matching.precedence import Cycle, find_cycles
 

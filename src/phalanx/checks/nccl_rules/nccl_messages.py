@@ -10,7 +10,7 @@ from collections import defaultdict, deque
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 
-from phalanx.checks.nccl_hazards import Hazard, Issued, Law, NcclTrace
+from phalanx.checks.nccl_rules.nccl_hazards import Hazard, Issued, Law, NcclTrace
 
 IGNORED_TAGS = Law(
     "ignored-tags",

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.checks.nccl_hazards import (
+from phalanx.checks.nccl_rules.nccl_hazards import (
     Hazard,
     Issued,
     NcclTrace,
@@ -17,8 +17,8 @@ from phalanx.checks.nccl_hazards import (
     find_refused_calls,
     find_shared_devices,
 )
-from phalanx.checks.nccl_messages import find_message_hazards, traffic_of
-from phalanx.checks.nccl_order import find_orders
+from phalanx.checks.nccl_rules.nccl_messages import find_message_hazards, traffic_of
+from phalanx.checks.nccl_rules.nccl_order import find_orders
 from phalanx.model import Finding, Group, Op
 
 WORLD = Group("world", (0, 1, 2, 3))

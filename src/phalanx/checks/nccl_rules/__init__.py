@@ -1,0 +1,1 @@
+"""What NCCL forbids or leaves open where Gloo does not: the rules behind `backend-hazard`."""
