@@ -234,6 +234,23 @@ def test_no_folder_has_too_many_modules() -> None:
     assert {str(folder): n for folder, n in sizes.items() if n > MOST_MODULES} == {}
 
 
+def test_no_engine_imports_another() -> None:
+    """What engines share lies in a folder that is none of theirs."""
+    engines = ("threads", "processes", "torchrun")
+    shared = ("remote", "referee", "look", "serialization")
+    faults = []
+    for path in PATHS:
+        module = module_name(path)
+        folder = module.removeprefix("phalanx.engines.").partition(".")[0]
+        if module.startswith("phalanx.engines.") and folder in (*engines, *shared):
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            for line, target in imported_names(tree, module, package=path.stem == "__init__"):
+                other = target.removeprefix("phalanx.engines.").partition(".")[0]
+                if target != other and other in engines and other != folder:
+                    faults.append(f"{module}:{line} imports {target}")
+    assert faults == []
+
+
 def test_the_number_of_patches_never_grows() -> None:
     of_black_box = sum(row.when == BLACK_BOX for row in TABLE)
     assert of_black_box == OF_BLACK_BOX

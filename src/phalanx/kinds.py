@@ -87,7 +87,7 @@ def check_profile(given: object, *, where: str | None = None) -> None:
 
 def _refusal(where: str, word: str | None = None) -> UsageError:
     near = get_close_matches((word or "").removeprefix("-"), KINDS, n=1)
-    wrong = f"there is no kind {word.removeprefix('-')!r}" if word else "nothing is said"
+    wrong = f"there is no kind {word.removeprefix('-')!r}" if word else "no kind is given"
     end = f"; did you mean {near[0]!r}?" if near else "."
     return UsageError(
         f"{where}: {wrong}{end} Give all, none, or kinds with commas between them, e.g. "

@@ -195,8 +195,8 @@ class Options:
             )
         if isinstance(given, str) and self.engine != "threads" and not self.checked:
             raise UsageError(
-                f"record={given!r}: where ranks are processes, what checks them is what "
-                "records them; leave checks='none' out"
+                f"record={given!r}: where ranks are processes, the checks make the "
+                "recording; leave checks='none' out"
             )
 
     def _check_ranks(self) -> None:

@@ -423,7 +423,7 @@ JUSTIFIED = {
     "core.thread_pool": "the type of a C function",
     "engines.threads.self_spawning_scripts": "sys.argv and the start method of a script",
     "engines.processes.process_state": "puts back what the program of a rank has replaced",
-    "engines.processes.failure_evidence": OURS,
+    "engines.remote.failure_evidence": OURS,
     "backend.devices.device_calls": OURS,
     "backend.dispatch": OURS,
     "backend.torch_world": OURS,

@@ -58,13 +58,13 @@ class InvalidCallError(errors.InvalidCallError, dist.DistError, ValueError):
 
 
 class UnsupportedTypeError(InvalidCallError, TypeError):
-    """A dtype that the backend has not; torch raises TypeError for some of these."""
+    """A dtype that the backend does not support; torch raises TypeError for some of these."""
 
     __module__ = "phalanx"
 
 
 class NotSupportedError(InvalidCallError, NotImplementedError):
-    """An operation that the backend has not; torch raises NotImplementedError for these."""
+    """An operation that the backend does not support; torch raises NotImplementedError."""
 
     __module__ = "phalanx"
 
@@ -110,7 +110,7 @@ def one_for_each(error: Exception, count: int) -> list[Exception]:
 
 
 def _travel(error: BaseException) -> tuple[Any, ...]:
-    """By the name in this module: `phalanx`, which they call their own, has others there."""
+    """Pickles by the name in this module: `phalanx` exports other classes of that name."""
     return _arrive, (type(error).__name__, error.args, dict(vars(error)))
 
 

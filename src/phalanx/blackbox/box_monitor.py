@@ -71,7 +71,7 @@ class BoxMonitor:
     def _listen_to_signals(self) -> None:
         """SIGTERM only where it would end the process: that is then done here."""
         former = signal.set_wakeup_fd(self._ends[1], warn_on_full_buffer=False)
-        if former != -1:  # somebody else listens so, such as asyncio
+        if former != -1:  # somebody else uses the wakeup descriptor, such as asyncio
             signal.set_wakeup_fd(former)
             return
         self._fd_before = former
@@ -139,7 +139,7 @@ class BoxMonitor:
             self._asked_at = self._request_time()
 
     def _stands_still(self) -> bool:
-        """Whether a thread is at the same place, in a call of ours or in the main thread, since
+        """Whether a thread has been at one place, in a recorded call or in the main thread, for
         `hang` seconds; said once for each place."""
         now, main = monotonic(), threading.main_thread().ident
         still = False

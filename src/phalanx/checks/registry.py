@@ -1,8 +1,8 @@
-"""The checks that look back when all ranks have returned: one function for each kind.
+"""The checks that look back when all ranks have returned, by their kind.
 
 Every engine calls `find_at_end` with its journal and with itself, as the host; the functions
 are the same for all of them. A check must cost nothing where there is nothing to see: the run
-of a test takes a millisecond. One that breaks must not break the program: it is told as a
+of a test takes a millisecond. One that breaks must not break the program: it becomes a
 warning.
 """
 
@@ -71,8 +71,8 @@ def find_at_end(journal: Journal, host: CheckHost) -> list[Verdict]:
 
 def tell_broken(kind: str, problem: Exception) -> None:
     text = (
-        f"[{kind}]: the check itself failed, so nothing is known about this kind; the run is "
-        f"not concerned ({type(problem).__name__}: {text_of(problem)}). Leave it out with "
-        f"checks='all,-{kind}', and please report it"
+        f"[{kind}]: the check itself failed, so nothing is known about this kind; the run "
+        f"itself is not affected ({type(problem).__name__}: {text_of(problem)}). Leave it "
+        f"out with checks='all,-{kind}', and please report it"
     )
     warnings.warn(PhalanxWarning(text), stacklevel=2)

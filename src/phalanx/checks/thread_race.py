@@ -1,6 +1,7 @@
 """Two threads of one rank on one group: decide whether anything can have ordered their calls.
 
-Used by the observer of this kind when a thread makes a collective call while another thread of
+Used by `backend/evidence/thread_holds.py` and `engines/remote/single_rank_watcher.py` when a
+thread makes a collective call while another thread of
 its rank has made calls too. Pure.
 
 | the other thread                                        | verdict                          |
@@ -15,7 +16,7 @@ its rank has made calls too. Pure.
 |                                                         | thread between call and wait     |
 | is elsewhere                                            | unknown: locks and queues order  |
 
-The observer sees where the other thread is; this says which calls are in each other's way.
+Its users see where the other thread is; this says which calls are in each other's way.
 """
 
 from __future__ import annotations
@@ -76,10 +77,6 @@ _RULES = {
 
 def _is_message(op: Op) -> bool:
     return op.peer is not None or op.tag is not None
-
-
-def _address(op: Op) -> tuple[str, int | None, int | None]:
-    return op.name, op.peer, op.tag
 
 
 def _thread_text(use: ThreadCall, place: int) -> str:

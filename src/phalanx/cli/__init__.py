@@ -1,5 +1,5 @@
 """The command line: one module per command, and the output of ranks.
 
 Parses options, calls the engines and prints. What the pytest plugin or `phalanx.run` needs as
-well belongs into a lower layer.
+well belongs in a lower layer.
 """

@@ -344,7 +344,7 @@ class _SameText:
 
 
 def _last_state(line: str) -> str:
-    """What the last carriage return before the end left of a line, with those at its end."""
+    """The text after the last carriage return inside the line; trailing ones stay."""
     body = line.rstrip("\r")
     ending = "\r" if len(body) < len(line) else ""
     return body[body.rfind("\r") + 1 :] + ending

@@ -1,9 +1,9 @@
 """Put replaced names in and take them out again: all or none, and exactly as they were.
 
-The only module that sets attributes of torch, of the standard library or of anything else that
-is not ours. What may be replaced is listed in `patch_table.py`; a name without a row there is
-refused. Whoever replaces something makes (owner, name, replacement) tuples and calls `put_in`;
-names that several users need at a time belong into a `Held`, which counts them.
+The only module that puts replacements of ours into torch, the standard library or anything
+else that is not ours. What may be replaced is listed in `patch_table.py`; a name without a row
+there is refused. Whoever replaces something makes (owner, name, replacement) tuples and calls
+`put_in`; names that several users need at a time belong in a `Held`, which counts them.
 
 A forked child keeps what is in place: it is no rank, and for it every replacement does what the
 original does.
@@ -112,7 +112,7 @@ class Kept:
 
 
 class _Same:
-    """Compares by identity, whatever the thing in it thinks of equality."""
+    """Compares by identity and ignores `__eq__`."""
 
     __slots__ = ("_thing",)
 

@@ -51,7 +51,7 @@ _CONSEQUENCE = re.compile(
 
 @dataclass
 class Replay:
-    """What came of it. `verdict` is None if nothing is wrong as far as the dumps tell."""
+    """A replay's result. `verdict` is None if nothing is wrong as far as the dumps tell."""
 
     verdict: Verdict | None
     unmet: tuple[Verdict, ...] = ()
@@ -87,7 +87,7 @@ def replay(dumps: Mapping[int, RankDump], world: int) -> Replay:
 
 
 class DumpReferee(RemoteReferee):
-    """The referee for calls that have been made long ago. Until `settle_places`, every rank
+    """The referee for calls that have been made long ago. Until `_take_places`, every rank
     counts as one that can move, so that nothing is judged before all calls are announced."""
 
     def __init__(self, size: int, dumps: Mapping[int, RankDump]) -> None:
@@ -129,7 +129,7 @@ class DumpReferee(RemoteReferee):
             self._answer(call, "go")
 
     def stop_in(self, rank: int, call_id: int) -> bool:
-        """The rank was found waiting in this call; whether that is not met."""
+        """The rank was found waiting in this call. Returns whether the call is still unmet."""
         call = self._ranks[rank].asking.get(call_id) or self._ranks[rank].calls.get(call_id)
         if call is None or call.verdict is not None:
             return False
@@ -196,8 +196,8 @@ def _members(
     dumps: Mapping[int, RankDump], world: int
 ) -> tuple[dict[str, tuple[int, ...]], bool]:
     """The members of each group: as a dump tells them; all ranks for the default group; else
-    those that used it, or all ranks where these alone cannot be all: the latter is a guess if
-    there are more than two."""
+    those that used it, or all ranks where these alone cannot be all. The second value says
+    whether that was a guess: there are more than two ranks."""
     told: dict[str, tuple[int, ...]] = {}
     used: dict[str, set[int]] = {}
     for rank, dump in dumps.items():

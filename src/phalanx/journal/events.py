@@ -7,8 +7,8 @@ it, any other number for one that it started) and `mark` (where in the program, 
 `site` resolves it when somebody asks). `docs/journal.md` describes every field.
 
 An event holds no tensor, no text made for it and no object of the program but its code, so
-that writing one costs the hot path a tuple. A change of a field or of its meaning raises
-`VERSION`.
+that writing one costs the hot path a tuple. `VERSION` goes up when a field is taken away or
+changes its meaning.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class Journal:
         """Whether times say what happened before what. Clocks of ranks in processes of their
         own may differ, so theirs do not."""
         self.clocks = clocks or {}
-        """Of ranks on other machines: what was added to their times."""
+        """What was added to the times of ranks on other machines."""
         self._chosen = chosen
         self._rank = of_rank
 

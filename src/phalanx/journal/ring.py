@@ -68,7 +68,7 @@ class Ring:
         return self.calls[place] if 0 <= place < len(self.calls) else None
 
     def renumber(self, rank: int) -> None:
-        """All that is in here was this rank's."""
+        """Give every event this rank."""
         for lane in self.lanes:
             events = [event._replace(rank=rank) for event in lane]
             lane.clear()
@@ -85,12 +85,12 @@ class Ring:
         return made
 
     def add(self, event: Any) -> None:
-        """A rare one."""
+        """Add a rare event."""
         self.added += 1
         self.rare.append(event)
 
     def note(self, event: Any) -> None:
-        """What was seen at a call."""
+        """Add what was seen at a call."""
         self.noted += 1
         self.notes.append(event)
 

@@ -29,11 +29,11 @@ CALLS, CALLS_IN_FULL = 16384, 262144
 LEAST_CALLS = 128
 BYTES, BYTES_IN_FULL = 64 << 20, 512 << 20
 MOST_RANKS = 16
-"""Of a finding that is noted."""
+"""Ranks listed in a `finding-made` event."""
 MOST_NOTED = 1024
-"""Of one rank, of what is noted once."""
+"""Notes of one rank that are kept once each."""
 MOST_PARTS = 5
-"""Of a signature that is kept: the operation, its root and reduce op, and a tensor or two."""
+"""Parts of a signature that is kept: operation, root and reduce op, and a tensor or two."""
 
 
 class JournalWriter:
@@ -63,7 +63,7 @@ class JournalWriter:
         """Those that ranks still have, by number."""
         self.in_order = in_order
         self.clocks: dict[int, ClockOffset] = {}
-        """Of ranks on other machines: what was added to their times."""
+        """What was added to the times of ranks on other machines."""
         self._numbers: Iterator[int] = itertools.count() if after is None else after._numbers
         self._former: dict[int, GroupRecord] = {} if after is None else dict(after.groups)
         for event in () if after is None else _still_there(after):
@@ -77,7 +77,7 @@ class JournalWriter:
         self.groups[group.number] = group
 
     def group(self, name: str, ranks: tuple[int, ...]) -> GroupRecord:
-        """A new one."""
+        """Make a new group."""
         made = GroupRecord(0, name, ranks)
         self.keep(made)
         return made

@@ -80,15 +80,23 @@ class GroupMailbox:
         return self._left == self.size
 
     def join(self, call: Call) -> Slot | None:
-        """Put a collective call into its slot; the slot, once the last member is there."""
+        """Put a collective call into its slot; the slot, once the last member is there.
+
+        Equal calls share one signature and one mark from then on: the journal keeps both, and
+        what it keeps is counted by the garbage collector."""
         member = call.member
         number = call.number = self.next_number[member]
         self.next_number[member] = number + 1
         slot = self.slots.get(number)
         if slot is None:
-            slot = self.slots[number] = Slot(number, self.size, call.signature)
-        elif not slot.clash and slot.signature != call.signature:
-            slot.clash = True
+            slot = self.slots[number] = Slot(number, self.size, call.signature, call.mark)
+        else:
+            if slot.signature == call.signature:
+                call.signature = slot.signature
+            else:
+                slot.clash = True
+            if slot.mark == call.mark:
+                call.mark = slot.mark
         slot.calls[member] = call
         slot.arrived += 1
         if slot.arrived < self.size:

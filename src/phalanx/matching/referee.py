@@ -7,7 +7,7 @@ mailboxes of all groups and the calls of `new_group`, and decides
 - when nobody can move, or some can never move while others do: why?
 
 The threads engine asks it in its own process, when the baton says that nobody can move or the
-monitor looks; for ranks in processes `engines/remote/` does, which keeps account of what each
+monitor looks; for ranks in processes `engines/referee/` does, which keeps account of what each
 rank asks. What only the engine can see it asks of its `Host`. What is found is returned as a
 verdict; whom to tell, and how, is for the engine.
 """

@@ -112,11 +112,12 @@ class Call:
 class Slot:
     """The calls that belong to one collective, by place in the group."""
 
-    __slots__ = ("arrived", "calls", "clash", "number", "signature")
+    __slots__ = ("arrived", "calls", "clash", "mark", "number", "signature")
 
-    def __init__(self, number: int, size: int, signature: Any) -> None:
+    def __init__(self, number: int, size: int, signature: Any, mark: Mark | None) -> None:
         self.number = number
         self.calls: list[Call | None] = [None] * size
         self.arrived = 0
         self.signature = signature
+        self.mark = mark
         self.clash = False

@@ -33,7 +33,7 @@ def barrier(calls: list[Call]) -> None:
 
 
 def broadcast(calls: list[Call], which: int = 0) -> None:
-    """Every tensor gets the root's, or that of the root's tensors which is number `which`."""
+    """Every tensor gets the root's tensor number `which`."""
     root = calls[0].root
     assert root is not None
     if calls[0].uneven:

@@ -35,7 +35,7 @@ HOLDS = 2
 HOLD, SLICE = 0.01, 0.002
 """How often a thread makes others of its rank wait for it, for how long, and in what steps."""
 MOST_HELD = 8
-"""For how many threads of a rank that is done: they may be savers and loaders, a new one in
+"""How many threads of a rank this is done for: they may be savers and loaders, a new one in
 every step, that never call."""
 
 

@@ -247,7 +247,7 @@ class Book:
                 self.forget(flight)
 
     def fold_functional(self) -> None:
-        """Of functional results that are there keep no tensors. They may still be used, so
+        """Keep no tensors of functional results that are complete. They may still be used, so
         whether anybody waited for them is known at the end only."""
         for flight in self.flights:
             if flight.functional and flight.call is not None and flight.call.done:
@@ -377,7 +377,8 @@ def after_moving(calls: Iterable[Call]) -> None:
 
 
 def arrive(call: Call) -> Exception | None:
-    """The program has waited: its tensors are its own again. What it did to them before."""
+    """The program has waited: its tensors are its own again. Returns the error if it changed
+    them before."""
     error = None
     for flight in _flights(call):
         if not flight.over:
@@ -392,7 +393,7 @@ def follow(call: Call) -> None:
 
 
 def give_up(call: Call) -> None:
-    """The program waited in vain, and knows."""
+    """The wait failed or timed out, and the program knows."""
     for flight in _flights(call):
         flight.over, flight.call = True, None
         flight.book.forget(flight)
@@ -436,7 +437,7 @@ def _find_change(regions: Sequence[Region]) -> How | None:
 
 def _error(flight: Flight, how: How) -> Exception:
     site = callsite.resolve(callsite.mark(2))
-    by = "seen here: the memory is another" if how == "replaced" else ""
+    by = "seen here: the tensor now has other memory" if how == "replaced" else ""
     touch = Touch(how, flight.described(), by=by, site=site)
     flight.book.context.note_touch(flight.call, how)
     return flight.book.context.report(find_in_flight(touch))

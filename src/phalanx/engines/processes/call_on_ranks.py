@@ -21,16 +21,6 @@ from phalanx.core.launcher import CLEANING_UP
 from phalanx.engines.look.look_door import LookDoor
 from phalanx.engines.look.remote_watch import LOOK, RemoteWatch, heard_by
 from phalanx.engines.outcome import Outcome, Outcomes, find_error
-from phalanx.engines.processes.failure_evidence import (
-    Failure,
-    death,
-    is_broken_off,
-    is_consequence,
-    is_lost_peer,
-    precedence,
-    restored,
-    written_stack,
-)
 from phalanx.engines.processes.rank_messages import (
     CallRequest,
     End,
@@ -43,6 +33,16 @@ from phalanx.engines.processes.rank_messages import (
 from phalanx.engines.processes.rank_processes import MemberProcess, RankProcesses
 from phalanx.engines.referee.remote_check_host import find_reasons
 from phalanx.engines.remote.control_messages import DUMP_SIGNAL, Asking, Position, Raised, Where
+from phalanx.engines.remote.failure_evidence import (
+    Failure,
+    death,
+    is_broken_off,
+    is_consequence,
+    is_lost_peer,
+    precedence,
+    restored,
+    written_stack,
+)
 from phalanx.engines.run_settings import IDLE_STALL
 from phalanx.engines.serialization.serialization import unpack_value
 from phalanx.engines.snapshots import group_views

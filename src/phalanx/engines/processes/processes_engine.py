@@ -18,10 +18,9 @@ from typing import Any
 from phalanx.backend.devices.device_map import visible_to_processes
 from phalanx.engines.processes import inherited_settings
 from phalanx.engines.processes.call_on_ranks import CallInProgress
-from phalanx.engines.processes.failure_evidence import death
 from phalanx.engines.processes.fork_server import fork_server
 from phalanx.engines.processes.group_rendezvous import LOOPBACK
-from phalanx.engines.processes.rank_messages import CallRequest, Serialized, Start
+from phalanx.engines.processes.rank_messages import CallRequest, Start
 from phalanx.engines.processes.rank_processes import (
     MemberProcess,
     OnOutput,
@@ -30,8 +29,13 @@ from phalanx.engines.processes.rank_processes import (
 )
 from phalanx.engines.referee.codec import RefereeCodec
 from phalanx.engines.remote import shared_memory_path
+from phalanx.engines.remote.failure_evidence import death
 from phalanx.engines.run_settings import Settings, choose_findings, rank_environ, tell_findings
-from phalanx.engines.serialization.serialization import check_not_loading, pack_call
+from phalanx.engines.serialization.serialization import (
+    Serialized,
+    check_not_loading,
+    pack_call,
+)
 from phalanx.engines.terminal import find_input
 from phalanx.errors import HazardError, PhalanxWarning, UsageError, VerdictError
 from phalanx.journal.reader import Journal

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from phalanx.engines.processes.inherited_settings import NOTHING, Inherited
-from phalanx.engines.serialization.buffers import Memory
+from phalanx.engines.serialization.serialization import Serialized
 from phalanx.options import Options
 
 
@@ -31,18 +31,6 @@ class Start:
     """The device that is the rank's own when its group is made for it."""
     input: dict[str, str] = field(default_factory=dict)
     """Where standard input is, as `terminal.py` says it."""
-
-
-@dataclass(frozen=True)
-class Serialized:
-    """Something pickled, the files of the modules that the pickle names, the memory that its
-    large tensors are in, and source text that is in no file (of a notebook's cells)."""
-
-    data: bytes
-    modules: dict[str, str | None] = field(default_factory=dict)
-    main: dict[str, str] = field(default_factory=dict)
-    memories: tuple[Memory, ...] = ()
-    sources: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 For ranks that are processes. All callers, Python code, DDP's reducer, functional collectives,
 pass through torch's dispatcher; a kernel of ours stands there, before those of the devices.
-What a call is to meet is asked over a `Link` to the referee; a call that would make its rank
+A `Link` asks the referee what the call meets; a call that would make its rank
 wait is held here, in Python, until the others have announced theirs too, so that a verdict is
 raised at the caller and the backend only gets calls that fit. What this process sees alone
 goes to `single_rank_watcher.py`. Must never decide anything.
@@ -280,7 +280,7 @@ class Watcher:
     ) -> Any:
         try:
             caller = caller_of(sys._getframe(4))
-        except ValueError:  # nobody of Python's called: a thread of autograd's own, for a GPU
+        except ValueError:  # no Python frame called: a thread of autograd's own, for a GPU
             caller = IN_BACKWARD if private.is_in_backward() else OTHER
         if parts.tag is not None and caller == BATCHED:
             parts, caller = as_batched(parts, sys._getframe(4)), API
@@ -357,8 +357,8 @@ class Watcher:
             raise
 
     def judge_error(self, error: BaseException) -> Finding | None:
-        """What was wrong with the rank's own call. Of errors of the backend those only that
-        were to be expected: a lost connection is no wrong argument."""
+        """What was wrong with the rank's own call. Of the backend's errors only the expected
+        ones count: a lost connection is no wrong argument."""
         if isinstance(error, InvalidCallError):
             return find_invalid_call(error)
         if self._refused is not None and str(error) == self._refused[0]:
@@ -540,7 +540,8 @@ class Watcher:
         return proceed()
 
     def _wait_for_referee(self, call_id: PendingWork) -> None:
-        """DDP's reducer waits for its buckets in C++ at the end of backward: ours first."""
+        """DDP's reducer waits for its buckets in C++ at the end of backward: ask the referee
+        first."""
         self._ask_referee(call_id)
         self._note_over(call_id)
 

@@ -20,18 +20,30 @@ import sys
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from types import FunctionType, ModuleType
 from typing import Any
 
-from phalanx.engines.processes.rank_messages import Serialized
 from phalanx.engines.serialization import module_finder
-from phalanx.engines.serialization.buffers import Hold, IncomingMemory
+from phalanx.engines.serialization.buffers import Hold, IncomingMemory, Memory
 from phalanx.errors import UsageError
 
 WAY_OUT = (
     "define it at the top level of a module, or use engine='threads', or install what sends "
     "it as it is: pip install cloudpickle"
 )
+
+
+@dataclass(frozen=True)
+class Serialized:
+    """Something pickled, the files of the modules that the pickle names, the memory that its
+    large tensors are in, and source text that is in no file (of a notebook's cells)."""
+
+    data: bytes
+    modules: dict[str, str | None] = field(default_factory=dict)
+    main: dict[str, str] = field(default_factory=dict)
+    memories: tuple[Memory, ...] = ()
+    sources: dict[str, str] = field(default_factory=dict)
 
 
 class _Nameless(UsageError):

@@ -15,14 +15,14 @@ from typing import Any, Protocol
 from phalanx import errors
 from phalanx.engines import outcome
 from phalanx.engines.outcome import Outcome, Outcomes
-from phalanx.engines.processes.failure_evidence import (
+from phalanx.engines.remote.control_messages import Raised
+from phalanx.engines.remote.failure_evidence import (
     Failure,
     death,
     is_lost_peer,
     precedence,
     restored,
 )
-from phalanx.engines.remote.control_messages import Raised
 from phalanx.engines.torchrun.launcher_messages import Found, Stopped
 from phalanx.errors import RankDied, RankFailedError, VerdictError
 from phalanx.model import ViewBlock, rank_list

@@ -14,9 +14,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from phalanx.engines.processes.failure_evidence import tidied
 from phalanx.engines.processes.fork_server import fork_server
 from phalanx.engines.processes.processes_engine import ProcessesEngine, ProcessSettings
+from phalanx.engines.remote.failure_evidence import tidied
 from phalanx.engines.serialization.serialization import pack
 from phalanx.errors import PhalanxError, PhalanxWarning, RankFailedError, StallError, UsageError
 from phalanx.testing.collection.marker import Ranks

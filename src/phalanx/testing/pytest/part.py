@@ -65,9 +65,8 @@ class RankPart:
         first = self._run_function()
         self._turn_to("teardown")
         for error in self._fixtures.tear_down():
-            if _is_skip(
-                error
-            ):  # that there is nothing to tear down says nothing about the test
+            # That there is nothing to tear down says nothing about the test.
+            if _is_skip(error):
                 self.record.sections.append(("teardown", "skip", _reason_of(error)))
             else:
                 self.note(error)

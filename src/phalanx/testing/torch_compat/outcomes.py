@@ -19,7 +19,7 @@ from typing import Any
 
 from phalanx.core.strand import here
 from phalanx.engines.outcome import trim_traceback
-from phalanx.engines.processes.failure_evidence import RemoteTraceback
+from phalanx.engines.remote.failure_evidence import RemoteTraceback
 from phalanx.errors import (
     PhalanxError,
     PhalanxWarning,

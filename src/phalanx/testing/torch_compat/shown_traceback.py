@@ -20,7 +20,7 @@ from typing import Any
 
 from phalanx import callsite
 from phalanx.engines.outcome import trim_traceback
-from phalanx.engines.processes.failure_evidence import RemoteTraceback
+from phalanx.engines.remote.failure_evidence import RemoteTraceback
 from phalanx.errors import RankFailedError
 
 _LINE = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+), in (?P<function>\w+)$', re.M)

@@ -8,7 +8,8 @@ import signal
 import pytest
 
 import phalanx
-from phalanx.engines.processes.failure_evidence import (
+from phalanx.engines.remote.control_messages import Raised
+from phalanx.engines.remote.failure_evidence import (
     death,
     is_lost_peer,
     precedence,
@@ -16,7 +17,6 @@ from phalanx.engines.processes.failure_evidence import (
     tidied,
     written_stack,
 )
-from phalanx.engines.remote.control_messages import Raised
 from phalanx.errors import RankDied
 from phalanx.model import Group, Op, RankView, Site, Wait
 

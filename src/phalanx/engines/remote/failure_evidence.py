@@ -1,6 +1,7 @@
 """What ranks that failed left: errors that travelled, exit statuses, lines on standard error.
 
-Used by `call_on_ranks.py`. Pure functions; must never talk to a rank.
+Used by the engines whose ranks are processes, and by the doors that show what their ranks
+raised. Pure functions; must never talk to a rank.
 """
 
 from __future__ import annotations
