@@ -234,6 +234,20 @@ def test_a_recorded_run_that_fails_is_the_last_one(tmp_path, cache) -> None:
     assert find_run("LAST").parent == cache.resolve()
 
 
+def test_a_file_that_another_run_is_recorded_into_is_not_the_last_that_failed(
+    tmp_path, cache
+) -> None:
+    (tmp_path / "hangs.py").write_text(HANGS)
+    (tmp_path / "ends.py").write_text(ENDS)
+    file = tmp_path / "recorded"
+    assert command(tmp_path / "hangs.py")[0] == 3
+    kept = find_run("LAST")
+    assert command("--record", file, tmp_path / "hangs.py")[0] == 3
+    assert find_run("LAST") == file.resolve()
+    assert command("--record", file, tmp_path / "ends.py")[0] == 0
+    assert find_run("LAST") == kept
+
+
 def test_only_a_recording_is_written_over(tmp_path, cache) -> None:
     script = tmp_path / "ends.py"
     script.write_text(ENDS)
@@ -260,6 +274,33 @@ def test_every_test_has_its_own_file(tmp_path) -> None:
     subprocess.run(line, cwd=tmp_path, capture_output=True, timeout=120, check=False)
     programs = [load(path).header["program"] for path in (tmp_path / "kept").iterdir()]
     assert len(set(programs)) == len(programs) == 3
+
+
+@pytest.mark.parametrize("engine", ["threads", "processes"])
+def test_a_folder_for_recordings_may_be_anywhere(tmp_path, engine) -> None:
+    """pytest takes a folder that is there for one to find its root folder from."""
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "test_names.py").write_text(IN_NAMES)
+    line = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "test_names.py"]
+    line += ["--ranks-engine", engine, "--ranks-record", str(tmp_path / "there")]
+    done = subprocess.run(
+        line, cwd=tmp_path / "here", capture_output=True, text=True, timeout=120, check=False
+    )
+    assert "did not find" not in done.stdout
+    assert len([*(tmp_path / "there").iterdir()]) == 3
+
+
+def test_a_folder_for_recordings_that_cannot_be_made(tmp_path) -> None:
+    (tmp_path / "test_names.py").write_text(IN_NAMES)
+    (tmp_path / "file").write_text("")
+    line = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
+    line += ["--ranks-record", str(tmp_path / "file" / "folder")]
+    done = subprocess.run(
+        line, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 1
+    assert "the folder cannot be made (Not a directory); give one" in done.stdout
+    assert "Traceback" not in done.stdout
 
 
 def test_a_world_that_has_not_run_has_no_timeline() -> None:

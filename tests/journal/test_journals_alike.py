@@ -32,7 +32,7 @@ def everything() -> None:
     elif rank == 1:
         dist.recv(tensor, 0)
         dist.irecv(tensor, 0, tag=2).wait()
-    group = dist.new_group([0, 1])
+    group = dist.new_group([0, 1], group_desc="pair")
     if rank < 2:
         dist.broadcast(tensor, 0, group=group)
         dist.destroy_process_group(group)
@@ -111,7 +111,7 @@ def of_ranks(journal: Journal) -> Counter[Any]:
 def calls_of(journal: Journal) -> set[Any]:
     return {
         (
-            *(event.rank, event.thread, event.group.name, event.name, event.serial),
+            *(event.rank, event.thread, event.group.title, event.name, event.serial),
             *(event.member, event.number, event.root, event.peer, event.tag),
             *(event.reduce_op, event.asynchronous, event.batch, event.device),
             *map(str, event.tensors),
@@ -126,8 +126,8 @@ def check_alike(found: Journal, expected: Journal) -> None:
     assert calls_of(found) == calls_of(expected)
     for kind in ONCE:
         ours, theirs = ([*each.filter(kind=kind)] for each in (found, expected))
-        assert {(e.group.name, e.number, e.calls) for e in ours} == {
-            (e.group.name, e.number, e.calls) for e in theirs
+        assert {(e.group.title, e.number, e.calls) for e in ours} == {
+            (e.group.title, e.number, e.calls) for e in theirs
         }
         assert len(ours) == len(theirs)
     check_times(found)

@@ -34,15 +34,13 @@ from phalanx.backend.work.work import OpWork, OwnWork, wait_for
 from phalanx.checks.leak import KIND as LEAK
 from phalanx.core.strand import RUNNING, here
 from phalanx.errors import PhalanxError
-from phalanx.journal.events import Completed, Met, Posted, make
+from phalanx.journal.events import Completed, Met, Posted, described, make
 from phalanx.journal.writer import MOST_PARTS
 from phalanx.matching.mailboxes import GroupMailbox
 from phalanx.matching.slots import Call, Slot
 from phalanx.system import monotonic
 
 _UNSET = timedelta(0)
-_UNTOLD = ("", "undefined", "None", "default_pg")
-"""What torch says of groups that nobody has described."""
 _PERIOD_MASK = order_notes.PERIOD - 1
 
 CPP_NAME = "phalanx"
@@ -162,8 +160,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         super()._set_group_desc(description)
         self._description = description  # asking C++ for it takes every test some microseconds
         if self._mailbox is not None and self._mailbox.name != "world":
-            told = str(description)
-            self._mailbox.record.description = "" if told in _UNTOLD else told
+            self._mailbox.record.description = described(description)
 
     @property
     def bound_device_id(self) -> torch.device | None:

@@ -25,6 +25,7 @@ from phalanx import callsite
 from phalanx.backend.torch_private import private
 from phalanx.emulation.patch_installer import put_in
 from phalanx.emulation.patch_table import BLACK_BOX
+from phalanx.journal.events import described
 
 CALLS = 4096
 """How many calls are kept."""
@@ -85,8 +86,7 @@ class BoxGroup:
             self.backend = str(dist.get_backend_config(group))
         except Exception:  # of a group that torch has in no table
             self.backend = str(group.name())
-        description = str(group.group_desc)
-        self.description = "" if description in ("default_pg", "undefined") else description
+        self.description = described(group.group_desc)
 
     @property
     def key(self) -> str:

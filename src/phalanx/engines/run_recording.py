@@ -18,7 +18,7 @@ from typing import Any
 from phalanx.core.strand import here
 from phalanx.errors import HazardError, PhalanxError, UsageError
 from phalanx.journal.reader import Journal
-from phalanx.journal.recording.kept_runs import ENDING, LAST, keep_link, keep_run
+from phalanx.journal.recording.kept_runs import ENDING, LAST, forget_link, keep_link, keep_run
 from phalanx.journal.recording.recorder import Recorder
 from phalanx.journal.writer import JournalWriter
 from phalanx.model import Verdict
@@ -61,6 +61,7 @@ class RunRecording:
             return
         outer, here.strand = here.strand, None  # its thread belongs to no rank
         try:
+            forget_link(path)
             limit = self._options.record_limit * MEBIBYTE
             self._recorder = Recorder(path, journal, self.facts, limit=limit)
         finally:

@@ -74,6 +74,16 @@ class GroupRecord:
         return f"<group {self.number} {self.name!r} {self.ranks}>"
 
 
+def described(description: object) -> str:
+    """What the program calls a group; nothing for what torch says where nobody has.
+
+    >>> described("tp"), described("default_pg")
+    ('tp', '')
+    """
+    told = str(description)
+    return "" if told in ("undefined", "None", "default_pg") else told
+
+
 class Posted(NamedTuple):
     """A rank makes a call on a group. `serial` counts the rank's calls; both together name this
     one (`call`). `number` is the slot of a collective; messages have `peer` (None: from

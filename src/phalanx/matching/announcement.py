@@ -20,7 +20,8 @@ from phalanx.model import Site, TensorSpec
 class GroupForm:
     """One rank's end of a group. `key` is the same for all members and for no other group;
     `ranks` are the members as the program numbers them; `member` is the place in it. `eager`:
-    the program bound a device to it. `default` says that it is the world's."""
+    the program bound a device to it. `default` says that it is the world's, `description` what
+    the program calls it."""
 
     key: str
     name: str
@@ -29,6 +30,7 @@ class GroupForm:
     backend: str = ""
     eager: bool = False
     default: bool = False
+    description: str = ""
 
 
 @dataclass(frozen=True)

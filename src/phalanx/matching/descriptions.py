@@ -31,7 +31,7 @@ class CallReader:
     def group(self, mailbox: GroupMailbox) -> Group:
         found = self._groups.get(id(mailbox))
         if found is None:
-            found = self._groups[id(mailbox)] = Group(self.name(mailbox), mailbox.ranks)
+            found = self._groups[id(mailbox)] = Group(mailbox.record.title, mailbox.ranks)
         return found
 
     def missing(self, mailbox: GroupMailbox, slot: Slot) -> tuple[int, ...]:
@@ -44,9 +44,6 @@ class CallReader:
             found = ranks_of(mailbox, members)
             self._missing[id(slot)] = found
         return found
-
-    def name(self, mailbox: GroupMailbox) -> str:
-        return mailbox.name
 
     def site(self, mark: Any) -> Site | None:
         found: Site | None = mark

@@ -38,9 +38,6 @@ class TensorReader(CallReader):
             self._sites[key] = resolve(mark)
         return self._sites[key]
 
-    def name(self, met: GroupMailbox) -> str:
-        return shown_name(met)
-
     def reduce_op(self, op: Any) -> str | None:
         return REDUCE_OPS[op[0]] if op is not None else None
 
@@ -57,12 +54,7 @@ class TensorReader(CallReader):
 
 
 def group_of(met: GroupMailbox) -> Group:
-    return Group(shown_name(met), met.ranks)
-
-
-def shown_name(met: GroupMailbox) -> str:
-    """With what the program, or a mesh for its dimension, calls the group."""
-    return met.record.title
+    return Group(met.record.title, met.ranks)
 
 
 def describe_call(call: Call, reader: TensorReader | None = None) -> Op:

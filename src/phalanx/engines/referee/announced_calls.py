@@ -104,6 +104,7 @@ class AnnouncedMailbox(GroupMailbox):
         super().__init__("world" if world else f"group {form.name}", form.ranks)
         self.form = form
         self.record.backend, self.record.eager = form.backend, form.eager
+        self.record.description = form.description
         self.made: set[int] = set()
         """Members of which the journal knows that they have made it."""
         self.deciding: list[AnnouncedCall] = []

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from phalanx.backend.profiles.admission import Admission
 from phalanx.backend.torch_private import private
+from phalanx.journal.events import described
 from phalanx.matching.announcement import GroupForm
 from phalanx.matching.mailboxes import GroupMailbox
 
@@ -82,7 +83,8 @@ def form_of(group: Any, key: str, ranks: tuple[int, ...], *, default: bool) -> G
     """What the referee is told of a group; `ranks` are its members."""
     name, member = group.group_name, group.rank()
     eager = group.bound_device_id is not None
-    return GroupForm(key, name, ranks, member, config_of(group), eager, default)
+    told = "" if default else described(group.group_desc)
+    return GroupForm(key, name, ranks, member, config_of(group), eager, default, told)
 
 
 def config_of(group: Any) -> str:

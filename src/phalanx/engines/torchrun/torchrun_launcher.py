@@ -49,7 +49,7 @@ from phalanx.engines.torchrun.standstill import Standstill
 from phalanx.engines.torchrun.torchrun_start import Started, TorchrunSettings
 from phalanx.errors import PhalanxError, RankFailedError
 from phalanx.journal.reader import Journal
-from phalanx.model import RankView, Silenced, Stall, ViewBlock
+from phalanx.model import RankView, Silenced, Stall
 from phalanx.report.positions import render_positions
 from phalanx.system import monotonic
 
@@ -327,8 +327,10 @@ class Launch:
             self._hear(TICK)
 
     def _tell_positions(self) -> None:
+        waiting = self._waiting()  # before ranks are disturbed
         self._ask_positions()
-        blocks = self._blocks()
+        ranks = sorted(self._now.members)
+        blocks = group_views([waiting.get(rank) or self._view(rank) for rank in ranks])
         if blocks:
             text = render_positions("interrupted; each rank of this machine was at", blocks)
             print(text, file=sys.stderr, flush=True)
@@ -349,9 +351,6 @@ class Launch:
             stacks={rank: each.stack for rank, each in self._positions.items() if each.stack},
         )
         return error_for(verdict, self._settings.replay)
-
-    def _blocks(self) -> tuple[ViewBlock, ...]:
-        return group_views([self._view(rank) for rank in sorted(self._now.members)])
 
     def _view(self, rank: int) -> RankView:
         if rank in self._now.gone and (self._loss is None or rank in self._now.done):

@@ -10,6 +10,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,15 @@ def keep_link(file: str) -> None:
     """A run that failed was recorded into this file: it is the last one that failed, too."""
     name = os.path.basename(file).removesuffix(ENDING)
     _keep(name, lambda path: path.symlink_to(os.path.abspath(file)))
+
+
+def forget_link(file: str) -> None:
+    """Another run is recorded into this file, so it is no run that failed any more."""
+    file = os.path.abspath(file)
+    for path in runs_folder().glob(f"*{ENDING}"):
+        with suppress(OSError):  # it is no link, or another process has just removed it
+            if os.readlink(path) == file:
+                path.unlink()
 
 
 def _keep(name: str, write: Callable[[Path], object]) -> Path | None:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from phalanx.engines.run_recording import RunRecording
+from phalanx.errors import UsageError
 from phalanx.journal.recording.kept_runs import keep_link
 from phalanx.testing.collection.given_options import given_of
 from phalanx.testing.collection.marker import Ranks
@@ -29,7 +30,13 @@ class ItemRecording(RunRecording):
         folder, only_failed = given_of(item.config).record
         options = way.plain()
         if folder and options.record is None:
-            os.makedirs(folder, exist_ok=True)
+            try:
+                os.makedirs(folder, exist_ok=True)
+            except OSError as error:
+                raise UsageError(
+                    f"--ranks-record {folder}: the folder cannot be made ({error.strerror}); "
+                    "give one that can be written to"
+                ) from None
             options = replace(options, record=os.path.join(folder, file_name(item.nodeid)))
         super().__init__(options, program=item.nodeid, command=replay)
         self._only_failed = bool(folder) and only_failed

@@ -259,10 +259,15 @@ def _task(
 
 
 def _arguments(config: Any) -> tuple[str, ...]:
-    """The command line again; what a rank prints goes to this process at once."""
+    """The command line again; what a rank prints goes to this process at once. The root folder
+    is said: pytest finds it from all arguments that are folders, and one of `--ranks-record`
+    may be there by now."""
     given = map(str, config.invocation_params.args)
     plugins = config.pluginmanager
     more = ["--capture=no"] if plugins.has_plugin("capturemanager") else []
+    more += ["--rootdir", str(config.rootpath)]
+    if config.inipath is not None:
+        more += ["-c", str(config.inipath)]
     if plugins.has_plugin("_cov"):  # or a rank that starts late erases what others have saved
         more.append("--cov-append")
     return (*given, *more)
