@@ -210,14 +210,38 @@ class ViewBlock:
 
 
 @dataclass(frozen=True)
+class Handling:
+    """What one rank handles in an `except`, a `finally` or a `with`: the error, the line of the
+    program that raised it, and the line `at` which the rank stands or makes its call."""
+
+    error: str
+    site: Site
+    at: Site | None
+
+
+@dataclass(frozen=True)
+class HandledError:
+    """An error that ranks were handling, in an `except`, a `finally` or a `with`, when they
+    made the call that a verdict is about. `site` is the line of the program that raised it.
+    It is a `cause` if ranks that were not handling one did something else."""
+
+    ranks: tuple[int, ...]
+    error: str
+    site: Site
+    cause: bool = False
+
+
+@dataclass(frozen=True)
 class Verdict:
     """What every verdict has. `ranks` are those at fault; empty if that cannot be decided.
-    `names` is what could be said about parameters, modules and stages: labels and texts."""
+    `names` is what could be said about parameters, modules and stages: labels and texts.
+    `handled` are errors that ranks had on their hands meanwhile."""
 
     kind: Kind
     severity: Severity
     ranks: tuple[int, ...]
     names: Names = field(default=(), kw_only=True)
+    handled: tuple[HandledError, ...] = field(default=(), kw_only=True)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from phalanx.engines.referee.announced_calls import (
     AnnouncedReader,
     last_op,
     wait_in,
+    with_errors,
 )
 from phalanx.engines.referee.announced_ranks import AnnouncedRank, Answer, Reply
 from phalanx.engines.referee.remote_journal import RemoteJournal, fields_of
@@ -331,6 +332,7 @@ class RemoteReferee:
             return []
         stuck = self._referee.find_stuck(self, now=0.0)
         verdict = self._referee.find_verdict(self, list(stuck)) if stuck else None
+        verdict = with_errors(verdict, stuck)
         if verdict is None:
             return []
         for call in stuck:
@@ -367,7 +369,7 @@ class RemoteReferee:
             return [*self._settle(ready), *(self._prove() if call not in ready else ())]
         if _missing(call):
             return self._prove()
-        return list(self._settle(waiting, creations.find_mismatch()))
+        return list(self._settle(waiting, with_errors(creations.find_mismatch(), waiting)))
 
     def find_missing_groups(self) -> list[Verdict]:
         """Once all ranks have returned: groups that some did not make."""
@@ -380,7 +382,7 @@ class RemoteReferee:
         late = [call for call in calls if call.gave_up]
         if late:
             return list(self._lose(calls, late))
-        verdict = self._referee.find_slot_mismatch(slot, self)
+        verdict = with_errors(self._referee.find_slot_mismatch(slot, self), calls)
         self.journal.meet(calls, failed=verdict is not None)
         return list(self._settle(calls, verdict))
 
@@ -390,7 +392,7 @@ class RemoteReferee:
         if found.met is not None:
             send, receive = found.met
             mismatch = self._referee.find_message_mismatch(send, receive, self)
-            verdict = mismatch if self._referee.compares else None
+            verdict = with_errors(mismatch, found.met) if self._referee.compares else None
             call.came_last = True
             self.journal.meet(found.met, failed=verdict is not None)
             return list(self._settle((send, receive), verdict))
@@ -497,6 +499,7 @@ class RemoteReferee:
             return []
         waiting = self._waiting_calls()
         verdict = self._referee.find_verdict(self) if waiting else None
+        verdict = with_errors(verdict, waiting)
         if verdict is None:
             return []
         self._abandon(verdict)

@@ -27,6 +27,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from phalanx import callsite
+from phalanx.backend.evidence.handled_errors import handling_of
 from phalanx.emulation.stdlib.rank_children import leave_if_forked
 from phalanx.engines.outcome import trim_traceback, was_stopped
 from phalanx.engines.remote.control_messages import Asking, Position, Raised, Where
@@ -34,7 +35,7 @@ from phalanx.engines.remote.link import Link
 from phalanx.engines.serialization.socket_wire import memories_of, receive, send
 from phalanx.engines.terminal import attach_terminal
 from phalanx.errors import text_of
-from phalanx.system import current_frames, getpid, monotonic
+from phalanx.system import current_exceptions, current_frames, getpid, monotonic
 
 DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux
 _libc = ctypes.CDLL(None)
@@ -98,7 +99,9 @@ class RemoteRank:
 
     def _position(self, number: int) -> Position:
         frame = self.main_frame()
-        return Position(self.rank, number, callsite.user_stack(frame), torch_call(frame))
+        handling = handling_of(current_exceptions().get(self.main_thread), frame)
+        stack = callsite.user_stack(frame)
+        return Position(self.rank, number, stack, torch_call(frame), handling)
 
     # -- running the user's code --------------------------------------------------------------
 

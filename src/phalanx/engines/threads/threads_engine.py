@@ -25,6 +25,7 @@ from phalanx.backend.devices import device_mode
 from phalanx.backend.devices.cuda_streams import default_backend
 from phalanx.backend.devices.device_map import hint_for, plan_devices
 from phalanx.backend.evidence.call_description import describe_pending
+from phalanx.backend.evidence.handled_errors import find_handling
 from phalanx.backend.evidence.invalid_call import note_invalid_call
 from phalanx.backend.evidence.model_names import THREAD, names_for_failure, with_names
 from phalanx.backend.group_reuse import (
@@ -41,6 +42,7 @@ from phalanx.backend.stores.store import InProcessStore
 from phalanx.backend.torch_patches import leave_groups
 from phalanx.backend.torch_private import private, private_modes
 from phalanx.backend.work import buffer_modes, completion, execution_traces, profiler_events
+from phalanx.checks.error_handlers import with_handled
 from phalanx.checks.unmatched_message import find_leftovers
 from phalanx.core.baton import Baton
 from phalanx.core.clock import Clock, RealClock, VirtualClock
@@ -248,7 +250,7 @@ class ThreadsEngine:
         settings = self.settings
 
         def report(verdict: Verdict) -> VerdictError:
-            named = with_names(session, verdict)
+            named = with_names(session, with_handled(verdict, find_handling(session.ranks)))
             session.raised.append(named)
             session.journal.found(verdict)
             return error_for(named, settings.replay)
