@@ -145,8 +145,20 @@ class Wait:
 
 
 @dataclass(frozen=True)
+class Leave:
+    """How a rank left its program without an error: by a `return` of the function `site` is in,
+    by `sys.exit` or `os._exit` there, at the `end` of its script or of the function `site` is
+    in. `signal` is the one in whose handler it left, or that it had caught before."""
+
+    how: Literal["return", "exit", "os-exit", "end"]
+    site: Site | None = None
+    signal: str | None = None
+
+
+@dataclass(frozen=True)
 class RankView:
-    """One rank in a snapshot. `last` is the last op it issued; `error` is set if it failed.
+    """One rank in a snapshot. `last` is the last op it issued; `error` is set if it failed, and
+    `left` says how it finished, where that is known.
 
     A rank whose calls nobody records (`traced` is false) has no `last`, and of `wait` only
     the name of the call is known. One that is *lingering* has returned, but `thread`, which it
@@ -162,6 +174,7 @@ class RankView:
     error: str | None = None
     traced: bool = True
     thread: str | None = None
+    left: Leave | None = None
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ from phalanx.matching.slots import Slot
 from phalanx.matching.waitgraph import Node
 from phalanx.model import (
     Deadlock,
+    Leave,
     Mismatch,
     RankView,
     Snapshot,
@@ -83,7 +84,7 @@ class RemoteReferee:
         for rank in self._ranks:
             rank.asking.clear()
             rank.calls = {t: c for t, c in rank.calls.items() if not (c.verdict or c.lost)}
-            rank.gone = rank.error = None
+            rank.gone = rank.error = rank.left = None
             rank.threads = 1
 
     def _forget_groups(self) -> None:
@@ -258,6 +259,10 @@ class RemoteReferee:
         self.journal.meet(met)
         replies = list(self._settle([*([] if send is None else [send]), *met]))
         return replies + (self._decide(waiting) if waiting else [])
+
+    def note_departure(self, rank: int, left: Leave | None) -> None:
+        """How a rank has left its program, before it is said to have finished."""
+        self._ranks[rank].left = left
 
     def finished(self, rank: int) -> list[Reply]:
         return self._leave(rank, "finished")
@@ -518,7 +523,7 @@ class RemoteReferee:
         here = self._ranks[rank]
         last = None if here.last is None else last_op(here.last)
         if here.gone is not None:
-            return RankView(rank, here.gone, last=last, error=here.error)
+            return RankView(rank, here.gone, last=last, error=here.error, left=here.left)
         if here.is_free:
             return RankView(rank, "computing", last=last)
         return _waiting(here.main_call)

@@ -27,6 +27,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from phalanx import callsite
+from phalanx.backend.evidence.departures import take_departure
 from phalanx.backend.evidence.handled_errors import handling_of
 from phalanx.emulation.stdlib.rank_children import leave_if_forked
 from phalanx.engines.outcome import trim_traceback, was_stopped
@@ -115,11 +116,12 @@ class RemoteRank:
         """What the user's code returns, or what `on_error` makes of its error. A process that
         it has forked ends here. The referee is told what only this process has seen: everything
         if it ends well, and what it has dropped, which may be the reason, if it fails."""
+        take_departure()
         try:
             result = body()
             leave_if_forked(self._pid)
             if self.link is not None:
-                self.link.tell_end("finished")
+                self.link.tell_end("finished", left=take_departure())
                 self.link.tell_notes()
             return result
         except BaseException as error:

@@ -25,6 +25,7 @@ from phalanx.backend.devices import device_mode
 from phalanx.backend.devices.cuda_streams import default_backend
 from phalanx.backend.devices.device_map import hint_for, plan_devices
 from phalanx.backend.evidence.call_description import describe_pending
+from phalanx.backend.evidence.departures import left_by
 from phalanx.backend.evidence.handled_errors import find_handling
 from phalanx.backend.evidence.invalid_call import note_invalid_call
 from phalanx.backend.evidence.model_names import THREAD, names_for_failure, with_names
@@ -419,6 +420,7 @@ class _Run:
         context: RankContext = strand.local
         outcome = self.outcomes.ranks[context.rank]
         context.tell_failure = partial(self._tell_failure, outcome)
+        context.left = context.caught = None
         try:
             self.switcher.begin(context)
             enter_thread(context)
@@ -431,6 +433,7 @@ class _Run:
             except SystemExit as end:
                 if end.code not in (None, 0):
                     raise
+                context.left = left_by(end)
             leave_if_forked(self.pid)
             if strand.pending_callbacks:
                 self.baton.run_pending_callbacks(strand)
