@@ -52,6 +52,15 @@ def test_frames_are_asked_for_in_that_one_way() -> None:
     assert asking == ["system.py"]
 
 
+def test_the_errors_that_threads_handle() -> None:
+    assert threading.get_ident() not in system.current_exceptions()
+    try:
+        raise KeyError("here")
+    except KeyError as error:
+        assert system.current_exceptions()[threading.get_ident()] is error
+    assert threading.get_ident() not in system.current_exceptions()
+
+
 @pytest.mark.parametrize("collects", [True, False])
 def test_looking_leaves_garbage_collection_as_it_was(collects: bool) -> None:
     was = gc.isenabled()

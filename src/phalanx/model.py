@@ -145,8 +145,20 @@ class Wait:
 
 
 @dataclass(frozen=True)
+class Leave:
+    """How a rank left its program without an error: by a `return` of the function `site` is in,
+    by `sys.exit` or `os._exit` there, at the `end` of its script or of the function `site` is
+    in. `signal` is the one in whose handler it left, or that it had caught before."""
+
+    how: Literal["return", "exit", "os-exit", "end"]
+    site: Site | None = None
+    signal: str | None = None
+
+
+@dataclass(frozen=True)
 class RankView:
-    """One rank in a snapshot. `last` is the last op it issued; `error` is set if it failed.
+    """One rank in a snapshot. `last` is the last op it issued; `error` is set if it failed, and
+    `left` says how it finished, where that is known.
 
     A rank whose calls nobody records (`traced` is false) has no `last`, and of `wait` only
     the name of the call is known. One that is *lingering* has returned, but `thread`, which it
@@ -162,6 +174,7 @@ class RankView:
     error: str | None = None
     traced: bool = True
     thread: str | None = None
+    left: Leave | None = None
 
 
 @dataclass(frozen=True)
@@ -210,14 +223,38 @@ class ViewBlock:
 
 
 @dataclass(frozen=True)
+class Handling:
+    """What one rank handles in an `except`, a `finally` or a `with`: the error, the line of the
+    program that raised it, and the line `at` which the rank stands or makes its call."""
+
+    error: str
+    site: Site
+    at: Site | None
+
+
+@dataclass(frozen=True)
+class HandledError:
+    """An error that ranks were handling, in an `except`, a `finally` or a `with`, when they
+    made the call that a verdict is about. `site` is the line of the program that raised it.
+    It is a `cause` if ranks that were not handling one did something else."""
+
+    ranks: tuple[int, ...]
+    error: str
+    site: Site
+    cause: bool = False
+
+
+@dataclass(frozen=True)
 class Verdict:
     """What every verdict has. `ranks` are those at fault; empty if that cannot be decided.
-    `names` is what could be said about parameters, modules and stages: labels and texts."""
+    `names` is what could be said about parameters, modules and stages: labels and texts.
+    `handled` are errors that ranks had on their hands meanwhile."""
 
     kind: Kind
     severity: Severity
     ranks: tuple[int, ...]
     names: Names = field(default=(), kw_only=True)
+    handled: tuple[HandledError, ...] = field(default=(), kw_only=True)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -53,8 +53,8 @@ _get_ident = threading.get_ident
 _looking = threading.RLock()  # a signal's handler may look while its thread does
 
 
-def _frames_without_collection() -> dict[int, FrameType]:
-    """The frames of all threads, looked up with the garbage collector off.
+def _look(ask: Callable[[], dict[int, T]]) -> dict[int, T]:
+    """What it says of all threads, with the garbage collector off.
 
     Python 3.11 before 3.11.9 makes objects here while it holds a lock. A collection at that
     moment can run code of the program and switch to a thread that waits for the same lock: a
@@ -66,12 +66,16 @@ def _frames_without_collection() -> dict[int, FrameType]:
         collects = _collects()
         if collects:
             _do_not_collect()
-        found = _frames()
+        return ask()
     finally:
         if collects:
             _collect()
         if _looking._is_owned():  # type: ignore[attr-defined]
             _looking.release()
+
+
+def _frames_without_collection() -> dict[int, FrameType]:
+    found = _look(_frames)
     found[_get_ident()] = sys._getframe(1)  # as if the caller had asked itself
     return found
 
@@ -83,3 +87,15 @@ if (3, 11) <= sys.version_info < (3, 11, 9):
         os.register_at_fork(before=_looking.acquire, after_in_parent=let, after_in_child=let)
 else:
     current_frames = _frames
+
+
+_exceptions = sys._current_exceptions
+
+
+def current_exceptions() -> dict[int, BaseException]:
+    """The error that each thread is handling, of those that handle one."""
+    found: dict[int, Any] = _look(_exceptions)
+    values = {  # before Python 3.12 with its type and traceback
+        ident: each[1] if isinstance(each, tuple) else each for ident, each in found.items()
+    }
+    return {ident: each for ident, each in values.items() if each is not None}

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from phalanx.checks.error_handlers import with_handled
 from phalanx.checks.group_lifecycle import Destroyed, find_destroy_mismatch, find_kept_group
 from phalanx.checks.in_flight_buffer import Touch, find_in_flight
 from phalanx.checks.unmatched_message import find_leftovers
@@ -30,6 +31,7 @@ from phalanx.model import (
     Deadlock,
     Finding,
     Group,
+    Handling,
     Meeting,
     Op,
     RankFailure,
@@ -206,6 +208,44 @@ def stall() -> Verdict:
     blocks = (ViewBlock((0, 1, 3), waiting(all_reduce(0), 2)), ViewBlock((2,), loader))
     stacks = {0: (main, REDUCE), 1: (main, REDUCE), 2: (main, slow), 3: (REDUCE,)}
     return Stall("stall", "error", (2,), seconds=30.0, blocks=blocks, stacks=stacks)
+
+
+FAILED = Site("train.py", 38, "load", 'rate = config["lr"]')
+FORWARD = Site("train.py", 55, "train_step", "loss = model(batch)")
+RAISED = Site("train.py", 40, "load", 'raise ValueError("bad batch")')
+
+
+def mismatch_handled() -> Verdict | None:
+    found = meet(*(barrier(r) if r == 2 else all_reduce(r) for r in range(4)))
+    handling = Handling("ValueError: bad batch", RAISED, BARRIER)
+    return found and with_handled(found, {2: handling})
+
+
+def deadlock_handled() -> Verdict | None:
+    """Rank 1 leaves by an error, and its handler waits on another group."""
+    pair = Group("pair", (0, 1))
+    save = Site("train.py", 70, "save", "dist.barrier(group=pair)")
+    saving = Op(1, "barrier", pair, 0, site=save)
+    views = [
+        RankView(1, "waiting", Wait(saving, (0,)), saving),
+        *(replace(waiting(all_reduce(rank), 1), rank=rank) for rank in (0, 2, 3)),
+    ]
+    found = find_deadlock(Snapshot(tuple(views)))
+    return found and with_handled(found, {1: Handling("KeyError: 'lr'", FAILED, save)})
+
+
+def stall_handled() -> Verdict:
+    slow = Site("train.py", 40, "load", "time.sleep(3600)")
+    failed = Handling("OutOfMemoryError: CUDA out of memory", FORWARD, slow)
+    return with_handled(stall(), {2: failed})
+
+
+def mismatch_handled_by_all() -> Verdict | None:
+    """All ranks went the same way, so the error explains nothing."""
+    found = meet(*(broadcast(rank, 0 if rank < 3 else 1) for rank in range(4)))
+    site = Site("model.py", 17, "sync", "dist.broadcast(weights, src=root)")
+    handling = Handling("ImportError: No module named 'apex'", RAISED, site)
+    return found and with_handled(found, dict.fromkeys(range(4), handling))
 
 
 def unmatched_message() -> Verdict:
@@ -453,6 +493,10 @@ CASES = [
     mismatch_message_on_other_group,
     stall,
     stall_over_limit,
+    mismatch_handled,
+    mismatch_handled_by_all,
+    deadlock_handled,
+    stall_handled,
     unmatched_message,
     unmatched_messages,
     unwaited_work,

@@ -26,7 +26,7 @@ from phalanx.journal.writer import JournalWriter
 from phalanx.matching.mailboxes import GroupMailbox
 from phalanx.matching.referee import Referee
 from phalanx.matching.slots import Call
-from phalanx.model import Tally, Verdict, Wait
+from phalanx.model import Leave, Tally, Verdict, Wait
 from phalanx.options import Options
 from phalanx.system import monotonic
 
@@ -77,6 +77,10 @@ class RankContext:
         """Threads of ours that run pending callbacks of the rank's."""
         self.joining: threading.Thread | None = None
         """The thread of its own that the rank waits for after it has returned."""
+        self.left: Leave | None = None
+        """How it left its program, once it has."""
+        self.caught: str | None = None
+        """The last signal that it has caught."""
         self.tell_failure: Callable[[BaseException], None] | None = None
         """For a body that fails and has to clean up: the others stop at once."""
         self.ring = session.journal.rings[rank]

@@ -21,10 +21,12 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from phalanx.backend.evidence.departures import left_by, note_departure
 from phalanx.emulation.patch_installer import replaced
 from phalanx.emulation.patch_table import RANK_PROCESS
 from phalanx.engines.program import Program
 from phalanx.engines.remote.idle_threads import only_joining
+from phalanx.model import Leave
 
 
 @dataclass(frozen=True)
@@ -64,9 +66,11 @@ def execute(script: Script) -> bool:
     with _noted() as initialised:
         try:
             exec(marshal.loads(script.code), names)
+            note_departure(Leave("end"))
         except SystemExit as end:
             if end.code not in (None, 0):
                 raise
+            note_departure(left_by(end))
             initialised.append(True)
     end_pools()
     with only_joining():

@@ -17,6 +17,7 @@ from phalanx.backend.evidence.call_description import (
     describe_wait,
     everyone,
 )
+from phalanx.backend.evidence.departures import ASKING_TO_END
 from phalanx.backend.session import RankContext, Session
 from phalanx.callsite import resolve
 from phalanx.core.baton import Baton
@@ -24,7 +25,7 @@ from phalanx.core.strand import DONE, OUTSIDE, PARKED, RUNNING, Strand
 from phalanx.emulation.stdlib.blocking import Blocked
 from phalanx.engines.outcome import Outcomes
 from phalanx.errors import text_of
-from phalanx.model import Group, Op, RankView, Site, Snapshot, Status, ViewBlock, Wait
+from phalanx.model import Group, Leave, Op, RankView, Site, Snapshot, Status, ViewBlock, Wait
 from phalanx.system import current_frames
 
 
@@ -107,6 +108,7 @@ def group_views(views: list[RankView]) -> tuple[ViewBlock, ...]:
             view.wait.needs if view.wait else None,
             view.site,
             view.thread,
+            view.left,
         )
         blocks.setdefault(key, []).append(view)
     return tuple(
@@ -133,7 +135,17 @@ def _view(
         last=_last_op(context, reader, strand.why, wait),
         site=_site(strand, frame) if wait is None or wait.op.site is None else None,
         error=None if error is None else _first_line(error),
+        left=_left(context) if strand.state is DONE and error is None else None,
     )
+
+
+def _left(context: RankContext) -> Leave | None:
+    """How a rank that has ended left its program. Signals by which nobody asks it to end do not
+    count."""
+    left, caught = context.left, context.caught
+    if caught not in ASKING_TO_END or (left is not None and left.signal):
+        return left
+    return replace(left or Leave("return"), signal=caught)
 
 
 def _thread_view(session: Session, strand: Strand, reader: TensorReader) -> RankView:

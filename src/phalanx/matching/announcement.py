@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import prod
 
 from phalanx.matching.agreement_rules import signed_facts
-from phalanx.model import Site, TensorSpec
+from phalanx.model import Handling, Site, TensorSpec
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,8 @@ class Form:
     """A call without the moment it was made. `group` is the number of a group form, `root`
     and `peer` are places in that group; `peer` is None for a receive from any source. A
     message may be part of a batch, and the first of it. A `new_group` has `made` members and a
-    backend, and `holds` those members until all have come."""
+    backend, and `holds` those members until all have come. `handling` is the error that the
+    rank was handling at that call."""
 
     name: str
     group: int
@@ -55,6 +56,7 @@ class Form:
     begins_batch: bool = False
     made: tuple[tuple[int, ...], str] | None = None
     holds: bool = False
+    handling: Handling | None = None
 
     @property
     def is_message(self) -> bool:

@@ -298,7 +298,8 @@ def _build_blocks(
 def _situation(view: RankView, same: _Interned) -> Hashable:
     """Ranks with equal situations read the same in a report, but for their tensors."""
     if view.wait is None or view.status != "waiting":
-        return (view.status, view.error, view.site, _call(view.last) if view.last else None)
+        last = _call(view.last) if view.last else None
+        return (view.status, view.error, view.site, view.left, last)
     wait = view.wait
     own = (view.thread, wait.joins)
     return (view.status, _call(wait.op), same[wait.needs], wait.any_of, wait.near, *own)

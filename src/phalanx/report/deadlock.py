@@ -19,7 +19,13 @@ from phalanx.report.layout import (
     shorten,
     verb,
 )
-from phalanx.report.situations import find_fates, last_call_text, need_text, situation_block
+from phalanx.report.situations import (
+    find_fates,
+    last_call_text,
+    left_text,
+    need_text,
+    situation_block,
+)
 
 _HEADLINE_RANKS = 32
 _SHOWN_STEPS = 6
@@ -46,10 +52,20 @@ def headline_deadlock(verdict: Deadlock) -> str:
     waiting = [block for block in _waiting(verdict) if _needs_any(block.view, fault)]
     ranks = tuple(rank for block in waiting for rank in block.ranks)
     return (
-        f"{_ranks(fault)} {'failed' if verdict.cause == 'failed-peer' else 'returned'}; "
+        f"{_ranks(fault)} {_end_text(verdict, fault)}; "
         f"{_ranks(ranks)} {verb(ranks, 'waits', 'wait')} for {verb(fault, 'it', 'them')}"
         f"{_common_place([block.view for block in waiting])}"
     )
+
+
+def _end_text(verdict: Deadlock, ranks: Sequence[int]) -> str:
+    """How these ended, if all did so in the same way."""
+    if verdict.cause == "failed-peer":
+        return "failed"
+    ways = {
+        left_text(b.view.left) for b in verdict.blocks if not set(ranks).isdisjoint(b.ranks)
+    }
+    return ways.pop() if len(ways) == 1 else "have ended"
 
 
 def _cycle_headline(verdict: Deadlock) -> str:
@@ -147,6 +163,9 @@ def _block(block: ViewBlock, fates: dict[int, str], hint: str) -> Block:
         return situation_block(block, [need_text(view.wait, fates), *_near(view, hint)])
     if view.status == "failed":
         return situation_block(block, [last_call_text(view.last, block.ranks)])
+    if view.left is not None and view.left.site is not None:
+        at = f" at {view.last.site}" if view.last is not None and view.last.site else ""
+        return situation_block(block, [last_call_text(view.last, block.ranks) + at])
     return situation_block(block)
 
 
@@ -158,8 +177,8 @@ def _near(view: RankView, hint: str) -> list[str]:
 
 def _proof_text(verdict: Deadlock) -> str:
     parts = [f"{verdict.blocked} of {verdict.total} ranks blocked"]
-    for status, word in (("finished", "returned"), ("failed", "failed")):
-        gone = sum(len(b.ranks) for b in verdict.blocks if b.view.status == status)
+    for word, fate in (("returned", "finished"), ("left", "left"), ("failed", "failed")):
+        gone = sum(each == fate for each in find_fates(verdict.blocks).values())
         if gone:
             parts.append(f"{gone} {word}")
     if verdict.partial:

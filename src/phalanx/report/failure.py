@@ -20,7 +20,7 @@ from phalanx.report.layout import (
     shorten,
     verb,
 )
-from phalanx.report.situations import site_of
+from phalanx.report.situations import has_left, site_of
 
 _HEADLINE_RANKS = 32
 _SHOWN_ERROR_LINES = 12
@@ -140,7 +140,7 @@ def _stopped_text(block: ViewBlock) -> str:
     site = site_of(view)
     place = f" at {site}" if site else ""
     if view.status == "finished":
-        return f"{who} had returned"
+        return f"{who} had {'left' if has_left(view) else 'returned'}"
     if view.wait is not None and view.status == "waiting":
         op = view.wait.op
         if not view.traced:

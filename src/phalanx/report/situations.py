@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from phalanx.model import Op, RankView, Site, ViewBlock, Wait, rank_list
+from phalanx.model import Leave, Op, RankView, Site, ViewBlock, Wait, rank_list
 from phalanx.report.calls import call_pieces, call_text, is_receive, is_send, short_name
 from phalanx.report.layout import Block, verb
 
@@ -22,6 +22,7 @@ _FATES: Mapping[str, tuple[str, str]] = {
     "lingering": ("has returned, but not its thread", "have returned, but not their threads"),
     "moving": ("can still move", "can still move"),
     "finished": ("has returned", "have returned"),
+    "left": ("has left", "have left"),
     "failed": ("failed", "failed"),
 }
 
@@ -38,14 +39,41 @@ def site_of(view: RankView) -> Site | None:
     """The line to show: that of the call waited in, where the rank is, or of its last call."""
     if view.wait is not None and view.status == "waiting":
         return view.wait.op.site or view.site
+    if view.left is not None and view.left.site is not None:
+        return view.left.site
     last = view.last.site if view.last is not None else None
     return last or view.site if view.status == "finished" else view.site or last
 
 
 def find_fates(blocks: Sequence[ViewBlock], cycle: Sequence[int] = ()) -> dict[int, str]:
     """The state of each rank, in the form that `need_text` takes."""
-    fates: dict[int, str] = {r: block.view.status for block in blocks for r in block.ranks}
+    fates: dict[int, str] = {r: _fate_of(b.view) for b in blocks for r in b.ranks}
     return {**fates, **dict.fromkeys(cycle, "cycle")}
+
+
+def _fate_of(view: RankView) -> str:
+    return "left" if has_left(view) else view.status
+
+
+def has_left(view: RankView) -> bool:
+    """Whether a rank has ended in another way than by a `return`."""
+    return view.status == "finished" and view.left is not None and view.left.how != "return"
+
+
+def left_text(left: Leave | None, *, place: bool = True) -> str:
+    """How ranks left their program: "returned", "called sys.exit at train.py:9"."""
+    if left is None:
+        return "returned"
+    at = f" at {left.site}" if place and left.site is not None else ""
+    if left.how == "end":
+        what = "the script" if left.site is None else f"{left.site.function}()"
+        text = f"came to the end of {what}"
+    elif left.how == "return":
+        text = f"returned{at}"
+    else:
+        text = f"called {'sys.exit' if left.how == 'exit' else 'os._exit'}{at}"
+        return f"{text} in its handler of {left.signal}" if left.signal else text
+    return f"{text} after {left.signal}" if left.signal else text
 
 
 def need_text(wait: Wait, fates: Mapping[int, str]) -> str:
@@ -88,7 +116,10 @@ def _pieces(block: ViewBlock) -> tuple[str, ...]:
     if view.status == "moving":
         return (f"{verb(block.ranks, 'is', 'are')} not blocked",)
     if view.status == "finished":
-        return (f"returned; {last_call_text(view.last, block.ranks)}",)
+        text = left_text(view.left, place=False)
+        if view.left is not None and view.left.site is not None:
+            return (text,)
+        return (f"{text}; {last_call_text(view.last, block.ranks)}",)
     if view.status == "failed":
         return (f"failed: {view.error or 'unknown error'}",)
     if view.status == "lingering":
@@ -112,7 +143,7 @@ def _gone_text(wait: Wait, fates: Mapping[int, str]) -> str:
     gone = [
         f"{rank_list(ranks)} {_fate_text(fate, ranks)}"
         for fate, ranks in _by_fate(wait.needs, fates)
-        if fate in ("finished", "failed")
+        if fate in ("finished", "left", "failed")
     ]
     return "; " + " and ".join(gone) if gone else ""
 

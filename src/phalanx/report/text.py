@@ -13,6 +13,7 @@ from phalanx.model import Deadlock, Finding, Mismatch, RankFailure, Stall, Unmet
 from phalanx.report.deadlock import headline_deadlock, render_deadlock
 from phalanx.report.failure import headline_failure, render_failure
 from phalanx.report.finding import headline_finding, render_finding
+from phalanx.report.handled import headline_handled, lay_causes, lay_notes
 from phalanx.report.layout import ascii_text, compose, labelled
 from phalanx.report.mismatch import headline_mismatch, render_mismatch
 from phalanx.report.stall import headline_stall, render_stall
@@ -30,6 +31,13 @@ def render(verdict: Verdict, *, replay: str | None = None) -> str:
         names = [line for label, said in verdict.names for line in labelled(label, said)]
         last = labelled("replay", replay, whole=True) if replay else ()
         return compose(text, names, last)
+    if verdict.handled:
+        first, _, rest = render(dataclasses.replace(verdict, handled=())).partition("\n\n")
+        last = labelled("replay", replay, whole=True) if replay else ()
+        notes = lay_notes(verdict)
+        return compose(
+            headline_handled(verdict, first), lay_causes(verdict), [rest], notes, last
+        )
     if isinstance(verdict, Mismatch):
         return render_mismatch(verdict, replay=replay)
     if isinstance(verdict, Deadlock):
@@ -52,16 +60,20 @@ def render_kind(verdict: Verdict, *, replay: str | None = None) -> str:
 
 def headline(verdict: Verdict) -> str:
     """The first line of the report, which can stand alone."""
+    return ascii_text(headline_handled(verdict, _headline(verdict)))
+
+
+def _headline(verdict: Verdict) -> str:
     if isinstance(verdict, Mismatch):
-        return ascii_text(headline_mismatch(verdict))
+        return headline_mismatch(verdict)
     if isinstance(verdict, Deadlock):
-        return ascii_text(headline_deadlock(verdict))
+        return headline_deadlock(verdict)
     if isinstance(verdict, Stall):
-        return ascii_text(headline_stall(verdict))
+        return headline_stall(verdict)
     if isinstance(verdict, RankFailure):
-        return ascii_text(headline_failure(verdict))
+        return headline_failure(verdict)
     if isinstance(verdict, Unmet):
-        return ascii_text(headline_unmet(verdict))
+        return headline_unmet(verdict)
     if isinstance(verdict, Finding):
-        return ascii_text(headline_finding(verdict))
+        return headline_finding(verdict)
     raise TypeError(f"no headline for a {type(verdict).__name__}")

@@ -156,6 +156,9 @@ children: dict[int, Callable[[int], None]] = {}
 """Ranks that the program treats as processes: how to send them a signal."""
 
 
+_names = {each.value: each.name for each in signal.Signals}
+
+
 def run_handler(
     context: RankContext, number: int, *, how: str | None = None, frame: Any = None
 ) -> None:
@@ -163,12 +166,12 @@ def run_handler(
     own = context.saved.get(_TABLE, {})
     handler = own.get(number, _ours.get(number, _getsignal(number)))
     if callable(handler) and handler is not _note:
+        context.caught = _names.get(number)
         handler(number, sys._getframe(1) if frame is None else frame)
     elif handler == signal.SIG_IGN or number in HARMLESS:
         return
     else:
-        names = {each.value: each.name for each in signal.Signals}
-        name = names.get(number, f"signal {number}")
+        name = _names.get(number, f"signal {number}")
         raise RankExited(f"{how}, {name}," if how else f"the default of {name},", -number)
 
 

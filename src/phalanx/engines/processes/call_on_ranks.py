@@ -17,6 +17,7 @@ from typing import Any
 
 from phalanx.backend.evidence.model_names import names_in
 from phalanx.backend.rank_errors import error_for
+from phalanx.checks.error_handlers import with_handled
 from phalanx.core.launcher import CLEANING_UP
 from phalanx.engines.look.look_door import LookDoor
 from phalanx.engines.look.remote_watch import LOOK, RemoteWatch, heard_by
@@ -446,6 +447,8 @@ class CallInProgress:
             stacks={rank: each.stack for rank, each in self._positions.items() if each.stack},
             over_limit=over_limit,
         )
+        handling = {r: each.handling for r, each in self._positions.items() if each.handling}
+        verdict = with_handled(verdict, handling)
         return error_for(verdict, self._replay)
 
     def _stalled(self, rank: int) -> RankView:

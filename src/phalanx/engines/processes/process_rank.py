@@ -27,6 +27,7 @@ import torch
 import torch.distributed as dist
 
 from phalanx.backend.devices.cuda_streams import default_backend
+from phalanx.backend.evidence.departures import left_by, note_departure
 from phalanx.emulation.patch_installer import put_in
 from phalanx.emulation.patch_table import RANK_PROCESS
 from phalanx.engines.processes import coverage_in_ranks
@@ -247,4 +248,5 @@ def _value_of(fn: Any, args: Any, kwargs: Any) -> Any:
     except SystemExit as end:
         if end.code not in (None, 0):
             raise
+        note_departure(left_by(end))
         return None

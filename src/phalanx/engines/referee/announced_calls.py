@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from phalanx.checks.error_handlers import with_handled
 from phalanx.checks.message_race import MOST_TAKEN, Taken, hint_taken
 from phalanx.journal.events import CallId
 from phalanx.matching.announcement import Form, GroupForm
@@ -25,7 +26,7 @@ from phalanx.matching.descriptions import (
 from phalanx.matching.groups import Creation, GroupCreations
 from phalanx.matching.mailboxes import GroupMailbox
 from phalanx.matching.slots import Call
-from phalanx.model import Op, Wait
+from phalanx.model import Op, Verdict, Wait
 
 
 class AnnouncedCall(Call):
@@ -238,3 +239,9 @@ def last_op(call: AnnouncedCall) -> Op:
     it."""
     op = describe_call(call, CallReader())
     return op if call.entered else replace(op, inputs=(), outputs=())
+
+
+def with_errors(verdict: Verdict | None, calls: Iterable[AnnouncedCall]) -> Verdict | None:
+    """With the errors that ranks were handling when they made these calls."""
+    handling = {call.rank: call.form.handling for call in calls if call.form.handling}
+    return None if verdict is None else with_handled(verdict, handling)

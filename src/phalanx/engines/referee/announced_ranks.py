@@ -12,7 +12,7 @@ from typing import Literal
 from phalanx.engines.referee.announced_calls import AnnouncedCall, AnnouncedMailbox
 from phalanx.engines.referee.remote_journal import FormFields
 from phalanx.matching.announcement import Form
-from phalanx.model import Status, Verdict
+from phalanx.model import Leave, Status, Verdict
 
 Answer = Literal["met", "go", "verdict", "stop", "withdrawn", "lost"]
 
@@ -49,6 +49,7 @@ class AnnouncedRank:
         self.last: AnnouncedCall | None = None
         self.gone: Status | None = None
         self.error: str | None = None
+        self.left: Leave | None = None
 
     def forget_groups(self) -> None:
         """Those that are gone."""

@@ -126,7 +126,9 @@ class RefereeCodec:
             elif what == "buffer-touched":
                 journal.touched(rank, site, *fields)
             elif what == "rank-ended":
-                journal.end_rank(rank, *fields)
+                how, error, left = fields
+                journal.end_rank(rank, how, error)
+                referee.note_departure(rank, left)
             else:
                 journal.use_store(rank, STORE_EVENTS[what], site, fields)
         journal.time = None

@@ -20,6 +20,7 @@ from phalanx.engines.referee.announced_calls import (
     AnnouncedReader,
     last_op,
     wait_in,
+    with_errors,
 )
 from phalanx.engines.referee.announced_ranks import AnnouncedRank, Answer, Reply
 from phalanx.engines.referee.remote_journal import RemoteJournal, fields_of
@@ -35,6 +36,7 @@ from phalanx.matching.slots import Slot
 from phalanx.matching.waitgraph import Node
 from phalanx.model import (
     Deadlock,
+    Leave,
     Mismatch,
     RankView,
     Snapshot,
@@ -82,7 +84,7 @@ class RemoteReferee:
         for rank in self._ranks:
             rank.asking.clear()
             rank.calls = {t: c for t, c in rank.calls.items() if not (c.verdict or c.lost)}
-            rank.gone = rank.error = None
+            rank.gone = rank.error = rank.left = None
             rank.threads = 1
 
     def _forget_groups(self) -> None:
@@ -258,6 +260,10 @@ class RemoteReferee:
         replies = list(self._settle([*([] if send is None else [send]), *met]))
         return replies + (self._decide(waiting) if waiting else [])
 
+    def note_departure(self, rank: int, left: Leave | None) -> None:
+        """How a rank has left its program, before it is said to have finished."""
+        self._ranks[rank].left = left
+
     def finished(self, rank: int) -> list[Reply]:
         return self._leave(rank, "finished")
 
@@ -331,6 +337,7 @@ class RemoteReferee:
             return []
         stuck = self._referee.find_stuck(self, now=0.0)
         verdict = self._referee.find_verdict(self, list(stuck)) if stuck else None
+        verdict = with_errors(verdict, stuck)
         if verdict is None:
             return []
         for call in stuck:
@@ -367,7 +374,7 @@ class RemoteReferee:
             return [*self._settle(ready), *(self._prove() if call not in ready else ())]
         if _missing(call):
             return self._prove()
-        return list(self._settle(waiting, creations.find_mismatch()))
+        return list(self._settle(waiting, with_errors(creations.find_mismatch(), waiting)))
 
     def find_missing_groups(self) -> list[Verdict]:
         """Once all ranks have returned: groups that some did not make."""
@@ -380,7 +387,7 @@ class RemoteReferee:
         late = [call for call in calls if call.gave_up]
         if late:
             return list(self._lose(calls, late))
-        verdict = self._referee.find_slot_mismatch(slot, self)
+        verdict = with_errors(self._referee.find_slot_mismatch(slot, self), calls)
         self.journal.meet(calls, failed=verdict is not None)
         return list(self._settle(calls, verdict))
 
@@ -390,7 +397,7 @@ class RemoteReferee:
         if found.met is not None:
             send, receive = found.met
             mismatch = self._referee.find_message_mismatch(send, receive, self)
-            verdict = mismatch if self._referee.compares else None
+            verdict = with_errors(mismatch, found.met) if self._referee.compares else None
             call.came_last = True
             self.journal.meet(found.met, failed=verdict is not None)
             return list(self._settle((send, receive), verdict))
@@ -497,6 +504,7 @@ class RemoteReferee:
             return []
         waiting = self._waiting_calls()
         verdict = self._referee.find_verdict(self) if waiting else None
+        verdict = with_errors(verdict, waiting)
         if verdict is None:
             return []
         self._abandon(verdict)
@@ -515,7 +523,7 @@ class RemoteReferee:
         here = self._ranks[rank]
         last = None if here.last is None else last_op(here.last)
         if here.gone is not None:
-            return RankView(rank, here.gone, last=last, error=here.error)
+            return RankView(rank, here.gone, last=last, error=here.error, left=here.left)
         if here.is_free:
             return RankView(rank, "computing", last=last)
         return _waiting(here.main_call)

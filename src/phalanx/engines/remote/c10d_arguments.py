@@ -18,7 +18,8 @@ from phalanx.backend.collectives.call_signature import order_of
 from phalanx.backend.collectives.reduction import NAMES
 from phalanx.backend.evidence.call_description import specs_of
 from phalanx.backend.profiles.admission import Admission
-from phalanx.callsite import Mark, resolve
+from phalanx.callsite import resolve
+from phalanx.engines.remote.call_place import CallPlace
 from phalanx.matching.announcement import Form
 
 Arguments = dict[str, Any]
@@ -55,7 +56,7 @@ class Parts(NamedTuple):
         rest = (self.root, self.code, self.peer, self.tag, self.splits, batch)
         return self.name, inputs, outputs, rest
 
-    def form(self, group: int, place: Mark | None) -> Form:
+    def form(self, group: int, at: CallPlace) -> Form:
         return Form(
             name=self.name,
             group=group,
@@ -67,10 +68,19 @@ class Parts(NamedTuple):
             outputs=specs_of(self.outputs),
             input_splits=self.splits[0],
             output_splits=self.splits[1],
-            site=resolve(place),
+            site=resolve(at.mark),
             batched=self.batched,
             begins_batch=self.begins_batch,
+            handling=at.handling,
         )
+
+
+def making_form(
+    group: int, made: tuple[tuple[int, ...], str], at: CallPlace, *, holds: bool
+) -> Form:
+    """That of a `new_group`."""
+    site, handling = resolve(at.mark), at.handling
+    return Form("new_group", group, made=made, holds=holds, site=site, handling=handling)
 
 
 def _flat(tensors: Iterable[Any]) -> list[Tensor]:

@@ -8,7 +8,7 @@ import signal
 from dataclasses import dataclass
 
 from phalanx.backend.evidence.model_names import Facts
-from phalanx.model import Finding, Site
+from phalanx.model import Finding, Handling, Site
 
 DUMP_SIGNAL: int = signal.SIGRTMAX - 1 if hasattr(signal, "SIGRTMAX") else signal.SIGUSR2
 """Makes a rank write its stack to standard error, for one that does not answer `Where`."""
@@ -23,12 +23,14 @@ class Where:
 
 @dataclass(frozen=True)
 class Position:
-    """Where a rank's main thread is, innermost line last; `call` is torch's call it is in."""
+    """Where a rank's main thread is, innermost line last; `call` is torch's call it is in,
+    `handling` the error that it is handling."""
 
     rank: int
     number: int
     stack: tuple[Site, ...]
     call: str | None = None
+    handling: Handling | None = None
 
 
 @dataclass(frozen=True)

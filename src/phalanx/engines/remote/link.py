@@ -35,7 +35,7 @@ from phalanx.engines.remote.watcher import Watcher
 from phalanx.errors import PhalanxError, RankStopped, VerdictError, text_of
 from phalanx.kinds import ALL
 from phalanx.matching.announcement import Form, GroupForm, message_signature_of, signature_of
-from phalanx.model import Finding, Verdict
+from phalanx.model import Finding, Leave, Verdict
 from phalanx.system import current_frames, monotonic
 
 READ_SIZE = 1 << 16
@@ -148,9 +148,9 @@ class Link:
         """What this rank knows of its models and where it was among them."""
         return facts_of(self._watcher.lives.saved, error)
 
-    def tell_end(self, how: str, error: str = "") -> None:
+    def tell_end(self, how: str, error: str = "", left: Leave | None = None) -> None:
         """The program of this rank is over; `error` is the name of what it raised."""
-        self.tell("rank-ended", None, how, error)
+        self.tell("rank-ended", None, how, error, left)
 
     def finished(self) -> None:
         """The program of this rank has ended well, and the rank is not asked any more."""

@@ -27,6 +27,8 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from phalanx import callsite
+from phalanx.backend.evidence.departures import take_departure
+from phalanx.backend.evidence.handled_errors import handling_of
 from phalanx.emulation.stdlib.rank_children import leave_if_forked
 from phalanx.engines.outcome import trim_traceback, was_stopped
 from phalanx.engines.remote.control_messages import Asking, Position, Raised, Where
@@ -34,7 +36,7 @@ from phalanx.engines.remote.link import Link
 from phalanx.engines.serialization.socket_wire import memories_of, receive, send
 from phalanx.engines.terminal import attach_terminal
 from phalanx.errors import text_of
-from phalanx.system import current_frames, getpid, monotonic
+from phalanx.system import current_exceptions, current_frames, getpid, monotonic
 
 DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux
 _libc = ctypes.CDLL(None)
@@ -98,7 +100,9 @@ class RemoteRank:
 
     def _position(self, number: int) -> Position:
         frame = self.main_frame()
-        return Position(self.rank, number, callsite.user_stack(frame), torch_call(frame))
+        handling = handling_of(current_exceptions().get(self.main_thread), frame)
+        stack = callsite.user_stack(frame)
+        return Position(self.rank, number, stack, torch_call(frame), handling)
 
     # -- running the user's code --------------------------------------------------------------
 
@@ -112,11 +116,12 @@ class RemoteRank:
         """What the user's code returns, or what `on_error` makes of its error. A process that
         it has forked ends here. The referee is told what only this process has seen: everything
         if it ends well, and what it has dropped, which may be the reason, if it fails."""
+        take_departure()
         try:
             result = body()
             leave_if_forked(self._pid)
             if self.link is not None:
-                self.link.tell_end("finished")
+                self.link.tell_end("finished", left=take_departure())
                 self.link.tell_notes()
             return result
         except BaseException as error:

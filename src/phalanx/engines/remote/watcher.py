@@ -40,6 +40,7 @@ from phalanx.engines.remote.c10d_arguments import (
     Parts,
     check_places,
     find_doubt,
+    making_form,
 )
 from phalanx.engines.remote.c10d_callers import (
     API,
@@ -52,6 +53,7 @@ from phalanx.engines.remote.c10d_callers import (
     caller_of,
     known_to_wait,
 )
+from phalanx.engines.remote.call_place import CallPlace, place_here
 from phalanx.engines.remote.object_lifetimes import Lives
 from phalanx.engines.remote.rank_notes import RankNotes
 from phalanx.engines.remote.single_rank_watcher import Alone
@@ -284,8 +286,9 @@ class Watcher:
             caller = IN_BACKWARD if private.is_in_backward() else OTHER
         if parts.tag is not None and caller == BATCHED:
             parts, caller = as_batched(parts, sys._getframe(4)), API
-        place = callsite.mark(4) or callsite.mark_of_main_thread()
-        form, doubt = self._form(group, known, parts, given, place)
+        at = place_here(4)
+        form, doubt = self._form(group, known, parts, given, at)
+        place = at.mark
         holds = known.holds(group, parts.device(given))
         limit = self._limit(known, parts, given)
         waits = self._is_blocking(parts, given, caller, limit)
@@ -420,16 +423,16 @@ class Watcher:
         known: WatchedGroup,
         parts: Parts,
         given: Arguments,
-        place: Mark | None,
+        at: CallPlace,
     ) -> tuple[int, Doubt | None]:
-        key = (known.number, place, parts.key())
+        key = (known.number, at, parts.key())
         found = self._forms.get(key)
         if found is None:
             if len(self._forms) >= MOST_FORMS:
                 self._forms.clear()
                 self.line.forget_forms()
             assert known.number is not None
-            number = self.line.define(parts.form(known.number, place))
+            number = self.line.define(parts.form(known.number, at))
             doubt = find_doubt(group, known.admission, parts, given)
             found = self._forms[key] = number, doubt
         return found
@@ -488,13 +491,12 @@ class Watcher:
         known = self._groups.get(group) or self._add_group(group)
         if known.number is None:
             return
-        place = callsite.mark(3)
+        at = place_here(3)
         holds = "gloo" in (backend if backend != "None" else config_of(group))
-        key = (known.number, place, (members, backend))
+        key = (known.number, at, (members, backend))
         found = self._forms.get(key)
         if found is None:
-            made, site = (members, backend), callsite.resolve(place)
-            form = Form("new_group", known.number, made=made, holds=holds, site=site)
+            form = making_form(known.number, (members, backend), at, holds=holds)
             found = self._forms[key] = self.line.define(form), None
         limit, call_id = Limit(known, None), self.line.next_call_id()
         self.line.announce(call_id, found[0], name="new_group", blocking=True, limit=limit)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from importlib import import_module
 from types import ModuleType
 
+from phalanx.backend.evidence.departures import left_by
 from phalanx.backend.session import RankContext
 from phalanx.emulation.modules.importing import code_of_one_rank
 from phalanx.emulation.modules.isolating import own_main
@@ -23,6 +24,7 @@ from phalanx.engines.program import Program
 from phalanx.engines.run_settings import Settings
 from phalanx.engines.threads.threads_engine import ThreadsEngine
 from phalanx.errors import RankExited
+from phalanx.model import Leave
 
 
 def run_program(program: Program, settings: Settings) -> bool:
@@ -36,6 +38,7 @@ def run_program(program: Program, settings: Settings) -> bool:
     def body(context: RankContext) -> None:
         try:
             _execute(program, context)
+            context.left = Leave("end")
             _finalise(rule)
         except SystemExit:
             settled.append(True)
@@ -47,6 +50,7 @@ def run_program(program: Program, settings: Settings) -> bool:
             settled.append(True)
             if end.code:
                 raise
+            context.left = left_by(end)
         finally:
             settled.append(context.initialised)
 

@@ -25,6 +25,8 @@ from phalanx.backend.devices import device_mode
 from phalanx.backend.devices.cuda_streams import default_backend
 from phalanx.backend.devices.device_map import hint_for, plan_devices
 from phalanx.backend.evidence.call_description import describe_pending
+from phalanx.backend.evidence.departures import left_by
+from phalanx.backend.evidence.handled_errors import find_handling
 from phalanx.backend.evidence.invalid_call import note_invalid_call
 from phalanx.backend.evidence.model_names import THREAD, names_for_failure, with_names
 from phalanx.backend.group_reuse import (
@@ -41,6 +43,7 @@ from phalanx.backend.stores.store import InProcessStore
 from phalanx.backend.torch_patches import leave_groups
 from phalanx.backend.torch_private import private, private_modes
 from phalanx.backend.work import buffer_modes, completion, execution_traces, profiler_events
+from phalanx.checks.error_handlers import with_handled
 from phalanx.checks.unmatched_message import find_leftovers
 from phalanx.core.baton import Baton
 from phalanx.core.clock import Clock, RealClock, VirtualClock
@@ -248,7 +251,7 @@ class ThreadsEngine:
         settings = self.settings
 
         def report(verdict: Verdict) -> VerdictError:
-            named = with_names(session, verdict)
+            named = with_names(session, with_handled(verdict, find_handling(session.ranks)))
             session.raised.append(named)
             session.journal.found(verdict)
             return error_for(named, settings.replay)
@@ -417,6 +420,7 @@ class _Run:
         context: RankContext = strand.local
         outcome = self.outcomes.ranks[context.rank]
         context.tell_failure = partial(self._tell_failure, outcome)
+        context.left = context.caught = None
         try:
             self.switcher.begin(context)
             enter_thread(context)
@@ -429,6 +433,7 @@ class _Run:
             except SystemExit as end:
                 if end.code not in (None, 0):
                     raise
+                context.left = left_by(end)
             leave_if_forked(self.pid)
             if strand.pending_callbacks:
                 self.baton.run_pending_callbacks(strand)

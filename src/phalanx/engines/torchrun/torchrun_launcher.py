@@ -21,6 +21,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from phalanx.backend.rank_errors import error_for
+from phalanx.checks.error_handlers import with_handled
 from phalanx.engines.look.look_door import LookDoor
 from phalanx.engines.look.remote_watch import LOOK, RemoteWatch
 from phalanx.engines.referee.referee_server import RefereeServer
@@ -350,6 +351,8 @@ class Launch:
             blocks=group_views(views),
             stacks={rank: each.stack for rank, each in self._positions.items() if each.stack},
         )
+        handling = {r: each.handling for r, each in self._positions.items() if each.handling}
+        verdict = with_handled(verdict, handling)
         return error_for(verdict, self._settings.replay)
 
     def _view(self, rank: int) -> RankView:
