@@ -41,6 +41,7 @@ from phalanx.backend.stores.store import InProcessStore
 from phalanx.backend.torch_patches import leave_groups
 from phalanx.backend.torch_private import private, private_modes
 from phalanx.backend.work import buffer_modes, completion, execution_traces, profiler_events
+from phalanx.checks.order.paired_names import find_paired_names
 from phalanx.checks.unmatched_message import find_leftovers
 from phalanx.core.baton import Baton
 from phalanx.core.clock import Clock, RealClock, VirtualClock
@@ -249,6 +250,8 @@ class ThreadsEngine:
 
         def report(verdict: Verdict) -> VerdictError:
             named = with_names(session, verdict)
+            if paired := find_paired_names(session.journal.reader(), named):
+                named = replace(named, names=(*paired, *named.names))
             session.raised.append(named)
             session.journal.found(verdict)
             return error_for(named, settings.replay)
