@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from phalanx import errors
-from phalanx.backend.rank_errors import error_for
 from phalanx.callsite import is_own_file, raised_at
 from phalanx.errors import (
     HazardError,
@@ -24,17 +23,7 @@ from phalanx.errors import (
     VerdictError,
     text_of,
 )
-from phalanx.model import (
-    Deadlock,
-    Finding,
-    Mismatch,
-    Names,
-    RankFailure,
-    Site,
-    Stall,
-    Verdict,
-    ViewBlock,
-)
+from phalanx.model import Finding, Names, RankFailure, Site, Verdict, ViewBlock
 from phalanx.report.text import render, render_kind
 
 
@@ -110,16 +99,6 @@ def find_error(outcomes: Outcomes, replay: str | None) -> BaseException | None:
     if outcomes.order:
         error.__cause__ = trim_traceback(failures[outcomes.order[0]])
     return error
-
-
-def add_names(error: BaseException, names: Names, replay: str | None) -> BaseException:
-    """The error with these lines in its report, if it is one that has such lines."""
-    verdict = getattr(error, "verdict", None)
-    if not names or not isinstance(verdict, (Mismatch, Deadlock, Stall)):
-        return error
-    named = error_for(replace(verdict, names=(*verdict.names, *names)), replay)
-    named.__cause__, named.__context__ = error.__cause__, error.__context__
-    return named.with_traceback(error.__traceback__)
 
 
 def check_findings(findings: Sequence[Verdict], replay: str | None, *, strict: bool) -> None:

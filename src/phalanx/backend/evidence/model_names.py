@@ -8,7 +8,8 @@ said was seen: who has no gradient for what, and where a rank's frames are.
 |---|---|
 | a parameter of DDP has no gradient on ranks that are not in `backward` and have others; | |
 | on other ranks it has one | which parameters, which ranks |
-| torch's error about parameters that did not receive a gradient, by number | their names |
+| torch's error about parameters that did not receive a gradient, by number | their names; |
+| | and whether that were all ranks |
 | an `all_reduce` in `backward`, of the size of parameters side by side | their names |
 | frames of FSDP2 that gather or scatter a module's parameters | the module |
 | frames of a pipeline's schedule | the stage and the microbatch |
@@ -89,15 +90,41 @@ def names_for_failure(session: Session, rank: int, error: BaseException) -> Name
     if not _has_any(session):
         return ()
     try:
-        found = _find(session, (), {rank: error})
-        named = _named_in(session, rank, text_of(error))
-        said = [text.replace(" has no ", " had no ") for _, text in found]
-        return (
-            *(each for each in named if not any(text.startswith(each[1]) for text in said)),
-            *found,
-        )
+        return _find(session, (), {rank: error})
     except Exception:
         return ()
+
+
+def lacking_in(session: Session, rank: int, error: BaseException) -> tuple[str, ...]:
+    """The parameters that torch's error says had no gradient on the rank that raised it."""
+    found = _WITHOUT.search(text_of(error))
+    if found is None:
+        return ()
+    try:
+        (model,) = _models(session.ranks[rank].saved)
+        names = [name for name, _ in _parameters(model)]
+    except Exception:  # several models, or whatever a program's module does
+        return ()
+    numbers = [int(number) for number in found[1].split()]
+    return tuple(names[number] for number in numbers if number < len(names))
+
+
+def names_without(without: Mapping[int, Sequence[str]], ranks: int, known: Names = ()) -> Names:
+    """Notes for what errors of `lacking_in` say, by rank, of a world of so many ranks. Where
+    all had none, it is no fault of one. What is `known` from the models is not said again."""
+    said = [text.replace(" has no ", " had no ") for _, text in known]
+    alike: dict[tuple[str, ...], list[int]] = {}
+    for rank, names in sorted(without.items()):
+        if names:
+            alike.setdefault(tuple(names), []).append(rank)
+    texts = [
+        ("no rank had a" if len(those) == ranks else f"{rank_list(those, width=32)} had no")
+        + f" gradient for {_listed(names)} of the DDP model"
+        for names, those in alike.items()
+    ]
+    return tuple(
+        ("gradient", text) for text in texts if not any(each.startswith(text) for each in said)
+    )
 
 
 def _has_any(session: Session) -> bool:
@@ -189,30 +216,17 @@ def _without_gradient(facts: Mapping[int, Facts]) -> Iterator[tuple[str, str]]:
             having.setdefault(name, []).append(rank)
         for name in known.lacking:
             lacking.setdefault(name, []).append(rank)
-    alike: dict[tuple[int, ...], list[str]] = {}
+    alike: dict[tuple[tuple[int, ...], tuple[int, ...]], list[str]] = {}
     for name, missing in lacking.items():
         if name in having:
-            alike.setdefault(tuple(missing), []).append(name)
-    for ranks, names in alike.items():
-        others = having[names[0]]
+            alike.setdefault((tuple(missing), tuple(having[name])), []).append(name)
+    for (ranks, others), names in alike.items():
         told = f"{_who_have(ranks)} no gradient for {_listed(names)} of the DDP model"
         yield "gradient", f"{told}; {_who_have(others)} one"
 
 
 def _who_have(ranks: Sequence[int]) -> str:
     return f"{rank_list(ranks, width=32)} {'has' if len(ranks) == 1 else 'have'}"
-
-
-def _named_in(session: Session, rank: int, text: str) -> Iterator[tuple[str, str]]:
-    found = _WITHOUT.search(text)
-    models = _models(session.ranks[rank].saved)
-    if found is None or len(models) != 1:
-        return
-    parameters = _parameters(models[0])
-    numbers = [int(number) for number in found[1].split()]
-    names = [parameters[n][0] for n in numbers if n < len(parameters)]
-    if names:
-        yield "gradient", f"rank {rank} had no gradient for {_listed(names)} of the DDP model"
 
 
 def _buckets_of(models: Sequence[Any], ops: Sequence[Op]) -> Iterator[tuple[str, str]]:

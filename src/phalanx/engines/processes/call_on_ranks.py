@@ -16,12 +16,12 @@ from dataclasses import replace
 from typing import Any
 
 from phalanx.backend.evidence.model_names import names_in
-from phalanx.backend.rank_errors import error_for
+from phalanx.backend.rank_errors import add_names, error_for
 from phalanx.checks.order.paired_names import find_paired_names
 from phalanx.core.launcher import CLEANING_UP
 from phalanx.engines.look.look_door import LookDoor
 from phalanx.engines.look.remote_watch import LOOK, RemoteWatch, heard_by
-from phalanx.engines.outcome import Outcome, Outcomes, add_names, find_error
+from phalanx.engines.outcome import Outcome, Outcomes, find_error
 from phalanx.engines.processes.failure_evidence import (
     Failure,
     death,

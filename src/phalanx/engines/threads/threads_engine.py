@@ -26,7 +26,13 @@ from phalanx.backend.devices.cuda_streams import default_backend
 from phalanx.backend.devices.device_map import hint_for, plan_devices
 from phalanx.backend.evidence.call_description import describe_pending
 from phalanx.backend.evidence.invalid_call import note_invalid_call
-from phalanx.backend.evidence.model_names import THREAD, names_for_failure, with_names
+from phalanx.backend.evidence.model_names import (
+    THREAD,
+    lacking_in,
+    names_for_failure,
+    names_without,
+    with_names,
+)
 from phalanx.backend.group_reuse import (
     can_be_inherited,
     inherit,
@@ -307,6 +313,8 @@ class _Run:
         self.body = body
         self.outcomes = Outcomes([Outcome(rank) for rank in range(settings.ranks)])
         self.findings: Sequence[Verdict] = ()
+        self.without: dict[int, tuple[str, ...]] = {}
+        """Of ranks that failed: parameters that had no gradient there, as torch says."""
         self._left_threads = False
         self._device = private_modes.default_device() if private.function_modes() else None
         """The caller's default device, which torch keeps for each thread."""
@@ -370,6 +378,8 @@ class _Run:
             self.outcomes.stuck = tuple(
                 (s.rank, (stacks.get(s.rank) or (None,))[-1]) for s in stuck
             )
+        names = self.outcomes.names
+        self.outcomes.names = (*names_without(self.without, settings.ranks, names), *names)
         error = find_error(self.outcomes, settings.replay)
         if error is not None:
             raise error
@@ -452,6 +462,7 @@ class _Run:
             return
         note_invalid_call(error)
         if self.outcomes.record(outcome.rank, error, stopping=self.baton.stopping):
+            self.without[outcome.rank] = lacking_in(self.session, outcome.rank, error)
             self._stop_others(outcome.rank, error)
 
     def _note_end(self, outcome: Outcome) -> None:

@@ -20,11 +20,10 @@ from math import inf
 from multiprocessing.connection import Connection
 from typing import Any
 
-from phalanx.backend.rank_errors import error_for
+from phalanx.backend.rank_errors import add_names, error_for
 from phalanx.checks.order.paired_names import find_paired_names
 from phalanx.engines.look.look_door import LookDoor
 from phalanx.engines.look.remote_watch import LOOK, RemoteWatch
-from phalanx.engines.outcome import add_names
 from phalanx.engines.referee.referee_server import RefereeServer
 from phalanx.engines.remote.control_messages import Asking, Position, Raised, Where
 from phalanx.engines.run_settings import Settings, choose_findings, tell_findings
