@@ -23,6 +23,7 @@ import re
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import wraps
 from types import FrameType, MappingProxyType
@@ -32,6 +33,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from phalanx.backend.session import Session, context_here
 from phalanx.backend.torch_private import private_names
+from phalanx.checks.order.paired_names import find_paired_names
 from phalanx.errors import text_of
 from phalanx.model import Deadlock, Mismatch, Names, Op, Stall, Verdict, rank_list
 from phalanx.system import current_frames
@@ -42,6 +44,7 @@ DDP, THREAD = "ddp models", "thread"
 _BACKWARD = ("torch/autograd/__init__.py", "torch/autograd/graph.py")
 _WITHOUT = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
 _MOST_NAMES = 6
+_LACKING = "parameters without a gradient"
 
 NOBODY: Mapping[int, BaseException] = MappingProxyType({})
 
@@ -76,13 +79,14 @@ def model_patches(
 
 
 def with_names(session: Session, verdict: Verdict) -> Verdict:
-    """The verdict with notes about the parts of the ranks' models."""
-    if not isinstance(verdict, (Mismatch, Deadlock, Stall)) or not _has_any(session):
+    """The verdict with notes about what ranks passed, and the parts of their models."""
+    if not isinstance(verdict, (Mismatch, Deadlock, Stall)):
         return verdict
-    try:
-        return replace(verdict, names=_find(session, list(_ops_of(verdict))))
-    except Exception:  # whatever a program's module does when it is looked at
-        return verdict
+    names = find_paired_names(session.journal.reader(), verdict)
+    if _has_any(session):
+        with suppress(Exception):  # whatever a program's module does when it is looked at
+            names = (*names, *_find(session, list(_ops_of(verdict))))
+    return replace(verdict, names=names) if names else verdict
 
 
 def names_for_failure(session: Session, rank: int, error: BaseException) -> Names:
@@ -95,36 +99,36 @@ def names_for_failure(session: Session, rank: int, error: BaseException) -> Name
         return ()
 
 
-def lacking_in(session: Session, rank: int, error: BaseException) -> tuple[str, ...]:
-    """The parameters that torch's error says had no gradient on the rank that raised it."""
+def note_lacking(saved: dict[str, Any], error: BaseException) -> None:
+    """Of a rank that fails: the parameters that torch's error says had no gradient there."""
     found = _WITHOUT.search(text_of(error))
     if found is None:
-        return ()
+        return
     try:
-        (model,) = _models(session.ranks[rank].saved)
+        (model,) = _models(saved)
         names = [name for name, _ in _parameters(model)]
     except Exception:  # several models, or whatever a program's module does
-        return ()
+        return
     numbers = [int(number) for number in found[1].split()]
-    return tuple(names[number] for number in numbers if number < len(names))
+    saved[_LACKING] = tuple(names[number] for number in numbers if number < len(names))
 
 
-def names_without(without: Mapping[int, Sequence[str]], ranks: int, known: Names = ()) -> Names:
-    """Notes for what errors of `lacking_in` say, by rank, of a world of so many ranks. Where
-    all had none, it is no fault of one. What is `known` from the models is not said again."""
-    said = [text.replace(" has no ", " had no ") for _, text in known]
+def add_lacking(session: Session, known: Names) -> Names:
+    """The same notes, after those of what `note_lacking` noted on all ranks that failed: where
+    no rank has a gradient, it is no fault of one. What the notes say is not said again."""
     alike: dict[tuple[str, ...], list[int]] = {}
-    for rank, names in sorted(without.items()):
+    for context in session.ranks:
+        names = context.saved.pop(_LACKING, ())
         if names:
-            alike.setdefault(tuple(names), []).append(rank)
+            alike.setdefault(names, []).append(context.rank)
+    said = [text.replace(" has no ", " had no ") for _, text in known]
     texts = [
-        ("no rank had a" if len(those) == ranks else f"{rank_list(those, width=32)} had no")
+        ("no rank had a" if len(those) == session.size else f"{rank_list(those)} had no")
         + f" gradient for {_listed(names)} of the DDP model"
         for names, those in alike.items()
     ]
-    return tuple(
-        ("gradient", text) for text in texts if not any(each.startswith(text) for each in said)
-    )
+    fresh = [text for text in texts if not any(each.startswith(text) for each in said)]
+    return (*(("gradient", text) for text in fresh), *known)
 
 
 def _has_any(session: Session) -> bool:

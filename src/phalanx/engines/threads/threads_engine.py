@@ -28,9 +28,9 @@ from phalanx.backend.evidence.call_description import describe_pending
 from phalanx.backend.evidence.invalid_call import note_invalid_call
 from phalanx.backend.evidence.model_names import (
     THREAD,
-    lacking_in,
+    add_lacking,
     names_for_failure,
-    names_without,
+    note_lacking,
     with_names,
 )
 from phalanx.backend.group_reuse import (
@@ -47,7 +47,6 @@ from phalanx.backend.stores.store import InProcessStore
 from phalanx.backend.torch_patches import leave_groups
 from phalanx.backend.torch_private import private, private_modes
 from phalanx.backend.work import buffer_modes, completion, execution_traces, profiler_events
-from phalanx.checks.order.paired_names import find_paired_names
 from phalanx.checks.unmatched_message import find_leftovers
 from phalanx.core.baton import Baton
 from phalanx.core.clock import Clock, RealClock, VirtualClock
@@ -256,8 +255,6 @@ class ThreadsEngine:
 
         def report(verdict: Verdict) -> VerdictError:
             named = with_names(session, verdict)
-            if paired := find_paired_names(session.journal.reader(), named):
-                named = replace(named, names=(*paired, *named.names))
             session.raised.append(named)
             session.journal.found(verdict)
             return error_for(named, settings.replay)
@@ -313,8 +310,6 @@ class _Run:
         self.body = body
         self.outcomes = Outcomes([Outcome(rank) for rank in range(settings.ranks)])
         self.findings: Sequence[Verdict] = ()
-        self.without: dict[int, tuple[str, ...]] = {}
-        """Of ranks that failed: parameters that had no gradient there, as torch says."""
         self._left_threads = False
         self._device = private_modes.default_device() if private.function_modes() else None
         """The caller's default device, which torch keeps for each thread."""
@@ -378,8 +373,7 @@ class _Run:
             self.outcomes.stuck = tuple(
                 (s.rank, (stacks.get(s.rank) or (None,))[-1]) for s in stuck
             )
-        names = self.outcomes.names
-        self.outcomes.names = (*names_without(self.without, settings.ranks, names), *names)
+        self.outcomes.names = add_lacking(self.session, self.outcomes.names)
         error = find_error(self.outcomes, settings.replay)
         if error is not None:
             raise error
@@ -462,7 +456,7 @@ class _Run:
             return
         note_invalid_call(error)
         if self.outcomes.record(outcome.rank, error, stopping=self.baton.stopping):
-            self.without[outcome.rank] = lacking_in(self.session, outcome.rank, error)
+            note_lacking(self.session.ranks[outcome.rank].saved, error)
             self._stop_others(outcome.rank, error)
 
     def _note_end(self, outcome: Outcome) -> None:
