@@ -32,6 +32,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from phalanx import source_text
+from phalanx.checks.order.crossed_messages import find_crossed_messages
 from phalanx.journal.events import REDUCE_OPS, GroupRecord, Noted, site_of
 from phalanx.journal.reader import Journal
 from phalanx.model import CallBlock, Finding, Op, Site, rank_list
@@ -115,6 +116,7 @@ def find_crossed_order(journal: Journal, host: object) -> Iterator[Finding]:
             found = _find_in(group, by_rank)
             if found is not None:
                 yield found
+    yield from find_crossed_messages(journal)
 
 
 def notes_by_group(journal: Journal) -> dict[GroupRecord, dict[int, list[Noted]]]:
