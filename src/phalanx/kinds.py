@@ -21,7 +21,7 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "in-flight-buffer": "a tensor of an operation not yet waited for is used",
         "unwaited-work": "the Work of an operation is dropped or never waited for",
         "unmatched-message": "a message nobody received, or a receive nobody answered",
-        "crossed-order": "two collectives of the same shape are paired crosswise",
+        "crossed-order": "two collectives or messages of the same shape are paired crosswise",
         "backend-hazard": "the run passed, but by the backend's rules it may hang or corrupt",
         "message-race": "a result depended on the order in which messages arrived",
         "thread-race": "two threads of a rank use one group with nothing that orders them",

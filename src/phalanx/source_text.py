@@ -29,10 +29,12 @@ def together(one: Mark, other: Mark) -> bool:
     if one[0] != other[0]:
         return False
     chains = [_blocks(place[0].co_filename, line_at(*place)) for place in (one, other)]
-    if None in chains:
+    return _are_together(*chains)
+
+
+def _are_together(first: tuple[Block, ...] | None, second: tuple[Block, ...] | None) -> bool:
+    if first is None or second is None:
         return False
-    first, second = chains
-    assert first is not None and second is not None
     common = 0
     while common < min(len(first), len(second)) and first[common] == second[common]:
         common += 1
@@ -287,3 +289,24 @@ def _call_picks(node: ast.Call, name: str, look: Callable[..., bool]) -> bool:
 
 def _is_name(node: ast.expr, name: str) -> bool:
     return isinstance(node, ast.Name) and node.id == name
+
+
+def tree_of(file: str) -> ast.Module | None:
+    """The whole file, parsed; None if it cannot be."""
+    return _tree(tuple(linecache.getlines(file)))
+
+
+def function_around(tree: ast.Module, line: int) -> ast.AST:
+    """The innermost function that has a line, or the module."""
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    around = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, functions) and node.lineno <= line <= (node.end_lineno or 0)
+    ]
+    return max(around, key=lambda node: node.lineno, default=tree)
+
+
+def lines_together(file: str, one: int, other: int) -> bool:
+    """What `together` says, for two lines of one function."""
+    return _are_together(_blocks(file, one), _blocks(file, other))

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from phalanx.callsite import Mark
-from phalanx.checks.crossed_order import find_crossed_order
 from phalanx.checks.group_lifecycle import find_lifecycle_mismatches, find_outsider_calls
 from phalanx.checks.leak import FEW, find_leaked_groups
+from phalanx.checks.order.crossed_order import find_crossed_order
 from phalanx.checks.rank_space import find_rank_spaces
 from phalanx.journal.events import GroupDestroyed, GroupMade, GroupRecord, Noted, Posted
 from phalanx.journal.writer import JournalWriter

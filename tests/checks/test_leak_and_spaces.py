@@ -27,6 +27,13 @@ def test_lost_groups_of_one_line_are_one_finding() -> None:
     assert find_leaks([making(100, lost=False)]) == ()
 
 
+def test_the_headline_counts_all_groups_of_the_line() -> None:
+    (finding,) = find_leaks([replace(making(22), at_line=(25, 24, 25))])
+    assert finding.headline.endswith("same ranks 25 times; 24 were alive at once")
+    (finding,) = find_leaks([replace(making(22), at_line=(22, 22, 25))])
+    assert "22 times, and 3 of other ranks; 22 were alive" in finding.headline
+
+
 def test_meshes_need_many() -> None:
     assert find_leaks([making(MANY - 1, by_name=True)]) == ()
     assert len(find_leaks([making(MANY, by_name=True)])) == 1

@@ -205,3 +205,20 @@ def ended_and_begun_again() -> None:
 )
 def test_all_may_end_a_world_or_none(program) -> None:
     assert findings(program, init=False) == []
+
+
+def make_one() -> None:
+    dist.new_group([0, 1])
+
+
+def by_two_ways() -> None:
+    for _ in range(3):
+        make_one()
+    for _ in range(5):
+        make_one()
+
+
+def test_a_line_that_is_reached_by_two_ways_counts_once() -> None:
+    with phalanx.World(ranks=2) as world, pytest.warns(phalanx.PhalanxWarning):
+        world.run(by_two_ways)
+    assert "same ranks 8 times; 8 were alive at once" in world.findings[0].headline

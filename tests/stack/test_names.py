@@ -53,8 +53,32 @@ def test_parameters_that_torch_gives_by_number() -> None:
         for _ in range(2):
             step(model, short=True)
 
-    expected = 'had no gradient for "fc2.weight", "fc2.bias" of the DDP model'
+    expected = 'no rank had a gradient for "fc2.weight", "fc2.bias" of the DDP model'
     assert expected in told(program)
+
+
+class Either(torch.nn.Module):
+    """Uses one of two layers, so the ranks lack different parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor, number: int) -> torch.Tensor:
+        return self.second(x) if number else self.first(x)
+
+
+def test_each_rank_lacks_other_parameters() -> None:
+    def program() -> None:
+        model = DistributedDataParallel(Either())
+        for _ in range(2):
+            model.zero_grad()
+            model(torch.ones(1, 2), dist.get_rank() % 2).sum().backward()
+
+    text = told(program)
+    lacking = 'had no gradient for "{0}.weight", "{0}.bias" of the DDP model'
+    assert f"gradient ranks 0, 2 {lacking.format('second')}" in text
+    assert f"gradient rank 1 {lacking.format('first')}" in text
 
 
 def test_a_rank_in_backward_is_not_said_to_lack_gradients() -> None:

@@ -5,12 +5,13 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import torch.distributed as dist
 
 from phalanx import errors
-from phalanx.model import Deadlock, Mismatch, Stall, Verdict
+from phalanx.model import Deadlock, Mismatch, Names, Stall, Verdict
 from phalanx.report.text import render
 
 
@@ -96,6 +97,16 @@ def error_of(verdict: Verdict, text: str) -> errors.VerdictError:
     """The error for a verdict that was rendered elsewhere."""
     found = _FINDINGS.get(verdict.kind) or _CLASSES[type(verdict)]
     return found(text, verdict)
+
+
+def add_names(error: BaseException, names: Names, replay: str | None) -> BaseException:
+    """The error with these lines in its report, if it is one that has such lines."""
+    verdict = getattr(error, "verdict", None)
+    if not names or not isinstance(verdict, (Mismatch, Deadlock, Stall)):
+        return error
+    named = error_for(replace(verdict, names=(*verdict.names, *names)), replay)
+    named.__cause__, named.__context__ = error.__cause__, error.__context__
+    return named.with_traceback(error.__traceback__)
 
 
 def one_for_each(error: Exception, count: int) -> list[Exception]:

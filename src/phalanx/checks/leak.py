@@ -38,7 +38,10 @@ FEW, MANY = 3, 8
 class Making:
     """Groups of one set of ranks, made at one place. `most` were alive at once; `lost` says
     that the program cannot reach the first of them any more, `by_name` that this cannot be
-    seen because they were made by a mesh."""
+    seen because they were made by a mesh.
+
+    These count one way to that place, which decides. `at_line` counts what a reader sees there,
+    by whatever way: groups of these ranks, how many at once, and groups of any ranks."""
 
     ranks: tuple[int, ...]
     site: Site | None
@@ -47,6 +50,7 @@ class Making:
     lost: bool
     by_name: bool = False
     backend: str = "gloo"
+    at_line: tuple[int, int, int] | None = None
 
 
 class ProfileHost(Protocol):
@@ -114,16 +118,22 @@ def _leak(found: Sequence[Making]) -> Finding:
         kind="leak",
         severity="warning",
         ranks=ranks,
-        headline=(
-            f"{site} made a group of the same ranks {largest.made} times; "
-            f"{largest.most} were alive at once"
-        ),
+        headline=_headline(largest),
         blocks=(CallBlock(ranks, op),),
         facts=(("rule", "each group holds connections and memory until it is destroyed"),),
         hint=(
             "make it once and keep it, or call dist.destroy_process_group(group) when it is "
             "done with"
         ),
+    )
+
+
+def _headline(making: Making) -> str:
+    made, most, total = making.at_line or (making.made, making.most, making.made)
+    others = f", and {total - made} of other ranks" if total > made else ""
+    return (
+        f"{making.site} made a group of the same ranks {made} times{others}; "
+        f"{most} were alive at once"
     )
 
 

@@ -222,6 +222,12 @@ _STATE_OF_PYTHON = (
     ),
     *_rows(
         THREADS,
+        "a warning names the program's line where the frame that torch takes is ours",
+        "warnings.WarningMessage",
+        also=WATCHED,
+    ),
+    *_rows(
+        THREADS,
         "torch wraps it anew at every init_process_group",
         "sys.excepthook",
     ),
@@ -286,6 +292,7 @@ _STATE_OF_TORCH = (
         THREADS,
         "buffers of operations that hooks begin in backward are guarded afterwards",
         "torch.autograd._engine_run_backward",
+        also=WATCHED,
     ),
     *_rows(
         THREADS,
@@ -486,11 +493,6 @@ _IN_PROCESSES = (
         WATCHED,
         "reports name the parameters of models that ranks wrap",
         "torch.nn.parallel.DistributedDataParallel.__init__",
-    ),
-    *_rows(
-        WATCHED,
-        "buffers of operations that hooks begin in backward are guarded afterwards",
-        "torch.autograd._engine_run_backward",
     ),
     *_rows(
         WATCHED,

@@ -26,6 +26,7 @@ from phalanx.emulation.state import (
 )
 from phalanx.emulation.state.torch_attributes import AttributeFinder
 from phalanx.emulation.stdlib.replaced_calls import call_patches
+from phalanx.emulation.stdlib.warning_places import warning_patches
 
 
 def _state_patches() -> list[Patch]:
@@ -38,6 +39,7 @@ def _state_patches() -> list[Patch]:
         *descriptors.descriptor_patches(),
         *logs.log_patches(),
         *exits.exit_patches(),
+        *warning_patches(),
     ]
 
 

@@ -28,16 +28,15 @@ def render(verdict: Verdict, *, replay: str | None = None) -> str:
     """
     if verdict.names and not isinstance(verdict, RankFailure):
         text = render(dataclasses.replace(verdict, names=()))
-        names = [line for label, said in verdict.names for line in labelled(label, said)]
+        first, names = _lines(verdict, True), _lines(verdict, False)
+        headline, _, rest = text.partition("\n\n")
         last = labelled("replay", replay, whole=True) if replay else ()
-        return compose(text, names, last)
+        return compose(headline, first, rest.split("\n") if rest else (), names, last)
     if verdict.handled:
-        first, _, rest = render(dataclasses.replace(verdict, handled=())).partition("\n\n")
+        top, _, rest = render(dataclasses.replace(verdict, handled=())).partition("\n\n")
         last = labelled("replay", replay, whole=True) if replay else ()
         notes = lay_notes(verdict)
-        return compose(
-            headline_handled(verdict, first), lay_causes(verdict), [rest], notes, last
-        )
+        return compose(headline_handled(verdict, top), lay_causes(verdict), [rest], notes, last)
     if isinstance(verdict, Mismatch):
         return render_mismatch(verdict, replay=replay)
     if isinstance(verdict, Deadlock):
@@ -51,6 +50,15 @@ def render(verdict: Verdict, *, replay: str | None = None) -> str:
     if isinstance(verdict, Finding):
         return render_finding(verdict, replay=replay)
     raise TypeError(f"no report for a {type(verdict).__name__}")
+
+
+FIRST = frozenset({"paired"})
+"""Labels of names that say how it began: they come right below the headline."""
+
+
+def _lines(verdict: Verdict, is_first: bool) -> list[str]:
+    chosen = [(label, text) for label, text in verdict.names if (label in FIRST) is is_first]
+    return [line for label, text in chosen for line in labelled(label, text)]
 
 
 def render_kind(verdict: Verdict, *, replay: str | None = None) -> str:

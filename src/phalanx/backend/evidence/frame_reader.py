@@ -33,7 +33,7 @@ _HELD_BY_US = 3
 Values = tuple[tuple[str, int | str], ...]
 Reading = tuple[callsite.Mark, tuple[str, ...], Values, bool, tuple[str, ...]]
 """A frame's place, names of the tensor there, and what `_loop_values` returns: the fields of
-`checks.crossed_order.Level`."""
+`checks.order.crossed_order.Level`."""
 
 
 class FramePlan:

@@ -12,6 +12,7 @@ import gc
 import os
 import sys
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable
 from types import FrameType, MethodType
 from typing import Any
@@ -32,16 +33,54 @@ _MAKERS = ("distributed_c10d.py", "c10d_logger.py")
 class _Entry:
     """Groups of one set of ranks that were made by one way through the program."""
 
-    __slots__ = ("backend", "by_name", "ends", "lost", "made", "most", "place")
+    __slots__ = ("alive", "backend", "by_name", "lost", "made", "place")
 
     def __init__(self, place: callsite.Mark | None, by_name: bool, backend: str) -> None:
         self.place = place
         self.backend = backend
         self.by_name = by_name
-        self.ends: list[weakref.ref[Any]] = []
+        self.alive = _Alive()
         self.made = 0
-        self.most = 0
         self.lost = False
+
+
+class _Line:
+    """All groups that one line made, by whatever way it was reached."""
+
+    __slots__ = ("alive", "made")
+
+    def __init__(self) -> None:
+        self.made: Counter[tuple[int, ...]] = Counter()
+        """How many, by ranks."""
+        self.alive: dict[tuple[int, ...], _Alive] = {}
+
+    def add(self, ranks: tuple[int, ...], end: Any, is_closed: Callable[[Any], bool]) -> None:
+        self.made[ranks] += 1
+        alive = self.alive.get(ranks)
+        if alive is None:
+            alive = self.alive[ranks] = _Alive()
+        alive.add(end, is_closed)
+
+    def counts(self, ranks: tuple[int, ...]) -> tuple[int, int, int]:
+        """Of these ranks how many, and how many at once; and how many in all."""
+        return self.made[ranks], self.alive[ranks].most, self.made.total()
+
+
+class _Alive:
+    """Groups that have not been closed; `most` were alive at once."""
+
+    __slots__ = ("ends", "most")
+
+    def __init__(self) -> None:
+        self.ends: list[weakref.ref[Any]] = []
+        self.most = 0
+
+    def add(self, end: Any, is_closed: Callable[[Any], bool]) -> list[weakref.ref[Any]]:
+        """Returns those before it."""
+        alive = [ref for ref in self.ends if (one := ref()) is not None and not is_closed(one)]
+        self.ends = [*alive, weakref.ref(end)]
+        self.most = max(self.most, len(self.ends))
+        return alive
 
 
 class GroupWatch:
@@ -53,6 +92,7 @@ class GroupWatch:
     def forget(self) -> None:
         self._entries: dict[tuple[tuple[callsite.Mark, ...], tuple[int, ...]], _Entry] = {}
         """By the way through the program, and by ranks."""
+        self._lines: dict[callsite.Mark | None, _Line] = {}
         self._searches = 0
 
     def made(
@@ -68,14 +108,14 @@ class GroupWatch:
         """The first member of a group has made it at this frame; `end` is what the program has
         of it. `tables` are what refers to a group in any case: torch's and ours."""
         way, by_name = _way_here(frame)
+        place = way[0] if way else None
         entry = self._entries.get((way, ranks))
         if entry is None:
-            place = way[0] if way else None
             entry = self._entries[way, ranks] = _Entry(place, by_name, backend)
-        alive = [ref for ref in entry.ends if (one := ref()) is not None and not is_closed(one)]
-        entry.ends = [*alive, weakref.ref(end)]
+            self._lines.setdefault(place, _Line())
+        self._lines[place].add(ranks, end, is_closed)
+        alive = entry.alive.add(end, is_closed)
         entry.made += 1
-        entry.most = max(entry.most, len(entry.ends))
         if not by_name and not entry.lost and len(alive) + 1 in (FEW, MANY):
             entry.lost = self._is_lost(alive[0], tables)
 
@@ -88,10 +128,18 @@ class GroupWatch:
                 0,
                 entry.place,
                 KIND,
-                (ranks, entry.made, entry.most, entry.lost, entry.by_name, entry.backend),
+                (
+                    ranks,
+                    entry.made,
+                    entry.alive.most,
+                    entry.lost,
+                    entry.by_name,
+                    entry.backend,
+                    self._lines[entry.place].counts(ranks),
+                ),
             )
             for (_, ranks), entry in self._entries.items()
-            if entry.most >= FEW
+            if entry.alive.most >= FEW
         ]
         self.forget()
         return found

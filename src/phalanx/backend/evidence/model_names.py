@@ -8,7 +8,8 @@ said was seen: who has no gradient for what, and where a rank's frames are.
 |---|---|
 | a parameter of DDP has no gradient on ranks that are not in `backward` and have others; | |
 | on other ranks it has one | which parameters, which ranks |
-| torch's error about parameters that did not receive a gradient, by number | their names |
+| torch's error about parameters that did not receive a gradient, by number | their names; |
+| | and whether that were all ranks |
 | an `all_reduce` in `backward`, of the size of parameters side by side | their names |
 | frames of FSDP2 that gather or scatter a module's parameters | the module |
 | frames of a pipeline's schedule | the stage and the microbatch |
@@ -22,6 +23,7 @@ import re
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import wraps
 from types import FrameType, MappingProxyType
@@ -31,6 +33,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from phalanx.backend.session import Session, context_here
 from phalanx.backend.torch_private import private_names
+from phalanx.checks.order.paired_names import find_paired_names
 from phalanx.errors import text_of
 from phalanx.model import Deadlock, Mismatch, Names, Op, Stall, Verdict, rank_list
 from phalanx.system import current_frames
@@ -41,6 +44,7 @@ DDP, THREAD = "ddp models", "thread"
 _BACKWARD = ("torch/autograd/__init__.py", "torch/autograd/graph.py")
 _WITHOUT = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
 _MOST_NAMES = 6
+_LACKING = "parameters without a gradient"
 
 NOBODY: Mapping[int, BaseException] = MappingProxyType({})
 
@@ -75,13 +79,14 @@ def model_patches(
 
 
 def with_names(session: Session, verdict: Verdict) -> Verdict:
-    """The verdict with notes about the parts of the ranks' models."""
-    if not isinstance(verdict, (Mismatch, Deadlock, Stall)) or not _has_any(session):
+    """The verdict with notes about what ranks passed, and the parts of their models."""
+    if not isinstance(verdict, (Mismatch, Deadlock, Stall)):
         return verdict
-    try:
-        return replace(verdict, names=_find(session, list(_ops_of(verdict))))
-    except Exception:  # whatever a program's module does when it is looked at
-        return verdict
+    names = find_paired_names(session.journal.reader(), verdict)
+    if _has_any(session):
+        with suppress(Exception):  # whatever a program's module does when it is looked at
+            names = (*names, *_find(session, list(_ops_of(verdict))))
+    return replace(verdict, names=names) if names else verdict
 
 
 def names_for_failure(session: Session, rank: int, error: BaseException) -> Names:
@@ -89,15 +94,41 @@ def names_for_failure(session: Session, rank: int, error: BaseException) -> Name
     if not _has_any(session):
         return ()
     try:
-        found = _find(session, (), {rank: error})
-        named = _named_in(session, rank, text_of(error))
-        said = [text.replace(" has no ", " had no ") for _, text in found]
-        return (
-            *(each for each in named if not any(text.startswith(each[1]) for text in said)),
-            *found,
-        )
+        return _find(session, (), {rank: error})
     except Exception:
         return ()
+
+
+def note_lacking(saved: dict[str, Any], error: BaseException) -> None:
+    """Of a rank that fails: the parameters that torch's error says had no gradient there."""
+    found = _WITHOUT.search(text_of(error))
+    if found is None:
+        return
+    try:
+        (model,) = _models(saved)
+        names = [name for name, _ in _parameters(model)]
+    except Exception:  # several models, or whatever a program's module does
+        return
+    numbers = [int(number) for number in found[1].split()]
+    saved[_LACKING] = tuple(names[number] for number in numbers if number < len(names))
+
+
+def add_lacking(session: Session, known: Names) -> Names:
+    """The same notes, after those of what `note_lacking` noted on all ranks that failed: where
+    no rank has a gradient, it is no fault of one. What the notes say is not said again."""
+    alike: dict[tuple[str, ...], list[int]] = {}
+    for context in session.ranks:
+        names = context.saved.pop(_LACKING, ())
+        if names:
+            alike.setdefault(names, []).append(context.rank)
+    said = [text.replace(" has no ", " had no ") for _, text in known]
+    texts = [
+        ("no rank had a" if len(those) == session.size else f"{rank_list(those)} had no")
+        + f" gradient for {_listed(names)} of the DDP model"
+        for names, those in alike.items()
+    ]
+    fresh = [text for text in texts if not any(each.startswith(text) for each in said)]
+    return (*(("gradient", text) for text in fresh), *known)
 
 
 def _has_any(session: Session) -> bool:
@@ -189,30 +220,17 @@ def _without_gradient(facts: Mapping[int, Facts]) -> Iterator[tuple[str, str]]:
             having.setdefault(name, []).append(rank)
         for name in known.lacking:
             lacking.setdefault(name, []).append(rank)
-    alike: dict[tuple[int, ...], list[str]] = {}
+    alike: dict[tuple[tuple[int, ...], tuple[int, ...]], list[str]] = {}
     for name, missing in lacking.items():
         if name in having:
-            alike.setdefault(tuple(missing), []).append(name)
-    for ranks, names in alike.items():
-        others = having[names[0]]
+            alike.setdefault((tuple(missing), tuple(having[name])), []).append(name)
+    for (ranks, others), names in alike.items():
         told = f"{_who_have(ranks)} no gradient for {_listed(names)} of the DDP model"
         yield "gradient", f"{told}; {_who_have(others)} one"
 
 
 def _who_have(ranks: Sequence[int]) -> str:
     return f"{rank_list(ranks, width=32)} {'has' if len(ranks) == 1 else 'have'}"
-
-
-def _named_in(session: Session, rank: int, text: str) -> Iterator[tuple[str, str]]:
-    found = _WITHOUT.search(text)
-    models = _models(session.ranks[rank].saved)
-    if found is None or len(models) != 1:
-        return
-    parameters = _parameters(models[0])
-    numbers = [int(number) for number in found[1].split()]
-    names = [parameters[n][0] for n in numbers if n < len(parameters)]
-    if names:
-        yield "gradient", f"rank {rank} had no gradient for {_listed(names)} of the DDP model"
 
 
 def _buckets_of(models: Sequence[Any], ops: Sequence[Op]) -> Iterator[tuple[str, str]]:

@@ -1,7 +1,7 @@
 """Note for the check `crossed-order` what the user's frames say about some calls of each group.
 
 `note` is called for the same calls on every rank, the first few of each `PERIOD`. Deciding is
-done in `checks/crossed_order.py`.
+done in `checks/order/crossed_order.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from phalanx.backend.evidence.frame_reader import Reading, read_frames
 from phalanx.backend.torch_private.private_names import frame_of_program
-from phalanx.checks.crossed_order import KIND
+from phalanx.checks.order.crossed_order import KIND
 from phalanx.journal.events import Noted, make
 from phalanx.journal.writer import NoteWriter
 from phalanx.matching.slots import Call

@@ -16,8 +16,9 @@ from dataclasses import replace
 from typing import Any
 
 from phalanx.backend.evidence.model_names import names_in
-from phalanx.backend.rank_errors import error_for
+from phalanx.backend.rank_errors import add_names, error_for
 from phalanx.checks.error_handlers import with_handled
+from phalanx.checks.order.paired_names import find_paired_names
 from phalanx.core.launcher import CLEANING_UP
 from phalanx.engines.look.look_door import LookDoor
 from phalanx.engines.look.remote_watch import LOOK, RemoteWatch, heard_by
@@ -49,9 +50,7 @@ from phalanx.engines.serialization.serialization import unpack_value
 from phalanx.engines.snapshots import group_views
 from phalanx.errors import RankStopped, UsageError
 from phalanx.model import (
-    Deadlock,
     Group,
-    Mismatch,
     Op,
     RankView,
     Site,
@@ -398,16 +397,15 @@ class CallInProgress:
             self.findings = tuple(find_reasons(self._codec.host))
 
     def _with_names(self, error: BaseException) -> BaseException:
-        """The same, with what the ranks know of the parts of their models."""
+        """The same, with what the ranks know of the parts of their models, and of what they
+        passed."""
         verdict = getattr(error, "verdict", None)
         raised = [each for _, _, each in self._failed if isinstance(each, Raised)]
         facts = {each.rank: each.facts for each in raised if each.facts is not None}
         names = names_in(dict(sorted(facts.items())))
-        if not names or not isinstance(verdict, (Mismatch, Deadlock, Stall)):
-            return error
-        named = error_for(replace(verdict, names=names), self._replay)
-        named.__cause__, named.__context__ = error.__cause__, error.__context__
-        return named.with_traceback(error.__traceback__)
+        if self._codec is not None and verdict is not None:
+            names = (*find_paired_names(self._codec.referee.read_journal(), verdict), *names)
+        return add_names(error, names, self._replay)
 
     def _view(self, rank: int) -> RankView:
         """Where the rank was: as the referee knows, as it said, or where it lost the connection

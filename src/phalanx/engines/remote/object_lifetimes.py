@@ -21,6 +21,7 @@ from phalanx.backend.rank_errors import InvalidCallError
 from phalanx.backend.torch_private import private
 from phalanx.callsite import Mark
 from phalanx.checks.leak import KIND
+from phalanx.emulation.stdlib.warning_places import warning_patches
 from phalanx.engines.remote.rank_notes import RankNotes
 from phalanx.model import Group
 
@@ -63,6 +64,7 @@ class Lives:
         yield dist.ProcessGroup, "shutdown", shutdown
         yield from outsider_patches(lambda: self._notes)
         yield from model_patches(lambda: self)
+        yield from warning_patches()
 
     def made(self, group: Any, members: tuple[int, ...], at: FrameType) -> None:
         """The process is a member of a new group, which has no members given if it is the

@@ -28,7 +28,13 @@ from phalanx.backend.evidence.call_description import describe_pending
 from phalanx.backend.evidence.departures import left_by
 from phalanx.backend.evidence.handled_errors import find_handling
 from phalanx.backend.evidence.invalid_call import note_invalid_call
-from phalanx.backend.evidence.model_names import THREAD, names_for_failure, with_names
+from phalanx.backend.evidence.model_names import (
+    THREAD,
+    add_lacking,
+    names_for_failure,
+    note_lacking,
+    with_names,
+)
 from phalanx.backend.group_reuse import (
     can_be_inherited,
     inherit,
@@ -370,6 +376,7 @@ class _Run:
             self.outcomes.stuck = tuple(
                 (s.rank, (stacks.get(s.rank) or (None,))[-1]) for s in stuck
             )
+        self.outcomes.names = add_lacking(self.session, self.outcomes.names)
         error = find_error(self.outcomes, settings.replay)
         if error is not None:
             raise error
@@ -454,6 +461,7 @@ class _Run:
             return
         note_invalid_call(error)
         if self.outcomes.record(outcome.rank, error, stopping=self.baton.stopping):
+            note_lacking(self.session.ranks[outcome.rank].saved, error)
             self._stop_others(outcome.rank, error)
 
     def _note_end(self, outcome: Outcome) -> None:

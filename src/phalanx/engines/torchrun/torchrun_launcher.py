@@ -20,8 +20,9 @@ from math import inf
 from multiprocessing.connection import Connection
 from typing import Any
 
-from phalanx.backend.rank_errors import error_for
+from phalanx.backend.rank_errors import add_names, error_for
 from phalanx.checks.error_handlers import with_handled
+from phalanx.checks.order.paired_names import find_paired_names
 from phalanx.engines.look.look_door import LookDoor
 from phalanx.engines.look.remote_watch import LOOK, RemoteWatch
 from phalanx.engines.referee.referee_server import RefereeServer
@@ -137,7 +138,9 @@ class Launch:
             self._farewell = signal.SIGINT
             raise
         well = self._agent.returncode == 0
-        error = find_error(self._now, self._referee, self._settings.replay, well=well)
+        error = self._with_names(
+            find_error(self._now, self._referee, self._settings.replay, well=well)
+        )
         if self._agent.returncode < 0 and not (self._now.exits or self._now.ended):
             raise _launcher_died(self._agent.returncode)
         if self._loss is not None and is_ended_from_outside(error):
@@ -150,6 +153,14 @@ class Launch:
             raise SystemExit(2 if self._agent.returncode == 2 else 1)
         self._tell_findings()
         return self._now.initialised
+
+    def _with_names(self, error: BaseException | None) -> BaseException | None:
+        """The same, with what ranks passed where they parted, as far as it was noted."""
+        verdict = getattr(error, "verdict", None)
+        journal = None if verdict is None else self.read_journal()
+        if error is None or verdict is None or journal is None:
+            return error
+        return add_names(error, find_paired_names(journal, verdict), self._settings.replay)
 
     def _tell_findings(self) -> None:
         """What can be said now that all ranks have returned; where the referee is."""

@@ -7,7 +7,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.checks.crossed_order import (
+from phalanx.checks.order.crossed_order import (
     Level,
     NotedCall,
     Part,

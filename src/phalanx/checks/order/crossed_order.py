@@ -32,6 +32,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from phalanx import source_text
+from phalanx.checks.order.crossed_messages import find_crossed_messages
 from phalanx.journal.events import REDUCE_OPS, GroupRecord, Noted, site_of
 from phalanx.journal.reader import Journal
 from phalanx.model import CallBlock, Finding, Op, Site, rank_list
@@ -104,21 +105,27 @@ class Source:
     picks: Callable[[Any, str], bool] = lambda place, name: False
 
 
-_SOURCE = Source(source_text.together, source_text.expression, source_text.picks)
+SOURCE = Source(source_text.together, source_text.expression, source_text.picks)
 
 
 def find_crossed_order(journal: Journal, host: object) -> Iterator[Finding]:
     """From what was noted at calls: number, what was called, the levels (None where a line
     tells nothing new) and the module of FSDP's that the call is for."""
-    groups: dict[GroupRecord, dict[int, list[Noted]]] = {}
-    for event in journal.noted(KIND):
-        if event.group is not None:
-            groups.setdefault(event.group, {}).setdefault(event.rank, []).append(event)
-    for group, by_rank in groups.items():
+    for group, by_rank in notes_by_group(journal).items():
         if len(by_rank) == len(group.ranks):
             found = _find_in(group, by_rank)
             if found is not None:
                 yield found
+    yield from find_crossed_messages(journal)
+
+
+def notes_by_group(journal: Journal) -> dict[GroupRecord, dict[int, list[Noted]]]:
+    """What ranks noted at their calls, by group and rank."""
+    groups: dict[GroupRecord, dict[int, list[Noted]]] = {}
+    for event in journal.noted(KIND):
+        if event.group is not None:
+            groups.setdefault(event.group, {}).setdefault(event.rank, []).append(event)
+    return groups
 
 
 def _find_in(group: GroupRecord, by_rank: Mapping[int, Sequence[Noted]]) -> Finding | None:
@@ -129,13 +136,12 @@ def _find_in(group: GroupRecord, by_rank: Mapping[int, Sequence[Noted]]) -> Find
     other = find_other_part(parts) if all(parts.values()) else None
     if other is not None:
         return _other_module(group, *other)
-    trails = {rank: _trail(own) for rank, own in by_rank.items()}
-    common = set.intersection(*({number for number, *_ in own} for own in trails.values()))
+    trails = {rank: trail_of(own) for rank, own in by_rank.items()}
+    common = set.intersection(*({call.number for call in own} for own in trails.values()))
     calls = {
-        rank: [_noted_call(*noted) for noted in own if noted[0] in common]
-        for rank, own in trails.items()
+        rank: [call for call in own if call.number in common] for rank, own in trails.items()
     }
-    crossing = find_crossing(calls, _SOURCE)
+    crossing = find_crossing(calls, SOURCE)
     return None if crossing is None else _finding(group, crossing)
 
 
@@ -148,13 +154,14 @@ def _parts(notes: Sequence[Noted]) -> dict[int, Part]:
     }
 
 
-def _trail(notes: Sequence[Noted]) -> list[tuple[int, Any, Any]]:
+def trail_of(notes: Sequence[Noted]) -> list[NotedCall]:
+    """The calls of one rank whose frames were read, in their order."""
     whats = (event.what for event in notes)
-    return [(number, called, levels) for number, called, levels, _ in whats if levels]
-
-
-def _noted_call(number: int, called: Any, levels: Iterable[Any]) -> NotedCall:
-    return NotedCall(number, called, tuple(Level(*level) for level in levels))
+    return [
+        NotedCall(number, called, tuple(Level(*level) for level in levels))
+        for number, called, levels, _ in whats
+        if levels
+    ]
 
 
 def find_crossing(trails: Mapping[int, Sequence[NotedCall]], source: Source) -> Crossing | None:
@@ -230,14 +237,14 @@ def _find_circle(
     edges: dict[Any, list[tuple[Any, Pairing]]] = {}
     order = []
     for pair in pairs:
-        keys = _keys(pair, source)
+        keys = keys_of(pair, source)
         if keys is not None:
             edges.setdefault(keys[0], []).append((keys[1], pair))
             order.append((keys[0], keys[1], pair))
     for start, following, pair in order:
         circle = _walk(edges, start, following, pair)
         if circle is not None and _is_sure(circle, source):
-            return tuple(circle), tuple(_label(each, source) for each in circle)
+            return tuple(circle), tuple(label_of(each, source) for each in circle)
     return None
 
 
@@ -263,7 +270,7 @@ def _walk(
     return None
 
 
-def _keys(pair: Pairing, source: Source) -> tuple[Any, Any] | None:
+def keys_of(pair: Pairing, source: Source) -> tuple[Any, Any] | None:
     """What the two ranks have in this call, where that differs enough to mean something."""
     one, other = pair.one, pair.other
     if one.place == other.place:
@@ -319,7 +326,7 @@ def _is_sure(circle: Sequence[Pairing], source: Source) -> bool:
     )
 
 
-def _label(pair: Pairing, source: Source) -> str:
+def label_of(pair: Pairing, source: Source) -> str:
     """What tells the two apart, as the first rank has it."""
     one, other = pair.one, pair.other
     if one.names != other.names and one.names:
@@ -385,9 +392,8 @@ def _finding(group: GroupRecord, crossing: Crossing) -> Finding:
         severity="warning",
         ranks=others if len(others) < len(ranks) else (),
         headline=(
-            f"{rank_list(others, width=24)} called {crossing.what[0]} with "
-            f"{_in_order([row[2] for row in rows])}; {rank_list(ranks, width=24)} "
-            f"{'the other way round' if len(rows) == 2 else 'in another order'}"
+            told_pair(crossing.what, (others, rows[0][2]), (ranks, rows[0][1]), rows[0][0])
+            + (", and the other way round" if len(rows) == 2 else ", and so on")
         ),
         blocks=tuple(blocks),
         hint=_hint(crossing, site_of(rows[0][0].one.place)),
@@ -407,9 +413,33 @@ def _op(group: GroupRecord, rank: int, number: int, what: Any, site: Site | None
     )
 
 
-def _in_order(labels: list[str]) -> str:
-    shown = ", then ".join(map(_short, labels[:2]))
-    return shown if len(labels) == 2 else f"{shown}, ..."
+_VERBS = {"SUM": "was summed with", "AVG": "was averaged with"}
+Side = tuple[Sequence[int], str]
+"""Ranks, and what they call that which they passed."""
+
+
+def told_pair(what: Any, one: Side, other: Side, pair: Pairing) -> str:
+    """What became of two things that met; `other` is the first side of the pairing."""
+    name, code, _ = what
+    done = "met" if code is None else _VERBS.get(REDUCE_OPS[code], "was reduced with")
+    where = f" in {name}" if code is None else ""
+    site, theirs = site_of(pair.places[0]), site_of(pair.places[1])
+    first = "" if theirs == site else f" ({theirs})"
+    last = f" at {site}" if theirs == site else f" ({site})"
+    way = site_of(pair.one.place)
+    by_way = "" if theirs != site or way == site else f", by way of {way}"
+    return f"{_whose(one)}{first} {done} {_whose(other)}{where}{last}{by_way}"
+
+
+def _whose(side: Side) -> str:
+    ranks, label = side
+    return f"{_short(plain(label))} of {rank_list(ranks, width=24)}"
+
+
+def plain(label: str) -> str:
+    """A word of a loop stands for itself: `name='recall'` is "recall"."""
+    name, equal, word = label.partition("='")
+    return f'"{word[:-1]}"' if equal and name.isidentifier() and "'" not in word[:-1] else label
 
 
 def _short(label: str) -> str:

@@ -1,0 +1,1 @@
+"""What is paired crosswise: collectives and messages that meet others than those meant."""

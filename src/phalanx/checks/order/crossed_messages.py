@@ -1,0 +1,267 @@
+"""Find messages that are swapped: two of one shape, between the same ranks, one for the other.
+
+Messages of one sender, receiver and tag are paired in their order, on Gloo and on NCCL alike.
+So in a ring of two ranks, where previous and next are one rank, the receive from the next one
+gets what was sent to the next one, unless receives are posted in the order of the other side's
+sends. The program's text says what each call means (`message_text.py`); the journal is read
+when the run has ended, and nothing is noted before.
+
+| two messages from rank a to rank b, in order                     | verdict                   |
+|-------------------------------------------------------------------|--------------------------|
+| sent to next, then to prev; received from next, then from prev;   |                          |
+| other tensors on both sides                                       | swapped                  |
+| sent to next, then to prev; received from prev, then from next    | legal: a ring            |
+| one tensor is sent both ways, or received into                    | legal: exchanged alike   |
+| sent x, then y; received into y, then into x, each rank in one    |                          |
+| pass, without a branch between the two                            | swapped                  |
+| the same, where x and y are directions (left, right)              | legal: edges and halos   |
+| the same, where only a letter or a number tells x from y          | legal: double buffers    |
+| other tags, any source, calls that the journal has forgotten      | nothing is said          |
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from phalanx.checks.order.message_text import (
+    UNKNOWN,
+    MessageText,
+    direction_of_words,
+    place_of,
+    text_of_message,
+    texts_of_batch,
+)
+from phalanx.journal.events import GroupRecord, Posted
+from phalanx.journal.reader import Journal
+from phalanx.model import CallBlock, Finding
+from phalanx.source_text import lines_together
+
+KIND: Literal["crossed-order"] = "crossed-order"
+NEAR = 4
+"""Of so many messages in a row two may be swapped."""
+MOST = 256
+"""How many messages of one way are looked at."""
+
+Way = tuple[GroupRecord, int, int, int | None]
+"""The group, the rank that sends, the one that receives, and the tag."""
+
+
+@dataclass
+class _Traffic:
+    sends: list[Posted] = field(default_factory=list)
+    receives: list[Posted] = field(default_factory=list)
+
+    def has_lines(self) -> bool:
+        """Whether either side has several lines, or a batch, which has several on one."""
+        return all(
+            len({each.mark for each in ends}) > 1 or ends[0].batch is not None
+            for ends in (self.sends, self.receives)
+        )
+
+
+@dataclass(frozen=True)
+class Message:
+    """The two ends of a message, and what the text says about each."""
+
+    send: Posted
+    receive: Posted
+    sent: MessageText
+    received: MessageText
+
+
+def find_crossed_messages(journal: Journal) -> Iterator[Finding]:
+    """The first two messages of each group that are swapped, if any."""
+    told: set[GroupRecord] = set()
+    texts: dict[Any, MessageText] = {}
+    for way, traffic in _traffic_of(journal).items():
+        if way[0] in told or not (traffic.sends and traffic.receives):
+            continue
+        if traffic.has_lines() and journal.has_all_calls():
+            if not texts:
+                texts = _texts_of(journal)
+            ends = zip(traffic.sends[:MOST], traffic.receives[:MOST], strict=False)
+            met = [Message(a, b, texts[a.call], texts[b.call]) for a, b in ends]
+            for found in _find_swapped(met):
+                told.add(way[0])
+                yield found
+                break
+
+
+def _traffic_of(journal: Journal) -> dict[Way, _Traffic]:
+    found: dict[Way, _Traffic] = defaultdict(_Traffic)
+    open_to_all: set[tuple[GroupRecord, int, int | None]] = set()
+    for rank in range(journal.ranks):
+        for call in journal.calls(rank):
+            if call.number is not None or call.name not in ("send", "recv"):
+                continue
+            if call.peer is None:
+                open_to_all.add((call.group, rank, call.tag))
+                continue
+            peer = call.group.ranks[call.peer]
+            if call.name == "send":
+                found[call.group, rank, peer, call.tag].sends.append(call)
+            else:
+                found[call.group, peer, rank, call.tag].receives.append(call)
+    return {
+        way: each for way, each in found.items() if (way[0], way[2], way[3]) not in open_to_all
+    }
+
+
+def _texts_of(journal: Journal) -> dict[Any, MessageText]:
+    """What the text says about each message, by call."""
+    found: dict[Any, MessageText] = defaultdict(lambda: UNKNOWN)
+    for rank in range(journal.ranks):
+        batches: dict[int, list[Posted]] = {}
+        for call in journal.calls(rank):
+            if call.number is not None or call.name not in ("send", "recv"):
+                continue
+            place = place_of(call.mark)
+            if call.batch is not None:
+                batches.setdefault(call.batch, []).append(call)
+            elif place is not None:
+                found[call.call] = text_of_message(*place[:2], call.name)
+        for calls in batches.values():
+            place = place_of(calls[0].mark)
+            if place is not None and all(call.mark == calls[0].mark for call in calls):
+                names = tuple(call.name for call in calls)
+                texts = texts_of_batch(*place[:2], names)
+                found.update(zip((call.call for call in calls), texts, strict=True))
+    return found
+
+
+def _find_swapped(met: Sequence[Message]) -> Iterator[Finding]:
+    for at, one in enumerate(met):
+        for other in met[at + 1 : at + NEAR]:
+            if one.sent.tensor == other.sent.tensor:
+                continue
+            if one.received.tensor == other.received.tensor:
+                continue
+            if None in (one.sent.tensor, other.sent.tensor):
+                continue
+            if None in (one.received.tensor, other.received.tensor):
+                continue
+            if _by_direction(one, other):
+                yield _same_neighbour(one, other)
+            elif _by_name(one, other):
+                yield _other_names(one, other)
+
+
+def _by_direction(one: Message, other: Message) -> bool:
+    first, second = one.sent.direction, other.sent.direction
+    if first is None or second is None or first == second:
+        return False
+    return (one.received.direction, other.received.direction) == (first, second)
+
+
+def _by_name(one: Message, other: Message) -> bool:
+    names = one.sent.tensor, other.sent.tensor
+    if (other.received.tensor, one.received.tensor) != names:
+        return False
+    if any(direction_of_words(ast.parse(str(name), mode="eval")) for name in names):
+        return False
+    if _words(names[0]) == _words(names[1]):
+        return False
+    return all(
+        _in_one_pass(a, b) for a, b in ((one.send, other.send), (one.receive, other.receive))
+    )
+
+
+def _words(name: str | None) -> set[str]:
+    """What a name says, without single letters and numbers."""
+    return {word for word in re.findall("[a-z]+", str(name).lower()) if len(word) > 1}
+
+
+def _in_one_pass(one: Posted, other: Posted) -> bool:
+    first, second = place_of(one.mark), place_of(other.mark)
+    if first is None or second is None or (first[0], first[2]) != (second[0], second[2]):
+        return False
+    return lines_together(first[0], first[1], second[1])
+
+
+# -- the finding -------------------------------------------------------------------------
+
+
+def _same_neighbour(one: Message, other: Message) -> Finding:
+    send, receive = one.send, one.receive
+    return Finding(
+        kind=KIND,
+        severity="warning",
+        ranks=(),
+        headline=(
+            f"{one.sent.tensor} of rank {send.rank}, sent to {one.sent.peer} "
+            f"({_written(send, one.sent)}), was received from {one.received.peer} by rank "
+            f"{receive.rank} ({_written(receive, one.received)}), and the other way round"
+        ),
+        blocks=_blocks(one, other),
+        facts=(
+            (
+                "rule",
+                f"{one.sent.peer} and {other.sent.peer} are one rank here, and messages "
+                "between two ranks are received in the order in which they were sent",
+            ),
+        ),
+        hint=(
+            f"what is sent to {one.sent.peer} has to be received from {other.received.peer}: "
+            f"post the receive from {other.received.peer} first, or treat two ranks apart"
+        ),
+    )
+
+
+def _other_names(one: Message, other: Message) -> Finding:
+    send, receive = one.send, one.receive
+    return Finding(
+        kind=KIND,
+        severity="warning",
+        ranks=(),
+        headline=(
+            f"{one.sent.tensor} of rank {send.rank} ({send.site}) was received as "
+            f"{one.received.tensor} by rank {receive.rank} ({receive.site}), and the other way "
+            "round"
+        ),
+        blocks=_blocks(one, other),
+        facts=(
+            (
+                "rule",
+                "messages between two ranks are received in the order in which they were sent",
+            ),
+        ),
+        hint="receive them in the order in which they are sent",
+    )
+
+
+def _written(call: Posted, text: MessageText) -> str:
+    """Where it is written: of a batch, not where it is sent."""
+    site = call.site
+    if site is None:
+        return "?"
+    return f"{site.file}:{text.line}" if call.batch is not None else str(site)
+
+
+def _note(call: Posted, said: str, text: MessageText) -> str:
+    at = "" if call.batch is None else f", by {_written(call, text)}"
+    return f"{said} {text.tensor}{at}"
+
+
+def _blocks(*messages: Message) -> tuple[CallBlock, ...]:
+    return tuple(
+        block
+        for each in messages
+        for block in (
+            CallBlock(
+                (each.send.rank,),
+                each.send.as_op(bare=False),
+                (_note(each.send, "sends", each.sent),),
+            ),
+            CallBlock(
+                (each.receive.rank,),
+                each.receive.as_op(bare=False),
+                (_note(each.receive, "takes it as", each.received),),
+                "<- crossed",
+            ),
+        )
+    )

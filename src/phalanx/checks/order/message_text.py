@@ -1,0 +1,173 @@
+"""What the program's text says about a message: the tensor, and the direction of its peer.
+
+Used by `crossed_messages.py`. A line that sends or receives once says it in its arguments. The
+messages of a batch are those of the `P2POp`s that the same function writes before the batch, if
+there are as many and they do the same. Whatever is not plain stays None.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from phalanx.callsite import line_at
+from phalanx.journal.events import Place
+from phalanx.model import Site
+from phalanx.source_text import function_around, tree_of
+
+_DIRECTIONS = (
+    ({"next", "right", "down", "south", "east", "succ", "successor", "upper", "above"}, 1),
+    ({"prev", "previous", "left", "up", "north", "west", "pred", "predecessor"}, -1),
+    ({"lower", "below"}, -1),
+)
+_CALLS = {"send": ("send", "isend"), "recv": ("recv", "irecv")}
+_PEERS = frozenset({"dst", "src", "group_dst", "group_src", "peer", "group_peer"})
+_SAME = frozenset({"contiguous", "detach", "clone", "cpu", "cuda", "to"})
+"""Methods whose result a reader takes for the tensor itself."""
+
+
+@dataclass(frozen=True)
+class MessageText:
+    """`tensor` and `peer` as they are written, at `line`; `direction` is 1 for what is next or
+    right, -1 for the opposite."""
+
+    tensor: str | None = None
+    peer: str | None = None
+    direction: int | None = None
+    line: int = 0
+
+
+UNKNOWN = MessageText()
+
+
+def place_of(place: Place) -> tuple[str, int, str] | None:
+    """File, line and function."""
+    if place is None:
+        return None
+    if isinstance(place, Site):
+        return place.file, place.line, place.function
+    code, offset = place
+    return code.co_filename, line_at(code, offset), code.co_name
+
+
+@lru_cache(maxsize=256)
+def text_of_message(file: str, line: int, name: str) -> MessageText:
+    """The one call at a line that sends or receives; `name` is "send" or "recv"."""
+    tree = tree_of(file)
+    if tree is None:
+        return UNKNOWN
+    calls = [
+        call
+        for call in _calls_in(tree)
+        if call.lineno <= line <= (call.end_lineno or 0) and _called(call) in _CALLS[name]
+    ]
+    if len(calls) != 1:
+        return UNKNOWN
+    return _text(calls[0], 0, function_around(tree, line))
+
+
+@lru_cache(maxsize=256)
+def texts_of_batch(file: str, line: int, names: tuple[str, ...]) -> Sequence[MessageText]:
+    """The messages of a batch that is sent at a line, in their order."""
+    tree = tree_of(file)
+    if tree is None:
+        return [UNKNOWN] * len(names)
+    function = function_around(tree, line)
+    before = [each for each in _calls_in(function) if each.lineno <= line]
+    batches = [each.lineno for each in before if _called(each) == "batch_isend_irecv"]
+    earlier = max((each for each in batches if each < line), default=0)
+    made = [each for each in before if _called(each) == "P2POp" and each.lineno > earlier]
+    made.sort(key=lambda call: (call.lineno, call.col_offset))
+    whats = [_op_of(each) for each in made]
+    if len(made) != len(names) or any(
+        what not in _CALLS[name] for what, name in zip(whats, names, strict=True)
+    ):
+        return [UNKNOWN] * len(names)
+    return [_text(each, 1, function) for each in made]
+
+
+def _calls_in(node: ast.AST) -> Iterator[ast.Call]:
+    return (each for each in ast.walk(node) if isinstance(each, ast.Call))
+
+
+def _called(call: ast.Call) -> str:
+    return str(getattr(call.func, "attr", getattr(call.func, "id", "")))
+
+
+def _op_of(call: ast.Call) -> str:
+    given = call.args[0] if call.args else _named(call, {"op"})
+    return str(getattr(given, "attr", getattr(given, "id", "")))
+
+
+def _named(call: ast.Call, names: frozenset[str] | set[str]) -> ast.expr | None:
+    return next((each.value for each in call.keywords if each.arg in names), None)
+
+
+def _text(call: ast.Call, first: int, function: ast.AST) -> MessageText:
+    args = call.args
+    tensor = args[first] if len(args) > first else _named(call, {"tensor"})
+    peer = args[first + 1] if len(args) > first + 1 else _named(call, _PEERS)
+    return MessageText(
+        None if tensor is None else _tensor_text(tensor),
+        None if peer is None else ast.unparse(peer),
+        None if peer is None else _direction(peer, function, call.lineno),
+        call.lineno,
+    )
+
+
+def _tensor_text(node: ast.expr) -> str | None:
+    while (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in _SAME
+    ):
+        node = node.func.value
+    plain = isinstance(node, (ast.Name, ast.Attribute)) or (
+        isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant)
+    )
+    return ast.unparse(node) if plain else None
+
+
+def _direction(node: ast.expr, function: ast.AST, line: int) -> int | None:
+    """By the words in it, by what it computes, or by what the variable was given."""
+    found = direction_of_words(node) or _direction_of_sum(node)
+    if found is None and isinstance(node, ast.Name):
+        values = [
+            each.value
+            for each in ast.walk(function)
+            if isinstance(each, ast.Assign)
+            and each.lineno <= line
+            and any(isinstance(to, ast.Name) and to.id == node.id for to in each.targets)
+        ]
+        if len(values) == 1 and not isinstance(values[0], ast.Name):
+            found = direction_of_words(values[0]) or _direction_of_sum(values[0])
+    return found
+
+
+def direction_of_words(node: ast.AST) -> int | None:
+    words = {
+        word
+        for each in ast.walk(node)
+        for name in (getattr(each, "id", None), getattr(each, "attr", None))
+        if isinstance(name, str)
+        for word in name.lower().split("_")
+    }
+    found = {sign for known, sign in _DIRECTIONS if words & known}
+    return found.pop() if len(found) == 1 else None
+
+
+def _direction_of_sum(node: ast.expr) -> int | None:
+    """`(rank + 1) % size`, `(rank - 1) % size`, `(rank - 1 + size) % size`."""
+    if not (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod)):
+        return None
+    signs = [
+        1 if isinstance(each.op, ast.Add) else -1
+        for each in ast.walk(node.left)
+        if isinstance(each, ast.BinOp)
+        and isinstance(each.op, (ast.Add, ast.Sub))
+        and isinstance(each.right, ast.Constant)
+        and each.right.value == 1
+    ]
+    return signs[0] if len(signs) == 1 else None

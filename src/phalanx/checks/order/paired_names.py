@@ -1,0 +1,178 @@
+"""For a run that failed: the first call in which ranks passed different things, by name.
+
+A rank whose dict of metrics lacks a key pairs every later metric with another one, and fails
+much later or elsewhere. The report of that failure then has a line that names the first pair.
+It states what was noted at calls (`backend/evidence/order_notes.py`), with the evidence of
+`crossed_order.py`, and blames nobody.
+
+| noted                                                     | said                            |
+|-----------------------------------------------------------|---------------------------------|
+| ranks paired x with y; x and y each came on both sides    | the pair; another order         |
+| ranks paired x with y; the ranks with x pass y right after | the pair; the others lack x    |
+| x was paired with y, and neither came on the other side   | nothing: names of a rank's own  |
+| the call that is a mismatch has x with y                  | who passed what                 |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from phalanx.checks.order.crossed_order import (
+    SOURCE,
+    WINDOW,
+    Level,
+    NotedCall,
+    Pairing,
+    Source,
+    keys_of,
+    label_of,
+    notes_by_group,
+    plain,
+    told_pair,
+    trail_of,
+)
+from phalanx.journal.events import GroupRecord
+from phalanx.journal.reader import Journal
+from phalanx.model import Deadlock, Mismatch, Names, Stall, Verdict, rank_list
+
+LABEL = "paired"
+"""Of the line in the report, which shows it right below the headline."""
+
+Trail = Mapping[int, NotedCall]
+"""The calls of one rank, by number."""
+
+
+def find_paired_names(journal: Journal, verdict: Verdict, source: Source = SOURCE) -> Names:
+    """One line with its label, or nothing."""
+    if not isinstance(verdict, (Mismatch, Deadlock, Stall)):
+        return ()
+    for group, by_rank in notes_by_group(journal).items():
+        trails = {
+            rank: {call.number: call for call in trail_of(own)} for rank, own in by_rank.items()
+        }
+        refused = _refused_number(verdict, group)
+        for text in _find_in(trails, source, refused):
+            return ((LABEL, text),)
+    return ()
+
+
+def _refused_number(verdict: Verdict, group: GroupRecord) -> int | None:
+    """The call whose data never moved, because it is the mismatch itself."""
+    if isinstance(verdict, Mismatch) and verdict.group == group.as_group():
+        return verdict.number
+    return None
+
+
+def _find_in(trails: Mapping[int, Trail], source: Source, refused: int | None) -> Iterator[str]:
+    for number in sorted({number for trail in trails.values() for number in trail}):
+        alike: dict[Any, list[int]] = {}
+        for rank in sorted(trails):
+            if number in trails[rank]:
+                alike.setdefault(trails[rank][number], []).append(rank)
+        (_, ranks), *rest = sorted(alike.items(), key=lambda each: (-len(each[1]), each[1]))
+        for _, others in rest:
+            text = _find_between(
+                (ranks, trails[ranks[0]]),
+                (others, trails[others[0]]),
+                number,
+                source,
+                moved=number != refused,
+            )
+            if text is not None:
+                yield text
+
+
+Side = tuple[Sequence[int], Trail]
+
+
+def _find_between(
+    one: Side, other: Side, number: int, source: Source, *, moved: bool
+) -> str | None:
+    (ranks, trail), (others, their_trail) = one, other
+    mine, theirs = trail[number], their_trail[number]
+    if mine.what != theirs.what:
+        return None
+    for depth, levels in enumerate(zip(mine.levels, theirs.levels, strict=False)):
+        pair = Pairing(number, *levels, (mine.levels[0].place, theirs.levels[0].place))
+        keys = keys_of(pair, source)
+        if keys is None or not _is_one_pass(pair, source):
+            continue
+        turned = Pairing(number, pair.other, pair.one)
+        labels = label_of(pair, source), label_of(turned, source)
+        if not moved:
+            return _told_refused(number, ranks, others, labels)
+        why = _why(_Way(trail, depth, source), _Way(their_trail, depth, source), number, keys)
+        if why is not None:
+            told = told_pair(mine.what, (others, labels[1]), (ranks, labels[0]), pair)
+            return f"in call #{number} {told}; {_explained(why, ranks, others, labels)}"
+    return None
+
+
+def _is_one_pass(pair: Pairing, source: Source) -> bool:
+    places = pair.one.place, pair.other.place
+    return places[0] == places[1] or source.together(*places)
+
+
+class _Way:
+    """What one rank passed, call by call, as one of its frames names it."""
+
+    def __init__(self, trail: Trail, depth: int, source: Source) -> None:
+        self._trail = trail
+        self._depth = depth
+        self._source = source
+
+    def has(self, number: int, key: Any) -> bool:
+        call = self._trail.get(number)
+        if call is None or len(call.levels) <= self._depth:
+            return False
+        return bool(self._key(call.levels[self._depth], key[0] == "words") == key)
+
+    def _key(self, level: Level, words: bool) -> Any:
+        if words:
+            return "words", level.loop
+        names = level.names or (str(self._source.expression(level.place)),)
+        return names, level.loop
+
+    def others_near(self, number: int) -> Iterator[int]:
+        return (n for n in self._trail if n != number and abs(n - number) <= WINDOW)
+
+
+def _why(one: _Way, other: _Way, number: int, keys: Any) -> str | None:
+    """How the pair came about: what either side has comes on the other one, too, elsewhere and
+    not paired with itself."""
+    mine, theirs = keys
+    has_theirs = any(
+        one.has(n, theirs) and not other.has(n, theirs) for n in one.others_near(number)
+    )
+    has_mine = any(
+        other.has(n, mine) and not one.has(n, mine) for n in other.others_near(number)
+    )
+    lacks_mine = one.has(number + 1, theirs) and not other.has(number + 1, mine)
+    lacks_theirs = other.has(number + 1, mine) and not one.has(number + 1, theirs)
+    if has_theirs and lacks_mine:
+        return "others lack"
+    if has_mine and lacks_theirs:
+        return "ranks lack"
+    return "order" if has_theirs and has_mine else None
+
+
+def _explained(
+    why: str, ranks: Sequence[int], others: Sequence[int], labels: tuple[str, str]
+) -> str:
+    mine, theirs = map(plain, labels)
+    if why == "others lack":
+        return f"{rank_list(others, width=24)} came to {theirs} without {mine} before it"
+    if why == "ranks lack":
+        return f"{rank_list(ranks, width=24)} came to {mine} without {theirs} before it"
+    return "both pass both, in another order"
+
+
+def _told_refused(
+    number: int, ranks: Sequence[int], others: Sequence[int], labels: tuple[str, str]
+) -> str:
+    mine, theirs = map(plain, labels)
+    return (
+        f"in call #{number} {rank_list(others, width=24)} passed {theirs} where "
+        f"{rank_list(ranks, width=24)} passed {mine}"
+    )

@@ -1,0 +1,228 @@
+"""Swapped messages: what is found in programs, and what looks alike and is right."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import phalanx
+from tests.support import assert_silent
+
+
+def findings(program: Any, ranks: int = 2, **options: Any) -> list[Any]:
+    with phalanx.World(ranks=ranks, **options) as world:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", phalanx.PhalanxWarning)
+            world.run(program)
+        return [each for each in world.findings if each.kind == "crossed-order"]
+
+
+def ring() -> tuple[int, int]:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    return (rank - 1) % size, (rank + 1) % size
+
+
+def tensors(number: int = 4) -> list[torch.Tensor]:
+    return [torch.full((4,), float(each)) for each in range(number)]
+
+
+def wait_for(*works: Any) -> None:
+    for work in works:
+        work.wait()
+
+
+# -- swapped -----------------------------------------------------------------------------
+
+
+def both_name_the_same_side_first() -> None:
+    prev_rank, next_rank = ring()
+    act, grad, act_in, grad_in = tensors()
+    a = dist.isend(act, next_rank)
+    b = dist.isend(grad, prev_rank)
+    c = dist.irecv(grad_in, next_rank)
+    d = dist.irecv(act_in, prev_rank)
+    wait_for(a, b, c, d)
+
+
+def a_batch() -> None:
+    left, right = ring()
+    act, grad, act_in, grad_in = tensors()
+    ops = [dist.P2POp(dist.isend, grad, left)]
+    ops.append(dist.P2POp(dist.irecv, act_in, left))
+    ops.append(dist.P2POp(dist.isend, act, right))
+    ops.append(dist.P2POp(dist.irecv, grad_in, right))
+    wait_for(*dist.batch_isend_irecv(ops))
+
+
+def neighbours_by_sums() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    first, last, ghost_before, ghost_after = tensors()
+    a = dist.isend(last, dst=(rank + 1) % size)
+    b = dist.isend(first, dst=(rank - 1 + size) % size)
+    c = dist.irecv(ghost_after, src=(rank + 1) % size)
+    d = dist.irecv(ghost_before, src=(rank - 1) % size)
+    wait_for(a, b, c, d)
+
+
+def other_names() -> None:
+    ids, mask = tensors(2)
+    if dist.get_rank() == 0:
+        dist.send(ids, dst=1)
+        dist.send(mask.contiguous(), dst=1)
+    else:
+        dist.recv(mask, src=0)
+        dist.recv(ids, src=0)
+
+
+SWAPPED = [both_name_the_same_side_first, a_batch, neighbours_by_sums, other_names]
+
+# -- right -------------------------------------------------------------------------------
+
+
+def from_prev_first() -> None:
+    prev_rank, next_rank = ring()
+    act, grad, act_in, grad_in = tensors()
+    a = dist.isend(act, next_rank)
+    b = dist.isend(grad, prev_rank)
+    c = dist.irecv(act_in, prev_rank)
+    d = dist.irecv(grad_in, next_rank)
+    wait_for(a, b, c, d)
+
+
+def a_batch_in_order() -> None:
+    left, right = ring()
+    act, grad, act_in, grad_in = tensors()
+    ops = [
+        dist.P2POp(dist.isend, act, right),
+        dist.P2POp(dist.irecv, act_in, left),
+        dist.P2POp(dist.isend, grad, left),
+        dist.P2POp(dist.irecv, grad_in, right),
+    ]
+    wait_for(*dist.batch_isend_irecv(ops))
+
+
+def one_tensor_both_ways() -> None:
+    prev_rank, next_rank = ring()
+    mine, one, other = tensors(3)
+    a = dist.isend(mine, next_rank)
+    b = dist.isend(mine.clone(), prev_rank)
+    c = dist.irecv(one, next_rank)
+    d = dist.irecv(other, prev_rank)
+    wait_for(a, b, c, d)
+
+
+def told_apart_by_tags() -> None:
+    prev_rank, next_rank = ring()
+    act, grad, act_in, grad_in = tensors()
+    a = dist.isend(act, next_rank, tag=1)
+    b = dist.isend(grad, prev_rank, tag=2)
+    c = dist.irecv(grad_in, next_rank, tag=2)
+    d = dist.irecv(act_in, prev_rank, tag=1)
+    wait_for(a, b, c, d)
+
+
+def partners_without_a_direction() -> None:
+    first, second = 1 - dist.get_rank(), 1 - dist.get_rank()
+    act, grad, act_in, grad_in = tensors()
+    a = dist.isend(act, first)
+    b = dist.isend(grad, second)
+    c = dist.irecv(act_in, first)
+    d = dist.irecv(grad_in, second)
+    wait_for(a, b, c, d)
+
+
+def edges_and_halos() -> None:
+    left, right = tensors(2)
+    if dist.get_rank() == 0:
+        dist.send(left, dst=1)
+        dist.send(right, dst=1)
+    else:
+        dist.recv(right, src=0)
+        dist.recv(left, src=0)
+
+
+def double_buffers() -> None:
+    buf_a, buf_b = tensors(2)
+    if dist.get_rank() == 0:
+        dist.send(buf_a, dst=1)
+        dist.send(buf_b, dst=1)
+    else:
+        dist.recv(buf_b, src=0)
+        dist.recv(buf_a, src=0)
+
+
+def the_same_order() -> None:
+    ids, mask = tensors(2)
+    for _ in range(3):
+        if dist.get_rank() == 0:
+            dist.send(ids, dst=1)
+            dist.send(mask, dst=1)
+        else:
+            dist.recv(ids, src=0)
+            dist.recv(mask, src=0)
+
+
+def other_names_by_branch() -> None:
+    ids, mask = tensors(2)
+    for step in range(2):
+        if dist.get_rank() == 0:
+            if step % 2:
+                dist.send(mask, dst=1)
+            else:
+                dist.send(ids, dst=1)
+        elif step % 2:
+            dist.recv(ids, src=0)
+        else:
+            dist.recv(mask, src=0)
+
+
+RIGHT = [
+    from_prev_first,
+    a_batch_in_order,
+    one_tensor_both_ways,
+    told_apart_by_tags,
+    partners_without_a_direction,
+    edges_and_halos,
+    double_buffers,
+    the_same_order,
+    other_names_by_branch,
+]
+engines = pytest.mark.parametrize(
+    "engine", ["threads", pytest.param("processes", marks=pytest.mark.programs)]
+)
+
+
+@engines
+@pytest.mark.parametrize("program", SWAPPED, ids=lambda program: program.__name__)
+def test_swapped_messages_are_found_once(program, engine: str) -> None:
+    (finding,) = findings(program, engine=engine)
+    assert finding.severity == "warning" and finding.ranks == ()
+    assert [block.op.name for block in finding.blocks] == ["send", "recv"] * 2
+    assert finding.headline.endswith(", and the other way round")
+
+
+@pytest.mark.parametrize("program", RIGHT, ids=lambda program: program.__name__)
+def test_right_programs_are_left_alone(program) -> None:
+    assert_silent(program, seeds=(0, 1, 2))
+
+
+@pytest.mark.parametrize("program", SWAPPED[:3], ids=lambda program: program.__name__)
+def test_three_ranks_have_two_neighbours(program) -> None:
+    assert_silent(program, ranks=3)
+
+
+def test_the_headline_names_the_neighbours_and_the_lines() -> None:
+    (finding,) = findings(both_name_the_same_side_first)
+    send, receive = finding.blocks[0].op.site, finding.blocks[1].op.site
+    assert finding.headline == (
+        f"act of rank 0, sent to next_rank ({send}), was received from next_rank by rank 1 "
+        f"({receive}), and the other way round"
+    )
+
+
+def test_it_can_be_turned_off() -> None:
+    assert findings(other_names, checks="all,-crossed-order") == []
