@@ -75,6 +75,7 @@ CLASSES_THAT_MEAN_THE_SAME = {
     "InvalidCallError",
     "StallError",
     "ThreadRaceError",
+    "UnwaitedWorkError",
 }
 
 

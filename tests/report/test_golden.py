@@ -20,7 +20,7 @@ import pytest
 from phalanx.checks.group_lifecycle import Destroyed, find_destroy_mismatch, find_kept_group
 from phalanx.checks.in_flight_buffer import Touch, find_in_flight
 from phalanx.checks.unmatched_message import find_leftovers
-from phalanx.checks.unwaited_work import Unwaited, find_unwaited
+from phalanx.checks.unwaited_work import Unwaited, find_unwaited, find_used_unwaited
 from phalanx.matching.agreement import find_mismatch, find_pair_mismatch
 from phalanx.matching.groups import find_creation_mismatch, find_missing_creation
 from phalanx.matching.other_group import find_other_group
@@ -415,6 +415,12 @@ def unwaited_works() -> Verdict:
     return find_unwaited(left)[0]
 
 
+def unwaited_and_used() -> Verdict:
+    line = Site("train.py", 64, "train_step", "loss = grad.norm()")
+    touch = Touch("read", all_reduce(1, site=LATER), by="norm", site=line)
+    return find_used_unwaited(touch)
+
+
 def unwaited_functional() -> Verdict:
     line = Site("model.py", 9, "forward", 'funcol.all_reduce(x, "sum", group)')
     return find_unwaited([Unwaited(all_reduce(2, site=line), functional=True)])[0]
@@ -425,6 +431,7 @@ CASES = [
     in_flight_read,
     in_flight_twice,
     in_flight_written,
+    unwaited_and_used,
     unwaited_functional,
     unwaited_works,
     mismatch_operation,

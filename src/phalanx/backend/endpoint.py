@@ -281,6 +281,8 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         if not self._closed and self._mailbox is not None:
             is_default = self._context.torch_state.default_pg is self
             call_events.group_destroyed(self._context, self._mailbox, default=is_default)
+            if self._context.in_flight is not None:
+                self._context.in_flight.order(self._mailbox)
             if is_default:
                 self._context.stock = None
         if (

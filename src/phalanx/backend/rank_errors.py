@@ -30,6 +30,10 @@ class InFlightBufferError(errors.InFlightBufferError, dist.DistError):
     __module__ = "phalanx"
 
 
+class UnwaitedWorkError(errors.UnwaitedWorkError, dist.DistError):
+    __module__ = "phalanx"
+
+
 class ThreadRaceError(errors.ThreadRaceError, dist.DistError):
     __module__ = "phalanx"
 
@@ -83,6 +87,7 @@ _CLASSES: dict[type[Verdict], type[errors.VerdictError]] = {
 _FINDINGS: dict[str, type[errors.VerdictError]] = {
     "mismatch": CollectiveMismatchError,
     "in-flight-buffer": InFlightBufferError,
+    "unwaited-work": UnwaitedWorkError,
     "thread-race": ThreadRaceError,
     "backend-hazard": BackendHazardError,
 }
@@ -125,6 +130,7 @@ for _class in (
     DeadlockError,
     StallError,
     InFlightBufferError,
+    UnwaitedWorkError,
     ThreadRaceError,
     BackendHazardError,
     InvalidCallError,

@@ -107,6 +107,10 @@ class RankContext:
     def guards(self) -> bool:
         return self.session.guards
 
+    @property
+    def expects_waits(self) -> bool:
+        return "unwaited-work" in self.session.kinds
+
     def report(self, verdict: Verdict) -> VerdictError:
         return self.session.report(verdict)
 

@@ -218,7 +218,16 @@ def in_flight_from_backward() -> None:
         finish(work)
 
 
+def unwaited_and_read() -> None:
+    tensor = torch.ones(4)
+    dist.all_reduce(tensor, async_op=True)
+    if dist.get_rank() == 1:
+        tensor.sum()
+    dist.barrier()
+
+
 ERRORS = (
+    unwaited_and_read,
     in_flight_from_backward,
     in_flight_written,
     in_flight_written_through_a_view,
@@ -263,12 +272,21 @@ def unwaited_kept() -> object:
     return len(works)
 
 
-def unwaited_and_read() -> None:
+def unwaited_and_ordered() -> None:
     tensor = torch.ones(4)
     dist.all_reduce(tensor, async_op=True)
+    dist.barrier()
     if dist.get_rank() == 1:
         tensor.sum()
     dist.barrier()
+
+
+def unwaited_of_a_group_that_ended() -> None:
+    tensor = torch.ones(4)
+    group = dist.new_group([0, 1, 2, 3])
+    dist.all_reduce(tensor, group=group, async_op=True)
+    dist.destroy_process_group(group)
+    tensor.sum()
 
 
 def unwaited_receive() -> None:
@@ -360,7 +378,8 @@ def group_that_one_member_keeps() -> None:
 WARNINGS = (
     unwaited_dropped,
     unwaited_kept,
-    unwaited_and_read,
+    unwaited_and_ordered,
+    unwaited_of_a_group_that_ended,
     unwaited_receive,
     unmatched_send,
     crossed_in_a_loop,

@@ -32,6 +32,7 @@ pytestmark = pytest.mark.filterwarnings(
 QUICK = (
     programs.in_flight_written,
     programs.in_flight_changed_by_numpy,
+    programs.unwaited_and_read,
     programs.groups_of_other_members,
     programs.group_not_made_by_a_member,
     programs.partial_deadlock,

@@ -79,7 +79,8 @@ class Alone:
         self.tell = tell
         self.report = report
         self.guards = "in-flight-buffer" in kinds
-        self.tracks = self.guards or "unwaited-work" in kinds
+        self.expects_waits = UNWAITED in kinds
+        self.tracks = self.guards or self.expects_waits
         self.watched = NOTED if "crossed-order" in kinds else 0
         self.let_go = let_go
         self.fail = fail
@@ -183,6 +184,11 @@ class Alone:
         call = self.flying.pop(work, None)
         if call is not None:
             buffer_guard.give_up(call)
+
+    def end_group(self, met: GroupMailbox) -> None:
+        """The program has destroyed a group, which ends what was called on it first."""
+        if self.in_flight is not None:
+            self.in_flight.order(met)
 
     # -- the end --------------------------------------------------------------------------
 

@@ -133,8 +133,9 @@ class Watcher:
         self.rank = rank
         self.notes = RankNotes(rank)
         self.alone = Alone(kinds, self.notes, line.report, self._let_go, line.failed, line.tell)
+        known, ended = self._known, self.alone.end_group
         self.lives = Lives(
-            self.notes, kinds, count=self._count, name=self._name, tell=line.tell
+            self.notes, kinds, known=known, name=self._name, tell=line.tell, ended=ended
         )
         self._makes = "mismatch" in kinds
         self._recent = Recent()
@@ -243,10 +244,8 @@ class Watcher:
     def _take(self) -> bytes | None:
         return self.notes.take({group.met.record: key for key, group in self._told.items()})
 
-    def _count(self, group: Any) -> int:
-        """How many collectives this rank has called on it."""
-        known = self._groups.get(group)
-        return 0 if known is None else known.calls
+    def _known(self, group: Any) -> WatchedGroup | None:
+        return None if group is None else self._groups.get(group)
 
     def _name(self, group: Any) -> str | None:
         return self._names.get(group)
