@@ -19,6 +19,7 @@ import pytest
 
 from phalanx.checks.group_lifecycle import Destroyed, find_destroy_mismatch, find_kept_group
 from phalanx.checks.in_flight_buffer import Touch, find_in_flight
+from phalanx.checks.lost_result import Lost, find_lost
 from phalanx.checks.unmatched_message import find_leftovers
 from phalanx.checks.unwaited_work import Unwaited, find_unwaited, find_used_unwaited
 from phalanx.matching.agreement import find_mismatch, find_pair_mismatch
@@ -415,6 +416,21 @@ def unwaited_works() -> Verdict:
     return find_unwaited(left)[0]
 
 
+def lost_result() -> Verdict:
+    line = Site("train.py", 58, "train_step", "dist.all_reduce(grad.contiguous())")
+    later = Site("train.py", 60, "train_step", "grad /= world")
+    lost = [
+        Lost(all_reduce(r, site=line), "grad.contiguous()", "grad", False) for r in range(4)
+    ]
+    return find_lost(lost, used=("grad", later))
+
+
+def lost_result_of_an_object() -> Verdict:
+    line = Site("meter.py", 12, "sync", "dist.all_reduce(self.sum.to(device))")
+    lost = [Lost(all_reduce(1, site=line), "self.sum.to(device)", "self.sum", True)]
+    return find_lost(lost, used=None)
+
+
 def unwaited_and_used() -> Verdict:
     line = Site("train.py", 64, "train_step", "loss = grad.norm()")
     touch = Touch("read", all_reduce(1, site=LATER), by="norm", site=line)
@@ -431,6 +447,8 @@ CASES = [
     in_flight_read,
     in_flight_twice,
     in_flight_written,
+    lost_result,
+    lost_result_of_an_object,
     unwaited_and_used,
     unwaited_functional,
     unwaited_works,

@@ -297,6 +297,27 @@ def unwaited_receive() -> None:
     dist.barrier()
 
 
+def result_in_a_copy() -> None:
+    tensor = torch.ones(2, 3).t()
+    dist.all_reduce(tensor.contiguous())
+    tensor.sum()
+
+
+def result_of_a_broadcast_in_a_copy() -> None:
+    tensor = torch.ones(4)
+    dist.broadcast(tensor[[0, 2]], src=1)
+    tensor.sum()
+
+
+def message_in_a_copy() -> None:
+    tensor = torch.ones(4)
+    if dist.get_rank() == 0:
+        dist.send(tensor[:2].clone(), 1)
+    elif dist.get_rank() == 1:
+        dist.recv(tensor[[0, 2]], 0)
+    tensor.sum()
+
+
 def unmatched_send() -> None:
     if dist.get_rank() == 0:
         dist.isend(torch.ones(2), 1, tag=9)
@@ -381,6 +402,9 @@ WARNINGS = (
     unwaited_and_ordered,
     unwaited_of_a_group_that_ended,
     unwaited_receive,
+    result_in_a_copy,
+    result_of_a_broadcast_in_a_copy,
+    message_in_a_copy,
     unmatched_send,
     crossed_in_a_loop,
     crossed_lines,

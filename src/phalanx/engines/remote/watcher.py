@@ -289,6 +289,7 @@ class Watcher:
         limit = self._limit(known, parts, given)
         waits = self._is_blocking(parts, given, caller, limit)
         blocking = holds and waits
+        self.alone.note_result(known, parts, place, waits=waits)
         number = self._look_alone(known, parts, place)
         line, recent = self.line, self._recent
         call_id = line.next_call_id()
