@@ -22,7 +22,7 @@ from phalanx.checks.in_flight_buffer import Touch, find_in_flight
 from phalanx.checks.lost_result import Lost, find_lost
 from phalanx.checks.unmatched_message import find_leftovers
 from phalanx.checks.unwaited_work import Unwaited, find_unwaited, find_used_unwaited
-from phalanx.matching.agreement import find_mismatch, find_pair_mismatch
+from phalanx.matching.agreement import find_mismatch, find_pair_mismatch, find_reshaped
 from phalanx.matching.groups import find_creation_mismatch, find_missing_creation
 from phalanx.matching.other_group import find_other_group
 from phalanx.matching.waitgraph import find_deadlock
@@ -416,6 +416,17 @@ def unwaited_works() -> Verdict:
     return find_unwaited(left)[0]
 
 
+def mismatch_shape_of_one_size() -> Verdict:
+    shapes = [(2, 3), (2, 3), (3, 2), (2, 3)]
+    ops = [
+        replace(all_reduce(rank), inputs=(TensorSpec("float32", shape, "cpu"),))
+        for rank, shape in enumerate(shapes)
+    ]
+    found = find_reshaped(Meeting(WORLD, 12, tuple(ops)))
+    assert found is not None
+    return found
+
+
 def lost_result() -> Verdict:
     line = Site("train.py", 58, "train_step", "dist.all_reduce(grad.contiguous())")
     later = Site("train.py", 60, "train_step", "grad /= world")
@@ -447,6 +458,7 @@ CASES = [
     in_flight_read,
     in_flight_twice,
     in_flight_written,
+    mismatch_shape_of_one_size,
     lost_result,
     lost_result_of_an_object,
     unwaited_and_used,

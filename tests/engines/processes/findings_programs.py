@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
+import warnings
 
 import torch
 import torch.distributed as dist
@@ -155,6 +156,14 @@ def invalid_overlap() -> None:
     dist.all_gather(rows, torch.ones(4))
 
 
+def invalid_place() -> None:
+    """The input is another rank's part of the output."""
+    whole, at = torch.zeros(8), (dist.get_rank() + 1) % 4
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        dist.all_gather_into_tensor(whole, whole[2 * at : 2 * at + 2])
+
+
 def invalid_splits() -> None:
     """Gloo has no objection and would send what is beyond the end."""
     dist.all_to_all_single(torch.empty(8), torch.ones(8), [2, 2, 2, 2], [2, 2, 2, 3])
@@ -248,6 +257,7 @@ ERRORS = (
     invalid_source,
     invalid_room,
     invalid_overlap,
+    invalid_place,
     invalid_splits,
     invalid_even_splits,
     invalid_reduce_op,

@@ -38,6 +38,7 @@ QUICK = (
     programs.partial_deadlock,
     programs.invalid_list,
     programs.invalid_splits,
+    programs.invalid_place,
 )
 
 
