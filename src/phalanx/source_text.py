@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import functools
 import linecache
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import islice
 from types import CodeType
 
@@ -67,7 +67,7 @@ def _segment(code: CodeType, offset: int, lines: list[str]) -> str | None:
 
 def _blocks(filename: str, line: int) -> tuple[Block, ...] | None:
     """The lists of statements around a line, outermost first."""
-    node: ast.AST | None = _tree(tuple(linecache.getlines(filename)))
+    node: ast.AST | None = parsed(tuple(linecache.getlines(filename)))
     if node is None:
         return None
     found: list[Block] = []
@@ -94,7 +94,7 @@ def _statement_at(node: ast.AST, line: int) -> tuple[str, ast.stmt | None]:
 
 
 @functools.lru_cache(maxsize=8)
-def _tree(lines: tuple[str, ...]) -> ast.Module | None:
+def parsed(lines: tuple[str, ...]) -> ast.Module | None:
     try:
         return ast.parse("".join(lines)) if lines else None
     except (SyntaxError, ValueError):
@@ -110,7 +110,7 @@ def branch_by_rank(place: Mark) -> int | None:
 
 def branch_at_line(file: str, line: int) -> int | None:
     """The same for a line of a file, if that is here."""
-    tree = _tree(tuple(linecache.getlines(file)))
+    tree = parsed(tuple(linecache.getlines(file)))
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
     around = [
         node.lineno
@@ -121,7 +121,7 @@ def branch_at_line(file: str, line: int) -> int | None:
 
 
 def _branch(file: str, line: int, first: int) -> int | None:
-    tree = _tree(tuple(linecache.getlines(file)))
+    tree = parsed(tuple(linecache.getlines(file)))
     if tree is None:
         return None
     found = [
@@ -183,95 +183,6 @@ def gives_group_rank(place: Mark) -> bool:
     return called == "get_group_rank" and ast.dump(given.args[0]) == ast.dump(group)
 
 
-_LOOKS = frozenset(
-    {"device", "dim", "dtype", "ndim", "numel", "requires_grad", "shape", "size", "stride"}
-)
-_OVERWRITES = frozenset({"copy_", "fill_", "normal_", "random_", "set_", "uniform_", "zero_"})
-
-
-def later_use(place: Mark, name: str) -> int | None:
-    """The line that first uses the value of a variable after a place, in the same function or
-    in the same module outside of functions; None if it gets another value before. In a loop
-    that never assigns the variable, the lines before the place come after it as well. What
-    looks at a tensor's shape only is no use."""
-    code, line = place[0], line_at(*place)
-    tree = _tree(tuple(linecache.getlines(code.co_filename)))
-    scope = None if tree is None else _scope_of(tree, code, line)
-    if scope is None:
-        return None
-    end = _end_of_statement(scope, line)
-    uses = sorted(
-        (node.lineno, not is_read, node.col_offset)
-        for node, is_read in _uses_of(scope, name)
-        if node.lineno > end
-    )
-    if uses:
-        return None if uses[0][1] else uses[0][0]
-    for loop in ast.walk(scope):
-        if isinstance(loop, (ast.For, ast.While)) and loop.lineno <= line <= _last(loop):
-            around = list(_uses_of(loop, name))
-            before = [node.lineno for node, _ in around if node.lineno < line]
-            if before and all(is_read for _, is_read in around):
-                return min(before)
-    return None
-
-
-def _scope_of(tree: ast.Module, code: CodeType, line: int) -> ast.AST | None:
-    """The function that runs this code, or the module."""
-    if code.co_name == "<module>":
-        return tree
-    found = [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-        and node.name == code.co_name
-        and node.lineno <= line <= _last(node)
-    ]
-    return max(found, key=lambda node: node.lineno, default=None)
-
-
-def _end_of_statement(scope: ast.AST, line: int) -> int:
-    """The last line of the innermost statement at a line."""
-    around = [
-        node
-        for node in ast.walk(scope)
-        if isinstance(node, ast.stmt) and node.lineno <= line <= _last(node)
-    ]
-    return min((_last(node) for node in around), default=line)
-
-
-def _last(node: ast.stmt) -> int:
-    return node.end_lineno or node.lineno
-
-
-def _uses_of(scope: ast.AST, name: str) -> Iterator[tuple[ast.Name, bool]]:
-    """Where the variable occurs, and whether its value is read there; what is neither read nor
-    written is left out."""
-    attributes = {
-        id(node.value): node.attr for node in ast.walk(scope) if isinstance(node, ast.Attribute)
-    }
-    changed = {id(node.target) for node in ast.walk(scope) if isinstance(node, ast.AugAssign)}
-    for node in ast.walk(scope):
-        if isinstance(node, ast.Name) and node.id == name:
-            attribute = attributes.get(id(node))
-            if attribute not in _LOOKS:
-                is_read = isinstance(node.ctx, ast.Load) or id(node) in changed
-                yield node, is_read and attribute not in _OVERWRITES
-
-
-_RESULTS = (".result(", ".get_future(", ".value(")
-
-
-def asks_for_results(place: Mark) -> bool:
-    """Whether anything in the file of this place asks a `Work` for its result, or the call at
-    the place hands its `Work` to a caller."""
-    lines = linecache.getlines(place[0].co_filename)
-    line = line_at(*place)
-    text = lines[line - 1].strip() if 0 < line <= len(lines) else ""
-    given_away = text.startswith(("return", "yield"))
-    return given_away or any(word in each for each in lines for word in _RESULTS)
-
-
 def _only_value(tree: ast.Module, place: Mark, name: str) -> ast.expr | None:
     """What a variable of the function is assigned, if that happens once."""
     first, line = place[0].co_firstlineno, line_at(*place)
@@ -289,7 +200,7 @@ def _only_value(tree: ast.Module, place: Mark, name: str) -> ast.expr | None:
 def _call_at(place: Mark) -> tuple[ast.Call | None, ast.Module | None]:
     """The outermost call that begins at the line of a place, else one that goes through it."""
     code, offset = place
-    tree = _tree(tuple(linecache.getlines(code.co_filename)))
+    tree = parsed(tuple(linecache.getlines(code.co_filename)))
     line = line_at(code, offset)
     if tree is None:
         return None, None

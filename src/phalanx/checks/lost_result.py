@@ -32,7 +32,8 @@ from phalanx.callsite import Mark, site_at
 from phalanx.journal.reader import Journal
 from phalanx.matching.hints import name_ranks
 from phalanx.model import CallBlock, Finding, Op, Site
-from phalanx.source_text import asks_for_results, expression, later_use
+from phalanx.source_text import expression
+from phalanx.source_uses import asks_for_results, later_use
 
 KIND = "lost-result"
 
