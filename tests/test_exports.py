@@ -25,6 +25,7 @@ EXPORTS = [
     "RankFailedError",
     "StallError",
     "ThreadRaceError",
+    "UnwaitedWorkError",
     "UsageError",
     "World",
     "run",

@@ -52,6 +52,7 @@ LAYER_OF = {
     "errors": "words",
     "callsite": "words",
     "source_text": "words",
+    "source_uses": "words",
     "system": "words",
     "options": "words",
 }
@@ -75,6 +76,7 @@ CLASSES_THAT_MEAN_THE_SAME = {
     "InvalidCallError",
     "StallError",
     "ThreadRaceError",
+    "UnwaitedWorkError",
 }
 
 

@@ -24,6 +24,7 @@ from phalanx.errors import (
     RankFailedError,
     StallError,
     ThreadRaceError,
+    UnwaitedWorkError,
     UsageError,
 )
 
@@ -42,6 +43,7 @@ __all__ = [
     "RankFailedError",
     "StallError",
     "ThreadRaceError",
+    "UnwaitedWorkError",
     "UsageError",
     "World",
     "run",

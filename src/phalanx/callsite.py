@@ -79,6 +79,11 @@ def resolve(place: Mark | None) -> Site | None:
     return _site(code, line_at(code, offset))
 
 
+def site_at(code: CodeType, line: int) -> Site:
+    """A line of the file that this code is from."""
+    return _site(code, line)
+
+
 def user_stack(frame: FrameType | None) -> tuple[Site, ...]:
     """The user frames of a thread, innermost last."""
     sites = []

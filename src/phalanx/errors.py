@@ -78,6 +78,12 @@ class InFlightBufferError(VerdictError):
     verdict: Finding | None
 
 
+class UnwaitedWorkError(VerdictError):
+    """A result was used although the `Work` of its operation was dropped unwaited."""
+
+    verdict: Finding | None
+
+
 class ThreadRaceError(VerdictError):
     """Two threads of one rank use one group, and nothing orders their calls."""
 
@@ -178,6 +184,7 @@ for _public in (
     StallError,
     InvalidCallError,
     InFlightBufferError,
+    UnwaitedWorkError,
     ThreadRaceError,
     BackendHazardError,
     HazardError,

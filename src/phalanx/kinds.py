@@ -22,6 +22,7 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "unwaited-work": "the Work of an operation is dropped or never waited for",
         "unmatched-message": "a message nobody received, or a receive nobody answered",
         "crossed-order": "two collectives or messages of the same shape are paired crosswise",
+        "lost-result": "a collective writes into a copy that nobody keeps",
         "backend-hazard": "the run passed, but by the backend's rules it may hang or corrupt",
         "message-race": "a result depended on the order in which messages arrived",
         "thread-race": "two threads of a rank use one group with nothing that orders them",

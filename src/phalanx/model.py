@@ -55,6 +55,7 @@ Kind = Literal[
     "unwaited-work",
     "unmatched-message",
     "crossed-order",
+    "lost-result",
     "backend-hazard",
     "message-race",
     "thread-race",

@@ -69,7 +69,7 @@ def _segment(code: CodeType, offset: int, lines: list[str]) -> str | None:
 
 def _blocks(filename: str, line: int) -> tuple[Block, ...] | None:
     """The lists of statements around a line, outermost first."""
-    node: ast.AST | None = _tree(tuple(linecache.getlines(filename)))
+    node: ast.AST | None = parsed(tuple(linecache.getlines(filename)))
     if node is None:
         return None
     found: list[Block] = []
@@ -96,7 +96,7 @@ def _statement_at(node: ast.AST, line: int) -> tuple[str, ast.stmt | None]:
 
 
 @functools.lru_cache(maxsize=8)
-def _tree(lines: tuple[str, ...]) -> ast.Module | None:
+def parsed(lines: tuple[str, ...]) -> ast.Module | None:
     try:
         return ast.parse("".join(lines)) if lines else None
     except (SyntaxError, ValueError):
@@ -112,7 +112,7 @@ def branch_by_rank(place: Mark) -> int | None:
 
 def branch_at_line(file: str, line: int) -> int | None:
     """The same for a line of a file, if that is here."""
-    tree = _tree(tuple(linecache.getlines(file)))
+    tree = parsed(tuple(linecache.getlines(file)))
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
     around = [
         node.lineno
@@ -123,7 +123,7 @@ def branch_at_line(file: str, line: int) -> int | None:
 
 
 def _branch(file: str, line: int, first: int) -> int | None:
-    tree = _tree(tuple(linecache.getlines(file)))
+    tree = parsed(tuple(linecache.getlines(file)))
     if tree is None:
         return None
     found = [
@@ -202,7 +202,7 @@ def _only_value(tree: ast.Module, place: Mark, name: str) -> ast.expr | None:
 def _call_at(place: Mark) -> tuple[ast.Call | None, ast.Module | None]:
     """The outermost call that begins at the line of a place, else one that goes through it."""
     code, offset = place
-    tree = _tree(tuple(linecache.getlines(code.co_filename)))
+    tree = parsed(tuple(linecache.getlines(code.co_filename)))
     line = line_at(code, offset)
     if tree is None:
         return None, None

@@ -88,6 +88,27 @@ def in_place_all_to_all() -> None:
     dist.all_to_all_single(tensor, tensor)
 
 
+def gather_into_another_ranks_part() -> None:
+    whole, rank = torch.ones(8), (dist.get_rank() + 1) % 4
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        dist.all_gather_into_tensor(whole, whole[2 * rank : 2 * rank + 2])
+
+
+def gather_across_two_parts() -> None:
+    whole = torch.ones(10)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        dist.all_gather_into_tensor(whole[:8], whole[7:9])
+
+
+def scatter_a_sum_into_another_place() -> None:
+    whole = torch.ones(8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        dist.reduce_scatter_tensor(whole[1:3], whole)
+
+
 def scatter_over_another_ranks_part() -> None:
     parts = [torch.zeros(4) for _ in range(dist.get_world_size())]
     root = dist.get_rank() == 0
@@ -133,6 +154,9 @@ MISTAKES: list[tuple[Program, tuple[int, ...], str, str]] = [
     (outputs_alias, ALL, "all_gather", "outputs 0 and 1 are the same memory"),
     (outputs_overlap, ALL, "all_gather", "outputs 0 and 1 overlap"),
     (in_place_all_to_all, ALL, "all_to_all_single", "input and output share memory"),
+    (gather_into_another_ranks_part, ALL, "all_gather_into_tensor", "share memory"),
+    (gather_across_two_parts, ALL, "all_gather_into_tensor", "share memory"),
+    (scatter_a_sum_into_another_place, ALL, "reduce_scatter_tensor", "share memory"),
     (scatter_over_another_ranks_part, (0,), "scatter", "shares memory with input 1"),
     (gaps, ALL, "all_reduce", "gaps in memory"),
     (destroyed_group, ALL, "all_reduce", 'group "group 1" has been destroyed'),
@@ -276,6 +300,17 @@ def in_place_gather() -> None:
     assert memory.tolist() == [float(n) for n in range(size) for _ in range(2)]
 
 
+def gather_what_lies_in_another_output() -> None:
+    """Backends copy the input, or write to the outputs last."""
+    size, rank = dist.get_world_size(), dist.get_rank()
+    memory = torch.arange(2.0 * size) + 100 * rank
+    parts, at = list(memory.chunk(size)), (rank + 1) % size
+    dist.all_gather(parts, parts[at])
+    expected = [torch.arange(2.0) + 100 * n + 2 * ((n + 1) % size) for n in range(size)]
+    assert memory.tolist() == torch.cat(expected).tolist()
+    dist.gather(parts[at], parts if rank == 1 else None, dst=1)
+
+
 def in_place_on_the_root() -> None:
     size, rank = dist.get_world_size(), dist.get_rank()
     parts = [torch.full((2,), float(n)) for n in range(size)]
@@ -304,6 +339,7 @@ def alone() -> None:
 SILENT = [
     views_of_one_buffer,
     in_place_gather,
+    gather_what_lies_in_another_output,
     in_place_on_the_root,
     empty_outputs,
     one_input_for_all,

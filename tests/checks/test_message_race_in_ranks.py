@@ -47,6 +47,38 @@ def the_first_wins() -> None:
         dist.isend(torch.ones(1), dst=0)
 
 
+def a_weighted_sum() -> None:
+    if dist.get_rank() == 0:
+        a, b = torch.empty(1), torch.empty(1)
+        dist.recv(a)
+        dist.recv(b)
+        result = 10 * a + b
+        assert result.numel() == 1
+    else:
+        dist.send(torch.ones(1), dst=0)
+
+
+def a_quotient() -> float:
+    if dist.get_rank() == 0:
+        a, b = torch.empty(1), torch.empty(1)
+        dist.recv(tensor=a)
+        dist.recv(tensor=b)
+        return a.item() / b.item()
+    dist.send(torch.ones(1), dst=0)
+    return 0.0
+
+
+def a_difference() -> None:
+    if dist.get_rank() == 0:
+        a, b = torch.empty(1), torch.empty(1)
+        dist.recv(a)
+        dist.recv(b)
+        change = a - b
+        assert change.numel() == 1
+    else:
+        dist.send(torch.ones(1), dst=0)
+
+
 def on_a_group() -> None:
     group = dist.new_group([2, 1, 0])
     if dist.get_rank() == 0:
@@ -295,3 +327,122 @@ def test_a_deadlock_names_the_receive_that_took_the_message() -> None:
 
     with pytest.raises(phalanx.DeadlockError, match=r"took\s+the\s+message\s+from\s+rank\s+1"):
         phalanx.run(program, ranks=3)
+
+
+@pytest.mark.parametrize("program", [a_weighted_sum, a_quotient, a_difference])
+def test_arithmetic_that_tells_two_messages_apart(program) -> None:
+    (found,) = findings(program)
+    assert found.ranks == (0,) and "takes messages as they come" in found.headline
+
+
+def a_sum() -> None:
+    if dist.get_rank() == 0:
+        a, b = torch.empty(1), torch.empty(1)
+        dist.recv(a)
+        dist.recv(b)
+        total = 1 + a + 2 * b * a + b
+        assert total.numel() == 1
+    else:
+        dist.send(torch.ones(1), dst=0)
+
+
+def a_distance() -> None:
+    if dist.get_rank() == 0:
+        a, b = torch.empty(1), torch.empty(1)
+        dist.recv(a)
+        dist.recv(b)
+        difference = a - b
+        assert difference.abs() == 0
+    else:
+        dist.send(torch.ones(1), dst=0)
+
+
+def a_function_of_both() -> None:
+    if dist.get_rank() == 0:
+        a, b = torch.empty(1), torch.empty(1)
+        dist.recv(a)
+        dist.recv(b)
+        largest = torch.maximum(a, b) - 1
+        assert largest.numel() == 1
+    else:
+        dist.send(torch.ones(1), dst=0)
+
+
+def replaced_before() -> None:
+    if dist.get_rank() == 0:
+        a, b = torch.empty(1), torch.empty(1)
+        dist.recv(a)
+        dist.recv(b)
+        a, b = torch.minimum(a, b), torch.maximum(a, b)
+        spread = b - a
+        assert spread.numel() == 1
+    else:
+        dist.send(torch.ones(1), dst=0)
+
+
+def answers_kept() -> None:
+    if dist.get_rank() == 0:
+        a, b = torch.empty(1), torch.empty(1)
+        first = dist.recv(a)
+        second = dist.recv(b)
+        result = first * a + second * b
+        assert result.numel() == 1
+    else:
+        dist.send(torch.ones(1), dst=0)
+
+
+def sources_named() -> None:
+    if dist.get_rank() == 0:
+        a, b = torch.empty(1), torch.empty(1)
+        dist.recv(a, src=1)
+        dist.recv(b, src=2)
+        result = a - b
+        assert result.numel() == 1
+    else:
+        dist.send(torch.ones(1), dst=0)
+
+
+def one_after_the_other() -> None:
+    rank = dist.get_rank()
+    a, b = torch.empty(1), torch.empty(1)
+    if rank == 1:
+        dist.send(torch.ones(1), dst=0)
+    if rank == 0:
+        dist.recv(a)
+    dist.barrier()
+    if rank == 2:
+        dist.send(torch.ones(1), dst=0)
+    if rank == 0:
+        dist.recv(b)
+        result = a - b
+        assert result.numel() == 1
+
+
+def of_one_sender() -> None:
+    rank = dist.get_rank()
+    if rank == 0:
+        a, b = torch.empty(1), torch.empty(1)
+        dist.recv(a)
+        dist.recv(b)
+        result = a - b
+        assert result.numel() == 1
+    elif rank == 1:
+        dist.send(torch.ones(1), dst=0)
+        dist.send(torch.ones(1), dst=0)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        a_sum,
+        a_distance,
+        a_function_of_both,
+        replaced_before,
+        answers_kept,
+        sources_named,
+        one_after_the_other,
+        of_one_sender,
+    ],
+)
+def test_messages_that_may_be_exchanged_are_silent(program) -> None:
+    assert_silent(program, ranks=3, seeds=(0, 1, 2))

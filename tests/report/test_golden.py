@@ -20,9 +20,10 @@ import pytest
 from phalanx.checks.error_handlers import with_handled
 from phalanx.checks.group_lifecycle import Destroyed, find_destroy_mismatch, find_kept_group
 from phalanx.checks.in_flight_buffer import Touch, find_in_flight
+from phalanx.checks.lost_result import Lost, find_lost
 from phalanx.checks.unmatched_message import find_leftovers
-from phalanx.checks.unwaited_work import Unwaited, find_unwaited
-from phalanx.matching.agreement import find_mismatch, find_pair_mismatch
+from phalanx.checks.unwaited_work import Unwaited, find_unwaited, find_used_unwaited
+from phalanx.matching.agreement import find_mismatch, find_pair_mismatch, find_reshaped
 from phalanx.matching.groups import find_creation_mismatch, find_missing_creation
 from phalanx.matching.other_group import find_other_group
 from phalanx.matching.waitgraph import find_deadlock
@@ -455,6 +456,38 @@ def unwaited_works() -> Verdict:
     return find_unwaited(left)[0]
 
 
+def mismatch_shape_of_one_size() -> Verdict:
+    shapes = [(2, 3), (2, 3), (3, 2), (2, 3)]
+    ops = [
+        replace(all_reduce(rank), inputs=(TensorSpec("float32", shape, "cpu"),))
+        for rank, shape in enumerate(shapes)
+    ]
+    found = find_reshaped(Meeting(WORLD, 12, tuple(ops)))
+    assert found is not None
+    return found
+
+
+def lost_result() -> Verdict:
+    line = Site("train.py", 58, "train_step", "dist.all_reduce(grad.contiguous())")
+    later = Site("train.py", 60, "train_step", "grad /= world")
+    lost = [
+        Lost(all_reduce(r, site=line), "grad.contiguous()", "grad", False) for r in range(4)
+    ]
+    return find_lost(lost, used=("grad", later))
+
+
+def lost_result_of_an_object() -> Verdict:
+    line = Site("meter.py", 12, "sync", "dist.all_reduce(self.sum.to(device))")
+    lost = [Lost(all_reduce(1, site=line), "self.sum.to(device)", "self.sum", True)]
+    return find_lost(lost, used=None)
+
+
+def unwaited_and_used() -> Verdict:
+    line = Site("train.py", 64, "train_step", "loss = grad.norm()")
+    touch = Touch("read", all_reduce(1, site=LATER), by="norm", site=line)
+    return find_used_unwaited(touch)
+
+
 def unwaited_functional() -> Verdict:
     line = Site("model.py", 9, "forward", 'funcol.all_reduce(x, "sum", group)')
     return find_unwaited([Unwaited(all_reduce(2, site=line), functional=True)])[0]
@@ -465,6 +498,10 @@ CASES = [
     in_flight_read,
     in_flight_twice,
     in_flight_written,
+    mismatch_shape_of_one_size,
+    lost_result,
+    lost_result_of_an_object,
+    unwaited_and_used,
     unwaited_functional,
     unwaited_works,
     mismatch_operation,

@@ -23,8 +23,9 @@ from phalanx.backend import call_events, group_history, meeting_checks
 from phalanx.backend.collectives import data_movement
 from phalanx.backend.collectives.data_movement import MoveData
 from phalanx.backend.devices import cuda_streams as device
-from phalanx.backend.evidence import order_notes, root_notes, thread_holds
+from phalanx.backend.evidence import order_notes, result_notes, root_notes, thread_holds
 from phalanx.backend.evidence.call_description import describe_pending
+from phalanx.backend.evidence.result_notes import places
 from phalanx.backend.rank_errors import InvalidCallError, one_for_each
 from phalanx.backend.session import RankContext, Session
 from phalanx.backend.torch_private import private
@@ -41,6 +42,7 @@ from phalanx.matching.slots import Call, Slot
 from phalanx.system import monotonic
 
 _UNSET = timedelta(0)
+_NOWHERE = (None, 0)
 _PERIOD_MASK = order_notes.PERIOD - 1
 
 CPP_NAME = "phalanx"
@@ -278,6 +280,8 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         if not self._closed and self._mailbox is not None:
             is_default = self._context.torch_state.default_pg is self
             call_events.group_destroyed(self._context, self._mailbox, default=is_default)
+            if self._context.in_flight is not None:
+                self._context.in_flight.order(self._mailbox)
             if is_default:
                 self._context.stock = None
         if (
@@ -397,6 +401,8 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         root = call.root
         if root is not None and call.mailbox.ranks[root] != root and session.compares_roots:
             root_notes.note(context, call)
+        mark = call.mark or _NOWHERE
+        follow = session.follows_results and places.get((id(mark[0]), mark[1]), 0) is not None
         if not call.asynchronous:
             strand.inside = call
             try:
@@ -409,11 +415,15 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
                     wait_for(call, 0.0)
                 if private.recording:
                     profiler_events.end(call)
+                if follow:
+                    result_notes.note(context, call)
                 call.inputs = call.outputs = ()  # the call is remembered, what it moved is not
             finally:
                 if visiting and strand.helper:
                     baton.leave(strand)
             return None
+        if follow:
+            result_notes.note(context, call)
         if call.origin:
             buffer_guard.depart(context, call)
         if visiting and strand.helper:
@@ -521,6 +531,8 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
                 self._deliver(*((call, other) if sending else (other, call)))
         finally:
             baton.critical = False
+        if session.follows_results and not sending:
+            result_notes.note(context, call)
         if call.origin:
             buffer_guard.depart(context, call)
         if visiting and strand.helper:

@@ -9,11 +9,13 @@ buffer for each rank is as good as separate tensors.
 | any list of outputs | two of them share memory: one result would overwrite another |
 | `all_to_all_single` | input and output share memory |
 | `scatter`, on the root | the output shares memory with another rank's part |
-| `all_gather_into_tensor`, `reduce_scatter_tensor` on NCCL | they share memory, and the |
+| `all_gather_into_tensor`, `reduce_scatter_tensor` | they share memory, and the |
 | | smaller one is not exactly its rank's own part of the larger |
 
 Measured on Gloo (torch 2.13, 4 ranks, 400 kB for each): the first three give wrong data, the
-last the right data, because Gloo works on copies. NCCL documents where in-place is allowed.
+last the right data, because Gloo works on copies. NCCL documents where in-place is allowed, and
+nothing else says that a backend must make a copy. Of an `all_gather` into a list, backends make
+a copy of the input or of the outputs (`is_overwritten`).
 """
 
 from __future__ import annotations
@@ -63,6 +65,17 @@ def check_other_parts(name: str, output: Tensor, parts: Sequence[Tensor], own: i
             )
 
 
+def is_overwritten(given: Tensor, outputs: Sequence[Tensor], own: int) -> bool:
+    """Whether `given` lies in an output, and is not exactly that of its own rank."""
+    low, high = extent(given)
+    for index, output in enumerate(outputs):
+        start, end = extent(output)
+        is_own = index == own and (low, high) == (start, end)
+        if low < end and start < high and not is_own and share_bytes(given, output):
+            return True
+    return False
+
+
 def check_own_part(name: str, part: Tensor, whole: Tensor, own: int) -> None:
     """In place is allowed where `part` is exactly this rank's piece of `whole`."""
     if not _overlap(part, whole):
@@ -71,9 +84,9 @@ def check_own_part(name: str, part: Tensor, whole: Tensor, own: int) -> None:
     start = extent(whole)[0] + own * (high - low)
     if low != start:
         raise InvalidCallError(
-            f"{name}: input and output share memory, but not as rank {own}'s own part, which "
-            "NCCL needs to work in place; use another tensor, or "
-            f"whole[{own} * n : {own + 1} * n] for the part"
+            f"{name}: input and output share memory, and the one is written while the other "
+            "is read; give another output, or work in place: the smaller one is the rank's "
+            "own part of the larger, whole[rank * n : (rank + 1) * n]"
         )
 
 

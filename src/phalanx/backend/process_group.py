@@ -168,6 +168,8 @@ class RankGroup(Endpoint):
         call.inputs, call.outputs = inputs, outputs
         even = all(have_one_shape([*inputs, *outs]) for outs in outputs)
         self._check_lists(call, outputs, inputs, even=even)
+        if len(inputs) == 1 and overlaps.is_overwritten(inputs[0], outputs[0], call.member):
+            call.inputs = [inputs[0].clone()]
         call.signature = signature_of(call, even=even)
         return self._submit(call, data_movement.all_gather, opts, inputs[0])
 
@@ -222,6 +224,8 @@ class RankGroup(Endpoint):
         self._check(call.name, given, **(_UNEVEN if uneven else {}))
         self._check_outputs(call.name, call.outputs)
         overlaps.check_apart(call.name, call.outputs)
+        if overlaps.is_overwritten(given, call.outputs, call.member):
+            call.inputs = [given.clone()]
         call.signature = signature_of(call)
         return self._submit(call, data_movement.gather, opts, given)
 
@@ -428,8 +432,7 @@ class RankGroup(Endpoint):
         self._check_outputs(call.name, outputs)
         for output, given in zip(outputs, inputs, strict=True):
             self._check_flat(call.name, None, given, whole=output, part=given)
-            if not self._admission.is_gloo(given):
-                overlaps.check_own_part(call.name, given, output, call.member)
+            overlaps.check_own_part(call.name, given, output, call.member)
         call.inputs, call.outputs = inputs, outputs
         call.signature = signature_of(call)
         return self._submit(call, data_movement.all_gather_into_tensor, opts, inputs[0])
@@ -443,8 +446,7 @@ class RankGroup(Endpoint):
         for output, given in zip(outputs, inputs, strict=True):
             self._check_flat(call.name, call.op[0], given, whole=given, part=output)
             self._check(call.name, output, call.op[0], OUTPUT)
-            if not self._admission.is_gloo(given):
-                overlaps.check_own_part(call.name, output, given, call.member)
+            overlaps.check_own_part(call.name, output, given, call.member)
         call.inputs, call.outputs = inputs, outputs
         call.signature = signature_of(call)
         return self._submit(call, data_movement.reduce_scatter_tensor, opts, inputs[0])

@@ -31,6 +31,10 @@ class InFlightBufferError(errors.InFlightBufferError, dist.DistError):
     __module__ = "phalanx"
 
 
+class UnwaitedWorkError(errors.UnwaitedWorkError, dist.DistError):
+    __module__ = "phalanx"
+
+
 class ThreadRaceError(errors.ThreadRaceError, dist.DistError):
     __module__ = "phalanx"
 
@@ -84,6 +88,7 @@ _CLASSES: dict[type[Verdict], type[errors.VerdictError]] = {
 _FINDINGS: dict[str, type[errors.VerdictError]] = {
     "mismatch": CollectiveMismatchError,
     "in-flight-buffer": InFlightBufferError,
+    "unwaited-work": UnwaitedWorkError,
     "thread-race": ThreadRaceError,
     "backend-hazard": BackendHazardError,
 }
@@ -136,6 +141,7 @@ for _class in (
     DeadlockError,
     StallError,
     InFlightBufferError,
+    UnwaitedWorkError,
     ThreadRaceError,
     BackendHazardError,
     InvalidCallError,

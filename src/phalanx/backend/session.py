@@ -86,7 +86,9 @@ class RankContext:
         self.ring = session.journal.rings[rank]
         """Its part of the journal."""
         self.noted: set[Any] = set()
-        """What is noted there once, by whoever notes it; see `journal/writer.py`."""
+        self.looks: dict[Any, int] = {}
+        """What is noted there once, and how often somebody has looked; see
+        `journal/writer.py`."""
         self.batches: dict[Strand, list[int]] = {}
         """What `batch_isend_irecv` is at, by thread: how many messages are still to come, and
         the number of the batch."""
@@ -110,6 +112,10 @@ class RankContext:
     @property
     def guards(self) -> bool:
         return self.session.guards
+
+    @property
+    def expects_waits(self) -> bool:
+        return "unwaited-work" in self.session.kinds
 
     def report(self, verdict: Verdict) -> VerdictError:
         return self.session.report(verdict)
@@ -196,6 +202,7 @@ class Session:
         self.watched = _watched(size) if "crossed-order" in self.kinds else 0
         """Of how many calls in a row `evidence/order_notes.py` takes notes."""
         self.compares_roots = "rank-space" in self.kinds
+        self.follows_results = "lost-result" in self.kinds
         self.ranks = [
             RankContext(self, rank, environ, state)
             for rank, (environ, state) in enumerate(itertools.zip_longest(environs, states))
@@ -228,6 +235,7 @@ class Session:
         for context in self.ranks:
             context.ring = self.journal.rings[context.rank]
             context.noted.clear()
+            context.looks.clear()
 
     def dissolve(self) -> None:
         """The world is closed, or has left its groups to another one: let go of the ranks,

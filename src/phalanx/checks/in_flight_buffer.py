@@ -11,7 +11,7 @@ The guard of buffers in flight tells what happened as a `Touch`; here that becom
 
 Views are no reads, nor is what looks at shapes. "Waited for" is what `Work.wait` does, or
 `is_completed` that was seen to be true, or its future's value. Where the `Work` itself was
-dropped, reading the result is told by the finding of kind `unwaited-work`.
+dropped, using the result is of the kind `unwaited-work`.
 """
 
 from __future__ import annotations
@@ -39,10 +39,12 @@ class Touch:
 
 
 _DONE_TO = {
-    "read": ("read the result of", "<- reads it"),
-    "written": ("wrote to the tensor of", "<- writes to it"),
-    "replaced": ("resized or freed the tensor of", "<- frees it"),
+    "read": "read the result of",
+    "written": "wrote to the tensor of",
+    "replaced": "resized or freed the tensor of",
 }
+MARKS = {"read": "<- reads it", "written": "<- writes to it", "replaced": "<- frees it"}
+"""How the line of a touch is marked."""
 
 
 def find_in_flight(touch: Touch) -> Finding:
@@ -55,10 +57,9 @@ def find_in_flight(touch: Touch) -> Finding:
         headline = f"rank {rank} changed the tensor of {at} before it had waited for it"
         second = None
     else:
-        did, mark = _DONE_TO[touch.how]
-        headline = f"rank {rank} {did} {at} before it had waited for it"
+        headline = f"rank {rank} {_DONE_TO[touch.how]} {at} before it had waited for it"
         op = Op(rank, touch.by, Group("world", ()), site=touch.site)
-        second = CallBlock((rank,), op, mark=mark)
+        second = CallBlock((rank,), op, mark=MARKS[touch.how])
     first = CallBlock((rank,), flying, notes=("in flight: not waited for",))
     return Finding(
         kind="in-flight-buffer",

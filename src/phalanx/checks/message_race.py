@@ -12,6 +12,9 @@ happened (`journal/causal_order.py`). Stores are in `store_race.py`.
 | has room for another size), and that source sent without    | race: the first could have   |
 | knowing that the first receive was over                     | taken the second's message   |
 | such a message that nobody received                         | race: whoever came first     |
+| receives from any source alone, of one size, at two lines,  | race: who came first decides |
+| and arithmetic with both tensors gives another result if    | the result                   |
+| they are exchanged (`a - b`, not `a + b`)                   |                              |
 | receives from any source alone, of one size                 | legal: they may be exchanged |
 | the first receive's answer, who sent, is kept, and the      | legal: the program may have  |
 | second's source is no number in the program's line          | chosen it by that            |
@@ -24,10 +27,12 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
+from types import CodeType
 from typing import Any, Protocol
 
+from phalanx.callsite import line_at, site_at
 from phalanx.checks.store_race import StoreWatch
 from phalanx.journal.causal_order import in_causal_order
 from phalanx.journal.events import (
@@ -42,7 +47,8 @@ from phalanx.journal.events import (
 )
 from phalanx.journal.reader import Journal
 from phalanx.matching.happens_before import NOTHING, Known, Ordering, knows
-from phalanx.model import CallBlock, Finding, Op
+from phalanx.model import CallBlock, Finding, Op, Site
+from phalanx.source_uses import lopsided, received_name
 
 KIND = "message-race"
 MOST_TAKEN = 32
@@ -142,12 +148,27 @@ class RaceWatch:
             op = receive.as_op(bare=False)
             if rival is not None and not is_chosen(rival.op, op):
                 self._tell(message_race(rival, send.as_op(bare=False), op))
+            elif any_source and rival is None:
+                self._compare(taken or (), arrival, receive, send)
             if any_source:
                 number = order.event(receive.rank)
-                took = Taken(op, send.rank, number, receive.serial, layout)
+                took = Taken(op, send.rank, number, receive.serial, layout, receive.mark)
                 self._taken.setdefault(key, deque(maxlen=MOST_TAKEN)).append(took)
         order.learn(receive.rank, known)
         order.learn(send.rank, known_to_receiver)
+
+    def _compare(
+        self, taken: Iterable[Taken], arrival: Arrival, receive: Posted, send: Posted
+    ) -> None:
+        """Receives that may be exchanged, unless the program tells the two tensors apart."""
+        for each in taken:
+            is_other = each.mark != receive.mark and each.source != arrival.source
+            if not is_other or knows(arrival.known, each.op.rank, each.number):
+                continue
+            found = tells_apart(each.mark, receive.mark)
+            if found is not None:
+                finding = message_race(each, send.as_op(bare=False), receive.as_op(bare=False))
+                self._tell(_exchanged(finding, *found))
 
     def _tell(self, finding: Finding) -> None:
         """Once for the lines concerned."""
@@ -164,6 +185,7 @@ class Taken:
     number: int
     posted: int
     layout: object = None
+    mark: Any = None
     seen: set[int] = field(default_factory=set)
 
 
@@ -195,6 +217,33 @@ def find_rival(taken: Iterable[Taken], arrival: Arrival) -> Taken | None:
             ordered = knows(arrival.known, each.op.rank, each.number)
             found = None if ordered else each
     return found
+
+
+def tells_apart(one: Any, other: Any) -> tuple[str, Site] | None:
+    """Arithmetic with the tensors of two receives in one function, and its place, which gives
+    another result if the two are exchanged."""
+    if not (_is_code(one) and _is_code(other)) or one[0] != other[0]:
+        return None
+    names = [received_name(place) for place in (one, other)]
+    if None in names or names[0] == names[1]:
+        return None
+    last = max(line_at(*one), line_at(*other))
+    found = lopsided(one[0], last, str(names[0]), str(names[1]))
+    return None if found is None else (found[0], site_at(one[0], found[1]))
+
+
+def _is_code(mark: Any) -> bool:
+    """Whether it is a place in code that is here: a journal from elsewhere has other marks."""
+    return isinstance(mark, tuple) and bool(mark) and isinstance(mark[0], CodeType)
+
+
+def _exchanged(finding: Finding, text: str, site: Site) -> Finding:
+    rank = finding.ranks[0]
+    return replace(
+        finding,
+        headline=f"rank {rank} takes messages as they come, which decides {text} ({site})",
+        hint="both were on their way: name the source in both, or use a tag of its own",
+    )
 
 
 def is_chosen(taken: Op, receive: Op) -> bool:

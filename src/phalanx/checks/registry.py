@@ -15,6 +15,7 @@ from typing import Protocol
 from phalanx.checks.backend_hazard import Machines, find_backend_hazards
 from phalanx.checks.group_lifecycle import find_lifecycle_mismatches, find_outsider_calls
 from phalanx.checks.leak import find_leaked_groups
+from phalanx.checks.lost_result import find_lost_results
 from phalanx.checks.message_race import RaceHost, find_message_races
 from phalanx.checks.order.crossed_order import find_crossed_order
 from phalanx.checks.rank_space import find_rank_spaces
@@ -44,6 +45,7 @@ AT_END: dict[str, Check] = {
     "backend-hazard": find_backend_hazards,
     "crossed-order": find_crossed_order,
     "leak": find_leaked_groups,
+    "lost-result": find_lost_results,
     "message-race": find_message_races,
     "rank-space": find_rank_spaces,
     "unwaited-work": find_unwaited_work,

@@ -3,7 +3,8 @@
     work = dist.all_reduce(t, async_op=True)  # phalanx: ignore[unwaited-work] never read
 
 Used by the engines at the end of a run, for all that is told then; what ranks raise on the way
-cannot be silenced. Pure: looks at the source lines that findings carry.
+cannot be silenced, but for the use of a result whose `Work` was dropped. Pure: looks at the
+source lines that findings carry.
 
 | the comment on a line of the finding | what happens |
 |---|---|

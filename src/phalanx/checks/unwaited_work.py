@@ -4,7 +4,10 @@
 |---------------------------------------------------------|-------------------------------|
 | `wait`, `synchronize`, `result`; `is_completed` seen    | nothing                       |
 | true; its future asked for                              |                               |
-| dropped, or kept and never asked                        | a warning for each line       |
+| dropped, and the result used                            | an error, at the use          |
+| dropped, and the result used after a call that orders   | a warning for each line       |
+| the two (a barrier on Gloo); dropped, or kept and never |                               |
+| asked                                                   |                               |
 | the tensor of a functional collective, never used       | a warning for each line       |
 | its operation never met its counterpart                 | by `leftovers`, not here      |
 
@@ -17,17 +20,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from phalanx.checks.in_flight_buffer import MARKS, Touch
 from phalanx.journal.events import Noted
 from phalanx.journal.reader import Journal
 from phalanx.matching.hints import name_ranks
-from phalanx.model import CallBlock, Finding, Op, Site, Unmet
+from phalanx.model import CallBlock, Finding, Group, Op, Site, Unmet
 
 KIND = "unwaited-work"
 
 
 @dataclass(frozen=True)
 class Unwaited:
-    """`count` calls of one rank at one line. `read` is where a result was read all the same.
+    """`count` calls of one rank at one line. `read` is where a result was used after a later
+    call on the group, which makes sure on this backend that it is there.
     `functional` results wait by themselves when they are used."""
 
     op: Op
@@ -57,6 +62,29 @@ def find_unwaited_work(journal: Journal, host: UnmetHost) -> tuple[Finding, ...]
     ]
     return find_unwaited(
         each for each in left if (each.op.rank, each.op.name, each.op.site) not in told
+    )
+
+
+def find_used_unwaited(touch: Touch) -> Finding:
+    """A result is used whose `Work` is gone: it may not be there yet."""
+    flying, rank = touch.flying, touch.flying.rank
+    place = f" ({flying.site})" if flying.site is not None else ""
+    did = "wrote to" if touch.how == "written" else "used"
+    result = f"{did} the result of {flying.name}{place}"
+    by = Op(rank, touch.by, Group("world", ()), site=touch.site)
+    return Finding(
+        kind="unwaited-work",
+        severity="error",
+        ranks=(rank,),
+        headline=f"rank {rank} {result}, which it never waited for",
+        blocks=(
+            CallBlock((rank,), flying, notes=("its Work was dropped: nobody can wait for it",)),
+            CallBlock((rank,), by, mark=MARKS.get(touch.how, "")),
+        ),
+        hint=(
+            "the tensor may hold old data, new data or a mixture, and not the same on all "
+            "ranks: keep the Work that the call returns and wait() for it first"
+        ),
     )
 
 
@@ -114,13 +142,20 @@ def _times(counts: dict[int, int]) -> str:
 def _notes(group: list[Unwaited]) -> tuple[str, ...]:
     sites = sorted({str(each.read) for each in group if each.read is not None})
     if sites:
-        return (f"its result was used at {', '.join(sites[:4])}, perhaps before it was there",)
+        return (
+            f"its result was used at {', '.join(sites[:4])}, after another call on the group",
+        )
     return ()
 
 
 def _hint(group: list[Unwaited]) -> str:
     if group[0].functional:
         return "the result was never used; if it is not needed, nor is the call"
+    if any(each.read is not None for each in group):
+        return (
+            "that call makes sure of it on this backend only: keep the Work that the call "
+            "returns and wait() for it"
+        )
     return (
         "the run was lucky: nothing says that the operation is complete; keep the Work that "
         "the call returns and wait() for it"

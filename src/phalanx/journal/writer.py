@@ -114,6 +114,8 @@ class NoteWriter(Protocol):
     ring: Ring
     noted: set[Any]
     """What is there already and is not noted again."""
+    looks: dict[Any, int]
+    """How often somebody has looked, where that is done a few times only."""
 
 
 def note_once(writer: NoteWriter, key: Hashable, event: Noted) -> None:

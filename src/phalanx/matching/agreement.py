@@ -21,10 +21,10 @@ from phalanx.matching.agreement_rules import (
     payload,
     rule_for,
 )
-from phalanx.matching.hints import hint_mismatch
-from phalanx.model import Group, Meeting, Mismatch, Op, OpBlock, Site
+from phalanx.matching.hints import hint_mismatch, name_ranks
+from phalanx.model import CallBlock, Finding, Group, Meeting, Mismatch, Op, OpBlock, Site
 
-__all__ = ["RULES", "find_mismatch", "find_pair_mismatch"]
+__all__ = ["RULES", "find_mismatch", "find_pair_mismatch", "find_reshaped"]
 
 _Key = tuple[Hashable, ...]
 
@@ -76,6 +76,58 @@ def find_mismatch(meeting: Meeting) -> Mismatch | None:
         else hint_mismatch(meeting, ops, blocks=blocks, differs=differs)
         or (_LINES_HINT if lines else None),
     )
+
+
+_ONE_SHAPE = frozenset({"all_reduce", "broadcast", "reduce"})
+"""Operations that pair the elements of one tensor of each rank."""
+
+
+def find_reshaped(meeting: Meeting) -> Finding | None:
+    """Ops that agree in the number of elements and not in the shape: backends pair elements as
+    they lie in memory, so a transposed tensor gets another one's. Dimensions of size 1 make no
+    difference, and a flat tensor fits all.
+
+    >>> from phalanx.model import TensorSpec
+    >>> world = Group("world", (0, 1))
+    >>> shapes = [(2, 3), (3, 2)]
+    >>> ops = [
+    ...     Op(rank, "all_reduce", world, 0, inputs=(TensorSpec("float32", shape),))
+    ...     for rank, shape in enumerate(shapes)
+    ... ]
+    >>> find_reshaped(Meeting(world, 0, tuple(ops))).headline
+    'rank 1 passed float32[3, 2] where rank 0 passed float32[2, 3] to all_reduce'
+    """
+    if meeting.ops[0].name not in _ONE_SHAPE:
+        return None
+    shaped: dict[tuple[int, ...], list[Op]] = {}
+    for op in _in_group_order(meeting.ops, meeting.group):
+        specs = payload(op)
+        shape = tuple(size for size in specs[0].shape if size != 1) if len(specs) == 1 else ()
+        if len(shape) > 1 and 0 not in shape:
+            shaped.setdefault(shape, []).append(op)
+    if len(shaped) < 2:
+        return None
+    most, *others = sorted(shaped.values(), key=lambda ops: -len(ops))
+    odd = [op for ops in others for op in ops]
+    is_known = 2 * len(most) > sum(map(len, shaped.values()))
+    return Finding(
+        kind="mismatch",
+        severity="warning",
+        ranks=tuple(sorted(op.rank for op in odd)) if is_known else (),
+        headline=(f"{_passed(others[0])} where {_passed(most)} to {most[0].name}"),
+        blocks=tuple(
+            CallBlock(tuple(op.rank for op in ops), ops[0]) for ops in (most, *others)
+        ),
+        facts=(("rule", "elements are paired as they lie in memory, whatever the shape"),),
+        hint=(
+            "if one of them is transposed, its elements meet others than are meant: give all "
+            "ranks one shape, or t.view(-1) where the order is meant"
+        ),
+    )
+
+
+def _passed(ops: Sequence[Op]) -> str:
+    return f"{name_ranks(op.rank for op in ops)} passed {payload(ops[0])[0]}"
 
 
 def find_pair_mismatch(send: Op, recv: Op) -> Mismatch | None:

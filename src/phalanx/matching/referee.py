@@ -28,7 +28,7 @@ from typing import Any, Protocol, TypeVar
 
 from phalanx.journal.events import Posted, site_of
 from phalanx.journal.reader import Journal
-from phalanx.matching.agreement import find_mismatch, find_pair_mismatch
+from phalanx.matching.agreement import find_mismatch, find_pair_mismatch, find_reshaped
 from phalanx.matching.descriptions import (
     CallReader,
     describe_call,
@@ -42,13 +42,16 @@ from phalanx.matching.other_group import find_other_group
 from phalanx.matching.partial_look import PartialLook, Standing, WaitPosition
 from phalanx.matching.slots import Call, Slot
 from phalanx.matching.waitgraph import find_deadlock
-from phalanx.model import Deadlock, Meeting, Mismatch, Op, Snapshot, Verdict
+from phalanx.model import Deadlock, Finding, Meeting, Mismatch, Op, Snapshot, Verdict
 
 HISTORY = 64
 MOST_PAST = 4096
 LEAST_PAST = 4
 """How many earlier calls on a group are described: of each rank, of all together, and of each
 at least."""
+
+MOST_RESHAPED = 64
+"""How many sets of lines are told whose calls met in different shapes."""
 
 MOST_TRAIL = 8000
 LEAST_TRAIL = 8
@@ -112,6 +115,7 @@ class Referee:
     def begin(self) -> None:
         """A new run on the same groups."""
         self._partial: PartialLook[Any] = PartialLook()
+        self._reshaped: dict[Hashable, Finding] = {}
 
     def claim(
         self, mailbox: GroupMailbox, member: int, rank: int, end: Any = None
@@ -154,11 +158,23 @@ class Referee:
         ops = tuple(describe_call(call, reader) for call in calls)
         meeting = Meeting(reader.group(mailbox), slot.number, ops)
         if find_mismatch(meeting) is None:
+            self._note_shapes(meeting)
             return None
         history = _history(evidence.read_journal(), mailbox, slot.number, reader)
         verdict = find_mismatch(replace(meeting, history=history))
         assert verdict is not None
         return _with_parting(verdict, evidence, verdict.group.ranks)
+
+    def _note_shapes(self, meeting: Meeting) -> None:
+        found = find_reshaped(meeting) if len(self._reshaped) < MOST_RESHAPED else None
+        if found is not None:
+            lines = frozenset((op.name, op.site) for op in meeting.ops)
+            self._reshaped.setdefault(lines, found)
+
+    def take_reshaped(self) -> list[Finding]:
+        """Calls that met in different shapes of one size, once for each set of lines."""
+        found, self._reshaped = list(self._reshaped.values()), {}
+        return found
 
     def find_message_mismatch(
         self, send: Call, receive: Call, evidence: Evidence

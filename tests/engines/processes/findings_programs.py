@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
+import warnings
 
 import torch
 import torch.distributed as dist
@@ -155,6 +156,14 @@ def invalid_overlap() -> None:
     dist.all_gather(rows, torch.ones(4))
 
 
+def invalid_place() -> None:
+    """The input is another rank's part of the output."""
+    whole, at = torch.zeros(8), (dist.get_rank() + 1) % 4
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        dist.all_gather_into_tensor(whole, whole[2 * at : 2 * at + 2])
+
+
 def invalid_splits() -> None:
     """Gloo has no objection and would send what is beyond the end."""
     dist.all_to_all_single(torch.empty(8), torch.ones(8), [2, 2, 2, 2], [2, 2, 2, 3])
@@ -218,7 +227,16 @@ def in_flight_from_backward() -> None:
         finish(work)
 
 
+def unwaited_and_read() -> None:
+    tensor = torch.ones(4)
+    dist.all_reduce(tensor, async_op=True)
+    if dist.get_rank() == 1:
+        tensor.sum()
+    dist.barrier()
+
+
 ERRORS = (
+    unwaited_and_read,
     in_flight_from_backward,
     in_flight_written,
     in_flight_written_through_a_view,
@@ -239,6 +257,7 @@ ERRORS = (
     invalid_source,
     invalid_room,
     invalid_overlap,
+    invalid_place,
     invalid_splits,
     invalid_even_splits,
     invalid_reduce_op,
@@ -263,12 +282,21 @@ def unwaited_kept() -> object:
     return len(works)
 
 
-def unwaited_and_read() -> None:
+def unwaited_and_ordered() -> None:
     tensor = torch.ones(4)
     dist.all_reduce(tensor, async_op=True)
+    dist.barrier()
     if dist.get_rank() == 1:
         tensor.sum()
     dist.barrier()
+
+
+def unwaited_of_a_group_that_ended() -> None:
+    tensor = torch.ones(4)
+    group = dist.new_group([0, 1, 2, 3])
+    dist.all_reduce(tensor, group=group, async_op=True)
+    dist.destroy_process_group(group)
+    tensor.sum()
 
 
 def unwaited_receive() -> None:
@@ -277,6 +305,27 @@ def unwaited_receive() -> None:
     elif dist.get_rank() == 1:
         dist.irecv(torch.ones(2), 0)
     dist.barrier()
+
+
+def result_in_a_copy() -> None:
+    tensor = torch.ones(2, 3).t()
+    dist.all_reduce(tensor.contiguous())
+    tensor.sum()
+
+
+def result_of_a_broadcast_in_a_copy() -> None:
+    tensor = torch.ones(4)
+    dist.broadcast(tensor[[0, 2]], src=1)
+    tensor.sum()
+
+
+def message_in_a_copy() -> None:
+    tensor = torch.ones(4)
+    if dist.get_rank() == 0:
+        dist.send(tensor[:2].clone(), 1)
+    elif dist.get_rank() == 1:
+        dist.recv(tensor[[0, 2]], 0)
+    tensor.sum()
 
 
 def unmatched_send() -> None:
@@ -360,8 +409,12 @@ def group_that_one_member_keeps() -> None:
 WARNINGS = (
     unwaited_dropped,
     unwaited_kept,
-    unwaited_and_read,
+    unwaited_and_ordered,
+    unwaited_of_a_group_that_ended,
     unwaited_receive,
+    result_in_a_copy,
+    result_of_a_broadcast_in_a_copy,
+    message_in_a_copy,
     unmatched_send,
     crossed_in_a_loop,
     crossed_lines,

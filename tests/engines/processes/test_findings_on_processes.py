@@ -32,11 +32,13 @@ pytestmark = pytest.mark.filterwarnings(
 QUICK = (
     programs.in_flight_written,
     programs.in_flight_changed_by_numpy,
+    programs.unwaited_and_read,
     programs.groups_of_other_members,
     programs.group_not_made_by_a_member,
     programs.partial_deadlock,
     programs.invalid_list,
     programs.invalid_splits,
+    programs.invalid_place,
 )
 
 

@@ -21,7 +21,8 @@ def program() -> None:
     rank = dist.get_rank()
     t = torch.ones(4)
     dist.all_reduce(t)
-    work = dist.all_reduce(t.double(), async_op=True)
+    doubled = t.double()
+    work = dist.all_reduce(doubled, async_op=True)
     work.wait()
     pair = dist.new_group([0, 1])
     if rank == 0:

@@ -119,6 +119,19 @@ def _read(plan: FramePlan, frame: FrameType, tensor: Any) -> Reading:
     return plan.place, tuple(names), *more
 
 
+def value_of(frame: FrameType, name: str) -> Any:
+    """What a variable of the frame, or else of its module, is; None if there is none."""
+    known: Any = frame.f_locals
+    try:
+        found = known.get(name)
+    except AttributeError:  # whatever the metaclass of a class body has prepared
+        found = None
+    is_snapshot = _SNAPSHOTS and frame.f_code.co_flags & _OPTIMIZED
+    if is_snapshot and sys.getrefcount(known) <= _HELD_BY_US:
+        known.clear()  # or the frame would keep alive what the program drops
+    return frame.f_globals.get(name) if found is None else found
+
+
 def _some_of(plan: FramePlan, known: Any) -> list[tuple[str, Any]]:
     return [(name, known.get(name)) for name in plan.names]
 

@@ -1,7 +1,7 @@
 """Private torch names that concern storages.
 
 A part of `private.py`, under the same rule: the name, the reason, the versions. Used for
-tensors that are sent to ranks that are processes.
+tensors that are sent to ranks that are processes, and for results that nobody keeps.
 """
 
 from __future__ import annotations
@@ -22,6 +22,30 @@ def typed(storage: torch.UntypedStorage, dtype: torch.dtype) -> Any:
     """2.11-2.13: the way back."""
     made: Any = torch.storage.TypedStorage
     return made(wrap_storage=storage, dtype=dtype, _internal=True)
+
+
+def owns_memory_alone(tensor: torch.Tensor) -> bool:
+    """2.11-2.13: whether no other tensor has a part of this one's memory, but for the one that
+    it is a view of. The storage is held by these, and by the object that is asked here."""
+    try:
+        storage: Any = tensor.untyped_storage()
+        held = int(torch._C._storage_Use_Count(storage._cdata))
+        return held == (2 if tensor._base is None else 3)
+    except (AttributeError, RuntimeError):  # sparse ones, or torch has no such name any more
+        return False
+
+
+def share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """2.11-2.13: whether two tensors have one storage, also an empty one."""
+    try:
+        return bool(_cdata(one) == _cdata(other))
+    except (AttributeError, RuntimeError):
+        return False
+
+
+def _cdata(tensor: torch.Tensor) -> Any:
+    storage: Any = tensor.untyped_storage()
+    return storage._cdata
 
 
 def shared_fd(storage: Any) -> int:

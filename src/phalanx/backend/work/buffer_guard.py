@@ -4,6 +4,10 @@ The process group tells it of every asynchronous call that the program itself ma
 when the program has waited for one. In between, `buffer_modes.py` asks it about the tensors
 that the program's own lines touch. One `Book` per rank; most ranks never need one.
 
+A result whose `Work` was dropped may be used where the backend orders the two: Gloo's barrier
+waits for all that was called before it on its group, NCCL carries out the calls on a group
+one after another, and a group that is destroyed ends its work first.
+
 Writes that no mode sees (NumPy, native code) are found by what is in the memory: kept when
 the call is made and compared when data moves and when the program waits; of large tensors,
 samples. The version counter, which views share, is proof where a tensor is its whole storage.
@@ -25,11 +29,13 @@ from phalanx.backend.torch_private.private_modes import version_of
 from phalanx.backend.work import buffer_modes, tensor_memory
 from phalanx.backend.work.call_origin import OWN
 from phalanx.checks.in_flight_buffer import How, Touch, find_in_flight
-from phalanx.checks.unwaited_work import Unwaited
+from phalanx.checks.silencing import split_silenced
+from phalanx.checks.unwaited_work import Unwaited, find_used_unwaited
 from phalanx.matching.slots import Call
 
 if TYPE_CHECKING:
     from phalanx.errors import VerdictError
+    from phalanx.matching.mailboxes import GroupMailbox
     from phalanx.model import Op, Site, Verdict
 
 _WRITES_INPUTS = frozenset({"all_reduce", "all_reduce_coalesced"})
@@ -46,6 +52,10 @@ class FlightHost(Protocol):
     @property
     def guards(self) -> bool:
         """Whether touching a tensor in flight is an error."""
+
+    @property
+    def expects_waits(self) -> bool:
+        """Whether using a result whose `Work` was dropped is an error."""
 
     def report(self, verdict: Verdict) -> VerdictError:
         """The error that the rank is to raise."""
@@ -126,12 +136,16 @@ class Flight:
     followed = False
     """The program has asked for the future."""
     over = False
+    ordered = False
+    """Complete by the rules of the backend, because of what the rank has called since."""
     read: Site | None = None
     op: Op | None = None
 
     def __init__(self, book: Book, call: Call) -> None:
         self.book = book
         self.call: Call | None = call
+        self.group = None if call.tag is not None else call.mailbox
+        """Of a collective; None of a message, which a barrier does not wait for."""
 
     def described(self) -> Op:
         if self.op is None:
@@ -210,12 +224,29 @@ class Book:
                 continue
             flight = region.flight
             site = callsite.resolve(callsite.mark(2))
-            if flight.dropped and region.writes:
-                self.note_read(flight, site)
-                continue
             touch = Touch(how, flight.described(), by=by, site=site)
+            if flight.dropped and region.writes:
+                self.judge_dropped(flight, touch)
+                continue
             self.context.note_touch(flight.call, how)
             raise self.context.report(find_in_flight(touch))
+
+    def judge_dropped(self, flight: Flight, touch: Touch) -> None:
+        """The result is used, and nobody can wait for it any more. Where the backend orders
+        the two, or the line says that it is meant, that is told with the unwaited work."""
+        found = find_used_unwaited(touch)
+        meant = split_silenced([found])[1]
+        if flight.ordered or meant or not self.context.expects_waits:
+            self.note_read(flight, touch.site)
+            return
+        self.context.note_touch(flight.call, touch.how)
+        raise self.context.report(found)
+
+    def order(self, group: GroupMailbox) -> None:
+        """What was called on this group is complete before the rank goes on."""
+        for flight in self.flights:
+            if flight.group is group:
+                flight.ordered = True
 
     def forget(self, flight: Flight) -> None:
         for region in flight.regions:
@@ -294,6 +325,8 @@ class Book:
 def check_departure(book: Book, call: Call) -> None:
     """Refuse an operation with a tensor that another one in flight may write, or that it
     would write itself."""
+    if call.name == "barrier" or (call.tag is None and "nccl" in call.mailbox.record.backend):
+        book.order(call.mailbox)
     for tensor, writes in _tensors_of(call):
         if not book.is_near(*tensor_memory.extent(tensor)):
             continue

@@ -46,7 +46,8 @@ def find_at_end(host: RemoteHost) -> list[Verdict]:
     journal = referee.read_journal()
     host.unmet = find_leftovers(referee.leftovers())
     missing = referee.find_missing_groups()
-    found = [*host.unmet, *missing, *registry.find_at_end(journal, host)]
+    reshaped = referee.take_reshaped()
+    found = [*host.unmet, *missing, *reshaped, *registry.find_at_end(journal, host)]
     wanted = [each for each in found if each.kind in host.kinds]
     for each in wanted:
         referee.journal.found(each)

@@ -36,6 +36,7 @@ from phalanx.matching.slots import Slot
 from phalanx.matching.waitgraph import Node
 from phalanx.model import (
     Deadlock,
+    Finding,
     Leave,
     Mismatch,
     RankView,
@@ -379,6 +380,9 @@ class RemoteReferee:
     def find_missing_groups(self) -> list[Verdict]:
         """Once all ranks have returned: groups that some did not make."""
         return self._referee.find_missing_groups()
+
+    def take_reshaped(self) -> list[Finding]:
+        return self._referee.take_reshaped()
 
     # -- meeting ----------------------------------------------------------------------------
 

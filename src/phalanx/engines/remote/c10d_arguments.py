@@ -187,6 +187,10 @@ def check_places(parts: Parts, member: int) -> None:
         overlaps.check_apart(parts.name, outputs)
     elif parts.name == "all_to_all_single":
         overlaps.check_disjoint(parts.name, parts.inputs[0], outputs[0])
+    elif parts.name == "all_gather_into_tensor":
+        overlaps.check_own_part(parts.name, parts.inputs[0], outputs[0], member)
+    elif parts.name == "reduce_scatter_tensor":
+        overlaps.check_own_part(parts.name, outputs[0], parts.inputs[0], member)
     elif parts.name == "scatter" and parts.inputs:
         overlaps.check_other_parts(parts.name, outputs[0], _flat(parts.inputs), member)
 

@@ -23,27 +23,32 @@ from phalanx.callsite import Mark
 from phalanx.checks.leak import KIND
 from phalanx.emulation.stdlib.warning_places import warning_patches
 from phalanx.engines.remote.rank_notes import RankNotes
+from phalanx.engines.remote.watched_groups import WatchedGroup
+from phalanx.matching.mailboxes import GroupMailbox
 from phalanx.model import Group
 
 
 class Lives:
-    """One per watched process. `count` gives the number of the rank's collectives on a group,
-    `name` a name of the group that all its members know; `tell` is for the journal."""
+    """One per watched process. `known` gives what is known of a group, `name` a name of it that
+    all its members know; `tell` is for the journal, `ended` is called with the mailbox of each
+    group that the program destroys."""
 
     def __init__(
         self,
         notes: RankNotes,
         kinds: frozenset[str],
         *,
-        count: Callable[[Any], int],
+        known: Callable[[Any], WatchedGroup | None],
         name: Callable[[Any], str | None],
         tell: Callable[..., None],
+        ended: Callable[[GroupMailbox], None],
     ) -> None:
         self._notes = notes
         self._kinds = kinds
-        self._count = count
+        self._known = known
         self._name = name
         self._tell = tell
+        self._ended = ended
         self._watch = GroupWatch()
         self.reset()
 
@@ -85,9 +90,12 @@ class Lives:
         name = "world" if group is default else f"group {group.group_name}"
         self.closed.add(group)
         DESTROYED[group] = Group(name, ranks)
+        known, in_world = self._known(group), self._known(default)
+        if known is not None:
+            self._ended(known.met)
         key, world = self._name(group), None if default is None else self._name(default)
         if key is not None:
-            calls = 0 if world is None else self._count(default)
+            calls = 0 if world is None or in_world is None else in_world.calls
             self._tell("group-destroyed", mark, key, world, calls)
 
     def refuse(self, group: Any, name: str) -> None:

@@ -33,6 +33,7 @@ class RankNotes:
     def forget(self) -> None:
         self.ring = Ring(LENGTH)
         self.noted: set[Any] = set()
+        self.looks: dict[Any, int] = {}
 
     def take(self, keys: Mapping[GroupRecord, str]) -> bytes | None:
         """All of it, once, to be read by `read_notes`; None if there is nothing. Groups without

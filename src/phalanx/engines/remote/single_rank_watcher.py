@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from phalanx import callsite
-from phalanx.backend.evidence import order_notes, root_notes
+from phalanx.backend.evidence import order_notes, result_notes, root_notes
 from phalanx.backend.evidence.call_description import describe_call
 from phalanx.backend.work import buffer_guard, buffer_modes, call_origin
 from phalanx.callsite import Mark
@@ -27,6 +27,7 @@ from phalanx.checks.unwaited_work import KIND as UNWAITED
 from phalanx.checks.unwaited_work import Unwaited
 from phalanx.engines.remote.c10d_arguments import Parts
 from phalanx.engines.remote.rank_notes import RankNotes
+from phalanx.engines.remote.watched_groups import WatchedGroup
 from phalanx.errors import VerdictError
 from phalanx.journal.events import Noted
 from phalanx.matching.mailboxes import GroupMailbox
@@ -79,12 +80,14 @@ class Alone:
         self.tell = tell
         self.report = report
         self.guards = "in-flight-buffer" in kinds
-        self.tracks = self.guards or "unwaited-work" in kinds
+        self.expects_waits = UNWAITED in kinds
+        self.tracks = self.guards or self.expects_waits
         self.watched = NOTED if "crossed-order" in kinds else 0
         self.let_go = let_go
         self.fail = fail
         self.compares_threads = "thread-race" in kinds
         self.compares_roots = "rank-space" in kinds
+        self.follows_results = "lost-result" in kinds
         self.inside: dict[int, Use] = {}
         """By thread: the call that it waits in."""
         self.in_flight: buffer_guard.Book | None = None
@@ -122,6 +125,18 @@ class Alone:
     ) -> None:
         """A call whose root is another rank of the world than of the group."""
         root_notes.note(self.notes, _call_of(met, member, parts, mark))
+
+    def note_result(
+        self, known: WatchedGroup, parts: Parts, mark: Mark | None, *, waits: bool
+    ) -> None:
+        """A call that may write into a copy which nobody keeps."""
+        if mark is None or not self.follows_results:
+            return
+        if result_notes.places.get((id(mark[0]), mark[1]), mark) is not None:
+            call = _call_of(known.met, known.member, parts, mark)
+            call.number = known.calls if parts.tag is None else None
+            call.asynchronous = not waits
+            result_notes.note(self.notes, call)
 
     def check_threads(self, me: int, use: Use) -> None:
         """While a thread is in a call that makes it wait, no other may make one there."""
@@ -183,6 +198,11 @@ class Alone:
         call = self.flying.pop(work, None)
         if call is not None:
             buffer_guard.give_up(call)
+
+    def end_group(self, met: GroupMailbox) -> None:
+        """The program has destroyed a group, which ends what was called on it first."""
+        if self.in_flight is not None:
+            self.in_flight.order(met)
 
     # -- the end --------------------------------------------------------------------------
 

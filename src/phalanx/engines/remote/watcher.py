@@ -135,8 +135,9 @@ class Watcher:
         self.rank = rank
         self.notes = RankNotes(rank)
         self.alone = Alone(kinds, self.notes, line.report, self._let_go, line.failed, line.tell)
+        known, ended = self._known, self.alone.end_group
         self.lives = Lives(
-            self.notes, kinds, count=self._count, name=self._name, tell=line.tell
+            self.notes, kinds, known=known, name=self._name, tell=line.tell, ended=ended
         )
         self._makes = "mismatch" in kinds
         self._recent = Recent()
@@ -245,10 +246,8 @@ class Watcher:
     def _take(self) -> bytes | None:
         return self.notes.take({group.met.record: key for key, group in self._told.items()})
 
-    def _count(self, group: Any) -> int:
-        """How many collectives this rank has called on it."""
-        known = self._groups.get(group)
-        return 0 if known is None else known.calls
+    def _known(self, group: Any) -> WatchedGroup | None:
+        return None if group is None else self._groups.get(group)
 
     def _name(self, group: Any) -> str | None:
         return self._names.get(group)
@@ -293,6 +292,7 @@ class Watcher:
         limit = self._limit(known, parts, given)
         waits = self._is_blocking(parts, given, caller, limit)
         blocking = holds and waits
+        self.alone.note_result(known, parts, place, waits=waits)
         number = self._look_alone(known, parts, place)
         line, recent = self.line, self._recent
         call_id = line.next_call_id()

@@ -45,4 +45,5 @@ def find_at_end(session: Session, unmet: Sequence[Unmet]) -> list[Verdict]:
             context.ring.add(Noted(monotonic(), context.rank, 0, None, KIND, left))
     host = ThreadsCheckHost(session, unmet)
     missing = session.referee.find_missing_groups() if MISMATCH in session.kinds else []
-    return [*missing, *registry.find_at_end(session.journal.reader(), host)]
+    reshaped = session.referee.take_reshaped()
+    return [*missing, *reshaped, *registry.find_at_end(session.journal.reader(), host)]
