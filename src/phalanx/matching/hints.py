@@ -13,6 +13,12 @@ from dataclasses import replace
 from phalanx.matching.agreement_rules import crossed_pairs, split_rows
 from phalanx.model import Deadlock, Meeting, Mismatch, Op, OpBlock, RankView, Site, Wait
 
+LINES_HINT = (
+    "the ranks were at different lines in the call before already: those calls may not have "
+    "been meant for each other"
+)
+_NEW_LINE = "no rank called from "
+
 _RECEIVES = frozenset({"recv", "irecv"})
 _SENDS = frozenset({"send", "isend"})
 
@@ -118,8 +124,13 @@ def _new_site(meeting: Meeting, blocks: Sequence[OpBlock]) -> str | None:
     for block in blocks:
         site = block.op.site
         if block.odd and site and (site.file, site.line) not in seen:
-            return f"no rank called from {site} in {_known_calls(meeting)}"
+            return f"{_NEW_LINE}{site} in {_known_calls(meeting)}"
     return None
+
+
+def says_less(hint: str) -> bool:
+    """Whether a hint says less than the number of calls at each line does."""
+    return hint == LINES_HINT or hint.startswith(_NEW_LINE)
 
 
 def _always_follows(meeting: Meeting, site: Site, before: Site) -> bool:
