@@ -54,8 +54,7 @@ def test_where_they_went() -> None:
     assert lines == [
         "a.py:9: ranks 0, 3 three times, ranks 1, 2 twice",
         "a.py:8: ranks 0, 3 two calls, ranks 1, 2 one call",
-        "all were there together for the last time in call #4;",
-        "rank 1 went on to a.py:12; rank 2 has ended",
+        "last together there in call #4; rank 1 went on to a.py:12; rank 2 has ended",
     ]
 
 
@@ -71,7 +70,10 @@ def test_lines_of_a_branch() -> None:
 
 
 def test_branches() -> None:
-    past = (Site("a.py", 3, "f", "if " + "x" * 60 + ":"), Site("a.py", 2, "f", "for x in y:"))
+    past = (
+        Site("a.py", 3, "f", "if " + "x" * 60 + ":"),
+        Site("a.py", 2, "f", "for x in y:  # all"),
+    )
     lines = told(counts(((0,), 3), ((1,), 2)), past=past)
     assert lines[1:] == [
         "branch    a.py:3 can lead past it: if xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx ...",

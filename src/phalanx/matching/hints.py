@@ -18,6 +18,7 @@ LINES_HINT = (
     "been meant for each other"
 )
 _NEW_LINE = "no rank called from "
+_LEFT = "; this time "
 
 _RECEIVES = frozenset({"recv", "irecv"})
 _SENDS = frozenset({"send", "isend"})
@@ -108,7 +109,7 @@ def _skipped_site(meeting: Meeting, blocks: Sequence[OpBlock]) -> str | None:
             continue
         return (
             f"in {_known_calls(meeting)} {_known_ranks(meeting)} reached {site} right after "
-            f"{usual}; this time {name_ranks(block.ranks)} reached {site} without it"
+            f"{usual}{_LEFT}{name_ranks(block.ranks)} reached {site} without it"
         )
     return None
 
@@ -128,9 +129,10 @@ def _new_site(meeting: Meeting, blocks: Sequence[OpBlock]) -> str | None:
     return None
 
 
-def says_less(hint: str) -> bool:
-    """Whether a hint says less than the number of calls at each line does."""
-    return hint == LINES_HINT or hint.startswith(_NEW_LINE)
+def says_less(hint: str, *, with_branch: bool) -> bool:
+    """Whether a hint says less than the number of calls at each line does; with the branch that
+    leads past one, they say what any hint about lines does."""
+    return hint == LINES_HINT or hint.startswith(_NEW_LINE) or (with_branch and _LEFT in hint)
 
 
 def _always_follows(meeting: Meeting, site: Site, before: Site) -> bool:

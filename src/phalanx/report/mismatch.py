@@ -187,7 +187,9 @@ def _inside(op: Op) -> tuple[str, ...]:
 
 
 def _findings(verdict: Mismatch) -> list[str]:
-    lines = labelled("differs", _differs(verdict))
+    # What calls differ in that were not meant to meet says nothing: only who is odd does.
+    is_odd = any(block.odd for block in verdict.blocks)
+    lines = [] if verdict.unrelated and is_odd else labelled("differs", _differs(verdict))
     if verdict.number is not None:
         lines += labelled("agreed", _agreed(verdict))
     if verdict.missing:

@@ -68,7 +68,7 @@ def branch_lines(past: Sequence[Site]) -> list[str]:
     """The branches that lead past a line."""
     lines: list[str] = []
     for at, site in enumerate(past):
-        source = cut(site.source, _SHOWN_SOURCE)
+        source = cut(_COMMENT.sub("", site.source), _SHOWN_SOURCE)
         lines += labelled(
             "" if at else "branch",
             f"or {site}: {source}" if at else f"{site} can lead past it: {source}",
@@ -79,7 +79,7 @@ def branch_lines(past: Sequence[Site]) -> list[str]:
 def _more_text(uneven: Uneven) -> str:
     parts = []
     if uneven.together is not None:
-        parts.append(f"all were there together for the last time in call #{uneven.together}")
+        parts.append(f"last together there in call #{uneven.together}")
     for ranks, site in uneven.went:
         if site is not None:
             parts.append(f"{rank_list(ranks)} went on to {site}")
@@ -115,6 +115,7 @@ def _is_one_call(counts: LineCount) -> bool:
     return bool(_COLLECTIVE.search(counts.site.source))
 
 
+_COMMENT = re.compile(r"  #[^'\"]*$")
 _COLLECTIVE = re.compile(
     r"\b(all_reduce|barrier|broadcast|reduce|gather|scatter|all_gather|reduce_scatter|all_to_all|"
     r"all_gather_into_tensor|reduce_scatter_tensor|all_to_all_single|monitored_barrier)\("

@@ -67,7 +67,9 @@ def with_uneven(verdict: Mismatch, journal: Journal, record: GroupRecord) -> Mis
     )
     if uneven is None:
         return replace(verdict, unrelated=apart)
-    hint = None if verdict.hint is None or says_less(verdict.hint) else verdict.hint
+    hint = verdict.hint
+    if hint is not None and says_less(hint, with_branch=bool(uneven.past)):
+        hint = None
     return replace(verdict, uneven=uneven, unrelated=True, hint=hint)
 
 
