@@ -46,7 +46,8 @@ def test_its_links_lead_somewhere() -> None:
 
 
 def _headline() -> str:
-    return "rank 2 called barrier where ranks 0, 1, 3 called all_reduce"
+    ours = "rank 2 called barrier at test_step.py:9"
+    return f"{ours} where ranks 0, 1, 3 called all_reduce at line 8"
 
 
 def test_the_interactive_examples_are_true() -> None:

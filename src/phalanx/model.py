@@ -259,11 +259,54 @@ class Verdict:
 
 
 @dataclass(frozen=True)
+class LineCount:
+    """How often ranks called from a line: `ranks`, the line, and how often."""
+
+    ranks: tuple[int, ...]
+    site: Site
+    times: int
+
+
+@dataclass(frozen=True)
+class Uneven:
+    """Ranks made unequally many calls of a kind that all make alike.
+
+    `places` are those where the numbers differ, each with a count for every rank, counted from
+    call `since` on the group. `together` is the last call in which all were at the first of
+    them. `went` says where those who came there less often are now, None for no further call;
+    `past` are branches in the source that lead past it.
+    """
+
+    group: Group
+    places: tuple[tuple[LineCount, ...], ...]
+    since: int = 0
+    together: int | None = None
+    went: tuple[tuple[tuple[int, ...], Site | None], ...] = ()
+    past: tuple[Site, ...] = ()
+
+
+@dataclass(frozen=True)
+class Absence:
+    """`absent`, members of a group, have not come to a call on it in which `waiting` wait. They
+    made `made` calls on it; `instead` is the call in which they wait, None if they have ended.
+    `past` are branches in the source that lead past that call."""
+
+    group: Group
+    number: int
+    waiting: tuple[int, ...]
+    absent: tuple[int, ...]
+    made: int
+    instead: Op | None = None
+    past: tuple[Site, ...] = ()
+
+
+@dataclass(frozen=True)
 class Mismatch(Verdict):
     """The calls that met disagree. `agreed` is the last op before it that all ranks shared;
     `from_lines` says from where, if ranks called it from several lines.
 
-    `missing` are members that had not arrived when nobody could move any more.
+    `missing` are members that had not arrived when nobody could move any more. Calls are
+    `unrelated` if they come from lines that are not meant to meet.
     """
 
     group: Group
@@ -275,6 +318,8 @@ class Mismatch(Verdict):
     hint: str | None = None
     parted: str | None = None
     from_lines: tuple[tuple[tuple[int, ...], Site], ...] = ()
+    uneven: Uneven | None = None
+    unrelated: bool = False
 
 
 @dataclass(frozen=True)
@@ -290,6 +335,8 @@ class Deadlock(Verdict):
     in_flight: int = 0
     hint: str | None = None
     parted: str | None = None
+    uneven: Uneven | None = None
+    absence: Absence | None = None
 
     @property
     def partial(self) -> bool:

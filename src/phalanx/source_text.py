@@ -293,7 +293,7 @@ def _is_name(node: ast.expr, name: str) -> bool:
 
 def tree_of(file: str) -> ast.Module | None:
     """The whole file, parsed; None if it cannot be."""
-    return _tree(tuple(linecache.getlines(file)))
+    return parsed(tuple(linecache.getlines(file)))
 
 
 def function_around(tree: ast.Module, line: int) -> ast.AST:

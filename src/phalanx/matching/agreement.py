@@ -21,7 +21,7 @@ from phalanx.matching.agreement_rules import (
     payload,
     rule_for,
 )
-from phalanx.matching.hints import hint_mismatch, name_ranks
+from phalanx.matching.hints import LINES_HINT, hint_mismatch, name_ranks
 from phalanx.model import CallBlock, Finding, Group, Meeting, Mismatch, Op, OpBlock, Site
 
 __all__ = ["RULES", "find_mismatch", "find_pair_mismatch", "find_reshaped"]
@@ -32,12 +32,6 @@ _Key = tuple[Hashable, ...]
 _LAYOUT_HINT = (
     "the backend takes memory as it lies there, and would mix up the elements; "
     "pass c = tensor.contiguous(), then tensor.copy_(c)"
-)
-
-
-_LINES_HINT = (
-    "the ranks were at different lines in the call before already: those calls may not have "
-    "been meant for each other"
 )
 
 
@@ -74,7 +68,7 @@ def find_mismatch(meeting: Meeting) -> Mismatch | None:
         hint=_LAYOUT_HINT
         if differs == ("memory layout",)
         else hint_mismatch(meeting, ops, blocks=blocks, differs=differs)
-        or (_LINES_HINT if lines else None),
+        or (LINES_HINT if lines else None),
     )
 
 

@@ -13,6 +13,13 @@ from dataclasses import replace
 from phalanx.matching.agreement_rules import crossed_pairs, split_rows
 from phalanx.model import Deadlock, Meeting, Mismatch, Op, OpBlock, RankView, Site, Wait
 
+LINES_HINT = (
+    "the ranks were at different lines in the call before already: those calls may not have "
+    "been meant for each other"
+)
+_NEW_LINE = "no rank called from "
+_LEFT = "; this time "
+
 _RECEIVES = frozenset({"recv", "irecv"})
 _SENDS = frozenset({"send", "isend"})
 
@@ -102,7 +109,7 @@ def _skipped_site(meeting: Meeting, blocks: Sequence[OpBlock]) -> str | None:
             continue
         return (
             f"in {_known_calls(meeting)} {_known_ranks(meeting)} reached {site} right after "
-            f"{usual}; this time {name_ranks(block.ranks)} reached {site} without it"
+            f"{usual}{_LEFT}{name_ranks(block.ranks)} reached {site} without it"
         )
     return None
 
@@ -118,8 +125,14 @@ def _new_site(meeting: Meeting, blocks: Sequence[OpBlock]) -> str | None:
     for block in blocks:
         site = block.op.site
         if block.odd and site and (site.file, site.line) not in seen:
-            return f"no rank called from {site} in {_known_calls(meeting)}"
+            return f"{_NEW_LINE}{site} in {_known_calls(meeting)}"
     return None
+
+
+def says_less(hint: str, *, with_branch: bool) -> bool:
+    """Whether a hint says less than the number of calls at each line does; with the branch that
+    leads past one, they say what any hint about lines does."""
+    return hint == LINES_HINT or hint.startswith(_NEW_LINE) or (with_branch and _LEFT in hint)
 
 
 def _always_follows(meeting: Meeting, site: Site, before: Site) -> bool:

@@ -41,6 +41,8 @@ from phalanx.matching.mailboxes import GroupMailbox
 from phalanx.matching.other_group import find_other_group
 from phalanx.matching.partial_look import PartialLook, Standing, WaitPosition
 from phalanx.matching.slots import Call, Slot
+from phalanx.matching.uneven.absent_member import with_absence
+from phalanx.matching.uneven.uneven_ranks import is_shared, with_uneven, with_uneven_wait
 from phalanx.matching.waitgraph import find_deadlock
 from phalanx.model import Deadlock, Finding, Meeting, Mismatch, Op, Snapshot, Verdict
 
@@ -163,7 +165,11 @@ class Referee:
         history = _history(evidence.read_journal(), mailbox, slot.number, reader)
         verdict = find_mismatch(replace(meeting, history=history))
         assert verdict is not None
-        return _with_parting(verdict, evidence, verdict.group.ranks)
+        journal = evidence.read_journal()
+        verdict = with_uneven(verdict, journal, mailbox.record)
+        if not is_shared(verdict.uneven):
+            verdict = evidence.refine(verdict)
+        return _with_parting(verdict, journal, verdict.group.ranks)
 
     def _note_shapes(self, meeting: Meeting) -> None:
         found = find_reshaped(meeting) if len(self._reshaped) < MOST_RESHAPED else None
@@ -218,7 +224,15 @@ class Referee:
         deadlock = find_deadlock(snapshot, partial=stuck is not None)
         if deadlock is None:
             return None
-        return _with_parting(deadlock, host, _concerned(deadlock), ended)
+        journal = host.read_journal()
+        deadlock = self._with_uneven(host.refine(deadlock), host, journal)
+        return _with_parting(deadlock, journal, _concerned(deadlock), ended)
+
+    def _with_uneven(self, deadlock: Deadlock, host: Host, journal: Journal) -> Deadlock:
+        """The deadlock, with how the members of a group parted in which ranks wait."""
+        reader = host.reader()
+        records = {reader.group(each): each.record for each in self.mailboxes.values()}
+        return with_uneven_wait(with_absence(deadlock, journal, records), journal, records)
 
     def _find_disagreement(self, host: Host, stuck: Sequence[Any] | None) -> Verdict | None:
         verdict: Verdict | None
@@ -307,15 +321,13 @@ def _concerned(deadlock: Deadlock) -> list[int]:
 
 
 def _with_parting(
-    verdict: _Judged, evidence: Evidence, ranks: Iterable[int], ended: Iterable[int] = ()
+    verdict: _Judged, journal: Journal, ranks: Iterable[int], ended: Iterable[int] = ()
 ) -> _Judged:
     """The verdict, with the place where the ways of these ranks parted if that is clear."""
-    verdict = evidence.refine(verdict)
     if not _asks_for_it(verdict):
         return verdict
     among = list(ranks)
     length = max(LEAST_TRAIL, MOST_TRAIL // max(1, len(among)))
-    journal = evidence.read_journal()
     trails = {rank: _trail(journal.last_calls(rank, length)) for rank in among}
     parting = find_parting(trails, frozenset(ended))
     if parting is None or _is_told(verdict, parting):
@@ -349,8 +361,8 @@ def _asks_for_it(verdict: Mismatch | Deadlock) -> bool:
 
 def _is_told(verdict: Mismatch | Deadlock, parting: Parting) -> bool:
     """A hint about the very call that does not fit, or about ranks that made fewer calls, says
-    the same in other words."""
-    if verdict.hint is None:
+    the same in other words; so do counts of calls."""
+    if verdict.hint is None and verdict.uneven is None:
         return False
     if isinstance(verdict, Mismatch):
         return parting.number == verdict.number

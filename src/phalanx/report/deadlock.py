@@ -26,6 +26,7 @@ from phalanx.report.situations import (
     need_text,
     situation_block,
 )
+from phalanx.report.uneven_text import absence_headline, absence_lines, uneven_lines
 
 _HEADLINE_RANKS = 32
 _SHOWN_STEPS = 6
@@ -34,6 +35,7 @@ _SHOWN_STEPS = 6
 def render_deadlock(verdict: Deadlock, *, replay: str | None = None) -> str:
     return compose(
         headline_deadlock(verdict),
+        uneven_lines(verdict.uneven) or absence_lines(verdict.absence),
         labelled("cycle", _cycle_text(verdict.cycle)) if verdict.cycle else (),
         lay_blocks(_blocks(verdict)),
         labelled("proof", _proof_text(verdict))
@@ -44,6 +46,8 @@ def render_deadlock(verdict: Deadlock, *, replay: str | None = None) -> str:
 
 
 def headline_deadlock(verdict: Deadlock) -> str:
+    if verdict.absence is not None and verdict.cause == "cycle":
+        return f"{absence_headline(verdict.absence)}; {_continue_text(verdict)}"
     if verdict.cause == "cycle":
         return f"{_cycle_headline(verdict)}; {_continue_text(verdict)}"
     if verdict.cause == "nobody-can":

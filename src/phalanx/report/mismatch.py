@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from phalanx.model import Mismatch, Op, OpBlock, rank_list
+from phalanx.model import Mismatch, Op, OpBlock, Site, rank_list
 from phalanx.report.calls import call_pieces, call_text, devices_text, group_text, tensors_text
 from phalanx.report.layout import (
     Block,
@@ -20,6 +20,7 @@ from phalanx.report.layout import (
     shorten,
     verb,
 )
+from phalanx.report.uneven_text import uneven_lines
 
 _HEADLINE_RANKS = 32
 _SHOWN_LINES = 4
@@ -43,6 +44,7 @@ _Side = tuple[tuple[int, ...], str]
 def render_mismatch(verdict: Mismatch, *, replay: str | None = None) -> str:
     return compose(
         headline_mismatch(verdict),
+        uneven_lines(verdict.uneven),
         labelled("group", _where(verdict)),
         lay_blocks(
             shorten([_block(block) for block in verdict.blocks if not block.odd])
@@ -56,6 +58,8 @@ def render_mismatch(verdict: Mismatch, *, replay: str | None = None) -> str:
 def headline_mismatch(verdict: Mismatch) -> str:
     if verdict.number is None and len(verdict.blocks) == 2:
         return _pair_headline(*verdict.blocks)
+    if verdict.unrelated:
+        return _places_headline(verdict)
     field = verdict.differs[0]
     # What goes in tells the sides apart, unless they part in what comes out.
     short, long = (
@@ -79,6 +83,21 @@ def headline_mismatch(verdict: Mismatch) -> str:
     others = tuple(rank for ranks, _ in usual for rank in ranks)
     disagree = verb(verdict.ranks, "disagrees", "disagree")
     return f"{_ranks(verdict.ranks)} {disagree} with {_ranks(others)} on the {field}{tail}"
+
+
+def _places_headline(verdict: Mismatch) -> str:
+    """Of calls that were not meant to meet: what they differ in says nothing."""
+    sides: dict[tuple[str, Site | None], list[int]] = {}
+    for block in verdict.blocks[::-1]:
+        sides.setdefault((block.op.name, block.op.site), []).extend(block.ranks)
+    (one, place), (other, there) = sides
+    few, many = sides.values()
+    name = "it" if other == one else other
+    is_near = place and there and place.file == there.file
+    where = f"line {there.line}" if there and is_near else str(there)
+    return (
+        f"{_ranks(few)} called {one} at {place} where {_ranks(many)} called {name} at {where}"
+    )
 
 
 def _pair_headline(send: OpBlock, recv: OpBlock) -> str:
@@ -168,7 +187,9 @@ def _inside(op: Op) -> tuple[str, ...]:
 
 
 def _findings(verdict: Mismatch) -> list[str]:
-    lines = labelled("differs", _differs(verdict))
+    # What calls differ in that were not meant to meet says nothing: only who is odd does.
+    is_odd = any(block.odd for block in verdict.blocks)
+    lines = [] if verdict.unrelated and is_odd else labelled("differs", _differs(verdict))
     if verdict.number is not None:
         lines += labelled("agreed", _agreed(verdict))
     if verdict.missing:
