@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from phalanx.checks.replica_drift import (
-    KIND,
-    Replica,
-    Sample,
+from phalanx.checks.replicas.replica_drift import (
     find_drift,
     find_other_order,
     find_replica_drift,
 )
+from phalanx.checks.replicas.replica_samples import KIND, Replica, Sample, SamplerFacts
 from phalanx.journal.events import GroupRecord, Noted, Posted
 from phalanx.journal.reader import Journal
 from phalanx.journal.ring import Ring
@@ -209,3 +207,40 @@ def test_drift_comes_before_order_and_is_told_once() -> None:
     one, other = replica(sample(1, 1, 5, 6)), replica(sample(1, 1, 5, 7), order=("b", "a"))
     assert "differ:" in (headline(one, other, one) or "")
     assert find_drift({0: one, 1: one}) is None
+
+
+def sampler(rank: int, **more) -> SamplerFacts:
+    given = {"shuffle": True, "seed": 0, "epoch": 0, "drop_last": False, "total_size": 12}
+    return SamplerFacts("loader", rank, 2, **{**given, **more})
+
+
+def looping(rank: int, *facts: dict) -> Replica:
+    samples = (
+        sample(number, number, 5, 6, samplers=(sampler(rank, **each),))
+        for number, each in enumerate(facts, 1)
+    )
+    return replica(*samples, ranks=(0, 1))
+
+
+def test_samplers_of_another_seed_length_or_order() -> None:
+    assert headline(looping(0, {}), looping(1, {})) is None
+    for name, value in (("seed", 3), ("drop_last", True), ("total_size", 11)):
+        told = headline(looping(0, {}), looping(1, {name: value})) or ""
+        assert told.startswith("loader has ") and f"{name}={value} on rank 1" in told
+    still = {"shuffle": False}
+    assert headline(looping(0, still), looping(1, {**still, "seed": 1})) is None
+
+
+def test_an_epoch_that_a_rank_is_ahead_in_for_a_moment() -> None:
+    first, second = {"epoch": 0}, {"epoch": 1}
+    ahead = looping(0, first, second, second)
+    assert headline(ahead, looping(1, first, first, second)) is None
+    assert headline(looping(0, first, second), looping(1, first, first)) is None
+    assert "epoch=0 on rank 1" in (headline(ahead, looping(1, first, first, first)) or "")
+
+
+def test_samplers_for_another_number_of_replicas_are_left_alone() -> None:
+    one, other = looping(0, {}), looping(0, {"seed": 5})
+    wider = [each._replace(ranks=(0, 1, 2)) for each in (one, other, one)]
+    assert headline(*wider) is None
+    assert "read the same part" in (headline(one, other) or "")

@@ -5,12 +5,23 @@ from __future__ import annotations
 import contextlib
 import copy
 import warnings
+import weakref
+from functools import partial
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+from torch.utils.data import BatchSampler, DataLoader
+from torch.utils.data.distributed import DistributedSampler
 
 import phalanx
 from tests.support import assert_silent
@@ -573,6 +584,178 @@ def test_right_programs_are_silent_on_processes() -> None:
             two_optimizers,
         ):
             assert_silent(program, world=world, kind=KIND)
+
+
+# -- meshes -----------------------------------------------------------------------------------
+
+
+def replicated_shards(odd: int | None = None) -> None:
+    """FSDP2 on two times two ranks."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    model = net()
+    fully_shard(model, mesh=mesh)
+    if me() == odd:
+        with torch.no_grad():
+            model[2].weight.to_local().add_(1.0)
+    optimizer = torch.optim.SGD(model.named_parameters(), lr=0.1)
+    train(model, optimizer)
+
+
+def tensor_parallel(odd: int | None = None) -> None:
+    mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("tp",))
+    plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    torch.manual_seed(0)
+    layers = nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)
+    model = parallelize_module(nn.Sequential(*layers), mesh, plan)
+    if me() == odd:
+        with torch.no_grad():
+            model[2].bias.to_local().add_(1.0)
+    optimizer = torch.optim.Adam(model.named_parameters(), lr=0.1)
+    for step in range(6):
+        optimizer.zero_grad()
+        model(torch.full((3, 4), step + 1.0)).square().sum().backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("program", [replicated_shards, tensor_parallel])
+def test_meshes_are_silent(program) -> None:
+    assert_silent(program, ranks=4, kind=KIND)
+
+
+def test_a_replicated_shard_that_differs() -> None:
+    (found,) = findings(partial(replicated_shards, 3), ranks=4)
+    assert found.headline == (
+        'replicas of mesh dimension "replicate" differ: rank 1 has one value, rank 3 another '
+        'of "2.weight" before the first step of SGD'
+    )
+
+
+def test_a_replicated_parameter_that_differs() -> None:
+    (found,) = findings(partial(tensor_parallel, 2), ranks=4)
+    assert found.ranks == (2,)
+    assert 'rank 2 has another "2.bias" than ranks 0, 1, 3' in found.headline
+
+
+# -- samplers ---------------------------------------------------------------------------------
+
+ROWS = torch.arange(48.0).view(12, 4) / 48
+
+
+def epochs(loader: DataLoader, sampler: DistributedSampler, *, sets: bool = True) -> None:
+    model = DDP(net())
+    optimizer = sgd(model)
+    for epoch in range(3):
+        if sets:
+            sampler.set_epoch(epoch)
+        for rows in loader:
+            optimizer.zero_grad()
+            model(rows).square().sum().backward()
+            optimizer.step()
+
+
+def sampled(*, sets: bool = True, **options) -> None:
+    sampler = DistributedSampler(ROWS, **options)
+    epochs(DataLoader(ROWS, batch_size=2, sampler=sampler), sampler, sets=sets)
+
+
+def seeded_by_rank() -> None:
+    sampled(seed=me())
+
+
+def set_epoch_on_rank_0() -> None:
+    sampled(sets=me() == 0)
+
+
+def the_same_part() -> None:
+    sampled(rank=0, num_replicas=dist.get_world_size())
+
+
+def shuffled_on_one() -> None:
+    sampled(shuffle=me() == 1)
+
+
+class Trainer:
+    def __init__(self) -> None:
+        self.sampler = DistributedSampler(ROWS, seed=me() // 2)
+        batches = BatchSampler(self.sampler, 2, drop_last=False)
+        self.loader = DataLoader(ROWS, batch_sampler=batches)
+        self.model = DDP(net())
+        self.optimizer = sgd(self.model)
+
+    def fit(self) -> None:
+        for rows in self.loader:
+            self.step(rows)
+
+    def step(self, rows: Tensor) -> None:
+        self.optimizer.zero_grad()
+        self.model(rows).square().sum().backward()
+        self.optimizer.step()
+
+
+def in_a_trainer() -> None:
+    Trainer().fit()
+
+
+@pytest.mark.parametrize(
+    ("program", "headline"),
+    [
+        (seeded_by_rank, "has seed=0 on rank 0, seed=1 on rank 1, seed=2 on rank 2: ranks sh"),
+        (set_epoch_on_rank_0, "has epoch=0 on ranks 1, 2, epoch=1 on rank 0: ranks shuffle"),
+        (the_same_part, "ranks 0-2 read the same part of the data: "),
+        (shuffled_on_one, "has shuffle=False on ranks 0, 2, shuffle=True on rank 1: "),
+        (in_a_trainer, "has seed=0 on ranks 0, 1, seed=1 on rank 2: "),
+    ],
+)
+def test_samplers_that_do_not_divide_the_data(program, headline: str) -> None:
+    (found,) = findings(program)
+    assert headline in found.headline
+    assert found.blocks[0].op.site.file.endswith("test_replica_drift_in_ranks.py")
+
+
+def shuffled_alike() -> None:
+    sampled()
+
+
+def not_shuffled_with_seeds() -> None:
+    sampled(shuffle=False, seed=me())
+
+
+def never_set() -> None:
+    sampled(sets=False)
+
+
+def one_replica_each() -> None:
+    sampled(num_replicas=1, rank=0, seed=me())
+
+
+def two_parts_for_four_ranks() -> None:
+    sampled(num_replicas=2, rank=me() // 2, seed=me() // 2)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        shuffled_alike,
+        not_shuffled_with_seeds,
+        never_set,
+        one_replica_each,
+        two_parts_for_four_ranks,
+    ],
+)
+def test_samplers_that_are_right(program) -> None:
+    assert_silent(program, ranks=4, kind=KIND)
+
+
+def test_nothing_that_a_loop_drops_is_kept_alive() -> None:
+    def program() -> bool:
+        thing = torch.nn.Linear(2, 2)
+        known = weakref.ref(thing)
+        model = DDP(net())
+        train(model, sgd(model), 1)
+        del thing
+        return known() is None
+
+    assert all(phalanx.run(program, ranks=2))
 
 
 # -- manners ----------------------------------------------------------------------------------

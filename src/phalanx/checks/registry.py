@@ -18,7 +18,7 @@ from phalanx.checks.group_lifecycle import find_lifecycle_mismatches, find_outsi
 from phalanx.checks.leak import find_leaked_groups
 from phalanx.checks.message_race import RaceHost, find_message_races
 from phalanx.checks.rank_space import find_rank_spaces
-from phalanx.checks.replica_drift import find_replica_drift
+from phalanx.checks.replicas.replica_drift import find_replica_drift
 from phalanx.checks.unwaited_work import UnmetHost, find_unwaited_work
 from phalanx.errors import PhalanxWarning, text_of
 from phalanx.journal.reader import Journal

@@ -6,7 +6,7 @@ memory. Parameters are those of models that the rank has wrapped with DDP, and D
 mesh dimension replicates. What is sampled depends on the number of collectives that the rank
 has called on the group of the replicas, so all ranks choose the same moments without a word:
 the first dozen of steps, then fewer and fewer, four for each doubling. Deciding is done in
-`checks/replica_drift.py`. Must never change what the program does: an error in here ends the
+`checks/replicas/`. Must never change what the program does: an error in here ends the
 looking, and nothing else.
 
 | left out                                       | because                                   |
@@ -47,9 +47,16 @@ from torch.optim.optimizer import (
 
 from phalanx import callsite
 from phalanx.backend.evidence.model_names import DDP, models_of
+from phalanx.backend.evidence.sampler_look import Found, facts_of, find_samplers
 from phalanx.backend.session import context_here
 from phalanx.backend.torch_private import private, private_modes, private_names
-from phalanx.checks.replica_drift import KIND, Replica, Sample, Settings
+from phalanx.checks.replicas.replica_samples import (
+    KIND,
+    Replica,
+    Sample,
+    SamplerFacts,
+    Settings,
+)
 from phalanx.journal.events import Noted
 from phalanx.system import monotonic
 
@@ -92,6 +99,7 @@ class _Record:
         self.steps = 0
         self.calls = -1
         self.turn = 0
+        self.samplers: list[Found] | None = None
         self.is_legal = False
         """Whether the replicas may differ by design."""
 
@@ -242,7 +250,7 @@ class ReplicaWatch:
             mesh = meshes[which, dim]
             group = mesh.get_group(dim)
             ranks = tuple(dist.get_process_group_ranks(group))
-            called = (mesh.mesh_dim_names or {})[dim] if mesh.mesh_dim_names else str(dim)
+            called = mesh.mesh_dim_names[dim] if mesh.mesh_dim_names else str(dim)
             title = f'mesh dimension "{called}"'
             number = self._meshes[ranks, title] = self._meshes.get((ranks, title), -1) + 1
             record = self._record(optimizer, parameters, named, (ranks, number, title))
@@ -289,9 +297,12 @@ class ReplicaWatch:
         values = checksums([_local(each) for each in chosen])
         gradients: tuple[Any, ...] = ()
         settings: Settings = ()
+        samplers: tuple[SamplerFacts, ...] = ()
         if not after:
-            gradients = checksums([_gradient(each) for each in chosen])
             settings = tuple(_settings(optimizer))
+            if model is not None:  # those of DTensors may be parts of a sum
+                gradients = checksums([_gradient(each) for each in chosen])
+                samplers = self._samplers(record)
         place = callsite.mark(3)
         record.samples.append(
             Sample(
@@ -304,8 +315,15 @@ class ReplicaWatch:
                 values,
                 gradients,
                 settings,
+                samplers,
             )
         )
+
+    def _samplers(self, record: _Record) -> tuple[SamplerFacts, ...]:
+        """Those of the loop around the step, which are looked for at its first samples."""
+        if record.samplers is None or (not record.samplers and len(record.samples) < 4):
+            record.samplers = find_samplers(sys._getframe(3))
+        return tuple(facts_of(record.samplers))
 
 
 def register(watch_of: Callable[[], ReplicaWatch | None]) -> Callable[[], None]:

@@ -22,7 +22,7 @@ from phalanx.backend.rank_errors import InvalidCallError
 from phalanx.backend.torch_private import private
 from phalanx.callsite import Mark
 from phalanx.checks.leak import KIND
-from phalanx.checks.replica_drift import KIND as DRIFT
+from phalanx.checks.replicas.replica_samples import KIND as DRIFT
 from phalanx.engines.remote.rank_notes import RankNotes
 from phalanx.model import Group
 

@@ -26,55 +26,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-from phalanx.journal.events import Place, site_of
+from phalanx.checks.replicas.replica_samples import (
+    KIND,
+    Key,
+    Replica,
+    Sample,
+    by_value,
+    odd_ranks,
+)
+from phalanx.checks.replicas.sampler_drift import find_other_samplers
+from phalanx.journal.events import site_of
 from phalanx.journal.reader import Journal
 from phalanx.matching.hints import name_ranks
 from phalanx.model import CallBlock, Finding, Group, Op, Site
 
-KIND: Literal["replica-drift"] = "replica-drift"
 MOST_NAMES = 4
-
-Key = tuple[int, int, bool]
-"""A moment: collectives called on the group, steps since the last of them, before or after."""
-
-Settings = tuple[tuple[str, str], ...]
-
-
-class Sample(NamedTuple):
-    """One rank at one moment. `step` counts the rank's steps from 1; `gradients` and `settings`
-    are there before a step only. Checksums are in the order of `Replica.names`."""
-
-    calls: int
-    turn: int
-    after: bool
-    step: int
-    time: float
-    mark: Place
-    parameters: tuple[Any, ...]
-    gradients: tuple[Any, ...] = ()
-    settings: Settings = ()
-
-    @property
-    def key(self) -> Key:
-        return self.calls, self.turn, self.after
-
-
-class Replica(NamedTuple):
-    """The parameters of one model that one optimizer of a rank steps. `ranks` have the
-    replicas, `number` tells models of the same ranks apart. Replicas of another `machine`
-    (host, device, threads) are not compared. `order` is how the optimizer has them."""
-
-    ranks: tuple[int, ...]
-    number: int
-    title: str
-    machine: str
-    optimizer: str
-    names: tuple[str, ...]
-    shapes: tuple[tuple[int, ...], ...]
-    order: tuple[str, ...]
-    samples: tuple[Sample, ...]
 
 
 class Drift(NamedTuple):
@@ -118,7 +86,7 @@ def _find(journal: Journal, replicas: Mapping[int, Replica]) -> Finding | None:
     drift = find_drift(replicas)
     if drift is not None and not _is_exchanged(journal, replicas, drift):
         return _drift_finding(replicas, drift)
-    return find_other_order(replicas)
+    return find_other_order(replicas) or find_other_samplers(replicas)
 
 
 def find_drift(replicas: Mapping[int, Replica]) -> Drift | None:
@@ -195,18 +163,20 @@ def _is_equal_again(drift: Drift, at: Mapping[int, Sample]) -> bool:
 
 def _is_exchanged(journal: Journal, replicas: Mapping[int, Replica], drift: Drift) -> bool:
     """Whether ranks go on to pass tensors of a parameter's shape to calls of their own, as
-    algorithms do that let replicas drift on purpose. DDP's own are flat and are summed."""
+    algorithms do that let replicas drift on purpose. Calls of DDP and FSDP pass flat tensors,
+    DDP to sum or broadcast them."""
     rank = drift.classes[-1][0]
     replica = replicas[rank]
     wanted = {replica.shapes[number] for number in drift.differing}
     whole = sum(map(prod, replica.shapes))
     since = drift.at[rank].time
+    own = ("all_reduce", "broadcast") if _is_ddp(replica) else None
     for call in journal.calls(rank):
         if call.time < since:
             continue
         for spec in call.tensors:
             flat = len(spec.shape) < 2
-            if flat and call.name in ("all_reduce", "broadcast"):
+            if flat and (own is None or call.name in own):
                 continue
             if spec.shape in wanted or (flat and prod(spec.shape) == whole):
                 return True
@@ -218,7 +188,7 @@ def _is_exchanged(journal: Journal, replicas: Mapping[int, Replica], drift: Drif
 
 def _drift_finding(replicas: Mapping[int, Replica], drift: Drift) -> Finding:
     one = next(iter(replicas.values()))
-    odd = _odd(drift.classes)
+    odd = odd_ranks(drift.classes)
     shown = _listed([one.names[number] for number in drift.differing])
     agreed = "nothing: no step came before"
     if drift.alike:
@@ -237,13 +207,6 @@ def _drift_finding(replicas: Mapping[int, Replica], drift: Drift) -> Finding:
         ),
         hint=why.hint,
     )
-
-
-def _odd(classes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """The ranks that most others do not agree with; nobody if there is no majority."""
-    if len(classes[0]) == len(classes[1]):
-        return ()
-    return tuple(sorted(rank for ranks in classes[1:] for rank in ranks))
 
 
 def _blocks(one: Replica, drift: Drift, odd: Sequence[int]) -> Iterator[CallBlock]:
@@ -295,10 +258,8 @@ def _why(one: Replica, drift: Drift, odd: Sequence[int]) -> _Why:
             "a step draws by chance",
         )
     if not drift.alike:
-        advice = (
-            "initialise and load weights before the model is wrapped, or broadcast them "
-            "afterwards"
-        )
+        when = "before the model is wrapped" if _is_ddp(one) else "alike on these ranks"
+        advice = f"initialise and load weights {when}, or broadcast them afterwards"
         return _Why(headline, _rule(one), advice)
     return _Why(
         headline,
@@ -333,7 +294,7 @@ def _step_left_out(
 
 
 def _fewer_steps(one: Replica, drift: Drift, made: Mapping[int, int]) -> _Why:
-    parts = [f"{name_ranks(who)} made {count}" for count, who in _by_value(made)]
+    parts = [f"{name_ranks(who)} made {count}" for count, who in by_value(made)]
     return _Why(
         f"{', '.join(parts)} steps of {one.optimizer}: {_differ(one, drift)}",
         (),
@@ -346,7 +307,7 @@ def _other_gradients(
 ) -> _Why:
     here = drift.before or drift.at
     name = one.names[drift.first]
-    who = _classes_text(_by_value({r: each[drift.first] for r, each in gradients.items()}))
+    who = _classes_text(by_value({r: each[drift.first] for r, each in gradients.items()}))
     return _Why(
         f"step {here[min(here)].step} of {one.optimizer} used gradients that were not "
         f"averaged: {_differ(one, drift)}",
@@ -364,7 +325,7 @@ def _who(one: Replica, drift: Drift, odd: Sequence[int]) -> str:
         others = name_ranks(drift.classes[0])
         return f'{name_ranks(odd)} {has} another "{name}" than {others} {when}'
     values = {rank: sample.parameters[drift.first] for rank, sample in drift.at.items()}
-    return f'{_classes_text(_by_value(values))} of "{name}" {when}'
+    return f'{_classes_text(by_value(values))} of "{name}" {when}'
 
 
 def _classes_text(classes: Sequence[tuple[Any, tuple[int, ...]]]) -> str:
@@ -383,8 +344,12 @@ def _when(sample: Sample, optimizer: str) -> str:
     return f"{'after' if sample.after else 'before'} step {sample.step} of {optimizer}"
 
 
+def _is_ddp(replica: Replica) -> bool:
+    return replica.title.startswith("DDP(")
+
+
 def _rule(one: Replica) -> tuple[tuple[str, str], ...]:
-    if not one.title.startswith("DDP"):
+    if not _is_ddp(one):
         return (("rule", "what a mesh dimension replicates must be equal along it"),)
     return (
         (
@@ -395,21 +360,12 @@ def _rule(one: Replica) -> tuple[tuple[str, str], ...]:
     )
 
 
-def _by_value(values: Mapping[int, Any]) -> list[tuple[Any, tuple[int, ...]]]:
-    """The values, with the ranks that have them; the most frequent one first."""
-    ranks: dict[Any, list[int]] = {}
-    for rank, value in sorted(values.items()):
-        ranks.setdefault(value, []).append(rank)
-    found = [(value, tuple(who)) for value, who in ranks.items()]
-    return sorted(found, key=lambda each: (-len(each[1]), each[1]))
-
-
 def _other_settings(here: Mapping[int, Sample]) -> str | None:
     """The first setting of the optimizers that differs between ranks."""
     by_rank = {rank: dict(sample.settings) for rank, sample in here.items()}
     for name in next(iter(by_rank.values())):
         values = {rank: settings.get(name, "unset") for rank, settings in by_rank.items()}
-        found = _by_value(values)
+        found = by_value(values)
         if len(found) > 1:
             short = [_short(value) for value, _ in found]
             shown = short if len(set(short)) > 1 else [value for value, _ in found]
@@ -447,7 +403,7 @@ def find_other_order(replicas: Mapping[int, Replica]) -> Finding | None:
         return None
     one = next(iter(replicas.values()))
     ordered = sorted(ranks.items(), key=lambda each: (-len(each[1]), each[1]))
-    odd = _odd([tuple(who) for _, who in ordered])
+    odd = odd_ranks([tuple(who) for _, who in ordered])
     (most, first), (other, second), *_ = ordered
     at = next(number for number, name in enumerate(most) if name != other[number])
     group = Group("world", one.ranks)
