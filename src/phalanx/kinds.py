@@ -27,6 +27,7 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "message-race": "a result depended on the order in which messages arrived",
         "thread-race": "two threads of a rank use one group with nothing that orders them",
         "rank-space": "a rank of the world was given where another call gives one of the group",
+        "replica-drift": "replicas of a model have other parameters on some ranks",
         "leak": "groups that are made again and again and never destroyed",
     }
 )

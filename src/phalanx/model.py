@@ -60,6 +60,7 @@ Kind = Literal[
     "message-race",
     "thread-race",
     "rank-space",
+    "replica-drift",
     "leak",
 ]
 Names = tuple[tuple[str, str], ...]

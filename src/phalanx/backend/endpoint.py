@@ -264,6 +264,11 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
     def _get_sequence_number_for_group(self) -> int:
         return self._met.next_number[self._member]
 
+    def calls_made(self) -> int:
+        """How many collectives the calling rank has called here."""
+        end = self._own_end()
+        return end._met.next_number[end._member]
+
     def _set_default_timeout(self, timeout: timedelta) -> None:
         self._limit = timeout.total_seconds()
 

@@ -94,6 +94,8 @@ class RankContext:
         the number of the batch."""
         self.in_flight: Any = None
         """The `buffer_guard.Book` of a rank that has made asynchronous calls."""
+        self.replicas: Any = None
+        """The `ReplicaWatch` of a rank that has stepped an optimizer."""
         self.stock: tuple[Any, ...] | None = None
         """What `group_reuse.py` found when the default group was new."""
         self.untouched = False

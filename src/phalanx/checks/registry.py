@@ -19,6 +19,7 @@ from phalanx.checks.lost_result import find_lost_results
 from phalanx.checks.message_race import RaceHost, find_message_races
 from phalanx.checks.order.crossed_order import find_crossed_order
 from phalanx.checks.rank_space import find_rank_spaces
+from phalanx.checks.replicas.replica_drift import find_replica_drift
 from phalanx.checks.unwaited_work import UnmetHost, find_unwaited_work
 from phalanx.errors import PhalanxWarning, text_of
 from phalanx.journal.reader import Journal
@@ -48,6 +49,7 @@ AT_END: dict[str, Check] = {
     "lost-result": find_lost_results,
     "message-race": find_message_races,
     "rank-space": find_rank_spaces,
+    "replica-drift": find_replica_drift,
     "unwaited-work": find_unwaited_work,
 }
 """By kind, in the order in which they are asked."""

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 
 from phalanx.backend import one_rank_assumptions, torch_patches
 from phalanx.backend.devices import device_calls
+from phalanx.backend.evidence import replica_watch
 from phalanx.backend.torch_private import private
 from phalanx.backend.work import execution_traces
 from phalanx.emulation.patch_installer import Held, Kept, Patch, put_in
@@ -48,7 +49,9 @@ state_patches = Kept(_state_patches)
 
 
 def _begin(stack: ExitStack) -> None:
-    """In this order, since some keep what they find: torch's names first."""
+    """In this order, since some keep what they find: hooks in torch's own tables first, which
+    ranks get a copy of, then torch's names."""
+    stack.callback(replica_watch.register(replica_watch.watch_here))
     restore_level = one_rank_assumptions.keep_debug_level()
     observer = execution_traces.SharedObserver()
     stack.callback(torch_patches.close, observer)

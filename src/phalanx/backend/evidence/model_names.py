@@ -29,6 +29,7 @@ from functools import wraps
 from types import FrameType, MappingProxyType
 from typing import Any
 
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from phalanx.backend.session import Session, context_here
@@ -38,8 +39,9 @@ from phalanx.errors import text_of
 from phalanx.model import Deadlock, Mismatch, Names, Op, Stall, Verdict, rank_list
 from phalanx.system import current_frames
 
-DDP, THREAD = "ddp models", "thread"
-"""The keys under which a rank's models and its thread are kept in its saved state."""
+DDP, WRAPPED, THREAD = "ddp models", "ddp counts", "thread"
+"""The keys under which a rank's models, their number by ranks and its thread are kept in its
+saved state."""
 
 _BACKWARD = ("torch/autograd/__init__.py", "torch/autograd/graph.py")
 _WITHOUT = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
@@ -73,9 +75,27 @@ def model_patches(
         original(self, *args, **kwargs)
         context = context_of()
         if context is not None:
-            context.saved.setdefault(DDP, []).append(weakref.ref(self))
+            _keep(context.saved, self)
 
     return [(DistributedDataParallel, "__init__", init)]
+
+
+def _keep(saved: dict[str, Any], model: Any) -> None:
+    """DDP's constructor makes collectives, so all ranks of a group wrap their models in one
+    order: the number of a model among those of the same ranks is the same everywhere."""
+    ranks = tuple(dist.get_process_group_ranks(model.process_group))
+    counts = saved.setdefault(WRAPPED, {})
+    number = counts[ranks] = counts.get(ranks, -1) + 1
+    saved.setdefault(DDP, []).append((weakref.ref(model), ranks, number))
+
+
+def models_of(saved: Mapping[str, Any]) -> Iterator[tuple[Any, tuple[int, ...], int]]:
+    """The models that the rank has wrapped and that are still there, with the ranks of their
+    group and their number among those of the same ranks."""
+    for ref, ranks, number in saved.get(DDP, ()):
+        model = ref()
+        if model is not None:
+            yield model, ranks, number
 
 
 def with_names(session: Session, verdict: Verdict) -> Verdict:
@@ -203,8 +223,7 @@ def _ops_of(verdict: Verdict | None) -> Iterator[Op]:
 
 
 def _models(saved: Mapping[str, Any]) -> list[Any]:
-    found = saved.get(DDP, ())
-    return [model for ref in found if (model := ref()) is not None]
+    return [model for model, _, _ in models_of(saved)]
 
 
 def _parameters(model: Any) -> list[tuple[str, Any]]:

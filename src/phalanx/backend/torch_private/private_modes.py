@@ -95,6 +95,11 @@ class OneCallMode(_DispatchMode):  # type: ignore[misc]
 version_of: Callable[[torch.Tensor], int] = attrgetter("_version")
 
 
+def has_dispatch_modes() -> bool:
+    """2.11-2.13: whether a mode of the program's sees the operators that this thread calls."""
+    return bool(torch._C._len_torch_dispatch_stack())
+
+
 def schema_of(operator: Any) -> Any:
     """2.11-2.13: an operator's arguments and returns: which alias, which are written."""
     return operator._schema

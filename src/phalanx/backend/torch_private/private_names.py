@@ -26,6 +26,20 @@ _MICROBATCHES = {
     "bwd_mb_index": "microbatch {} backward",
 }
 
+# 2.11-2.13: where the communication hooks of DDP are that average all gradients in one go.
+_AVERAGING = "torch.distributed.algorithms.ddp_comm_hooks.default_hooks"
+_AVERAGING_HOOKS = ("allreduce_hook", "fp16_compress_hook", "bf16_compress_hook")
+
+
+def averages(model: Any) -> bool:
+    """2.11-2.13: whether DDP averages the gradients of all ranks in each synchronised backward:
+    it has no communication hook, or one that is known to do so."""
+    return all(
+        getattr(hook, "__module__", "") == _AVERAGING
+        and getattr(hook, "__name__", "") in _AVERAGING_HOOKS
+        for hook, _ in model._comm_hooks
+    )
+
 
 def fsdp_names(frame: FrameType) -> tuple[str | None, list[str]] | None:
     """The module whose parameters the frame gathers or scatters, and their names."""

@@ -17,10 +17,12 @@ from phalanx import callsite
 from phalanx.backend.evidence.group_watch import GroupWatch
 from phalanx.backend.evidence.invalid_call import DESTROYED, outsider_patches
 from phalanx.backend.evidence.model_names import model_patches
+from phalanx.backend.evidence.replica_watch import ReplicaWatch, register
 from phalanx.backend.rank_errors import InvalidCallError
 from phalanx.backend.torch_private import private
 from phalanx.callsite import Mark
 from phalanx.checks.leak import KIND
+from phalanx.checks.replicas.replica_samples import KIND as DRIFT
 from phalanx.emulation.stdlib.warning_places import warning_patches
 from phalanx.engines.remote.rank_notes import RankNotes
 from phalanx.engines.remote.watched_groups import WatchedGroup
@@ -56,6 +58,9 @@ class Lives:
         self.closed: weakref.WeakSet[Any] = weakref.WeakSet()
         self.saved: dict[str, Any] = {}
         """Models of DDP's, for `model_names.py`."""
+        watched = DRIFT in self._kinds
+        rank = self._notes.rank
+        self.replicas = ReplicaWatch(rank, self.saved, self._count) if watched else None
         self._watch.forget()
 
     def patches(self) -> Iterator[tuple[Any, str, Any]]:
@@ -70,6 +75,16 @@ class Lives:
         yield from outsider_patches(lambda: self._notes)
         yield from model_patches(lambda: self)
         yield from warning_patches()
+
+    def watch_steps(self, also: Callable[[], None]) -> Callable[[], None]:
+        """Look at the steps of optimizers; returns what ends that, and calls `also`."""
+        stop = register(lambda: self.replicas)
+
+        def undo() -> None:
+            also()
+            stop()
+
+        return undo
 
     def made(self, group: Any, members: tuple[int, ...], at: FrameType) -> None:
         """The process is a member of a new group, which has no members given if it is the
@@ -105,6 +120,8 @@ class Lives:
     def end_run(self) -> None:
         """Write what is known only now."""
         for note in self._watch.take():
+            self._notes.ring.add(note)
+        for note in self.replicas.take() if self.replicas is not None else ():
             self._notes.ring.add(note)
 
 

@@ -176,7 +176,7 @@ class Watcher:
         for name, read in READERS.items():
             private.watch_operator(calls, name, self._watching(read))
         private.watch_operator(waits, "wait_tensor", self._wait_for_tensor)
-        self._take_out = put_in(WATCHED, self._patches())
+        self._take_out = self.lives.watch_steps(put_in(WATCHED, self._patches()))
 
     def _patches(self) -> Iterator[tuple[Any, str, Any]]:
         self._make = getattr(c10d, private.NEW_GROUP_NAME)

@@ -43,6 +43,8 @@ def find_at_end(session: Session, unmet: Sequence[Unmet]) -> list[Verdict]:
         left = context.in_flight.unwaited() if context.in_flight is not None else ()
         if left:
             context.ring.add(Noted(monotonic(), context.rank, 0, None, KIND, left))
+        for note in context.replicas.take() if context.replicas is not None else ():
+            session.journal.add(note)
     host = ThreadsCheckHost(session, unmet)
     missing = session.referee.find_missing_groups() if MISMATCH in session.kinds else []
     reshaped = session.referee.take_reshaped()

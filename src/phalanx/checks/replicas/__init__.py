@@ -1,0 +1,1 @@
+"""What replicas of one model must have alike: parameters, optimizers, parts of the data."""

@@ -1,0 +1,151 @@
+"""Samplers of replicas that do not divide the data among the ranks. Pure.
+
+| a `DistributedSampler` around the steps of a model          | verdict                        |
+|-------------------------------------------------------------|--------------------------------|
+| for as many replicas as the model has, and on some ranks    | drift of the data              |
+| another seed, length or order, or the same part on several  |                                |
+| another epoch from some moment on                           | drift of the data              |
+| another epoch at some moments, and the same later           | legal: a rank was ahead        |
+| another seed or epoch, and nothing is shuffled              | legal                          |
+| for another number of replicas than the model has           | nothing is known               |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from phalanx.checks.replicas.replica_samples import (
+    KIND,
+    Key,
+    Replica,
+    Sample,
+    SamplerFacts,
+    by_value,
+    odd_ranks,
+)
+from phalanx.journal.events import site_of
+from phalanx.matching.hints import name_ranks
+from phalanx.model import CallBlock, Finding, Group, Op, Site
+
+_STATIC = ("seed", "shuffle", "drop_last", "total_size")
+_MEANING = {
+    "seed": "ranks shuffle the data differently, so they share some of it and miss some",
+    "epoch": "ranks shuffle the data differently, so they share some of it and miss some",
+    "shuffle": "ranks order the data differently, so they share some of it and miss some",
+    "drop_last": "ranks have parts of other lengths",
+    "total_size": "ranks have parts of other lengths",
+}
+
+
+def find_other_samplers(replicas: Mapping[int, Replica]) -> Finding | None:
+    """Samplers of the loop around the steps that do not divide the data among the ranks."""
+    one = next(iter(replicas.values()))
+    seen: dict[str, list[dict[int, tuple[SamplerFacts, Sample]]]] = {}
+    for at in _whole_moments(replicas, len(one.ranks)):
+        by_name: dict[str, dict[int, tuple[SamplerFacts, Sample]]] = {}
+        for rank, sample in at.items():
+            for facts in sample.samplers:
+                by_name.setdefault(facts.name, {})[rank] = facts, sample
+        for name, by_rank in by_name.items():
+            whole = all(each.num_replicas == len(one.ranks) for each, _ in by_rank.values())
+            if len(by_rank) == len(one.ranks) and whole:
+                seen.setdefault(name, []).append(by_rank)
+    for name, moments in seen.items():
+        found = _find_other_sampler(one, name, moments)
+        if found is not None:
+            return found
+    return None
+
+
+def _whole_moments(
+    replicas: Mapping[int, Replica], size: int
+) -> Iterator[Mapping[int, Sample]]:
+    """Those before a step that all ranks have, in order."""
+    moments: dict[Key, dict[int, Sample]] = {}
+    for rank, replica in replicas.items():
+        for sample in replica.samples:
+            if not sample.after:
+                moments.setdefault(sample.key, {})[rank] = sample
+    return (moments[key] for key in sorted(moments) if len(moments[key]) == size)
+
+
+def _find_other_sampler(
+    one: Replica, name: str, moments: Sequence[Mapping[int, tuple[SamplerFacts, Sample]]]
+) -> Finding | None:
+    first = moments[0]
+    parts = by_value({rank: facts.rank for rank, (facts, _) in first.items()})
+    if len(parts[0][1]) > 1:
+        part, ranks = parts[0]
+        return _sampler_finding(
+            one,
+            first,
+            ranks,
+            f"{name_ranks(ranks)} read the same part of the data: {name} has rank={part} on "
+            f"all of them",
+            "give each rank its own number: rank=dist.get_rank(), or leave it out",
+        )
+    for attribute in _STATIC:
+        values = {rank: getattr(facts, attribute) for rank, (facts, _) in first.items()}
+        if len(set(values.values())) > 1 and _matters(attribute, first):
+            return _other_value(one, name, first, attribute, values)
+    apart = [number for number, at in enumerate(moments) if len(_epochs(at)) > 1]
+    last = len(moments) - 1
+    if len(apart) > 1 and apart == list(range(apart[0], last + 1)):
+        at = moments[apart[0]]
+        if _matters("epoch", at):
+            values = {rank: facts.epoch for rank, (facts, _) in at.items()}
+            return _other_value(one, name, at, "epoch", values)
+    return None
+
+
+def _epochs(at: Mapping[int, tuple[SamplerFacts, Sample]]) -> set[int]:
+    return {facts.epoch for facts, _ in at.values()}
+
+
+def _matters(attribute: str, at: Mapping[int, tuple[SamplerFacts, Sample]]) -> bool:
+    """Seeds and epochs are for shuffling only."""
+    return attribute not in ("seed", "epoch") or all(facts.shuffle for facts, _ in at.values())
+
+
+def _other_value(
+    one: Replica,
+    name: str,
+    at: Mapping[int, tuple[SamplerFacts, Sample]],
+    attribute: str,
+    values: Mapping[int, Any],
+) -> Finding:
+    classes = by_value(values)
+    shown = ", ".join(f"{attribute}={value} on {name_ranks(who)}" for value, who in classes)
+    hint = "give all ranks the same one"
+    if attribute == "epoch":
+        hint = "call set_epoch on all ranks, with the same number"
+    odd = odd_ranks([who for _, who in classes])
+    return _sampler_finding(one, at, odd, f"{name} has {shown}: {_MEANING[attribute]}", hint)
+
+
+def _sampler_finding(
+    one: Replica,
+    at: Mapping[int, tuple[SamplerFacts, Sample]],
+    odd: Sequence[int],
+    headline: str,
+    hint: str,
+) -> Finding:
+    by_site: dict[Site | None, list[int]] = {}
+    for rank, (_, sample) in sorted(at.items()):
+        by_site.setdefault(site_of(sample.mark), []).append(rank)
+    group = Group("world", one.ranks)
+    return Finding(
+        kind=KIND,
+        severity="warning",
+        ranks=tuple(odd),
+        headline=headline,
+        blocks=tuple(
+            CallBlock(tuple(ranks), Op(ranks[0], f"{one.optimizer}.step", group, site=site))
+            for site, ranks in by_site.items()
+        ),
+        facts=(
+            ("rule", "the samplers of all replicas divide one order of the data among them"),
+        ),
+        hint=hint,
+    )
