@@ -26,6 +26,7 @@ from phalanx.model import Site, TensorSpec
 
 LARGEST = 4 << 30
 """Bytes of text in a recording: more is not one of ours."""
+MOST_RANKS = 1 << 20
 CHUNK = 1 << 20
 FLOW = ("met", "completed", "wait-began", "wait-ended", "store-read", "store-written")
 """Kinds of events in the second lane of a ring."""
@@ -303,10 +304,14 @@ def _checked_header(value: Any, name: str) -> dict[str, Any]:
             f"{name}: version {version!r} of the schema; this Phalanx reads up to {VERSION}. "
             "Update Phalanx, or read it with the version that wrote it"
         )
-    ranks = value.get("ranks")
-    if not isinstance(ranks, int) or not 0 < ranks <= 1 << 20:
-        raise RecordingError(f"{name}: ranks={ranks!r} in the header; was the file changed?")
+    _number_of_ranks(value.get("ranks"))
     return value
+
+
+def _number_of_ranks(given: Any) -> int:
+    if type(given) is not int or not 0 < given <= MOST_RANKS:
+        raise ValueError(f"ranks={given!r}")
+    return given
 
 
 def _add(found: Recording, line: dict[str, Any]) -> None:
@@ -330,6 +335,8 @@ def _add(found: Recording, line: dict[str, Any]) -> None:
         found.dropped += int(line["dropped"])
     elif "end" in line:
         found.end = dict(line["end"])
+    elif "ranks" in line:  # a later world of the same program has more
+        found.header["ranks"] = max(found.ranks, _number_of_ranks(line["ranks"]))
     # A line of another kind is one that a later version of the same schema adds.
 
 
