@@ -13,8 +13,17 @@ import torch
 import torch.distributed as dist
 
 import phalanx
+from phalanx.journal.events import Posted
 from phalanx.journal.recording.decoder import load
 from phalanx.journal.recording.kept_runs import MOST_KEPT, find_run, kept_runs, runs_folder
+from phalanx.journal.recording.recorder import Recorder
+from phalanx.journal.writer import JournalWriter
+from phalanx.report.timeline.calls_table import calls_table
+from phalanx.report.timeline.page_verdicts import page_verdicts
+from phalanx.report.timeline.run_summary import summarize
+from phalanx.report.timeline.screen_layout import plain_lines
+from phalanx.report.timeline.summary_screen import screen
+from phalanx.system import monotonic
 
 IN_NAMES = """
 import pytest, torch.distributed as dist
@@ -101,6 +110,68 @@ def test_the_runs_of_a_world_are_one_recording(tmp_path) -> None:
     assert [call.serial for call in calls] == list(range(6))
     slots = {(call.group.number, call.number) for call in calls}
     assert len(slots) == 6
+
+
+@pytest.mark.parametrize("engine", ["threads", "processes"])
+def test_a_world_that_goes_on_after_a_failure_is_one_true_recording(engine, tmp_path) -> None:
+    file = tmp_path / "run.gz"
+    with phalanx.World(ranks=3, engine=engine, record=file) as world:
+        world.run(three_times)
+        world.run(three_times)
+        with pytest.raises(phalanx.CollectiveMismatchError):
+            world.run(disagree)
+        world.run(three_times)
+        with pytest.raises(phalanx.CollectiveMismatchError):
+            world.run(disagree)
+        world.run(three_times)
+    found = load(file)
+    for rank in range(3):
+        calls = list(found.journal().filter(kind="posted", rank=rank))
+        assert [call.serial for call in calls] == list(range(14))
+        assert len({(call.group.number, call.number) for call in calls}) == 14
+    table = calls_table(found)
+    for calls in table.ranks:
+        runs = [len([end for end in calls.run_ends if end < start]) for start in calls.start]
+        for place, run in enumerate(runs):
+            assert calls.end(place) <= calls.run_ends[run]
+    summary = summarize(table)
+    assert (summary.runs, summary.failed_run) == (6, 5)
+    assert all(fold.waited[1] < summary.seconds for fold in summary.folds)
+    assert [use.operation for use in summary.operations].count("barrier") == 1
+    assert "  ended     failed: CollectiveMismatchError (run 5 of 6)" in plain_lines(
+        screen(summary)
+    )
+    last, first = page_verdicts(table)
+    assert {place for block in last["blocks"] for _, place in block["calls"]} == {10}
+    assert {place for block in first["blocks"] for _, place in block["calls"]} == {6}
+
+
+def test_a_world_is_named_for_the_file_of_its_function(tmp_path) -> None:
+    with phalanx.World(ranks=2, record=tmp_path / "run.gz") as world:
+        world.run(three_times)
+    assert load(tmp_path / "run.gz").header["program"] == "World in test_run_recording.py"
+
+
+def test_worlds_of_different_sizes_are_one_recording(tmp_path) -> None:
+    recorder = None
+    for ranks in (2, 3, 1, 3):
+        writer = JournalWriter(ranks)
+        if recorder is None:
+            recorder = Recorder(tmp_path / "run", writer, {})
+        else:
+            recorder.follow(writer)
+        world = writer.group("world", tuple(range(ranks)))
+        for rank in range(ranks):
+            ring = writer.rings[rank]
+            ring.posted += 1
+            ring.calls.append(Posted(monotonic(), rank, 0, None, world, "barrier", 0, rank, 0))
+    assert recorder is not None
+    recorder.close({"status": "finished"})
+    found = load(tmp_path / "run")
+    assert found.ranks == 3
+    assert [len(calls) for calls in calls_table(found).ranks] == [4, 3, 2]
+    serials = [event.serial for event in found.journal().filter(kind="posted", rank=2)]
+    assert serials == [0, 1]
 
 
 def test_a_run_inside_a_rank_is_recorded(tmp_path) -> None:

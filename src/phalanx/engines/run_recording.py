@@ -45,6 +45,8 @@ class RunRecording:
             "checks": options.checks,
             "profile": options.profile or "",
         }
+        self.runs = 0
+        """How many runs of a `World` have begun; 0 where nobody counts."""
         self._recorder: Recorder | None = None
         self._writer: JournalWriter | None = None
         self._end: dict[str, Any] = {"status": "finished"}
@@ -69,7 +71,7 @@ class RunRecording:
 
     def found(self, findings: Sequence[Verdict]) -> None:
         """What checks found in a run that succeeded."""
-        self._verdicts += [plain_verdict(each) for each in findings]
+        self._verdicts += self._of_this_run([plain_verdict(each) for each in findings])
 
     @property
     def path(self) -> str | None:
@@ -83,8 +85,9 @@ class RunRecording:
         None if there is nothing. With `keep` a run that is not recorded is kept now. `by_name`
         is for one of several: LAST would mean another."""
         end = ending_of(error)
-        self._verdicts = end.pop("verdicts")
-        self._end = end
+        verdicts = self._of_this_run(end["verdicts"])
+        self._verdicts = verdicts + self._verdicts if self.runs else verdicts
+        self._end = {**end, "run": self.runs} if self.runs else end
         if self._recorder is not None:
             if keep:
                 keep_link(self._recorder.path)
@@ -93,7 +96,7 @@ class RunRecording:
             return None
         name = os.path.basename(self.program)
         journal = self._writer.reader()
-        kept = keep_run(journal, self.facts, self._ending(), name=name)
+        kept = keep_run(journal, self.facts, {**end, **self._clocks()}, name=name)
         if kept is None:
             return None
         return kept.name.removesuffix(ENDING) if by_name else LAST
@@ -126,9 +129,18 @@ class RunRecording:
         return {"program": self.program, **self._facts}
 
     def _ending(self) -> Mapping[str, Any]:
+        end = {**self._end, "verdicts": self._verdicts, **self._clocks()}
+        if self.runs > 1:
+            return {**end, "runs": self.runs}
+        end.pop("run", None)
+        return end
+
+    def _clocks(self) -> dict[str, Any]:
         clocks = {} if self._writer is None else self._writer.clocks
-        more = {"clocks": clocks} if clocks else {}
-        return {**self._end, "verdicts": self._verdicts, **more}
+        return {"clocks": clocks} if clocks else {}
+
+    def _of_this_run(self, verdicts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [{**each, "run": self.runs} for each in verdicts] if self.runs else verdicts
 
 
 def ending_of(error: BaseException) -> dict[str, Any]:

@@ -5,6 +5,7 @@ The doors import these. What depends on the engine is behind `engine.Engine`.
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Iterable
 from types import TracebackType
@@ -105,6 +106,8 @@ class World:
         if not self._open:
             raise UsageError("this World is closed; make a new one")
         known = len(self._engine.findings)
+        self._recording.runs += 1
+        self._recording.program = self._recording.program or f"World{_file_of(fn)}"
         try:
             values = self._engine.call(fn, args, kwargs)
         except PhalanxError as error:
@@ -155,7 +158,7 @@ class World:
         return self._timeline()
 
     def _timeline(self) -> RunTimeline:
-        facts = {**self._recording.facts, "program": self._recording.program or "World.run"}
+        facts = dict(self._recording.facts)
         timeline: RunTimeline = timeline_of(self.journal, facts, self._end)
         return timeline
 
@@ -281,6 +284,12 @@ def run(
         world._depth = 3  # warnings are about the caller's line
         world._recording.program = getattr(fn, "__qualname__", type(fn).__name__)
         return world.run(fn, *args, **kwargs)
+
+
+def _file_of(fn: Callable[..., Any]) -> str:
+    """Where the function is from, as the name of a world tells it."""
+    code = getattr(inspect.unwrap(fn), "__code__", None)
+    return "" if code is None else f" in {os.path.basename(code.co_filename)}"
 
 
 def _file(given: Any) -> Any:

@@ -72,9 +72,10 @@ def _call(table: CallsTable, calls: RankCalls, at: int, begun: float) -> DumpedC
 
 
 def _main_thread(calls: RankCalls) -> ThreadStack:
-    """The last call of the rank's own that it waits for."""
+    """The last call of the rank's own that it waits for, or waited for when it was stopped."""
+    still = (NEVER, *calls.run_ends[-1:])
     for at in range(len(calls) - 1, -1, -1):
-        waits = calls.waiting[at] != NEVER and calls.resumed[at] == NEVER
+        waits = calls.waiting[at] != NEVER and calls.resumed[at] in still
         if waits and calls.met[at] == NEVER:
             return ThreadStack("main", (), is_main=True, waits_in=at)
     return ThreadStack("main", (), is_main=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 from collections import deque
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +14,9 @@ import torch.distributed as dist
 import phalanx
 from phalanx.journal.events import GroupRecord, Posted, as_dict
 from phalanx.journal.reader import Journal
-from phalanx.journal.recording.decoder import load, recording_of
+from phalanx.journal.recording.decoder import RecordingError, load, recording_of
 from phalanx.journal.recording.recorder import Recorder
+from phalanx.journal.recording.recording_file import MEMBER
 from phalanx.journal.writer import JournalWriter
 
 
@@ -152,6 +155,54 @@ def test_a_recording_that_was_cut_is_read_as_far_as_it_goes(tmp_path) -> None:
     assert found.end is None
 
 
+def members(tmp_path: Path) -> bytes:
+    """A recording of four members."""
+    writer = JournalWriter(1)
+    world = writer.group("world", (0,))
+    recorder = Recorder(tmp_path / "run", writer, {})
+    for serial in range(300):
+        post(writer, rank=0, group=world, serial=serial)
+        if serial in (99, 199):
+            with recorder._looking:
+                recorder._look()
+                recorder._flush()
+    recorder.close({"status": "finished"})
+    data = (tmp_path / "run").read_bytes()
+    assert data.count(MEMBER) == 4
+    return data
+
+
+def test_a_byte_that_was_changed_is_damage_and_no_end(tmp_path) -> None:
+    data = members(tmp_path)
+    heads = [at for at in range(len(data)) if data.startswith(MEMBER, at)]
+    for place in range(len(data)):
+        changed = bytes([data[place] ^ 0x10])
+        (tmp_path / "bad").write_bytes(data[:place] + changed + data[place + 1 :])
+        try:
+            found = load(tmp_path / "bad")
+        except RecordingError as error:
+            assert str(error).startswith(f"{tmp_path / 'bad'}: ")
+            continue
+        if found.cut:  # the last member may look as if it had no end
+            assert place >= heads[-1]
+        else:  # some bits of a member say nothing about what is in it
+            assert found.end == {"status": "finished"}
+            assert len(found.journal()) == 300
+
+
+def test_a_file_that_is_cut_anywhere_is_read_up_to_the_cut(tmp_path) -> None:
+    data = members(tmp_path)
+    head = data.index(MEMBER, 1)
+    calls = set()
+    for place in range(head, len(data) - 12):  # then only the checksum is missing
+        (tmp_path / "cut").write_bytes(data[:place] + bytes(100 if place == head else 0))
+        found = load(tmp_path / "cut")
+        assert found.cut
+        assert found.end is None
+        calls.add(len(found.journal()))
+    assert calls >= {0, 100, 200}
+
+
 @pytest.mark.parametrize(
     ("content", "says"),
     [
@@ -159,11 +210,21 @@ def test_a_recording_that_was_cut_is_read_as_far_as_it_goes(tmp_path) -> None:
         (b"\x80\x04pickle", "a pickle"),
         (b'{"entries": []}', "JSON, but no recording"),
         (b"just text", "no recording of Phalanx"),
-        (b"\x1f\x8bnot really gzip", "the header is missing"),
+        (b"\x1f\x8bnot really gzip", "no recording of Phalanx"),
+        (gzip.compress(b"just text\nand more\n"), "no recording of Phalanx"),
+        (gzip.compress(b"just text"), "no recording of Phalanx"),
+        (gzip.compress(b'{"entries": []}\n'), "JSON, but no recording"),
+        (gzip.compress(b'{"format": "phalanx recording", "version": 1'), "its first line"),
+        (gzip.compress(b'{"format": "phalanx recording"')[:12], "its first line"),
+        (
+            b'{"format": "phalanx recording", "version": 1, "ranks": 2, "started": 1e300}\n',
+            "1e",
+        ),
         (b'{"format": "phalanx recording", "version": 99, "ranks": 2}\n', "reads up to 1"),
         (b'{"format": "phalanx recording", "version": 1, "ranks": -2}\n', "ranks=-2"),
         (b'{"format": "phalanx recording", "version": 1, "ranks": 2}\n{"kind": 3}\n', "line 2"),
         (b'{"format": "phalanx recording", "version": 1, "ranks": 2}\nrubbish\n', "line 2"),
+        (b'{"format": "phalanx recording", "version": 1, "ranks": 2}\n[1]\n', "line 2"),
     ],
 )
 def test_a_foreign_file_is_named_for_what_it_is(tmp_path, content: bytes, says: str) -> None:

@@ -11,7 +11,13 @@ from typing import Any
 import pytest
 
 from phalanx.errors import UsageError
-from phalanx.report.timeline.page import page_text
+from phalanx.explain.recorded_run import dumps_of_recording
+from phalanx.journal.events import as_dict
+from phalanx.report.timeline.calls_csv import write_calls
+from phalanx.report.timeline.chrome_trace import write_trace
+from phalanx.report.timeline.page import page_text, write_page
+from phalanx.report.timeline.run_summary import summarize
+from phalanx.report.timeline.summary_screen import screen
 from tests.report.timeline.made_up import met, posted, table_of_lines, words
 
 ODD: list[Any] = [None, -1, 7, 1 << 40, 1 << 70, 1.5, 1e300, "x", "</script>", [], [[]], {}]
@@ -67,6 +73,48 @@ def test_one_that_was_changed(tmp_path: Path, seed: int) -> None:
         else:
             holder[key] = copy.deepcopy(chance.choice(ODD))
     try:
-        page_text(table_of_lines(tmp_path, 2, lines))
+        table = table_of_lines(tmp_path, 2, lines)
     except UsageError as error:
         assert len(str(error)) < 400, json.dumps(lines)
+        return
+    for show in READERS:
+        show(table, tmp_path / "out")
+
+
+READERS = (
+    write_page,
+    write_trace,
+    write_calls,
+    lambda table, path: screen(summarize(table)),
+    lambda table, path: [as_dict(event) for event in table.recording.journal()],
+    lambda table, path: dumps_of_recording(table.recording, "name"),
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "change"),
+    [
+        (5, {"site": 9999}),
+        (5, {"site": -1}),
+        (5, {"site": [0, 1, 2]}),
+        (5, {"tensors": 2}),
+        (5, {"group": 1}),
+        (5, {"group": None}),
+        (5, {"root": 64}),
+        (5, {"peer": 2}),
+        (5, {"serial": "x"}),
+        (5, {"name": None}),
+        (5, {"n": 3.0}),
+        (5, {"time": [1 << 70, 0, 0]}),
+        (5, {"number": [0, 1]}),
+        (11, {"calls": {"all": [[0, 3], [7, 3]]}}),
+        (12, {"call": {"all": [2, 0]}}),
+        (12, {"call": {"all": [0]}}),
+        (2, {"are": [["float32", [1 << 40, 1 << 40], "cpu"]]}),
+    ],
+)
+def test_a_number_that_leads_nowhere(tmp_path: Path, line: int, change: Any) -> None:
+    lines = sound()
+    lines[line] |= change
+    with pytest.raises(UsageError, match=r"made-up\.phalanx: .*; was the file changed\?"):
+        table_of_lines(tmp_path, 2, lines)

@@ -29,7 +29,7 @@ def test_a_world_shows_its_last_run(tmp_path: Path) -> None:
     with phalanx.World(ranks=2) as world:
         world.run(step)
         timeline = world.timeline()
-    assert str(timeline).startswith("World.run: 2 ranks on threads, ")
+    assert str(timeline).startswith("World in test_run_timeline.py: 2 ranks on threads, ")
     assert timeline.summary()["operations"][0]["operation"] == "all_reduce"
     assert timeline.summary()["status"] == "finished"
     timeline.save(tmp_path / "run.html")

@@ -19,13 +19,19 @@ from phalanx.errors import UsageError
 from phalanx.journal.events import KINDS, VERSION, Event, GroupRecord
 from phalanx.journal.reader import Journal
 from phalanx.journal.recording.encoder import LAYOUTS, Encoder
+from phalanx.journal.recording.event_rules import check_blocks, check_tensor
 from phalanx.journal.recording.recorder import FORMAT
-from phalanx.journal.recording.recording_file import GZIP
+from phalanx.journal.recording.recording_file import GZIP, MAGIC, MEMBER
 from phalanx.journal.ring import Ring
 from phalanx.model import Site, TensorSpec
 
 LARGEST = 4 << 30
 """Bytes of text in a recording: more is not one of ours."""
+MOST_RANKS = 1 << 20
+MOST_SECONDS = 1 << 36
+"""Since 1970: no run begins later."""
+HEAD = json.dumps({"format": FORMAT})[:-1].encode()
+"""With this the text of a recording begins."""
 CHUNK = 1 << 20
 FLOW = ("met", "completed", "wait-began", "wait-ended", "store-read", "store-written")
 """Kinds of events in the second lane of a ring."""
@@ -211,22 +217,27 @@ def recording_of(journal: Journal, header: dict[str, Any]) -> Recording:
 
 
 def _unpacked(file: Any, name: str) -> Iterator[bytes]:
-    """The text of all members; ends early where the file is cut."""
+    """The text of all members; ends early where the file is cut. A process that dies leaves the
+    beginning of a member: whatever else is wrong, the file was damaged."""
     unpacker = zlib.decompressobj(GZIP)
-    begun, total = False, 0
+    total = read = member = 0
     while data := file.read(CHUNK):
-        if not begun and not data.startswith(b"\x1f\x8b"):
+        if not read and not data.startswith(MAGIC):
             if data.lstrip().startswith(b'{"format"'):
                 yield data
                 yield from iter(lambda: file.read(CHUNK), b"")
                 return
             raise RecordingError(_not_ours(name, data))
-        begun = True
+        read += len(data)
         while data:
             try:
                 text = unpacker.decompress(data, CHUNK * 16)
             except zlib.error:
-                return
+                if not total:
+                    raise RecordingError(_not_ours(name, data)) from None
+                if _has_only_zeros(file, member):  # a machine that died left them
+                    return
+                raise RecordingError(_damaged(name, member)) from None
             total += len(text)
             if total > LARGEST:
                 raise RecordingError(
@@ -236,9 +247,35 @@ def _unpacked(file: Any, name: str) -> Iterator[bytes]:
             data = unpacker.unconsumed_tail
             if unpacker.eof:
                 data = unpacker.unused_data
+                member = read - len(data)
                 unpacker = zlib.decompressobj(GZIP)
-    if not begun:
+    if not read:
         raise RecordingError(f"{name}: the file is empty; did the run ever begin?")
+    if member < read and _has_later_member(file, member):
+        raise RecordingError(_damaged(name, member))
+
+
+def _has_only_zeros(file: Any, start: int) -> bool:
+    file.seek(start)
+    return not any(data.strip(b"\0") for data in iter(lambda: file.read(CHUNK), b""))
+
+
+def _has_later_member(file: Any, start: int) -> bool:
+    """Whether a member begins after the one at `start`, which has no end."""
+    file.seek(start + 1)
+    rest = b""
+    while data := file.read(CHUNK):
+        if MEMBER in rest + data:
+            return True
+        rest = data[1 - len(MEMBER) :]
+    return False
+
+
+def _damaged(name: str, start: int) -> str:
+    return (
+        f"{name}: the file is damaged after byte {start:,}: what is there is not what was "
+        "written. Copy it once more from where it was recorded"
+    )
 
 
 def _not_ours(name: str, data: bytes) -> str:
@@ -252,11 +289,11 @@ def _not_ours(name: str, data: bytes) -> str:
 
 
 class _Lines:
-    """Whole lines; `cut` says that the last one was not."""
+    """Whole lines; `rest` is what the last one has, if it is not whole."""
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
         self._chunks = chunks
-        self.cut = False
+        self.rest = b""
 
     def __iter__(self) -> Iterator[str]:
         rest = b""
@@ -264,7 +301,7 @@ class _Lines:
             *whole, rest = (rest + chunk).split(b"\n")
             for line in whole:
                 yield line.decode("utf-8", "surrogateescape")
-        self.cut = bool(rest)
+        self.rest = rest
 
 
 # -- from lines to a recording --------------------------------------------------------------
@@ -272,29 +309,51 @@ class _Lines:
 
 def _read(lines: Iterable[str], name: str) -> Recording:
     found: Recording | None = None
-    for number, line in enumerate(lines, 1):
-        try:
-            value = json.loads(line)
+    number = 0
+    try:
+        for line in lines:
+            number += 1
             if found is None:
-                found = Recording(_checked_header(value, name))
+                found = Recording(_checked_header(line, name))
             else:
-                _add(found, value)
-        except RecordingError:
-            raise
-        except Exception as error:  # of any kind: the file is not trusted
-            raise RecordingError(
-                f"{name}: line {number} is no line of a recording ({type(error).__name__}: "
-                f"{str(error)[:80]}); was the file changed?"
-            ) from None
+                _add(found, json.loads(line))
+    except RecordingError:
+        raise
+    except Exception as error:  # of any kind: the file is not trusted
+        raise _bad_line(name, number, error) from None
+    rest = getattr(lines, "rest", b"")
     if found is None:
-        raise RecordingError(f"{name}: the header is missing; the run ended before it began")
-    found.cut = getattr(lines, "cut", False) or found.end is None
+        if not HEAD.startswith(rest[: len(HEAD)]):
+            raise RecordingError(_not_ours(name, rest))
+        raise RecordingError(
+            f"{name}: the file ends within its first line, and nothing of the run is in it; "
+            "was it copied as a whole?"
+        )
+    try:
+        check_blocks(found)
+    except Exception as error:
+        raise RecordingError(
+            f"{name}: the events of this recording do not fit together ({str(error)[:80]}); "
+            "was the file changed?"
+        ) from None
+    found.cut = bool(rest) or found.end is None
     # A recorder begins before the first event; time begins with it in a run that is kept.
-    found.from_rings = any(block.count and block["time"][0] == 0 for block in found.blocks)
+    found.from_rings = any(block["time"][0] == 0 for block in found.blocks)
     return found
 
 
-def _checked_header(value: Any, name: str) -> dict[str, Any]:
+def _bad_line(name: str, number: int, error: Exception) -> RecordingError:
+    return RecordingError(
+        f"{name}: line {number} is no line of a recording ({type(error).__name__}: "
+        f"{str(error)[:80]}); was the file changed?"
+    )
+
+
+def _checked_header(line: str, name: str) -> dict[str, Any]:
+    try:
+        value = json.loads(line)
+    except ValueError:
+        raise RecordingError(_not_ours(name, b"")) from None
     if not isinstance(value, dict) or value.get("format") != FORMAT:
         raise RecordingError(_not_ours(name, b"{"))
     version = value.get("version")
@@ -303,13 +362,23 @@ def _checked_header(value: Any, name: str) -> dict[str, Any]:
             f"{name}: version {version!r} of the schema; this Phalanx reads up to {VERSION}. "
             "Update Phalanx, or read it with the version that wrote it"
         )
-    ranks = value.get("ranks")
-    if not isinstance(ranks, int) or not 0 < ranks <= 1 << 20:
-        raise RecordingError(f"{name}: ranks={ranks!r} in the header; was the file changed?")
+    _number_of_ranks(value.get("ranks"))
+    if not isinstance(started := value.get("started", 0), (int, float)) or not (
+        0 <= started < MOST_SECONDS
+    ):
+        raise ValueError(f"started={str(started)[:20]}")
     return value
 
 
+def _number_of_ranks(given: Any) -> int:
+    if type(given) is not int or not 0 < given <= MOST_RANKS:
+        raise ValueError(f"ranks={given!r}")
+    return given
+
+
 def _add(found: Recording, line: dict[str, Any]) -> None:
+    if not isinstance(line, dict):
+        raise ValueError("this is no JSON object")
     if "kind" in line:
         found.blocks.append(_block(found, line))
     elif "site" in line:
@@ -319,6 +388,8 @@ def _add(found: Recording, line: dict[str, Any]) -> None:
         _put(found.sites, line["site"], SourceLine(site, int(first), tuple(map(str, texts))))
     elif "tensors" in line:
         specs = tuple(TensorSpec(str(d), tuple(map(int, s)), str(v)) for d, s, v in line["are"])
+        for spec in specs:
+            check_tensor(spec.shape)
         _put(found.tensors, line["tensors"], specs)
     elif "group" in line:
         number = int(line["group"])
@@ -330,6 +401,8 @@ def _add(found: Recording, line: dict[str, Any]) -> None:
         found.dropped += int(line["dropped"])
     elif "end" in line:
         found.end = dict(line["end"])
+    elif "ranks" in line:  # a later world of the same program has more
+        found.header["ranks"] = max(found.ranks, _number_of_ranks(line["ranks"]))
     # A line of another kind is one that a later version of the same schema adds.
 
 
@@ -345,6 +418,8 @@ def _block(found: Recording, line: dict[str, Any]) -> EventBlock:
     kind, rank, count = line["kind"], line["rank"], line["n"]
     if kind not in KINDS or type(rank) is not int or not 0 <= rank < found.ranks:
         raise ValueError(f"kind {kind!r} of rank {rank!r}")
+    if type(count) is not int or count < 1:
+        raise ValueError(f"{count!r} events")
     columns: dict[str, Sequence[Any]] = {"time": list(accumulate(line["time"]))}
     if len(columns["time"]) != count:
         raise ValueError(f"{len(columns['time'])} times for {count} events")

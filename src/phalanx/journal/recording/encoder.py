@@ -30,6 +30,8 @@ _dump = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, default=str)
 
 _COUNTED = ("serial", "number", "call")
 """Columns that often count up by one."""
+_SERIALS = ("serial", "call", "calls")
+"""Fields that name calls."""
 
 
 class _Layout:
@@ -67,11 +69,14 @@ class Encoder:
         self._signature_lines: list[Any] = []
         self._stores: dict[Any, int] = {}
         self._groups: dict[int, list[Any]] = {}
-        self._first_group = 0
+        self._group_numbers: dict[GroupRecord, int] = {}
+        self._shifts: list[int] = []
         self._new: list[str] = []
 
     def encode(self, events: Sequence[Event]) -> list[str]:
         """The lines for these events of one rank, definitions first."""
+        if self._shifts:
+            events = [_shifted(event, self._shifts) for event in events]
         by_kind: dict[Any, Sequence[Event]] = dict.fromkeys(map(type, events), events)
         if len(by_kind) > 1:
             for kind in by_kind:
@@ -87,9 +92,10 @@ class Encoder:
         groups = [_group_line(number, facts) for number, facts in self._groups.items()]
         return sites + tensors + groups
 
-    def renumber_groups(self) -> None:
-        """Another journal follows, which numbers its groups from 0 again."""
-        self._first_group = max(self._groups, default=-1) + 1
+    def shift_serials(self, shifts: Sequence[int]) -> None:
+        """From now on add these numbers, one for each rank, to the serials of calls: a journal
+        follows whose serials do not go on where those of the one before ended."""
+        self._shifts = list(shifts) if any(shifts) else []
 
     # -- columns ---------------------------------------------------------------------------
 
@@ -184,7 +190,7 @@ class Encoder:
             if group is None:
                 column.append(None)
                 continue
-            number = self._first_group + group.number
+            number = self._group_number(group)
             facts = [group.name, group.description, list(group.ranks), group.backend]
             if known.get(number) != facts:
                 known[number] = facts
@@ -192,9 +198,37 @@ class Encoder:
             column.append(number)
         return column
 
+    def _group_number(self, group: GroupRecord) -> int:
+        """Its own, unless a group of an earlier journal has that."""
+        number = self._group_numbers.get(group)
+        if number is None:
+            taken = group.number in self._groups
+            number = max(self._groups) + 1 if taken else group.number
+            self._group_numbers[group] = number
+        return number
+
     def _store_column(self, stores: Sequence[Any]) -> list[int]:
         known = self._stores
         return [known.setdefault(store, len(known)) for store in stores]
+
+
+def _shifted(event: Any, shifts: Sequence[int]) -> Any:
+    """The event with other serials."""
+    changes: dict[str, Any] = {}
+    for field in event._fields:
+        value = getattr(event, field) if field in _SERIALS else None
+        if field == "serial":
+            changes[field] = value + shifts[event.rank]
+        elif field == "call" and value is not None:
+            changes[field] = _shifted_call(value, shifts)
+        elif field == "calls" and isinstance(value, tuple):  # a number where a group was left
+            changes[field] = tuple(_shifted_call(call, shifts) for call in value)
+    return event._replace(**changes) if changes else event
+
+
+def _shifted_call(call: tuple[int, int], shifts: Sequence[int]) -> tuple[int, int]:
+    rank, serial = call
+    return rank, serial + shifts[rank]
 
 
 def _same_groups(encoder: Encoder, groups: Sequence[Any]) -> list[Any]:

@@ -60,6 +60,11 @@ class Recorder:
             ) from None
         self._pending: list[str] = []
         self._lanes: list[_LaneTail] = []
+        self._rings: list[Ring] = []
+        self._next = [0] * len(journal.rings)
+        """For each rank, how many calls of journals that have ended are recorded."""
+        self._shifts = [0] * len(journal.rings)
+        """What is added to the serials of each rank."""
         self._flushed = monotonic()
         self._failed: Exception | None = None
         self._looking = threading.Lock()
@@ -76,12 +81,26 @@ class Recorder:
 
     def follow(self, journal: JournalWriter) -> None:
         """From now on this is the run's journal. The rest of the one before is written first;
-        it must have ended."""
+        it must have ended. Serials go on in the recording, also where the journal counts from
+        0 again, as it does after a run that failed."""
         with self._looking:
             if self._lanes:
                 self._look()
-                self._encoder.renumber_groups()
+                self._go_on(journal)
+            self._rings = journal.rings
             self._lanes = [lane for ring in journal.rings for lane in lanes_of(ring)]
+
+    def _go_on(self, journal: JournalWriter) -> None:
+        for rank, ring in enumerate(self._rings):
+            self._next[rank] = self._shifts[rank] + ring.posted
+        if (ranks := len(journal.rings)) > len(self._next):
+            more = [0] * (ranks - len(self._next))
+            self._next, self._shifts = self._next + more, self._shifts + more
+            self._header = json.dumps({**json.loads(self._header), "ranks": ranks})
+            self._pending.append(json.dumps({"ranks": ranks}))
+        for rank, ring in enumerate(journal.rings):
+            self._shifts[rank] = self._next[rank] - ring.first
+        self._encoder.shift_serials(self._shifts)
 
     def close(self, end: Mapping[str, Any]) -> None:
         """Write what is left, then how the run ended. Never raises: the run's own error

@@ -16,6 +16,8 @@ GZIP = 31
 """zlib's number for a member with a gzip header."""
 MAGIC = b"\x1f\x8b"
 """How such a file begins."""
+MEMBER = MAGIC + bytes([8, 0, 0, 0, 0, 0])
+"""How each of its members begins: deflated, no name, no time."""
 LEVEL = 1
 LEAST_BYTES = 64 << 10
 

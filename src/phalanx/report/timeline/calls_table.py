@@ -46,6 +46,9 @@ COLUMNS = (
 )
 
 
+_PROGRESS = ("start", "met", "done", "resumed")
+
+
 @dataclass
 class RankCalls:
     """The calls of one rank in the order in which it made them; all columns have the same
@@ -53,7 +56,8 @@ class RankCalls:
 
     * `start`: when it was made. `met`: when the last counterpart came. `done`: when the data
       had moved. `waiting`, `resumed`: when a thread began to wait for it and went on;
-      a call that is not asynchronous waits from its start.
+      a call that is not asynchronous waits from its start. What is still open when its rank
+      ends is left then, which is `resumed`, too.
     * `op`, `thread` and `reduce` are places in `CallsTable.ops`, `threads` and `reduce_ops`;
       `group` is the number of a group, `site` and `tensors` places in the recording's tables.
       `number` is the slot.
@@ -66,6 +70,8 @@ class RankCalls:
     """The serial of the first call. Serials go on from run to run of a `World`."""
     forgotten: int = 0
     """Calls of this run before the first one."""
+    run_ends: list[int] = field(default_factory=list)
+    """When the rank's part in each run ended: a `World` may have several."""
     columns: dict[str, array[int]] = field(
         default_factory=lambda: {name: array("q") for name in COLUMNS}
     )
@@ -185,6 +191,7 @@ class _Join:
             self._messages(block)
         for block in recording.of_kind("wait-began", "wait-ended"):
             self._waits(block)
+        self._close_runs()
 
     def _post(self, block: EventBlock) -> None:
         calls = self._table.ranks[block.rank]
@@ -298,6 +305,22 @@ class _Join:
             calls, place = self._find(call)
             if calls is not None:
                 calls.columns[name][place] = time
+
+    def _close_runs(self) -> None:
+        """What was still open when its rank's part in a run ended has not gone on since: a
+        `World` may run again."""
+        ranks = self._table.ranks
+        for block in self._recording.of_kind("rank-ended"):
+            ranks[block.rank].run_ends += block["time"]
+        for calls in ranks:
+            columns, times = calls.columns, calls.run_ends
+            times.sort()
+            rows = zip(*(columns[name] for name in _PROGRESS), strict=True)
+            for place, (start, met, done, resumed) in enumerate(rows):
+                if met == done == resumed == NEVER:
+                    after = bisect_left(times, start)
+                    if after < len(times):
+                        columns["resumed"][place] = times[after]
 
     def _find(self, call: Any) -> tuple[RankCalls | None, int]:
         """Serials count up by one, unless the recorder lost some."""

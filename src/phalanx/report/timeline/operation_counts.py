@@ -168,8 +168,8 @@ class UseCounter:
 
 
 def _same_groups(table: CallsTable) -> dict[int, int]:
-    """For each group the number that it had first: a group that outlives a run is defined again
-    for the next run of the same recording."""
+    """For each group the number of the first one that is like it: a world that goes on after a
+    run that failed makes its groups again."""
     first: dict[Any, int] = {}
     return {
         number: first.setdefault((group.title, group.ranks, group.backend), number)

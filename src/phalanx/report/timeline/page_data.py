@@ -192,7 +192,7 @@ class _Pack:
             "facts": {name: text(header[name]) for name in FACTS if header.get(name)},
             "started": _number(header.get("started")),
             "status": text(end.get("status")) if recording.end is not None else "unknown",
-            "error": text(end.get("error")),
+            "error": text(end.get("error")) + _which_run(end),
             "text": str(end.get("text") or "")[:200_000],
             "verdicts": verdicts,
             "findings": self._findings(),
@@ -252,6 +252,12 @@ def _steps(column: array[int]) -> array[int]:
     steps = array("q", column[:1])
     steps.extend(map(int.__sub__, column[1:], column))
     return steps
+
+
+def _which_run(end: dict[str, Any]) -> str:
+    """Of a `World` with several runs, the one that failed."""
+    run, runs = end.get("run"), end.get("runs")
+    return f" (run {run} of {runs})" if isinstance(run, int) and isinstance(runs, int) else ""
 
 
 def _number(given: object) -> float | None:

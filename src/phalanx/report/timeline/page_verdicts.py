@@ -6,6 +6,7 @@ the page expects, and texts of a bounded length. Needs no torch.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -45,7 +46,7 @@ def _verdict(table: CallsTable, found: dict[str, Any]) -> dict[str, Any]:
 
 def _blocks(table: CallsTable, found: dict[str, Any]) -> Iterator[dict[str, Any]]:
     group = found.get("group")
-    number = found.get("number")
+    number, run = found.get("number"), found.get("run")
     for block in _dicts(found.get("blocks")) or _dicts(found.get("stopped")):
         view = _dict(block.get("view"))
         wait = _dict(view.get("wait"))
@@ -67,14 +68,15 @@ def _blocks(table: CallsTable, found: dict[str, Any]) -> Iterator[dict[str, Any]
             "calls": [
                 [rank, place]
                 for rank in ranks[:MOST]
-                if (place := find_call(table, rank, op)) != NONE
+                if (place := find_call(table, rank, op, run)) != NONE
             ],
         }
 
 
-def find_call(table: CallsTable, rank: int, op: dict[str, Any]) -> int:
+def find_call(table: CallsTable, rank: int, op: dict[str, Any], run: object = None) -> int:
     """The place of the newest call of a rank that looks like `op`, the plain form of a
-    `model.Op`; `NONE` if there is none."""
+    `model.Op`; `NONE` if there is none. `run` says in which of the runs of a `World` it was
+    made: later ones may make it again."""
     if op.get("name") not in table.ops:
         return NONE
     calls = table.ranks[rank]
@@ -87,7 +89,11 @@ def find_call(table: CallsTable, rank: int, op: dict[str, Any]) -> int:
         if (known.site.file, known.site.line) == (site.get("file"), site.get("line"))
     }
     close = NONE
-    for place in range(len(calls) - 1, -1, -1):
+    ends = calls.run_ends
+    last = len(calls)
+    if isinstance(run, int) and 0 < run <= len(ends):
+        last = bisect_right(calls.start, ends[run - 1])
+    for place in range(last - 1, -1, -1):
         if calls.op[place] == wanted and calls.number[place] == number:
             if not lines or calls.site[place] in lines:
                 return place

@@ -6,7 +6,6 @@ Needs no torch.
 
 from __future__ import annotations
 
-import json
 import os
 import time
 import zlib
@@ -14,9 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from phalanx.errors import UsageError
-from phalanx.journal.recording.decoder import Recording, RecordingError, load
+from phalanx.journal.recording.decoder import HEAD, Recording, RecordingError, load
 from phalanx.journal.recording.kept_runs import ENDING
-from phalanx.journal.recording.recorder import FORMAT
 from phalanx.journal.recording.recording_file import GZIP
 from phalanx.report.timeline.screen_layout import (
     Column,
@@ -29,9 +27,6 @@ from phalanx.report.timeline.screen_layout import (
 
 FEW = 512
 """Bytes of a file that are read to see what it is."""
-HEAD = json.dumps({"format": FORMAT})[:-1].encode()
-"""With this the text of a recording begins."""
-
 COLUMNS = [
     Column("recording", elastic=2, least=24, end=True),
     Column("ranks", right=True),

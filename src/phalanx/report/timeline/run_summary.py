@@ -57,7 +57,9 @@ class FindingLine:
 
 @dataclass
 class RunSummary:
-    """The whole of it. `status` is "finished", "failed" or "unknown", `text` the report."""
+    """The whole of it. `status` is "finished", "failed" or "unknown", `text` the report. `runs`
+    says how many runs of a `World` this was, `failed_run` which of them failed last; 0 if
+    none did."""
 
     facts: dict[str, str]
     ranks: int
@@ -72,6 +74,8 @@ class RunSummary:
     messages: list[MessageCount]
     findings: list[FindingLine]
     missing: list[str]
+    runs: int = 1
+    failed_run: int = 0
 
 
 def summarize(table: CallsTable) -> RunSummary:
@@ -96,7 +100,14 @@ def summarize(table: CallsTable) -> RunSummary:
         messages=count_messages(table),
         findings=_findings(table, verdicts),
         missing=missing(table),
+        runs=_count(end, "runs") or 1,
+        failed_run=_count(end, "run"),
     )
+
+
+def _count(end: dict[str, Any] | None, name: str) -> int:
+    found = (end or {}).get(name)
+    return found if isinstance(found, int) else 0
 
 
 def as_data(summary: RunSummary) -> dict[str, Any]:

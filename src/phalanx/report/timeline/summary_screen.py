@@ -108,11 +108,13 @@ def _ending(summary: RunSummary, width: int, *, whole: bool) -> list[Line]:
     label = ("  ended     ", "label")
     if summary.status == "finished":
         found = count(len(summary.findings), "finding")
-        text = f"finished, {found}" if summary.findings else "finished, nothing found"
+        runs = f"{summary.runs} runs " if summary.runs > 1 else ""
+        text = f"{runs}finished, {found if summary.findings else 'nothing found'}"
         return [[label, (text, "warning" if summary.findings else "good")]]
     if summary.status == "unknown":
         return [[label, ("not known: the recording has no end", "warning")]]
-    lines: list[Line] = [[label, (printable(f"failed: {summary.error}"), "error")]]
+    which = f" (run {summary.failed_run} of {summary.runs})" if summary.runs > 1 else ""
+    lines: list[Line] = [[label, (printable(f"failed: {summary.error}{which}"), "error")]]
     report = printable(summary.text).rstrip().splitlines()
     hidden = 0 if whole else len(report) - MOST_TEXT
     lines.append([])

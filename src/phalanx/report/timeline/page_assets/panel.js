@@ -54,7 +54,7 @@ function argumentList(call) {
   const after = (time) => `${timeText(time - calls.start[call])} later`;
   if (calls.met[call] >= 0) add("met", after(calls.met[call]));
   if (calls.done[call] >= 0) add("done", after(calls.done[call]));
-  add("waited", calls.waiting[call] < 0 ? "nobody waited for it" : timeText(waited(call)) + (calls.open[call] ? ", to the end" : isUnmet(call) ? ", still open" : ""));
+  add("waited", calls.waiting[call] < 0 ? "nobody waited for it" : timeText(waited(call)) + (isUnmet(call) ? ", to the end" : ""));
   return list;
 }
 
