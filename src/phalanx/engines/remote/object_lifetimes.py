@@ -105,13 +105,18 @@ class Lives:
         name = "world" if group is default else f"group {group.group_name}"
         self.closed.add(group)
         DESTROYED[group] = Group(name, ranks)
-        known, in_world = self._known(group), self._known(default)
+        known = self._known(group)
         if known is not None:
             self._ended(known.met)
         key, world = self._name(group), None if default is None else self._name(default)
         if key is not None:
-            calls = 0 if world is None or in_world is None else in_world.calls
+            calls = 0 if world is None else self._count(default)
             self._tell("group-destroyed", mark, key, world, calls)
+
+    def _count(self, group: Any) -> int:
+        """How many collectives this rank has called on it."""
+        known = self._known(group)
+        return 0 if known is None else known.calls
 
     def refuse(self, group: Any, name: str) -> None:
         """A call on a closed group: Gloo's go on working, those of NCCL do not."""
