@@ -167,3 +167,8 @@ class _Initializer:
 
     def __call__(self, *args: Any) -> Any:
         return _Job(self._fn, self._by, self._enter_thread)(*args)
+
+
+def is_pool_worker(thread: threading.Thread) -> bool:
+    """Idle workers of a ThreadPoolExecutor end with the interpreter, not with a rank."""
+    return thread in pools._threads_queues

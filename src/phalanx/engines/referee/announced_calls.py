@@ -26,7 +26,8 @@ from phalanx.matching.descriptions import (
 from phalanx.matching.groups import Creation, GroupCreations
 from phalanx.matching.mailboxes import GroupMailbox
 from phalanx.matching.slots import Call
-from phalanx.model import Op, Verdict, Wait
+from phalanx.matching.waitgraph import Node
+from phalanx.model import Op, RankView, Verdict, Wait
 
 
 class AnnouncedCall(Call):
@@ -245,3 +246,22 @@ def with_errors(verdict: Verdict | None, calls: Iterable[AnnouncedCall]) -> Verd
     """With the errors that ranks were handling when they made these calls."""
     handling = {call.rank: call.form.handling for call in calls if call.form.handling}
     return None if verdict is None else with_handled(verdict, handling)
+
+
+def missing_in(call: AnnouncedCall) -> tuple[int, ...]:
+    """Whom a `new_group` waits for."""
+    assert call.creation is not None
+    return call.creations.missing(call.creation)
+
+
+def node_of(call: AnnouncedCall, *, free: bool) -> Node:
+    """As the wait graph has it; `free` says that the rank can move in another way."""
+    wait = wait_in(call)
+    free = free or not (wait.needs or wait.any_of)
+    return Node(call.rank, f"call {call.call_id}", wait.needs, wait.any_of, free=free)
+
+
+def waiting_view(call: AnnouncedCall) -> RankView:
+    """The rank as one that waits in this call."""
+    wait = wait_in(call)
+    return RankView(call.rank, "waiting", wait, wait.op)

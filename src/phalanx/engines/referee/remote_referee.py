@@ -19,7 +19,10 @@ from phalanx.engines.referee.announced_calls import (
     AnnouncedMailbox,
     AnnouncedReader,
     last_op,
+    missing_in,
+    node_of,
     wait_in,
+    waiting_view,
     with_errors,
 )
 from phalanx.engines.referee.announced_ranks import AnnouncedRank, Answer, Reply
@@ -300,7 +303,7 @@ class RemoteReferee:
         found = {}
         for rank, here in enumerate(self._ranks):
             if rank in self._halted:
-                found[rank] = _waiting(self._halted[rank])
+                found[rank] = waiting_view(self._halted[rank])
             elif here.gone == "finished":
                 found[rank] = self._view(rank)
         return found
@@ -371,9 +374,9 @@ class RemoteReferee:
         self._ask(call, timed=timed, threads=threads)
         waiting: list[AnnouncedCall] = list(creations.waiting)
         if creations.disagree_at is None:
-            ready = [each for each in waiting if not _missing(each)]
+            ready = [each for each in waiting if not missing_in(each)]
             return [*self._settle(ready), *(self._prove() if call not in ready else ())]
-        if _missing(call):
+        if missing_in(call):
             return self._prove()
         return list(self._settle(waiting, with_errors(creations.find_mismatch(), waiting)))
 
@@ -530,7 +533,7 @@ class RemoteReferee:
             return RankView(rank, here.gone, last=last, error=here.error, left=here.left)
         if here.is_free:
             return RankView(rank, "computing", last=last)
-        return _waiting(here.main_call)
+        return waiting_view(here.main_call)
 
     def _thread_views(self, rank: int) -> Iterator[RankView]:
         """The other threads of a rank that waits in several."""
@@ -538,7 +541,7 @@ class RemoteReferee:
         if here.gone is None and not here.is_free:
             others = [call for call in here.asking.values() if call is not here.main_call]
             for number, call in enumerate(others, 1):
-                yield replace(_waiting(call), thread=str(number))
+                yield replace(waiting_view(call), thread=str(number))
 
     # -- what the referee asks --------------------------------------------------------------
 
@@ -551,7 +554,7 @@ class RemoteReferee:
     def stand(self, steady: Mapping[AnnouncedCall, WaitPosition]) -> Standing[AnnouncedCall]:
         """A node for each call in which a rank waits, and one for each rank that does more."""
         calls = self._waiting_calls()
-        nodes = [_node(call, free=call not in steady) for call in calls]
+        nodes = [node_of(call, free=call not in steady) for call in calls]
         nodes += [Node(rank, free=True) for rank in self._free]
         return Standing(calls, nodes, frozenset(calls))
 
@@ -582,23 +585,6 @@ def _count(mailbox: AnnouncedMailbox) -> tuple[int, int, int]:
     """Its collectives and messages, and whether there were any."""
     collectives, messages = max(mailbox.next_number), mailbox.messages
     return collectives, messages, int(collectives > 0 or messages > 0)
-
-
-def _missing(call: AnnouncedCall) -> tuple[int, ...]:
-    """Whom a `new_group` waits for."""
-    assert call.creation is not None
-    return call.creations.missing(call.creation)
-
-
-def _node(call: AnnouncedCall, *, free: bool) -> Node:
-    wait = wait_in(call)
-    free = free or not (wait.needs or wait.any_of)
-    return Node(call.rank, f"call {call.call_id}", wait.needs, wait.any_of, free=free)
-
-
-def _waiting(call: AnnouncedCall) -> RankView:
-    wait = wait_in(call)
-    return RankView(call.rank, "waiting", wait, wait.op)
 
 
 _ABANDONED = RuntimeError("abandoned")

@@ -83,6 +83,13 @@ def making_form(
     return Form("new_group", group, made=made, holds=holds, site=site, handling=handling)
 
 
+def place_of(tensor: Tensor) -> int | None:
+    """Where its data is; sparse tensors have it in several places."""
+    if tensor.layout is not torch.strided:
+        return None
+    return tensor.untyped_storage().data_ptr()
+
+
 def _flat(tensors: Iterable[Any]) -> list[Tensor]:
     found: list[Tensor] = []
     for item in tensors:

@@ -41,6 +41,7 @@ from phalanx.engines.remote.c10d_arguments import (
     check_places,
     find_doubt,
     making_form,
+    place_of,
 )
 from phalanx.engines.remote.c10d_callers import (
     API,
@@ -118,13 +119,6 @@ class Line(Protocol):
     def report(self, verdict: Verdict) -> VerdictError: ...
 
     def failed(self, error: BaseException) -> None: ...
-
-
-def _place_of(tensor: torch.Tensor) -> int | None:
-    """Where its data is; sparse tensors have it in several places."""
-    if tensor.layout is not torch.strided:
-        return None
-    return tensor.untyped_storage().data_ptr()
 
 
 class Watcher:
@@ -526,13 +520,13 @@ class Watcher:
         if len(self._buffers) >= MOST_BUFFERS:
             self._buffers.clear()
         for tensor in parts.tensors():
-            if (at := _place_of(tensor)) is not None:
+            if (at := place_of(tensor)) is not None:
                 self._buffers[at] = call_id
 
     def _wait_for_tensor(self, given: Arguments, proceed: Callable[[], Any]) -> Any:
         """Functional collectives are waited for by the tensor they write."""
         if self._buffers and not private.is_fake(given):
-            at = _place_of(given["tensor"])
+            at = place_of(given["tensor"])
             call_id = None if at is None else self._buffers.pop(at, None)
             if call_id is not None:
                 self._ask_referee(call_id)

@@ -12,7 +12,6 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import thread as pools
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
@@ -69,7 +68,7 @@ from phalanx.emulation.run_patches import (
 from phalanx.emulation.state import fork, logs
 from phalanx.emulation.state.environ import environ_here, environ_of_process
 from phalanx.emulation.state.switcher import RankSwitcher, switchers
-from phalanx.emulation.stdlib.executor_pools import finish_jobs, see_off
+from phalanx.emulation.stdlib.executor_pools import finish_jobs, is_pool_worker, see_off
 from phalanx.emulation.stdlib.rank_children import (
     end_pools,
     end_processes,
@@ -510,7 +509,7 @@ class _Run:
         """As at the end of a process: threads that are no daemons are waited for."""
         end_pools(context)
         for thread in list(context.helpers):
-            if thread.is_alive() and not thread.daemon and not _is_pool_worker(thread):
+            if thread.is_alive() and not thread.daemon and not is_pool_worker(thread):
                 context.joining = thread
                 thread.join()
         context.joining = None
@@ -586,16 +585,11 @@ class _Run:
             thread
             for context in self.session.ranks
             for thread in context.helpers
-            if not _is_pool_worker(thread)
+            if not is_pool_worker(thread)
         ]
         end_threads(threads, patience=0.5)
         for context in self.session.ranks:
             context.helpers.clear()
-
-
-def _is_pool_worker(thread: threading.Thread) -> bool:
-    """Idle workers of a ThreadPoolExecutor end with the interpreter, not with a rank."""
-    return thread in pools._threads_queues
 
 
 def _environ_later(settings: Settings, rank: int) -> dict[str, str]:

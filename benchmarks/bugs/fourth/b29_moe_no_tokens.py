@@ -1,0 +1,47 @@
+# ranks: 4
+# kind: deadlock
+# faulty: 3
+# lines: 29,43
+# profile: gloo
+# what: expert-parallel group of ranks 2 and 3: rank 3 got no tokens in step 1 and returns before the all_to_all_single of its group, so rank 2 waits for ever
+import torch
+import torch.distributed as dist
+
+
+def route(rank, step):
+    n = 4
+    if rank == 3 and step == 1:
+        n = 0
+    return torch.full((n, 2), float(rank))
+
+
+class ExpertLayer:
+    def __init__(self, group):
+        self.group = group
+        self.n = dist.get_world_size(group)
+
+    def dispatch(self, tokens):
+        if tokens.shape[0] == 0:
+            return tokens
+        inp = [tokens.shape[0] // self.n] * self.n
+        counts = torch.tensor(inp)
+        theirs = torch.empty_like(counts)
+        dist.all_to_all_single(theirs, counts, group=self.group)
+        out = tokens.new_empty(int(theirs.sum()), 2)
+        dist.all_to_all_single(out, tokens, theirs.tolist(), inp, group=self.group)
+        return out
+
+
+def main():
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    layer = ExpertLayer(groups[rank // 2])
+    total = torch.zeros(1)
+    for step in range(3):
+        total += layer.dispatch(route(rank, step)).sum()
+        dist.all_reduce(total)
+    dist.destroy_process_group()
+
+
+main()

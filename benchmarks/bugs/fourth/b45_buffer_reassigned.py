@@ -1,0 +1,46 @@
+# ranks: 2
+# kind: replica-drift
+# faulty: any
+# lines: 21,43
+# profile: gloo
+# what: the running mean is a registered buffer but forward assigns a new tensor to it, so DDP goes on broadcasting the old one and the buffers of the ranks part
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+
+class RunningNorm(torch.nn.Module):
+    def __init__(self, dim, momentum=0.9):
+        super().__init__()
+        self.momentum = momentum
+        self.register_buffer("mean", torch.zeros(dim))
+
+    def forward(self, x):
+        if self.training:
+            batch = x.detach().mean(0)
+            self.mean = self.momentum * self.mean + (1 - self.momentum) * batch
+        return x - self.mean
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = RunningNorm(4)
+        self.fc = torch.nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.fc(self.norm(x))
+
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+torch.manual_seed(0)
+model = DDP(Net(), broadcast_buffers=True)
+opt = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(6):
+    opt.zero_grad()
+    model(torch.full((3, 4), 1.0 + 5 * rank + step)).mean().backward()
+    opt.step()
+print(rank, model.module.norm.mean.tolist())
+dist.barrier()
+dist.destroy_process_group()

@@ -1,0 +1,51 @@
+# ranks: 2
+# kind: replica-drift
+# faulty: 0
+# lines: 29,46
+# profile: gloo
+# what: after wrapping, rank 0 alone overwrites the rows of the new tokens with the mean embedding; nobody broadcasts them
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+
+class LM(torch.nn.Module):
+    def __init__(self, vocab, dim):
+        super().__init__()
+        self.emb = torch.nn.Embedding(vocab, dim)
+        self.out = torch.nn.Linear(dim, vocab)
+
+    def forward(self, ids):
+        return self.out(self.emb(ids))
+
+
+def is_main():
+    return dist.get_rank() == 0
+
+
+@torch.no_grad()
+def init_new_tokens(model, first):
+    emb = model.module.emb.weight
+    emb[first:] = emb[:first].mean(0)
+
+
+def main():
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    model = DDP(LM(12, 4))
+    opt = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    if is_main():
+        init_new_tokens(model, first=10)
+        print("new tokens initialised")
+    dist.barrier()
+    for step in range(4):
+        ids = (torch.arange(6) + rank + step) % 12
+        opt.zero_grad()
+        torch.nn.functional.cross_entropy(model(ids), ids).backward()
+        opt.step()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+main()
