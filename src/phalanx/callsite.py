@@ -14,7 +14,7 @@ import sys
 import threading
 from types import CodeType, FrameType, TracebackType
 
-from phalanx.model import Site
+from phalanx.model import Site, StackLine
 from phalanx.system import current_frames, folder_here
 
 Mark = tuple[CodeType, int]
@@ -87,6 +87,43 @@ def user_stack(frame: FrameType | None) -> tuple[Site, ...]:
             sites.append(_site(frame.f_code, frame.f_lineno or 0))
         frame = frame.f_back
     return tuple(reversed(sites))
+
+
+def outer_frames(frame: FrameType | None, most: int | None = None) -> list[FrameType]:
+    """The user's frames from here outwards, up to ours that run the program; none if these are
+    more than `most` frames away."""
+    known, left = _library, -1 if most is None else most
+    found: list[FrameType] = []
+    while frame is not None:
+        file = frame.f_code.co_filename
+        skip = known.get(file)
+        if skip is None:
+            skip = known[file] = is_library_file(file)
+        if not skip:
+            found.append(frame)
+        elif found and file.startswith(_OWN_ROOT):
+            return found
+        left -= 1
+        if not left:
+            return []
+        frame = frame.f_back
+    return found
+
+
+def call_stack(frame: FrameType | None) -> tuple[StackLine, ...]:
+    """The lines through which the program came to a call, that of the call last."""
+    return tuple(
+        stack_line(each.f_code, each.f_lasti) for each in reversed(outer_frames(frame))
+    )
+
+
+def stack_line(code: CodeType, offset: int) -> StackLine:
+    return StackLine(_site(code, line_at(code, offset)), is_installed(code.co_filename))
+
+
+def is_installed(filename: str) -> bool:
+    """Whether a file belongs to a package that was installed, not to the user's program."""
+    return "site-packages" in filename or "dist-packages" in filename
 
 
 def raised_at(trace: TracebackType | None) -> Site | None:

@@ -25,6 +25,7 @@ from phalanx.backend.devices import device_mode
 from phalanx.backend.devices.cuda_streams import default_backend
 from phalanx.backend.devices.device_map import hint_for, plan_devices
 from phalanx.backend.evidence.call_description import describe_pending
+from phalanx.backend.evidence.call_stacks import find_stacks
 from phalanx.backend.evidence.departures import left_by
 from phalanx.backend.evidence.handled_errors import find_handling
 from phalanx.backend.evidence.invalid_call import note_invalid_call
@@ -43,6 +44,7 @@ from phalanx.backend.stores.store import InProcessStore
 from phalanx.backend.torch_patches import leave_groups
 from phalanx.backend.torch_private import private, private_modes
 from phalanx.backend.work import buffer_modes, completion, execution_traces, profiler_events
+from phalanx.checks.call_paths import with_paths
 from phalanx.checks.error_handlers import with_handled
 from phalanx.checks.unmatched_message import find_leftovers
 from phalanx.core.baton import Baton
@@ -251,7 +253,9 @@ class ThreadsEngine:
         settings = self.settings
 
         def report(verdict: Verdict) -> VerdictError:
-            named = with_names(session, with_handled(verdict, find_handling(session.ranks)))
+            verdict = with_paths(verdict, find_stacks(session.ranks))
+            verdict = with_handled(verdict, find_handling(session.ranks))
+            named = with_names(session, verdict)
             session.raised.append(named)
             session.journal.found(verdict)
             return error_for(named, settings.replay)
