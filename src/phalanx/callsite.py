@@ -89,32 +89,35 @@ def user_stack(frame: FrameType | None) -> tuple[Site, ...]:
     return tuple(reversed(sites))
 
 
-def outer_frames(frame: FrameType | None, most: int | None = None) -> list[FrameType]:
-    """The user's frames from here outwards, up to ours that run the program; none if these are
-    more than `most` frames away."""
-    known, left = _library, -1 if most is None else most
-    found: list[FrameType] = []
+def outer_places(
+    frame: FrameType | None, most: int = -1
+) -> tuple[tuple[CodeType, ...], tuple[int, ...]]:
+    """The code and the instruction of each of the user's frames from here outwards, up to ours
+    that run the program; none if these are more than `most` frames away."""
+    known, own = _library, _OWN_ROOT
+    codes: list[CodeType] = []
+    offsets: list[int] = []
     while frame is not None:
-        file = frame.f_code.co_filename
+        code = frame.f_code
+        file = code.co_filename
         skip = known.get(file)
         if skip is None:
             skip = known[file] = is_library_file(file)
         if not skip:
-            found.append(frame)
-        elif found and file.startswith(_OWN_ROOT):
-            return found
-        left -= 1
-        if not left:
-            return []
+            codes.append(code)
+            offsets.append(frame.f_lasti)
+        elif codes and file.startswith(own):
+            break
+        most -= 1
+        if not most:
+            return (), ()
         frame = frame.f_back
-    return found
+    return tuple(codes), tuple(offsets)
 
 
 def call_stack(frame: FrameType | None) -> tuple[StackLine, ...]:
     """The lines through which the program came to a call, that of the call last."""
-    return tuple(
-        stack_line(each.f_code, each.f_lasti) for each in reversed(outer_frames(frame))
-    )
+    return tuple(map(stack_line, *outer_places(frame)))[::-1]
 
 
 def stack_line(code: CodeType, offset: int) -> StackLine:

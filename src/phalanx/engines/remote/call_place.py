@@ -21,18 +21,18 @@ MOST_FRAMES = 64
 
 class CallPlace(NamedTuple):
     """The line of the program, and the error that the rank is handling there. `key` is another
-    one for each way to the line, as long as somebody has the code objects `codes`."""
+    one for each way to the line, as long as somebody has the code objects `codes`, those of the
+    program's frames from the call outwards; `offsets` are their instructions."""
 
     mark: Mark | None
-    key: tuple[object, ...] = ()
+    key: tuple[object, ...]
     codes: tuple[CodeType, ...] = ()
+    offsets: tuple[int, ...] = ()
     handling: Handling | None = None
 
     def stack(self) -> tuple[StackLine, ...]:
         """The lines through which the program came there, that of the call last."""
-        offsets = self.key[1 : 2 * len(self.codes) : 2]
-        places = zip(self.codes, offsets, strict=True)
-        return tuple(callsite.stack_line(code, int(at)) for code, at in places)[::-1]  # type: ignore[call-overload]
+        return tuple(map(callsite.stack_line, self.codes, self.offsets))[::-1]
 
 
 def place_here(depth: int) -> CallPlace:
@@ -42,13 +42,9 @@ def place_here(depth: int) -> CallPlace:
     if mark is None:
         place = callsite.mark_of_main_thread()
         return CallPlace(place, (place,))
-    key: list[object] = []
-    codes: list[CodeType] = []
-    for frame in callsite.outer_frames(sys._getframe(depth + 1), MOST_FRAMES):
-        code = frame.f_code
-        codes.append(code)
-        key += (id(code), frame.f_lasti)
-    handling = handling_now(depth + 1)
+    error = sys.exc_info()[1]
+    handling = None if error is None else handling_now(depth + 1)
+    codes, offsets = callsite.outer_places(sys._getframe(depth + 1), MOST_FRAMES)
     if not codes:
-        return CallPlace(mark, (mark, handling), handling=handling)
-    return CallPlace(mark, (*key, handling), tuple(codes), handling)
+        return CallPlace(mark, (mark, handling), (), (), handling)
+    return CallPlace(mark, (*map(id, codes), offsets, handling), codes, offsets, handling)
