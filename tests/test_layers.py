@@ -51,6 +51,7 @@ LAYER_OF = {
     "kinds": "words",
     "errors": "words",
     "callsite": "words",
+    "source_exits": "words",
     "source_text": "words",
     "source_uses": "words",
     "system": "words",

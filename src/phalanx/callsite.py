@@ -14,7 +14,7 @@ import sys
 import threading
 from types import CodeType, FrameType, TracebackType
 
-from phalanx.model import Site
+from phalanx.model import Site, StackLine
 from phalanx.system import current_frames, folder_here
 
 Mark = tuple[CodeType, int]
@@ -92,6 +92,46 @@ def user_stack(frame: FrameType | None) -> tuple[Site, ...]:
             sites.append(_site(frame.f_code, frame.f_lineno or 0))
         frame = frame.f_back
     return tuple(reversed(sites))
+
+
+def outer_places(
+    frame: FrameType | None, most: int = -1
+) -> tuple[tuple[CodeType, ...], tuple[int, ...]]:
+    """The code and the instruction of each of the user's frames from here outwards, up to ours
+    that run the program; none if these are more than `most` frames away."""
+    known, own = _library, _OWN_ROOT
+    codes: list[CodeType] = []
+    offsets: list[int] = []
+    while frame is not None:
+        code = frame.f_code
+        file = code.co_filename
+        skip = known.get(file)
+        if skip is None:
+            skip = known[file] = is_library_file(file)
+        if not skip:
+            codes.append(code)
+            offsets.append(frame.f_lasti)
+        elif codes and file.startswith(own):
+            break
+        most -= 1
+        if not most:
+            return (), ()
+        frame = frame.f_back
+    return tuple(codes), tuple(offsets)
+
+
+def call_stack(frame: FrameType | None) -> tuple[StackLine, ...]:
+    """The lines through which the program came to a call, that of the call last."""
+    return tuple(map(stack_line, *outer_places(frame)))[::-1]
+
+
+def stack_line(code: CodeType, offset: int) -> StackLine:
+    return StackLine(_site(code, line_at(code, offset)), is_installed(code.co_filename))
+
+
+def is_installed(filename: str) -> bool:
+    """Whether a file belongs to a package that was installed, not to the user's program."""
+    return "site-packages" in filename or "dist-packages" in filename
 
 
 def raised_at(trace: TracebackType | None) -> Site | None:

@@ -81,6 +81,14 @@ class Site:
 
 
 @dataclass(frozen=True)
+class StackLine:
+    """A line on the way to a call; `installed` if a library has it, not the user's program."""
+
+    site: Site
+    installed: bool = False
+
+
+@dataclass(frozen=True)
 class TensorSpec:
     """What matters of a tensor for matching and for a report. `strides` are there if its
     elements do not follow each other in memory in the usual order."""
@@ -226,6 +234,16 @@ class ViewBlock:
 
 
 @dataclass(frozen=True)
+class Caller:
+    """The line of the user's code from which ranks came to `call`, a line of a library or of
+    another function that makes the collective call for many."""
+
+    ranks: tuple[int, ...]
+    call: Site
+    site: Site
+
+
+@dataclass(frozen=True)
 class Handling:
     """What one rank handles in an `except`, a `finally` or a `with`: the error, the line of the
     program that raised it, and the line `at` which the rank stands or makes its call."""
@@ -251,13 +269,15 @@ class HandledError:
 class Verdict:
     """What every verdict has. `ranks` are those at fault; empty if that cannot be decided.
     `names` is what could be said about parameters, modules and stages: labels and texts.
-    `handled` are errors that ranks had on their hands meanwhile."""
+    `handled` are errors that ranks had on their hands meanwhile, `callers` the lines from which
+    they called a function that made the call."""
 
     kind: Kind
     severity: Severity
     ranks: tuple[int, ...]
     names: Names = field(default=(), kw_only=True)
     handled: tuple[HandledError, ...] = field(default=(), kw_only=True)
+    callers: tuple[Caller, ...] = field(default=(), kw_only=True)
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,13 @@ from __future__ import annotations
 import ast
 import functools
 import linecache
+import os
 from collections.abc import Callable
 from itertools import islice
 from types import CodeType
 
 from phalanx.callsite import Mark, line_at
+from phalanx.model import Site
 
 _PASSED_THROUGH = (ast.With, ast.AsyncWith, ast.Try)
 """Statements whose body runs whenever they are reached."""
@@ -69,7 +71,7 @@ def _segment(code: CodeType, offset: int, lines: list[str]) -> str | None:
 
 def _blocks(filename: str, line: int) -> tuple[Block, ...] | None:
     """The lists of statements around a line, outermost first."""
-    node: ast.AST | None = parsed(tuple(linecache.getlines(filename)))
+    node: ast.AST | None = parsed(filename)
     if node is None:
         return None
     found: list[Block] = []
@@ -96,11 +98,47 @@ def _statement_at(node: ast.AST, line: int) -> tuple[str, ast.stmt | None]:
 
 
 @functools.lru_cache(maxsize=8)
-def parsed(lines: tuple[str, ...]) -> ast.Module | None:
+def _tree(lines: tuple[str, ...]) -> ast.Module | None:
     try:
         return ast.parse("".join(lines)) if lines else None
     except (SyntaxError, ValueError):
         return None
+
+
+def parsed(file: str) -> ast.Module | None:
+    """The file's syntax tree; None if it cannot be read."""
+    return _tree(tuple(lines_of(file)))
+
+
+def is_here(site: Site) -> bool:
+    """Whether a site's file can be read here, and is the one that it was made from: a path that
+    a report shows may lead to another file of the same name."""
+    lines = lines_of(site.file)
+    return site.line <= len(lines) and lines[site.line - 1].strip() == site.source != ""
+
+
+def lines_of(file: str) -> list[str]:
+    """The lines of a file that a report names, which may be relative to the current folder. A
+    file of that name in another folder may have been read before."""
+    path = os.path.abspath(file)
+    linecache.checkcache(path)
+    return linecache.getlines(path)
+
+
+def is_called_from_several(file: str, function: str) -> bool:
+    """Whether several lines of a file call its function of that name."""
+    tree = parsed(file)
+    lines = {
+        node.lineno
+        for node in (ast.walk(tree) if tree is not None else ())
+        if isinstance(node, ast.Call) and _called(node) == function
+    }
+    return len(lines) > 1
+
+
+def _called(node: ast.Call) -> str | None:
+    name = getattr(node.func, "attr", getattr(node.func, "id", None))
+    return name if isinstance(name, str) else None
 
 
 def branch_by_rank(place: Mark) -> int | None:
@@ -112,7 +150,7 @@ def branch_by_rank(place: Mark) -> int | None:
 
 def branch_at_line(file: str, line: int) -> int | None:
     """The same for a line of a file, if that is here."""
-    tree = parsed(tuple(linecache.getlines(file)))
+    tree = parsed(file)
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
     around = [
         node.lineno
@@ -123,7 +161,7 @@ def branch_at_line(file: str, line: int) -> int | None:
 
 
 def _branch(file: str, line: int, first: int) -> int | None:
-    tree = parsed(tuple(linecache.getlines(file)))
+    tree = parsed(file)
     if tree is None:
         return None
     found = [
@@ -133,14 +171,162 @@ def _branch(file: str, line: int, first: int) -> int | None:
         and first <= node.lineno
         and node.test.end_lineno is not None
         and node.test.end_lineno < line <= (node.end_lineno or 0)
-        and any(_is_rank(each) for each in ast.walk(node.test))
+        and _asks_for_rank(node.test, tree, file)
     ]
     return max(found, default=None)
 
 
+_RANK_TESTS = frozenset(
+    {
+        "is_main_process",
+        "is_local_main_process",
+        "is_last_process",
+        "is_global_zero",
+        "is_world_process_zero",
+        "is_local_process_zero",
+        "is_master",
+        "is_master_process",
+        "is_primary",
+        "main_process",
+        "master_process",
+        "process_index",
+        "local_process_index",
+    }
+)
+"""What libraries and programs call the rank or a test of it, besides names with `rank`."""
+
+_INDIRECT = 2
+"""Through so many functions, properties and variables a test of the rank is followed."""
+
+_FOLDERS = 3
+"""So many folders upwards from a file a module that it imports is looked for."""
+
+
 def _is_rank(node: ast.AST) -> bool:
+    name = _name_in(node)
+    if name is None:
+        return False
+    words = name.lower().rstrip("0123456789").split("_")
+    return "rank" in words or name.lower() in _RANK_TESTS
+
+
+def _name_in(node: ast.AST) -> str | None:
     name = getattr(node, "id", None) or getattr(node, "attr", None)
-    return isinstance(name, str) and "rank" in name.lower().split("_")
+    return name if isinstance(name, str) else None
+
+
+def _asks_for_rank(test: ast.AST, tree: ast.Module, file: str) -> bool:
+    """Whether a condition tests the rank: a name in it says so, or the file shows that what is
+    named so is the rank or a test of it."""
+    if any(_is_rank(each) for each in ast.walk(test)):
+        return True
+    named = [each for each in ast.walk(test) if _name_in(each)]
+    return any(_stands_for_rank(each, tree, file, _INDIRECT) for each in named)
+
+
+def _stands_for_rank(named: ast.AST, tree: ast.Module, file: str, steps: int) -> bool:
+    """Whether all that is returned or assigned under this name is the rank or a test of it."""
+    name = _name_in(named)
+    if name is None or not steps:
+        return False
+    values, there, where = _meanings(name, tree, file)
+    if not values and isinstance(named, ast.Attribute):
+        values, there, where = _meanings_in_module(named, tree, file)
+    return bool(values) and all(_is_of_rank(each, there, where, steps - 1) for each in values)
+
+
+def _is_of_rank(value: ast.expr, tree: ast.Module, file: str, steps: int) -> bool:
+    """Whether an expression is the rank or a test of it. What a function makes of the rank that
+    it is given may be anything."""
+
+    def look(*parts: ast.expr) -> bool:
+        return any(_is_of_rank(each, tree, file, steps) for each in parts)
+
+    if isinstance(value, ast.Compare):
+        return look(value.left, *value.comparators)
+    if isinstance(value, ast.BoolOp):
+        return look(*value.values)
+    if isinstance(value, ast.UnaryOp):
+        return look(value.operand)
+    if isinstance(value, ast.BinOp) and isinstance(value.op, (ast.Mod, ast.FloorDiv)):
+        return look(value.left)
+    if isinstance(value, ast.Subscript):
+        return _names_variable(value.slice)
+    if isinstance(value, ast.Call):
+        given = value.args[:1]
+        if _name_in(value.func) in ("int", "bool"):
+            return look(*given)
+        if _name_in(value.func) in ("get", "getenv") and given:
+            return _names_variable(given[0])
+        value = value.func
+    return _is_rank(value) or _stands_for_rank(value, tree, file, steps)
+
+
+def _names_variable(node: ast.expr) -> bool:
+    """`"RANK"` or `"LOCAL_RANK"`, of the environment."""
+    name = node.value if isinstance(node, ast.Constant) else None
+    return isinstance(name, str) and name.split("_")[-1] == "RANK"
+
+
+def _meanings(
+    name: str, tree: ast.Module, file: str, *, follows: bool = True
+) -> tuple[list[ast.expr], ast.Module, str]:
+    """What functions of this name return and what is assigned to it, in the file or in the one
+    that it is imported from; and that file. Constants do not count: a function that tests the
+    rank answers so where there is no group."""
+    values: list[ast.expr] = []
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == name:
+            inside = [each for each in ast.walk(node) if isinstance(each, ast.Return)]
+            values += [each.value for each in inside if each.value is not None]
+        elif isinstance(node, ast.Assign) and any(_name_in(t) == name for t in node.targets):
+            values.append(node.value)
+    values = [each for each in values if not isinstance(each, ast.Constant)]
+    if values or not follows:
+        return values, tree, file
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and any(each.name == name for each in node.names):
+            return _meanings_there(name, node.module or "", tree, file)
+    return [], tree, file
+
+
+def _meanings_in_module(
+    named: ast.Attribute, tree: ast.Module, file: str
+) -> tuple[list[ast.expr], ast.Module, str]:
+    """The same for `team.is_chief`, where `team` is a module that the file imports."""
+    owner = _name_in(named.value)
+    for node in ast.walk(tree):
+        if not isinstance(node, (ast.Import, ast.ImportFrom)):
+            continue
+        for each in node.names:
+            if owner == (each.asname or each.name.rpartition(".")[2]):
+                start = getattr(node, "module", None)
+                module = f"{start}.{each.name}" if start else each.name
+                return _meanings_there(named.attr, module, tree, file)
+    return [], tree, file
+
+
+def _meanings_there(
+    name: str, module: str, tree: ast.Module, file: str
+) -> tuple[list[ast.expr], ast.Module, str]:
+    where = _file_of(module, file)
+    there = parsed(where) if where is not None else None
+    if where is None or there is None:
+        return [], tree, file
+    return _meanings(name, there, where, follows=False)
+
+
+def _file_of(module: str, file: str) -> str | None:
+    """Of a module that is imported, if it is near."""
+    parts = module.split(".")
+    folder = os.path.dirname(file)
+    for _ in range(_FOLDERS):
+        path = os.path.join(folder, *parts)
+        for each in (f"{path}.py", os.path.join(path, "__init__.py")):
+            if os.path.exists(each):
+                return each
+        folder = os.path.join(folder, os.pardir)
+    return None
 
 
 _PLAIN = frozenset({"float", "int", "len", "list", "sum", "tuple"})
@@ -289,11 +475,6 @@ def _call_picks(node: ast.Call, name: str, look: Callable[..., bool]) -> bool:
 
 def _is_name(node: ast.expr, name: str) -> bool:
     return isinstance(node, ast.Name) and node.id == name
-
-
-def tree_of(file: str) -> ast.Module | None:
-    """The whole file, parsed; None if it cannot be."""
-    return parsed(tuple(linecache.getlines(file)))
 
 
 def function_around(tree: ast.Module, line: int) -> ast.AST:

@@ -28,7 +28,7 @@ def later_use(place: Mark, name: str) -> int | None:
     that never assigns the variable, the lines before the place come after it as well. What
     looks at a tensor's shape only is no use."""
     code, line = place[0], line_at(*place)
-    tree = parsed(tuple(linecache.getlines(code.co_filename)))
+    tree = parsed(code.co_filename)
     scope = None if tree is None else _scope_of(tree, code, line)
     if scope is None:
         return None
@@ -117,7 +117,7 @@ def lopsided(code: CodeType, line: int, one: str, other: str) -> tuple[str, int]
     """Arithmetic with two variables behind a line of a function that gives another result if
     the two are exchanged, and its line. None if either gets another value before, or if the
     function has something that a sign makes no difference to."""
-    tree = parsed(tuple(linecache.getlines(code.co_filename)))
+    tree = parsed(code.co_filename)
     scope = None if tree is None else _scope_of(tree, code, line)
     if scope is None or any(_evens_out(node) for node in ast.walk(scope)):
         return None

@@ -57,22 +57,90 @@ def both_by_a_branch() -> None:
         dist.barrier()
 
 
-def a_condition_of_another_kind() -> None:
+def by_a_variable() -> None:
     ready = dist.get_rank() == 0
     if ready:
         evaluate()
     dist.barrier()
 
 
+def is_chief() -> bool:
+    if not dist.is_initialized():
+        return True
+    return dist.get_rank() == 0
+
+
+def by_a_function() -> None:
+    if is_chief():
+        evaluate()
+    dist.barrier()
+
+
+class Trainer:
+    def __init__(self) -> None:
+        self.number = dist.get_rank()
+        self.is_main_process = self.number == 0
+
+    @property
+    def is_first(self) -> bool:
+        return self.number == 0
+
+
+def by_a_property() -> None:
+    if Trainer().is_first:
+        evaluate()
+    dist.barrier()
+
+
+def by_the_name_of_libraries() -> None:
+    accelerator = Trainer()
+    if accelerator.is_main_process:
+        evaluate()
+    dist.barrier()
+
+
+@pytest.mark.parametrize(
+    "program", [by_a_variable, by_a_function, by_a_property, by_the_name_of_libraries]
+)
+def test_the_rank_may_be_tested_behind_another_name(program) -> None:
+    verdict = verdict_of(program)
+    assert verdict.ranks == (0,)
+    assert verdict.hint is not None and "by a branch that asks for the rank" in verdict.hint
+
+
+def a_condition_of_another_kind() -> None:
+    is_set = bool([1, 0][dist.get_rank()])
+    if is_set:
+        evaluate()
+    dist.barrier()
+
+
+def batches_of(rank: int) -> list[int]:
+    return [1] * (1 - rank)
+
+
+def what_is_made_of_the_rank() -> None:
+    batches = batches_of(dist.get_rank())
+    if len(batches) > 0:
+        evaluate()
+    dist.barrier()
+
+
 def a_name_that_only_has_the_letters() -> None:
-    franked = dist.get_rank() == 0
+    franked = not batches_of(1 - dist.get_rank())
     if franked:
         evaluate()
     dist.barrier()
 
 
 @pytest.mark.parametrize(
-    "program", [both_by_a_branch, a_condition_of_another_kind, a_name_that_only_has_the_letters]
+    "program",
+    [
+        both_by_a_branch,
+        a_condition_of_another_kind,
+        what_is_made_of_the_rank,
+        a_name_that_only_has_the_letters,
+    ],
 )
 def test_otherwise_nothing_is_decided(program) -> None:
     assert verdict_of(program).ranks == ()

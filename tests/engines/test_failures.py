@@ -179,10 +179,10 @@ def test_sys_exit_with_an_error_is_a_failure(code, told: str) -> None:
     assert error.failures[1].code == code
 
 
-def test_sys_exit_leaves_the_others_waiting_for_a_rank_that_returned() -> None:
+def test_sys_exit_leaves_the_others_waiting_for_a_rank_that_left() -> None:
     error = fails(on_rank(1, sys.exit), ranks=3)
     assert type(error).__mro__[1] is phalanx.DeadlockError
-    assert str(error).startswith("rank 1 returned; ranks 0, 2 wait for it")
+    assert str(error).startswith("rank 1 called sys.exit at ")
 
 
 def interrupt():

@@ -15,6 +15,7 @@ from phalanx.backend.devices.device_map import DeviceMap
 from phalanx.backend.rank_errors import error_for
 from phalanx.checks.silencing import split_silenced
 from phalanx.emulation.modules.isolation_rule import IsolationRule
+from phalanx.emulation.state.environ import environ_of_process
 from phalanx.engines.outcome import check_findings
 from phalanx.journal.writer import JournalWriter
 from phalanx.model import Silenced, Tally, Verdict
@@ -93,6 +94,12 @@ def rank_environ(base: Mapping[str, str], settings: Settings, rank: int) -> dict
     if not settings.as_torchrun:
         return {**where, **base}
     return {**where, **base, **_torchrun_variables(rank, settings.ranks, settings.node_size)}
+
+
+def environ_later(settings: Settings, rank: int) -> dict[str, str]:
+    """The same, made from the environment that the process has when it is asked for."""
+    base = {**environ_of_process(), **(settings.environ or {})}
+    return rank_environ(base, settings, rank)
 
 
 @lru_cache(maxsize=1024)

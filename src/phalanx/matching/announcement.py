@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import prod
 
 from phalanx.matching.agreement_rules import signed_facts
-from phalanx.model import Handling, Site, TensorSpec
+from phalanx.model import Handling, Site, StackLine, TensorSpec
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Form:
     and `peer` are places in that group; `peer` is None for a receive from any source. A
     message may be part of a batch, and the first of it. A `new_group` has `made` members and a
     backend, and `holds` those members until all have come. `handling` is the error that the
-    rank was handling at that call."""
+    rank was handling at that call, `stack` the lines through which it came there."""
 
     name: str
     group: int
@@ -57,6 +57,7 @@ class Form:
     made: tuple[tuple[int, ...], str] | None = None
     holds: bool = False
     handling: Handling | None = None
+    stack: tuple[StackLine, ...] = ()
 
     @property
     def is_message(self) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from phalanx.model import Group, Op, TensorSpec, rank_list
+from phalanx.model import Group, Op, Site, TensorSpec, Verdict, rank_list
 
 _SOURCE_ROOTED = frozenset(
     {"broadcast", "scatter", "broadcast_object_list", "scatter_object_list"}
@@ -15,6 +15,21 @@ _SOURCE_ROOTED = frozenset(
 _RECEIVES = frozenset({"recv", "irecv"})
 _SENDS = frozenset({"send", "isend"})
 _SHOWN_ITEMS = 6
+_SHOWN_CALLERS = 4
+
+
+def caller_texts(verdict: Verdict, ranks: Sequence[int], site: Site | None) -> list[str]:
+    """Lines that say from where these ranks came to the line of their call, with the source."""
+    here = [
+        each for each in verdict.callers if each.call == site and set(each.ranks) & set(ranks)
+    ]
+    lines: list[str] = []
+    for each in here[:_SHOWN_CALLERS]:
+        who = rank_list(sorted(set(each.ranks) & set(ranks)))
+        whose = f"{who}: " if len(here) > 1 else ""
+        lines.append(f"{whose}called from {each.site} in {each.site.function}")
+        lines += [f">  {each.site.source}"] if each.site.source else []
+    return lines
 
 
 def is_receive(op: Op) -> bool:

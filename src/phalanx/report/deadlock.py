@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from phalanx.model import Deadlock, Op, RankView, ViewBlock, rank_list
-from phalanx.report.calls import short_name
+from phalanx.report.calls import caller_texts, short_name
 from phalanx.report.layout import (
     SHOWN_BLOCKS,
     Block,
@@ -22,6 +22,7 @@ from phalanx.report.layout import (
 from phalanx.report.situations import (
     find_fates,
     last_call_text,
+    left_at,
     left_text,
     need_text,
     situation_block,
@@ -149,25 +150,26 @@ def _blocks(verdict: Deadlock) -> list[Block]:
     for block in verdict.blocks:
         part = "cycle" if cycle.intersection(block.ranks) else block.view.status
         parts.setdefault(part, []).append(block)
-    hint = verdict.hint or ""
     return [
         block
         for part in parts.values()
         for block in shorten(
             # Of those that are left out only the ranks count: there may be a thousand.
-            [_block(each, fates, hint) for each in part[:SHOWN_BLOCKS]]
+            [_block(each, fates, verdict) for each in part[:SHOWN_BLOCKS]]
             + [Block(each.ranks, ()) for each in part[SHOWN_BLOCKS:]]
         )
     ]
 
 
-def _block(block: ViewBlock, fates: dict[int, str], hint: str) -> Block:
+def _block(block: ViewBlock, fates: dict[int, str], verdict: Deadlock) -> Block:
     view = block.view
     if view.wait is not None and view.status == "waiting":
-        return situation_block(block, [need_text(view.wait, fates), *_near(view, hint)])
+        called = caller_texts(verdict, block.ranks, view.wait.op.site)
+        needs = [need_text(view.wait, fates), *_near(view, verdict.hint or "")]
+        return situation_block(block, [*called, *needs])
     if view.status == "failed":
         return situation_block(block, [last_call_text(view.last, block.ranks)])
-    if view.left is not None and view.left.site is not None:
+    if left_at(view) is not None:
         at = f" at {view.last.site}" if view.last is not None and view.last.site else ""
         return situation_block(block, [last_call_text(view.last, block.ranks) + at])
     return situation_block(block)

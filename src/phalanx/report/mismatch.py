@@ -9,7 +9,14 @@ import re
 from dataclasses import replace
 
 from phalanx.model import Mismatch, Op, OpBlock, Site, rank_list
-from phalanx.report.calls import call_pieces, call_text, devices_text, group_text, tensors_text
+from phalanx.report.calls import (
+    call_pieces,
+    call_text,
+    caller_texts,
+    devices_text,
+    group_text,
+    tensors_text,
+)
 from phalanx.report.layout import (
     Block,
     compose,
@@ -47,8 +54,8 @@ def render_mismatch(verdict: Mismatch, *, replay: str | None = None) -> str:
         uneven_lines(verdict.uneven),
         labelled("group", _where(verdict)),
         lay_blocks(
-            shorten([_block(block) for block in verdict.blocks if not block.odd])
-            + shorten([_block(block) for block in verdict.blocks if block.odd])
+            shorten([_block(block, verdict) for block in verdict.blocks if not block.odd])
+            + shorten([_block(block, verdict) for block in verdict.blocks if block.odd])
         ),
         _findings(verdict),
         labelled("replay", replay, whole=True) if replay else (),
@@ -165,12 +172,12 @@ def _where(verdict: Mismatch) -> str:
     return text if verdict.number is None else f"{text}, call #{verdict.number} on this group"
 
 
-def _block(block: OpBlock) -> Block:
+def _block(block: OpBlock, verdict: Mismatch) -> Block:
     return Block(
         ranks=block.ranks,
         pieces=call_pieces(block.op),
         site=block.op.site,
-        notes=_inside(block.op),
+        notes=(*caller_texts(verdict, block.ranks, block.op.site), *_inside(block.op)),
         mark="<- differs" if block.odd else "",
     )
 

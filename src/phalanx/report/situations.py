@@ -39,8 +39,9 @@ def site_of(view: RankView) -> Site | None:
     """The line to show: that of the call waited in, where the rank is, or of its last call."""
     if view.wait is not None and view.status == "waiting":
         return view.wait.op.site or view.site
-    if view.left is not None and view.left.site is not None:
-        return view.left.site
+    left = left_at(view)
+    if left is not None:
+        return left
     last = view.last.site if view.last is not None else None
     return last or view.site if view.status == "finished" else view.site or last
 
@@ -58,6 +59,11 @@ def _fate_of(view: RankView) -> str:
 def has_left(view: RankView) -> bool:
     """Whether a rank has ended in another way than by a `return`."""
     return view.status == "finished" and view.left is not None and view.left.how != "return"
+
+
+def left_at(view: RankView) -> Site | None:
+    """The line by which a rank left. The end of a function is no line to look at."""
+    return view.left.site if view.left is not None and view.left.how != "end" else None
 
 
 def left_text(left: Leave | None, *, place: bool = True) -> str:
@@ -119,7 +125,7 @@ def _pieces(block: ViewBlock) -> tuple[str, ...]:
         return (f"{verb(block.ranks, 'is', 'are')} not blocked",)
     if view.status == "finished":
         text = left_text(view.left, place=False)
-        if view.left is not None and view.left.site is not None:
+        if left_at(view) is not None:
             return (text,)
         return (f"{text}; {last_call_text(view.last, block.ranks)}",)
     if view.status == "failed":

@@ -8,8 +8,9 @@ from dataclasses import replace
 from typing import TypeVar
 
 from phalanx.backend.evidence.call_description import TensorReader
-from phalanx.backend.evidence.rank_branches import with_branch
+from phalanx.backend.evidence.call_stacks import find_stacks
 from phalanx.backend.session import RankContext
+from phalanx.checks.call_paths import with_branch
 from phalanx.journal.reader import Journal
 from phalanx.matching.divergence import Stride, find_other_kind, tell_other_kind
 from phalanx.matching.mailboxes import GroupMailbox
@@ -33,7 +34,9 @@ class RankEvidence:
 
     def refine(self, verdict: _Judged) -> _Judged:
         verdict = self._with_other_kind(verdict)
-        return with_branch(self._ranks, verdict) if isinstance(verdict, Mismatch) else verdict
+        if isinstance(verdict, Mismatch) and not verdict.ranks:
+            return with_branch(verdict, find_stacks(self._ranks))
+        return verdict
 
     def _with_other_kind(self, verdict: _Judged) -> _Judged:
         """Where it is open who is at fault: who took a group of another kind than most."""

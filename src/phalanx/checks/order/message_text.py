@@ -15,7 +15,7 @@ from functools import lru_cache
 from phalanx.callsite import line_at
 from phalanx.journal.events import Place
 from phalanx.model import Site
-from phalanx.source_text import function_around, tree_of
+from phalanx.source_text import function_around, parsed
 
 _DIRECTIONS = (
     ({"next", "right", "down", "south", "east", "succ", "successor", "upper", "above"}, 1),
@@ -55,7 +55,7 @@ def place_of(place: Place) -> tuple[str, int, str] | None:
 @lru_cache(maxsize=256)
 def text_of_message(file: str, line: int, name: str) -> MessageText:
     """The one call at a line that sends or receives; `name` is "send" or "recv"."""
-    tree = tree_of(file)
+    tree = parsed(file)
     if tree is None:
         return UNKNOWN
     calls = [
@@ -71,7 +71,7 @@ def text_of_message(file: str, line: int, name: str) -> MessageText:
 @lru_cache(maxsize=256)
 def texts_of_batch(file: str, line: int, names: tuple[str, ...]) -> Sequence[MessageText]:
     """The messages of a batch that is sent at a line, in their order."""
-    tree = tree_of(file)
+    tree = parsed(file)
     if tree is None:
         return [UNKNOWN] * len(names)
     function = function_around(tree, line)

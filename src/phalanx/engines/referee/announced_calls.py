@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from phalanx.checks.call_paths import with_paths
 from phalanx.checks.error_handlers import with_handled
 from phalanx.checks.message_race import MOST_TAKEN, Taken, hint_taken
 from phalanx.journal.events import CallId
@@ -242,12 +243,6 @@ def last_op(call: AnnouncedCall) -> Op:
     return op if call.entered else replace(op, inputs=(), outputs=())
 
 
-def with_errors(verdict: Verdict | None, calls: Iterable[AnnouncedCall]) -> Verdict | None:
-    """With the errors that ranks were handling when they made these calls."""
-    handling = {call.rank: call.form.handling for call in calls if call.form.handling}
-    return None if verdict is None else with_handled(verdict, handling)
-
-
 def missing_in(call: AnnouncedCall) -> tuple[int, ...]:
     """Whom a `new_group` waits for."""
     assert call.creation is not None
@@ -265,3 +260,14 @@ def waiting_view(call: AnnouncedCall) -> RankView:
     """The rank as one that waits in this call."""
     wait = wait_in(call)
     return RankView(call.rank, "waiting", wait, wait.op)
+
+
+def with_evidence(verdict: Verdict | None, calls: Iterable[AnnouncedCall]) -> Verdict | None:
+    """With what is known of the ways by which ranks came to these calls, and of the errors that
+    they were handling there."""
+    if verdict is None:
+        return None
+    made = list(calls)
+    found = with_paths(verdict, {call.rank: call.form.stack for call in made})
+    handling = {call.rank: call.form.handling for call in made if call.form.handling}
+    return with_handled(found, handling)

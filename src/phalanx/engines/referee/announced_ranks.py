@@ -5,15 +5,17 @@ Used by `remote_referee.py`, which changes it; the codec reads the answers.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
+from phalanx.checks.call_paths import with_branch
 from phalanx.engines.referee.announced_calls import AnnouncedCall, AnnouncedMailbox
 from phalanx.engines.referee.remote_journal import FormFields
 from phalanx.matching.announcement import Form
-from phalanx.model import Leave, Status, Verdict
+from phalanx.model import Deadlock, Leave, Mismatch, Status, Verdict
 
+_Judged = TypeVar("_Judged", Mismatch, Deadlock)
 Answer = Literal["met", "go", "verdict", "stop", "withdrawn", "lost"]
 
 
@@ -72,3 +74,11 @@ class AnnouncedRank:
             return False
         asking = self.asking
         return len(asking) < self.threads or any(call.timed for call in asking.values())
+
+
+def refined(verdict: _Judged, ranks: Sequence[AnnouncedRank]) -> _Judged:
+    """A mismatch with those at fault whom the ways to the ranks' last calls show."""
+    if not isinstance(verdict, Mismatch):
+        return verdict
+    last = {rank: each.last for rank, each in enumerate(ranks) if each.last is not None}
+    return with_branch(verdict, {rank: call.form.stack for rank, call in last.items()})

@@ -23,9 +23,9 @@ from phalanx.engines.referee.announced_calls import (
     node_of,
     wait_in,
     waiting_view,
-    with_errors,
+    with_evidence,
 )
-from phalanx.engines.referee.announced_ranks import AnnouncedRank, Answer, Reply
+from phalanx.engines.referee.announced_ranks import AnnouncedRank, Answer, Reply, refined
 from phalanx.engines.referee.remote_journal import RemoteJournal, fields_of
 from phalanx.engines.remote.frames import FORMS_KEPT
 from phalanx.journal.events import GroupRecord
@@ -340,8 +340,8 @@ class RemoteReferee:
         if not self._free or self.stopping:
             return []
         stuck = self._referee.find_stuck(self, now=0.0)
-        verdict = self._referee.find_verdict(self, list(stuck)) if stuck else None
-        verdict = with_errors(verdict, stuck)
+        found = self._referee.find_verdict(self, list(stuck)) if stuck else None
+        verdict = with_evidence(found, stuck)
         if verdict is None:
             return []
         for call in stuck:
@@ -378,7 +378,7 @@ class RemoteReferee:
             return [*self._settle(ready), *(self._prove() if call not in ready else ())]
         if missing_in(call):
             return self._prove()
-        return list(self._settle(waiting, with_errors(creations.find_mismatch(), waiting)))
+        return list(self._settle(waiting, with_evidence(creations.find_mismatch(), waiting)))
 
     def find_missing_groups(self) -> list[Verdict]:
         """Once all ranks have returned: groups that some did not make."""
@@ -394,7 +394,7 @@ class RemoteReferee:
         late = [call for call in calls if call.gave_up]
         if late:
             return list(self._lose(calls, late))
-        verdict = with_errors(self._referee.find_slot_mismatch(slot, self), calls)
+        verdict = with_evidence(self._referee.find_slot_mismatch(slot, self), calls)
         self.journal.meet(calls, failed=verdict is not None)
         return list(self._settle(calls, verdict))
 
@@ -404,7 +404,7 @@ class RemoteReferee:
         if found.met is not None:
             send, receive = found.met
             mismatch = self._referee.find_message_mismatch(send, receive, self)
-            verdict = with_errors(mismatch, found.met) if self._referee.compares else None
+            verdict = with_evidence(mismatch, found.met) if self._referee.compares else None
             call.came_last = True
             self.journal.meet(found.met, failed=verdict is not None)
             return list(self._settle((send, receive), verdict))
@@ -511,7 +511,7 @@ class RemoteReferee:
             return []
         waiting = self._waiting_calls()
         verdict = self._referee.find_verdict(self) if waiting else None
-        verdict = with_errors(verdict, waiting)
+        verdict = with_evidence(verdict, waiting)
         if verdict is None:
             return []
         self._abandon(verdict)
@@ -578,7 +578,7 @@ class RemoteReferee:
         return self.journal.reader()
 
     def refine(self, verdict: _Judged) -> _Judged:
-        return verdict
+        return refined(verdict, self._ranks)
 
 
 def _count(mailbox: AnnouncedMailbox) -> tuple[int, int, int]:

@@ -72,6 +72,7 @@ class Parts(NamedTuple):
             batched=self.batched,
             begins_batch=self.begins_batch,
             handling=at.handling,
+            stack=at.stack(),
         )
 
 
@@ -79,8 +80,15 @@ def making_form(
     group: int, made: tuple[tuple[int, ...], str], at: CallPlace, *, holds: bool
 ) -> Form:
     """That of a `new_group`."""
-    site, handling = resolve(at.mark), at.handling
-    return Form("new_group", group, made=made, holds=holds, site=site, handling=handling)
+    return Form(
+        name="new_group",
+        group=group,
+        made=made,
+        holds=holds,
+        site=resolve(at.mark),
+        handling=at.handling,
+        stack=at.stack(),
+    )
 
 
 def place_of(tensor: Tensor) -> int | None:

@@ -154,7 +154,7 @@ class Watcher:
         """By key, also those that are gone, until what was noted of them is told."""
         self._names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._recent.blocking = None
-        self._forms: dict[Any, tuple[int, Doubt | None]] = {}
+        self._forms: dict[Any, tuple[int, Doubt | None, Any]] = {}
         self._works: weakref.WeakKeyDictionary[Any, PendingWork] = weakref.WeakKeyDictionary()
         self._buffers: dict[int, PendingWork] = {}
         self._recent.work = None
@@ -419,7 +419,7 @@ class Watcher:
         given: Arguments,
         at: CallPlace,
     ) -> tuple[int, Doubt | None]:
-        key = (known.number, at, parts.key())
+        key = (known.number, at.key, parts.key())
         found = self._forms.get(key)
         if found is None:
             if len(self._forms) >= MOST_FORMS:
@@ -428,8 +428,8 @@ class Watcher:
             assert known.number is not None
             number = self.line.define(parts.form(known.number, at))
             doubt = find_doubt(group, known.admission, parts, given)
-            found = self._forms[key] = number, doubt
-        return found
+            found = self._forms[key] = number, doubt, at.codes
+        return found[:2]
 
     # -- groups -----------------------------------------------------------------------------
 
@@ -487,11 +487,11 @@ class Watcher:
             return
         at = place_here(3)
         holds = "gloo" in (backend if backend != "None" else config_of(group))
-        key = (known.number, at, (members, backend))
+        key = (known.number, at.key, (members, backend))
         found = self._forms.get(key)
         if found is None:
             form = making_form(known.number, (members, backend), at, holds=holds)
-            found = self._forms[key] = self.line.define(form), None
+            found = self._forms[key] = self.line.define(form), None, at.codes
         limit, call_id = Limit(known, None), self.line.next_call_id()
         self.line.announce(call_id, found[0], name="new_group", blocking=True, limit=limit)
 

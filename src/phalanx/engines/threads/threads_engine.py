@@ -24,6 +24,7 @@ from phalanx.backend.devices import device_mode
 from phalanx.backend.devices.cuda_streams import default_backend
 from phalanx.backend.devices.device_map import hint_for, plan_devices
 from phalanx.backend.evidence.call_description import describe_pending
+from phalanx.backend.evidence.call_stacks import find_stacks
 from phalanx.backend.evidence.departures import left_by
 from phalanx.backend.evidence.handled_errors import find_handling
 from phalanx.backend.evidence.invalid_call import note_invalid_call
@@ -48,6 +49,7 @@ from phalanx.backend.stores.store import InProcessStore
 from phalanx.backend.torch_patches import leave_groups
 from phalanx.backend.torch_private import private, private_modes
 from phalanx.backend.work import buffer_modes, completion, execution_traces, profiler_events
+from phalanx.checks.call_paths import with_paths
 from phalanx.checks.error_handlers import with_handled
 from phalanx.checks.unmatched_message import find_leftovers
 from phalanx.core.baton import Baton
@@ -66,7 +68,7 @@ from phalanx.emulation.run_patches import (
     release,
 )
 from phalanx.emulation.state import fork, logs
-from phalanx.emulation.state.environ import environ_here, environ_of_process
+from phalanx.emulation.state.environ import environ_here
 from phalanx.emulation.state.switcher import RankSwitcher, switchers
 from phalanx.emulation.stdlib.executor_pools import finish_jobs, is_pool_worker, see_off
 from phalanx.emulation.stdlib.rank_children import (
@@ -83,6 +85,7 @@ from phalanx.engines.run_settings import (
     IDLE_STALL,
     Settings,
     choose_findings,
+    environ_later,
     rank_environ,
     tell_findings,
 )
@@ -256,7 +259,9 @@ class ThreadsEngine:
         settings = self.settings
 
         def report(verdict: Verdict) -> VerdictError:
-            named = with_names(session, with_handled(verdict, find_handling(session.ranks)))
+            verdict = with_paths(verdict, find_stacks(session.ranks))
+            verdict = with_handled(verdict, find_handling(session.ranks))
+            named = with_names(session, verdict)
             session.raised.append(named)
             session.journal.found(verdict)
             return error_for(named, settings.replay)
@@ -284,7 +289,7 @@ class ThreadsEngine:
         environment is what it was when a rank looks."""
         settings, given, ranks = self.settings, self.settings.environ or {}, self.settings.ranks
         if self._thread_pool is not None and here.strand is None:
-            return [partial(_environ_later, settings, rank) for rank in range(ranks)]
+            return [partial(environ_later, settings, rank) for rank in range(ranks)]
         base = {**environ_here(), **given}
         return [rank_environ(base, settings, rank) for rank in range(ranks)]
 
@@ -590,8 +595,3 @@ class _Run:
         end_threads(threads, patience=0.5)
         for context in self.session.ranks:
             context.helpers.clear()
-
-
-def _environ_later(settings: Settings, rank: int) -> dict[str, str]:
-    base = {**environ_of_process(), **(settings.environ or {})}
-    return rank_environ(base, settings, rank)
