@@ -24,7 +24,7 @@ def report(monkeypatch, capsys):
     monkeypatch.chdir(FOLDER / "uneven_programs")
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     # On a busy machine a deadlock of some ranks is found before the others have come to it.
-    monkeypatch.setattr(Referee, "find_stuck", lambda *_: {})
+    monkeypatch.setattr(Referee, "find_stuck", lambda *_, **__: {})
 
     def run(program: Path, *options: str) -> str:
         assert main(["run", "--no-record", "-n", "4", "--quiet", *options, program.name]) == 3

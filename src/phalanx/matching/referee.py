@@ -42,6 +42,7 @@ from phalanx.matching.other_group import find_other_group
 from phalanx.matching.partial_look import PartialLook, Standing, WaitPosition
 from phalanx.matching.slots import Call, Slot
 from phalanx.matching.uneven.absent_member import with_absence
+from phalanx.matching.uneven.uneven_messages import with_uneven_messages
 from phalanx.matching.uneven.uneven_ranks import is_shared, with_uneven, with_uneven_wait
 from phalanx.matching.waitgraph import find_deadlock
 from phalanx.model import Deadlock, Finding, Meeting, Mismatch, Op, Snapshot, Verdict
@@ -232,7 +233,9 @@ class Referee:
         """The deadlock, with how the members of a group parted in which ranks wait."""
         reader = host.reader()
         records = {reader.group(each): each.record for each in self.mailboxes.values()}
-        return with_uneven_wait(with_absence(deadlock, journal, records), journal, records)
+        for find in (with_absence, with_uneven_wait, with_uneven_messages):
+            deadlock = find(deadlock, journal, records)
+        return deadlock
 
     def _find_disagreement(self, host: Host, stuck: Sequence[Any] | None) -> Verdict | None:
         verdict: Verdict | None

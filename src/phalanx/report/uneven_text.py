@@ -112,11 +112,11 @@ def _times(number: int, noun: str, in_words: bool) -> str:
 def _is_one_call(counts: LineCount) -> bool:
     """Whether the line names one collective, so that each call is a time that a rank came
     there: others make several, such as `loss.backward()` and `all_gather_object`."""
-    return bool(_COLLECTIVE.search(counts.site.source))
+    return bool(_ONE_CALL.search(counts.site.source))
 
 
 _COMMENT = re.compile(r"  #[^'\"]*$")
-_COLLECTIVE = re.compile(
+_ONE_CALL = re.compile(
     r"\b(all_reduce|barrier|broadcast|reduce|gather|scatter|all_gather|reduce_scatter|all_to_all|"
-    r"all_gather_into_tensor|reduce_scatter_tensor|all_to_all_single|monitored_barrier)\("
+    r"send|recv|isend|irecv|all_gather_into_tensor|reduce_scatter_tensor|all_to_all_single|monitored_barrier)\("
 )

@@ -187,3 +187,24 @@ def agreed_on_the_end() -> None:
 @pytest.mark.parametrize("program", [uneven_and_right, joined, agreed_on_the_end])
 def test_right_programs_that_look_alike(program) -> None:
     assert_silent(program, ranks=3, seeds=(0, 1, 2))
+
+
+def one_message_less() -> None:
+    rank = dist.get_rank()
+    for i in range(3 + rank):
+        if rank == 0:
+            dist.send(torch.ones(1), 1)
+        elif i < 1:
+            dist.recv(torch.ones(1), 0)
+        else:
+            dist.recv(torch.ones(2)[:1], 0)
+
+
+def never_sent() -> None:
+    if dist.get_rank() == 1:
+        dist.recv(torch.ones(1), 0)
+
+
+@pytest.mark.parametrize("program", [one_message_less, never_sent])
+def test_messages_from_several_lines_or_none_have_no_counts(program) -> None:
+    assert deadlock(program).uneven is None

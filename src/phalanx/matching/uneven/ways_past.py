@@ -115,7 +115,7 @@ def _tree_of(line: Site, file: str) -> ast.Module | None:
 def _parse(lines: tuple[str, ...]) -> ast.Module | None:
     try:
         return ast.parse("".join(lines))
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, RecursionError):
         return None
 
 
