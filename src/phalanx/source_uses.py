@@ -140,8 +140,55 @@ def lopsided(code: CodeType, line: int, one: str, other: str) -> tuple[str, int]
 
 
 def _evens_out(node: ast.AST) -> bool:
-    name = getattr(node, "attr", getattr(node, "id", None))
-    return isinstance(node, ast.Pow) or name in _EVENS_OUT
+    return isinstance(node, ast.Pow) or _called_name(node) in _EVENS_OUT
+
+
+_JOINS = frozenset({"cat", "concat", "hstack", "stack", "tensor", "vstack"})
+_ORDERLESS = frozenset(
+    (
+        *("all", "any", "argsort", "counter", "histc", "max", "mean", "median", "min"),
+        *("prod", "set", "sort", "sorted", "std", "sum", "topk", "unique", "var"),
+    )
+)
+"""Functions for which the order of a list makes no difference, or which make their own."""
+
+
+def kept_in_order(place: Mark) -> tuple[str, int] | None:
+    """For a receive in a loop: what joins the received tensors, in the order in which the loop
+    appended them to a list, and its line. None if anything in the file has no regard for an
+    order: that may be what happens to them."""
+    code, line = place[0], line_at(*place)
+    name = received_name(place)
+    tree = parsed(tuple(linecache.getlines(code.co_filename)))
+    scope = None if tree is None else _scope_of(tree, code, line)
+    if tree is None or scope is None or name is None:
+        return None
+    if any(_called_name(node) in _ORDERLESS for node in ast.walk(tree)):
+        return None
+    for loop in ast.walk(scope):
+        if isinstance(loop, (ast.For, ast.While)) and loop.lineno <= line <= _last(loop):
+            lists = {_appended_to(node, name) for node in ast.walk(loop)} - {None}
+            for node in ast.walk(scope):
+                if isinstance(node, ast.Call) and node.lineno > _last(loop) and node.args:
+                    given = getattr(node.args[0], "id", None)
+                    if given in lists and _called_name(node.func) in _JOINS:
+                        return ast.unparse(node), node.lineno
+    return None
+
+
+def _called_name(node: ast.AST) -> str | None:
+    return getattr(node, "attr", getattr(node, "id", None))
+
+
+def _appended_to(node: ast.AST, name: str) -> str | None:
+    """The list that this appends the variable to, or a copy of it."""
+    if not isinstance(node, ast.Call) or getattr(node.func, "attr", None) != "append":
+        return None
+    given = node.args[0] if len(node.args) == 1 else None
+    if isinstance(given, ast.Call) and isinstance(given.func, ast.Attribute):
+        given = given.func.value if given.func.attr in ("clone", "item", "detach") else None
+    is_it = isinstance(given, ast.Name) and given.id == name
+    return getattr(getattr(node.func, "value", None), "id", None) if is_it else None
 
 
 def _names(node: ast.AST) -> set[str]:

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 import phalanx
+from tests.checks import joined_in_order
 from tests.support import assert_silent
 
 
@@ -445,4 +446,30 @@ def of_one_sender() -> None:
     ],
 )
 def test_messages_that_may_be_exchanged_are_silent(program) -> None:
+    assert_silent(program, ranks=3, seeds=(0, 1, 2))
+
+
+@pytest.mark.parametrize("program", [joined_in_order.joined, joined_in_order.values])
+def test_messages_that_are_joined_as_they_come(program) -> None:
+    (found,) = findings(program)
+    assert found.ranks == (0,) and "takes messages as they come" in found.headline
+
+
+def summed_in_a_loop() -> None:
+    parts = []
+    if dist.get_rank() == 0:
+        for _ in range(2):
+            part = torch.empty(1)
+            dist.recv(part)
+            parts.append(part)
+        torch.cat(parts).sum()
+    else:
+        dist.send(torch.ones(1), dst=0)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [joined_in_order.with_their_senders, joined_in_order.of_one_sender, summed_in_a_loop],
+)
+def test_messages_in_a_loop_that_may_be_exchanged_are_silent(program) -> None:
     assert_silent(program, ranks=3, seeds=(0, 1, 2))

@@ -14,7 +14,8 @@ happened (`journal/causal_order.py`). Stores are in `store_race.py`.
 | such a message that nobody received                         | race: whoever came first     |
 | receives from any source alone, of one size, at two lines,  | race: who came first decides |
 | and arithmetic with both tensors gives another result if    | the result                   |
-| they are exchanged (`a - b`, not `a + b`)                   |                              |
+| they are exchanged (`a - b`, not `a + b`); or at one line,  |                              |
+| in a loop that appends them to a list, which is joined      |                              |
 | receives from any source alone, of one size                 | legal: they may be exchanged |
 | the first receive's answer, who sent, is kept, and the      | legal: the program may have  |
 | second's source is no number in the program's line          | chosen it by that            |
@@ -24,6 +25,7 @@ happened (`journal/causal_order.py`). Stores are in `store_race.py`.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import deque
 from collections.abc import Iterable
@@ -48,7 +50,7 @@ from phalanx.journal.events import (
 from phalanx.journal.reader import Journal
 from phalanx.matching.happens_before import NOTHING, Known, Ordering, knows
 from phalanx.model import CallBlock, Finding, Op, Site
-from phalanx.source_uses import lopsided, received_name
+from phalanx.source_uses import kept_in_order, lopsided, received_name
 
 KIND = "message-race"
 MOST_TAKEN = 32
@@ -162,13 +164,15 @@ class RaceWatch:
     ) -> None:
         """Receives that may be exchanged, unless the program tells the two tensors apart."""
         for each in taken:
-            is_other = each.mark != receive.mark and each.source != arrival.source
-            if not is_other or knows(arrival.known, each.op.rank, each.number):
+            if each.source == arrival.source:
+                continue
+            if knows(arrival.known, each.op.rank, each.number):
                 continue
             found = tells_apart(each.mark, receive.mark)
             if found is not None:
                 finding = message_race(each, send.as_op(bare=False), receive.as_op(bare=False))
                 self._tell(_exchanged(finding, *found))
+                return
 
     def _tell(self, finding: Finding) -> None:
         """Once for the lines concerned."""
@@ -219,11 +223,15 @@ def find_rival(taken: Iterable[Taken], arrival: Arrival) -> Taken | None:
     return found
 
 
+@functools.lru_cache(maxsize=256)
 def tells_apart(one: Any, other: Any) -> tuple[str, Site] | None:
-    """Arithmetic with the tensors of two receives in one function, and its place, which gives
-    another result if the two are exchanged."""
+    """What the program makes of the tensors of two receives in one function, and its place,
+    which gives another result if the two are exchanged."""
     if not (_is_code(one) and _is_code(other)) or one[0] != other[0]:
         return None
+    if one == other:
+        joined = kept_in_order(one)
+        return None if joined is None else (joined[0], site_at(one[0], joined[1]))
     names = [received_name(place) for place in (one, other)]
     if None in names or names[0] == names[1]:
         return None
