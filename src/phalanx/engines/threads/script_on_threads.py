@@ -12,6 +12,7 @@ from dataclasses import replace
 from importlib import import_module
 from types import ModuleType
 
+from phalanx.backend.evidence.env_groups import SCRIPT
 from phalanx.backend.session import RankContext
 from phalanx.emulation.modules.importing import code_of_one_rank
 from phalanx.emulation.modules.isolating import own_main
@@ -81,6 +82,7 @@ def _execute(program: Program, context: RankContext) -> None:
     names.update(program.names_of_main())
     own_main(context, main, program.code)
     context.saved["argv"] = sys.argv = list(program.argv)
+    context.saved[SCRIPT] = True
     if program.spec is not None and program.spec.parent:
         import_module(program.spec.parent)
     exec(code_of_one_rank(program.code), names)
