@@ -388,7 +388,7 @@ def _only_value(tree: ast.Module, place: Mark, name: str) -> ast.expr | None:
 def _call_at(place: Mark) -> tuple[ast.Call | None, ast.Module | None]:
     """The outermost call that begins at the line of a place, else one that goes through it."""
     code, offset = place
-    tree = parsed(tuple(linecache.getlines(code.co_filename)))
+    tree = parsed(code.co_filename)
     line = line_at(code, offset)
     if tree is None:
         return None, None

@@ -159,7 +159,7 @@ def kept_in_order(place: Mark) -> tuple[str, int] | None:
     order: that may be what happens to them."""
     code, line = place[0], line_at(*place)
     name = received_name(place)
-    tree = parsed(tuple(linecache.getlines(code.co_filename)))
+    tree = parsed(code.co_filename)
     scope = None if tree is None else _scope_of(tree, code, line)
     if tree is None or scope is None or name is None:
         return None

@@ -9,10 +9,12 @@ be asked who is odd; or until they cannot come any more.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from typing import Any
 
 from phalanx import callsite
+from phalanx.backend.evidence.env_groups import SCRIPT, note_default_group
 from phalanx.backend.session import RankContext, context_here
 from phalanx.callsite import Mark, resolve
 from phalanx.checks.group_lifecycle import find_split_mismatch
@@ -52,6 +54,8 @@ def noting(original: Any) -> Any:
 
     def make(*args: Any, **kwargs: Any) -> Any:
         context = context_here()
+        if context is not None and SCRIPT in context.saved and not args[2]:
+            note_default_group(context, context.saved, sys._getframe(1), str(args[3]))
         if context is not None and KIND in context.session.kinds:
             _, _, ranks, backend, _, name = args[:6]
             if ranks and str(name).isdigit():  # else it is named by its members, who alone call

@@ -35,7 +35,7 @@ from types import CodeType
 from typing import Any, Protocol
 
 from phalanx.callsite import line_at, site_at
-from phalanx.checks.store_race import StoreWatch
+from phalanx.checks.store_race import StoreWatch, find_reused_stores
 from phalanx.journal.causal_order import in_causal_order
 from phalanx.journal.events import (
     CallId,
@@ -71,6 +71,10 @@ class RaceHost(Protocol):
 
 
 def find_message_races(journal: Journal, host: RaceHost) -> Iterable[Finding]:
+    return [*_find_races(journal, host), *find_reused_stores(journal)]
+
+
+def _find_races(journal: Journal, host: RaceHost) -> Iterable[Finding]:
     if journal.in_order:
         return host.races.findings() if host.races is not None else ()
     events = in_causal_order(journal)
@@ -123,6 +127,8 @@ class RaceWatch:
     def findings(self) -> list[Finding]:
         """All there is, once nothing more will happen; last a message that nobody received
         although a receive from any source could have."""
+        for reused in self._stores.findings():
+            self._tell(reused)
         found = list(self._found.values())
         for send in self._sends.values():
             arrival = Arrival(send.rank, self._known.get(send.call, NOTHING))

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from phalanx.backend.evidence.departures import left_by, note_departure
+from phalanx.backend.evidence.env_groups import ScriptProcess
 from phalanx.emulation.patch_installer import replaced
 from phalanx.emulation.patch_table import RANK_PROCESS
 from phalanx.engines.program import Program
@@ -52,6 +53,7 @@ def as_script(program: Program) -> Script:
 
 def execute(script: Script) -> bool:
     """In a rank: be that script. Its threads are waited for, as at the end of a program."""
+    ScriptProcess.is_script = True
     main = ModuleType("__main__")
     names: dict[str, Any] = main.__dict__
     names["__file__"] = os.path.abspath(script.path)

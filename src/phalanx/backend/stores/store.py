@@ -140,8 +140,10 @@ def _waking(name: str, original: Any) -> Any:
             below.has_queues = True
         strand = here.strand
         if strand is not None:
-            _note(strand, self, name, args, kwargs)
+            is_programs = _note(strand, self, name, args, kwargs)
             wake_store_waiters(strand)
+            if is_programs:
+                _may_switch(strand)
         return result
 
     return change
@@ -165,10 +167,19 @@ def _polling(original: Any) -> Any:
 
 def _note(
     strand: Strand, store: Any, name: str, args: Any, kwargs: Any, *, found: bool = True
-) -> None:
-    """Write into the journal what the program itself does, two frames up."""
+) -> bool:
+    """Write into the journal what the program itself does, two frames up; whether it does."""
+    is_programs = False
     for place, key, shown, value in uses_of_program(store, name, args, kwargs):
         store_used(strand, place, key, shown, name, value=value, found=found)
+        is_programs = True
+    return is_programs
+
+
+def _may_switch(strand: Strand) -> None:
+    """Other seeds let another rank go on here: what it does to the key may come first."""
+    if strand.state is RUNNING:
+        strand.baton.switch_point(strand)
 
 
 _PARAMETERS = {
@@ -198,8 +209,9 @@ def _waiting_for_keys(name: str, original: Any) -> Any:
                 explicit=timeout is not None or _has_own_timeout(self),
             )
         result = original(self, *args, **kwargs)
-        if here.strand is not None:
-            _note(here.strand, self, name, args, kwargs)
+        strand = here.strand
+        if strand is not None and _note(strand, self, name, args, kwargs):
+            _may_switch(strand)
         return result
 
     return read

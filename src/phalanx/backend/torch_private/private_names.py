@@ -41,6 +41,15 @@ def averages(model: Any) -> bool:
     )
 
 
+def init_method_of(frame: FrameType) -> str | None:
+    """2.11-2.13: how `init_process_group`, whose frame this is, finds its store: a local that
+    is "env://" where nothing was given, and None with a store."""
+    if frame.f_code.co_name != "init_process_group":
+        return None
+    found = frame.f_locals.get("init_method")
+    return found if isinstance(found, str) else None
+
+
 def fsdp_names(frame: FrameType) -> tuple[str | None, list[str]] | None:
     """The module whose parameters the frame gathers or scatters, and their names."""
     group = frame.f_locals.get("self")

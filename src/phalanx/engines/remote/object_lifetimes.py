@@ -14,6 +14,7 @@ from typing import Any
 import torch.distributed as dist
 
 from phalanx import callsite
+from phalanx.backend.evidence.env_groups import note_default_group
 from phalanx.backend.evidence.group_watch import GroupWatch
 from phalanx.backend.evidence.invalid_call import DESTROYED, outsider_patches
 from phalanx.backend.evidence.model_names import model_patches
@@ -86,9 +87,13 @@ class Lives:
 
         return undo
 
-    def made(self, group: Any, members: tuple[int, ...], at: FrameType) -> None:
+    def made(
+        self, group: Any, members: tuple[int, ...], at: FrameType, backend: str = ""
+    ) -> None:
         """The process is a member of a new group, which has no members given if it is the
         default one; `at` is the frame of torch's that makes it."""
+        if not members:
+            note_default_group(self._notes, self.saved, at, backend)
         if KIND in self._kinds and members and group.rank() == 0:
             self._watch.made(
                 group,

@@ -465,7 +465,7 @@ class Watcher:
         if key is not None and isinstance(made[0], dist.ProcessGroup):
             self._names.setdefault(made[0], key)
             self._tell_made(made[0], tuple(members), key)
-            self.lives.made(made[0], tuple(members), sys._getframe(1))
+            self.lives.made(made[0], tuple(members), sys._getframe(1), str(backend))
         return made
 
     def _tell_made(self, group: Any, members: tuple[int, ...], key: str) -> None:

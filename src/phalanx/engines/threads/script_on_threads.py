@@ -13,6 +13,7 @@ from importlib import import_module
 from types import ModuleType
 
 from phalanx.backend.evidence.departures import left_by
+from phalanx.backend.evidence.env_groups import SCRIPT
 from phalanx.backend.session import RankContext
 from phalanx.emulation.modules.importing import code_of_one_rank
 from phalanx.emulation.modules.isolating import own_main
@@ -85,6 +86,7 @@ def _execute(program: Program, context: RankContext) -> None:
     names.update(program.names_of_main())
     own_main(context, main, program.code)
     context.saved["argv"] = sys.argv = list(program.argv)
+    context.saved[SCRIPT] = True
     if program.spec is not None and program.spec.parent:
         import_module(program.spec.parent)
     exec(code_of_one_rank(program.code), names)
