@@ -88,11 +88,14 @@ def test_a_function_is_recorded(engine: str, tmp_path, cache) -> None:
     assert "phalanx-recorder" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_a_failed_run_is_recorded_with_its_verdict(tmp_path) -> None:
+def test_a_failed_run_is_recorded_with_its_verdict(tmp_path, cache, monkeypatch) -> None:
+    monkeypatch.delenv("PYTEST_CURRENT_TEST")
     file = tmp_path / "run.gz"
     with pytest.raises(phalanx.CollectiveMismatchError) as raised:
         phalanx.run(disagree, ranks=3, record=file)
     assert str(raised.value).endswith(f"  timeline  phalanx report {file}")
+    (kept,) = kept_runs()
+    assert kept.name.endswith("-run.jsonl.gz")
     end = load(file).end
     assert end is not None
     assert (end["status"], end["error"]) == ("failed", "CollectiveMismatchError")
@@ -237,6 +240,7 @@ def test_the_command_records(engine: str, tmp_path) -> None:
     script, file = tmp_path / "ends.py", tmp_path / "run.gz"
     script.write_text(ENDS)
     status, shown = command("--engine", engine, "--record", file, script)
+    assert f"phalanx: the run is recorded; phalanx report {file} shows it\n" in shown
     assert status == 0, shown
     found = load(file)
     assert found.header["command"].endswith("ends.py")
