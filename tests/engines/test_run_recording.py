@@ -153,6 +153,17 @@ def test_a_world_is_named_for_the_file_of_its_function(tmp_path) -> None:
     with phalanx.World(ranks=2, record=tmp_path / "run.gz") as world:
         world.run(three_times)
     assert load(tmp_path / "run.gz").header["program"] == "World in test_run_recording.py"
+    with phalanx.World(ranks=2, record=tmp_path / "run.gz") as world:
+        assert world.run(HasEverything()) == [7, 7]
+    assert load(tmp_path / "run.gz").header["program"] == "World"
+
+
+class HasEverything:
+    def __getattr__(self, name: str) -> HasEverything:
+        return self
+
+    def __call__(self) -> int:
+        return 7
 
 
 def test_worlds_of_different_sizes_are_one_recording(tmp_path) -> None:
