@@ -169,3 +169,12 @@ def test_a_recording_is_not_written_over(
     assert status == 2
     assert "that is the recording itself; name another file" in error
     assert recording.read_bytes() == before
+
+
+@pytest.mark.parametrize("option", ["--html", "--trace", "--csv"])
+def test_a_dash_is_no_file(
+    recording: Path, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    status, error = status_and_error(capsys, recording, option, "-")
+    assert status == 2
+    assert "name one, such as /dev/stdout" in error

@@ -88,11 +88,14 @@ def test_a_function_is_recorded(engine: str, tmp_path, cache) -> None:
     assert "phalanx-recorder" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_a_failed_run_is_recorded_with_its_verdict(tmp_path) -> None:
+def test_a_failed_run_is_recorded_with_its_verdict(tmp_path, cache, monkeypatch) -> None:
+    monkeypatch.delenv("PYTEST_CURRENT_TEST")
     file = tmp_path / "run.gz"
     with pytest.raises(phalanx.CollectiveMismatchError) as raised:
         phalanx.run(disagree, ranks=3, record=file)
     assert str(raised.value).endswith(f"  timeline  phalanx report {file}")
+    (kept,) = kept_runs()
+    assert kept.name.endswith("-run.jsonl.gz")
     end = load(file).end
     assert end is not None
     assert (end["status"], end["error"]) == ("failed", "CollectiveMismatchError")
@@ -150,6 +153,17 @@ def test_a_world_is_named_for_the_file_of_its_function(tmp_path) -> None:
     with phalanx.World(ranks=2, record=tmp_path / "run.gz") as world:
         world.run(three_times)
     assert load(tmp_path / "run.gz").header["program"] == "World in test_run_recording.py"
+    with phalanx.World(ranks=2, record=tmp_path / "run.gz") as world:
+        assert world.run(HasEverything()) == [7, 7]
+    assert load(tmp_path / "run.gz").header["program"] == "World"
+
+
+class HasEverything:
+    def __getattr__(self, name: str) -> HasEverything:
+        return self
+
+    def __call__(self) -> int:
+        return 7
 
 
 def test_worlds_of_different_sizes_are_one_recording(tmp_path) -> None:
@@ -237,6 +251,7 @@ def test_the_command_records(engine: str, tmp_path) -> None:
     script, file = tmp_path / "ends.py", tmp_path / "run.gz"
     script.write_text(ENDS)
     status, shown = command("--engine", engine, "--record", file, script)
+    assert f"phalanx: the run is recorded; phalanx report {file} shows it\n" in shown
     assert status == 0, shown
     found = load(file)
     assert found.header["command"].endswith("ends.py")

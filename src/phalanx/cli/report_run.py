@@ -104,6 +104,8 @@ def _report(arguments: argparse.Namespace) -> None:
         _list_runs(arguments, path)
         return
     for given in filter(None, (arguments.html, arguments.trace, arguments.csv)):
+        if given == "-":
+            raise UsageError("-: these are written to files; name one, such as /dev/stdout")
         if os.path.exists(given) and os.path.samefile(given, path):
             raise UsageError(f"{given}: that is the recording itself; name another file")
     table = calls_table(load(path))

@@ -235,11 +235,11 @@ def _run(arguments: argparse.Namespace) -> int:
     print_findings(findings)
     if launches:
         error = next((world.error for world in launch.worlds if world.error), None)
-        timeline = end_recording(recording, error, findings)
+        timeline = end_recording(recording, error, findings, quiet=arguments.quiet)
         status = tell_launch(launch, arguments.script, tell_error)
         ends = [(world.tally, world.error) for world in launch.worlds if world.tally]
     else:
-        timeline = end_recording(recording, error, findings)
+        timeline = end_recording(recording, error, findings, quiet=arguments.quiet)
         status = print_error(error, initialised or ranks == 1, arguments.script)
         ends = [(tally, error) for tally in tallies[-1:]]
     if timeline:
@@ -372,7 +372,7 @@ def _run_by_torchrun(arguments: argparse.Namespace) -> int:
             )
         )
     print_findings(findings)
-    timeline = end_recording(recording, error, findings)
+    timeline = end_recording(recording, error, findings, quiet=arguments.quiet)
     status = print_error(error, initialised, arguments.script)
     if timeline:
         print(timeline, file=sys.stderr)

@@ -5,6 +5,7 @@ Used by `run.py`, for all engines. Must never import torch: a wrong command line
 
 from __future__ import annotations
 
+import shlex
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -39,17 +40,24 @@ def outcome_of(run: Callable[[], bool]) -> tuple[bool, BaseException | None]:
 
 
 def end_recording(
-    recording: RunRecording, error: BaseException | None, findings: Sequence[Verdict]
+    recording: RunRecording,
+    error: BaseException | None,
+    findings: Sequence[Verdict],
+    *,
+    quiet: bool = False,
 ) -> str:
-    """The run is over; the line that says how to look at it, if it is worth a look."""
+    """The run is over; the line that says how to look at it, if it failed or was recorded.
+    With `quiet` nothing is said of one that was right."""
     recording.found(findings)
-    name = None if error is None else recording.failed(error)
+    name = recording.path if error is None else recording.failed(error)
     recording.close()
-    if name is None:
+    if name is None or (quiet and error is None):
         return ""
     from phalanx.engines.run_recording import timeline_line
 
-    return timeline_line(name)
+    if error is not None:
+        return timeline_line(name)
+    return f"phalanx: the run is recorded; phalanx report {shlex.quote(name)} shows it"
 
 
 def print_findings(findings: Sequence[Verdict]) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Iterable
-from types import TracebackType
+from contextlib import suppress
+from types import CodeType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from phalanx.emulation.modules.isolation_rule import check_isolate
@@ -288,8 +289,12 @@ def run(
 
 def _file_of(fn: Callable[..., Any]) -> str:
     """Where the function is from, as the name of a world tells it."""
-    code = getattr(inspect.unwrap(fn), "__code__", None)
-    return "" if code is None else f" in {os.path.basename(code.co_filename)}"
+    with suppress(ValueError):  # an object that has every attribute
+        fn = inspect.unwrap(fn)
+    code = getattr(fn, "__code__", None)
+    if not isinstance(code, CodeType):
+        return ""
+    return f" in {os.path.basename(code.co_filename)}"
 
 
 def _file(given: Any) -> Any:

@@ -12,6 +12,7 @@ import pytest
 
 from phalanx.errors import UsageError
 from phalanx.report.timeline.chrome_trace import write_trace
+from tests.report.timeline.made_up import met, posted, table_of_lines, words
 from tests.report.timeline.recorded_runs import (
     deadlock,
     mismatch,
@@ -131,10 +132,27 @@ def test_an_open_call_lasts_until_its_rank_ends(tmp_path: Path) -> None:
     events = written(deadlock, tmp_path)
     open_calls = [e for e in events if "open" in e.get("args", {})]
     assert [e["name"] for e in open_calls] == ["recv"] * 4
-    assert {e["args"]["open"] for e in open_calls} == {"still open at the end"}
+    assert {e["args"]["open"] for e in open_calls} == {"not all counterparts came"}
     assert {e["name"] for e in events if e["ph"] == "i"} == {"deadlock", "failed"}
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="No such file or directory; name a file in a folder"):
         write_trace(table_of(pipeline), tmp_path / "none" / "x.json")
+
+
+def test_a_message_comes_after_it_was_sent_also_to_a_receive_that_was_there_first(
+    tmp_path: Path,
+) -> None:
+    irecv = posted(0, [1_000], name="recv", number=None, peer=1, tag=0, asynchronous=True)
+    isend = posted(1, [500_000], name="send", number=None, peer=0, tag=0, asynchronous=True)
+    pair = {**met(1, [500_000]), "number": None, "calls": {"all": [[0, 0], [1, 0]]}}
+    wait = {"kind": "wait-began", "rank": 0, "n": 1, "time": [400_000], "group": 0, "call": 0}
+    went = {**wait, "kind": "wait-ended", "time": [600_000]}
+    table = table_of_lines(tmp_path, 2, [*words(), irecv, isend, pair, wait, went])
+    write_trace(table, tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    (begins,) = (event for event in events if event["ph"] == "s")
+    (ends,) = (event for event in events if event["ph"] == "f")
+    assert (begins["pid"], begins["ts"]) == (1, 500.0)
+    assert (ends["pid"], ends["ts"], ends["bp"]) == (0, 500.0, "e")

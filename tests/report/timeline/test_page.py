@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import html
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -232,6 +233,82 @@ def test_the_verdict_of_a_deadlock_is_drawn(show: Callable[..., Browser]) -> Non
     assert "deadlock: waits for rank" in browser.text("#panel")
     assert browser.evaluate("document.querySelectorAll('#more svg rect').length") == 3
     assert browser.evaluate("document.querySelectorAll('#more svg path[stroke]').length") == 4
+
+
+@needs_browser
+def test_the_arrows_of_the_graph_end_between_the_boxes(show: Callable[..., Browser]) -> None:
+    browser = show(table_of(everybody_receives, 4))
+    browser.wait("phalanx.state().ready")
+    inside = browser.evaluate(
+        """(() => {
+          const all = (what) => [...document.querySelectorAll(`#more svg ${what}`)];
+          const boxes = all("rect").map((box) => box.getBBox());
+          const ends = all("path.wait-edge").flatMap((edge) =>
+            [edge.getPointAtLength(0), edge.getPointAtLength(edge.getTotalLength())]);
+          const near = (at, box, by) => at.x > box.x - by && at.x < box.x + box.width + by
+            && at.y > box.y - by && at.y < box.y + box.height + by;
+          const count = (by) => ends.filter((at) => boxes.some((box) => near(at, box, by)));
+          return [ends.length, count(0).length, count(5).length];
+        })()"""
+    )
+    assert inside == [8, 0, 8]
+
+
+def everybody_receives() -> None:
+    dist.recv(torch.ones(4), (dist.get_rank() + 1) % dist.get_world_size())
+
+
+def one_fails() -> None:
+    dist.barrier()
+    if dist.get_rank() == 1:
+        raise ValueError("bad batch")
+    dist.barrier()
+
+
+@needs_browser
+def test_a_rank_that_came_after_the_verdict_is_not_waited_for(
+    show: Callable[..., Browser],
+) -> None:
+    with pytest.raises(phalanx.RankFailedError) as raised:
+        phalanx.run(one_fails, ranks=4)
+    assert raised.value.timeline is not None
+    browser = show(raised.value.timeline._table)
+    table = browser.text("#panel")
+    assert "never met" not in table
+    assert "rank-failed: waits for rank 1;" in table or "waits for rank 1\n" in table
+    assert "rank 1: never came" in table
+    screen_text = str(raised.value.timeline)
+    assert "3 calls never met: barrier" in screen_text
+    assert "open" not in screen_text.partition("operation")[2]
+
+
+def one_is_late() -> None:
+    for _ in range(3):
+        if dist.get_rank() == 1:
+            time.sleep(0.05)
+        dist.barrier()
+
+
+@needs_browser
+def test_a_straggler_is_named(show: Callable[..., Browser]) -> None:
+    browser = show(table_of(one_is_late, 3))
+    browser.wait("phalanx.state().ready")
+    assert browser.text("#notes").startswith("Others waited for rank 1 for ")
+    assert browser.text("#stragglers").startswith("others waited for rank 1 for ")
+    assert "came last" in browser.text("#more section.broad thead")
+    assert "1 (3x, " in browser.text("#more section.broad tbody")
+
+
+@needs_browser
+def test_a_line_is_one_row_though_its_group_was_made_again(
+    show: Callable[..., Browser], tmp_path: Path
+) -> None:
+    again = {"group": 1, "name": "world", "ranks": list(range(64)), "backend": "gloo"}
+    first, second = posted(0, [10, 20]), posted(0, [30, 40], group=1, serial={"from": 2})
+    browser = show(table_of_lines(tmp_path, 1, [*words(), again, first, second]))
+    browser.wait("phalanx.state().ready")
+    rows = "document.querySelectorAll('#more section.broad tbody tr').length"
+    assert browser.evaluate(rows) == 1
 
 
 def two_receives() -> None:

@@ -13,6 +13,7 @@ from phalanx.journal.recording.decoder import load
 from phalanx.journal.recording.recording_file import compressed
 from phalanx.report.timeline.run_list import list_runs, recordings_in
 from phalanx.report.timeline.screen_layout import plain_lines
+from tests.report.timeline.made_up import posted, table_of_lines, words
 
 HEADER = '{"format": "phalanx recording", "version": 1, "ranks": 2, "program": "train.py"}'
 
@@ -41,3 +42,12 @@ def test_a_fifo_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(UsageError, match="fifo: this is no regular file; give the file that"):
         load(tmp_path / "fifo")
+
+
+def test_a_list_fits_into_80_columns(tmp_path: Path) -> None:
+    program = "a_folder/with_a_long_name/and_a_program_with_a_longer_one.py"
+    end = {"end": {"status": "failed", "error": "CollectiveMismatchError"}}
+    table_of_lines(tmp_path, 2, [*words(), posted(0, [10**9]), end], program=program)
+    text = plain_lines(list_runs(tmp_path, width=80)[1:])
+    assert "Collective" in text
+    assert max(map(len, text.splitlines())) <= 80

@@ -9,6 +9,8 @@ import pytest
 
 from phalanx.report.timeline.operation_counts import Late
 from phalanx.report.timeline.run_summary import as_data, summarize
+from phalanx.report.timeline.screen_layout import plain_lines
+from phalanx.report.timeline.summary_screen import screen
 from tests.report.timeline.made_up import met, posted, table_of_lines, words
 from tests.report.timeline.recorded_runs import (
     deadlock,
@@ -106,6 +108,26 @@ def test_what_a_recording_does_not_hold_is_said(tmp_path: Path) -> None:
     ]
 
 
+def test_the_numbers_of_a_row_are_those_of_what_is_kept(tmp_path: Path) -> None:
+    """Of ten seconds the last is kept, in which the rank waited half the time."""
+    second = 10**9
+    kept = posted(0, [9 * second, 9 * second + 1], serial={"from": 700}, asynchronous=True)
+    began = {"kind": "wait-began", "rank": 0, "n": 1, "time": [9 * second], "group": 0}
+    went = {**began, "kind": "wait-ended", "time": [9 * second + second // 2]}
+    ended = {"kind": "rank-ended", "rank": 0, "n": 1, "time": [10 * second], "how": "finished"}
+    lines = [*words(), kept, {**began, "call": 700}, {**went, "call": 700}, ended]
+    summary = summarize(table_of_lines(tmp_path, 1, [*lines, {"end": {"status": "finished"}}]))
+    (fold,) = summary.folds
+    assert (summary.seconds, summary.kept) == (10.0, 1.0)
+    assert (fold.calls, fold.forgotten, fold.bytes) == (2, 700, 32)
+    text = plain_lines(screen(summary))
+    assert ", 10.0 s, of which the last 1.00 s are kept\n" in text
+    head = "ranks  calls kept  bytes  waited  of that time  ended "
+    row = "0               2   32 B  500 ms          50 %  finished"
+    assert head in text
+    assert row in text
+
+
 def test_what_a_kept_run_does_not_hold(tmp_path: Path) -> None:
     """Its times begin with its first event. Serials go on from run to run of a world."""
 
@@ -113,7 +135,9 @@ def test_what_a_kept_run_does_not_hold(tmp_path: Path) -> None:
         lines = [*words(), posted(0, [0, 5], serial={"from": 7}), {"end": {}}]
         lines += [{"dropped": dropped, "rank": 0}] if dropped else []
         found = summarize(table_of_lines(tmp_path, 1, lines))
-        return found.missing, found.folds[0].calls
+        fold = found.folds[0]
+        assert fold.calls == 2
+        return found.missing, fold.calls + fold.forgotten
 
     assert missing(0) == ([], 2)
     assert missing(3) == (["the 3 oldest events: only the newest were kept"], 2)

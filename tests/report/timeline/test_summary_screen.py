@@ -89,7 +89,7 @@ def test_lost_messages_and_findings_are_named() -> None:
     text = text_of(unreceived)
     assert "1 message sent and never received: 1 from 0 to 1" in text
     assert "unmatched-message  warning   0 " in text
-    assert "1 call still open at the end: send " in text
+    assert "1 call never met: send " in text
     assert "finished, 1 finding" in text
 
 
@@ -175,3 +175,18 @@ def test_without_rich_the_text_is_the_same(monkeypatch: pytest.MonkeyPatch) -> N
     file = Terminal()
     print_lines([[("a", "error"), ("b", "")]], file)
     assert file.getvalue() == "ab\n"
+
+
+def test_a_name_is_kept_where_its_description_does_not_fit(tmp_path: Path) -> None:
+    lines = [*words(group="group 1"), posted(0, [10]), posted(1, [20], group=1)]
+    lines[4]["description"] = "the dimension of the mesh for tensors"
+    lines.insert(5, {"group": 1, "name": "world", "ranks": [0, 1], "backend": "gloo"})
+    lines.append({"kind": "rank-ended", "rank": 0, "n": 1, "time": [30], "how": "failed"})
+    lines[-1]["error"] = "AVeryLongNameOfAnErrorThatNoColumnHolds"
+    summary = summarize(table_of_lines(tmp_path, 2, lines))
+    text = plain_lines(screen(summary, width=80))
+    assert "group 1  " in text
+    assert "group 1:" not in text
+    assert "failed  " in text
+    assert "failed:" not in text
+    assert max(map(len, text.splitlines())) <= 80

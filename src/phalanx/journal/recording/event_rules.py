@@ -6,7 +6,8 @@ whoever reads a `Recording` may then follow every number in it. Needs no torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from phalanx.journal.events import KINDS
@@ -73,7 +74,7 @@ def _is_needed(block: EventBlock, name: str) -> bool:
     return block.kind == "posted" and name == "name"
 
 
-def _values(column: Sequence[Any]) -> Iterable[Any]:
+def _values(column: Sequence[Any]) -> Sequence[Any]:
     """Each value of a column once, where that is quick to say."""
     value = getattr(column, "value", column)
     return column if value is column else (value,)
@@ -88,7 +89,8 @@ def _check_types(block: EventBlock, name: str, types: set[type]) -> None:
 def _check_numbers(block: EventBlock, name: str, types: set[type], within: range) -> None:
     _check_types(block, name, types)
     values = _values(block[name])
-    numbers = values if isinstance(values, range) else [n for n in values if n is not None]
+    ends = (values[0], values[-1]) if isinstance(values, range) else values
+    numbers = [number for number in ends if number is not None]
     if numbers and not (within.start <= min(numbers) and max(numbers) < within.stop):
         _refuse(block.kind, block.rank, name)
 
@@ -104,6 +106,8 @@ def _check_places(recording: Recording, block: EventBlock) -> None:
     """`peer` and `root` are places in a group, of a rank that is there."""
     ranks = recording.ranks
     for name in ("peer", "root"):
+        if None in (values := _values(block[name])) and len(set(values)) == 1:
+            continue
         for group, place in set(zip(block["group"], block[name], strict=True)):
             members = recording.groups[group].ranks
             if place is not None and not (0 <= place < len(members) and members[place] < ranks):
@@ -111,36 +115,38 @@ def _check_places(recording: Recording, block: EventBlock) -> None:
 
 
 def _check_calls(recording: Recording, block: EventBlock, fields: Sequence[str]) -> None:
-    ranks = recording.ranks
-    if "call" in fields and not all(
-        call is None or _is_call(call, ranks) for call in _values(block["call"])
-    ):
-        _refuse(block.kind, block.rank, "call")
-    if "calls" in fields:
-        fits: Callable[[Any], bool] = (
-            _is_number
-            if block.kind == "group-destroyed"
-            else (
-                lambda calls: (
-                    isinstance(calls, (list, tuple))
-                    and all(_is_call(call, ranks) for call in calls)
-                )
-            )
-        )
-        if not all(map(fits, _values(block["calls"]))):
-            _refuse(block.kind, block.rank, "calls")
-    if block.kind == "finding-made" and not all(
-        each is None or (isinstance(each, (list, tuple)) and all(map(_is_number, each)))
-        for each in _values(block["ranks"])
-    ):
-        _refuse(block.kind, block.rank, "ranks")
+    kind, rank = block.kind, block.rank
+    if "call" in fields:
+        found = [call for call in _values(block["call"]) if call is not None]
+        if not _are_calls(found, recording.ranks):
+            _refuse(kind, rank, "call")
+    if kind == "group-destroyed":
+        _check_numbers(block, "calls", {int}, _ANY)
+    elif "calls" in fields:
+        _check_types(block, "calls", {list, tuple})
+        pairs = list(chain.from_iterable(_values(block["calls"])))
+        if not _are_calls(pairs, recording.ranks):
+            _refuse(kind, rank, "calls")
+    if kind == "finding-made":
+        _check_types(block, "ranks", {list, tuple, _NOTHING})
+        if not all(map(_is_number, chain.from_iterable(filter(None, _values(block["ranks"]))))):
+            _refuse(kind, rank, "ranks")
 
 
-def _is_call(given: Any, ranks: int) -> bool:
-    if not isinstance(given, (list, tuple)) or len(given) != 2:
+def _are_calls(given: Sequence[Any], ranks: int) -> bool:
+    """Pairs of a rank and a serial. Most events have one: no function of ours for each."""
+    if not set(map(type, given)) <= {list, tuple} or not set(map(len, given)) <= {2}:
         return False
-    rank, serial = given
-    return _is_number(rank) and 0 <= rank < ranks and _is_number(serial)
+    numbers = list(chain.from_iterable(given))
+    if not set(map(type, numbers)) <= {int}:
+        return False
+    owners, serials = numbers[::2], numbers[1::2]
+    return not numbers or (
+        min(owners) >= 0
+        and max(owners) < ranks
+        and min(serials) > -LARGEST_NUMBER
+        and max(serials) < LARGEST_NUMBER
+    )
 
 
 def _is_number(given: Any) -> bool:

@@ -52,7 +52,7 @@ def keep_run(
 
 def keep_link(file: str) -> None:
     """A run that failed was recorded into this file: it is the last one that failed, too."""
-    name = os.path.basename(file).removesuffix(ENDING)
+    name = os.path.basename(file).removesuffix(".gz").removesuffix(".jsonl")
     _keep(name, lambda path: path.symlink_to(os.path.abspath(file)))
 
 

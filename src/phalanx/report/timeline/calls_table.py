@@ -122,6 +122,13 @@ class CallsTable:
     reduce_ops: list[str] = field(default_factory=list)
     """Names of reduce operations."""
 
+    @property
+    def since(self) -> int:
+        """When the part that is kept begins: 0, unless earlier calls are not."""
+        if not any(calls.forgotten for calls in self.ranks):
+            return 0
+        return max(0, min((calls.start[0] for calls in self.ranks if len(calls)), default=0))
+
     def bytes_of(self, rank: int, place: int) -> int:
         """The size of the call's tensors; 0 where it is not known."""
         number = self.ranks[rank].tensors[place]

@@ -4,7 +4,8 @@ The format is that of Chrome's Trace Event documentation, as one JSON object: a 
 each rank, a thread for each of its threads. A call is a complete event (`X`) for the time its
 thread is in it, with the part in which it waits for others inside; what an asynchronous call
 does by itself is a pair of `b` and `e`. Flow events (`s`, `f`) lead from the send to its
-receive, and from the rank that came last to the others. Needs no torch.
+receive, and from the rank that came last to the others; they end when the message, or the
+last rank, came. Needs no torch.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def _pieces(table: CallsTable) -> Iterator[list[str]]:
     for calls in table.ranks:
         yield [_encode(event) for event in _names(table, calls)]
     flows, texts = _flows(table), _Texts(table)
-    targets = frozenset(number for begun in flows.values() for number, _ in begun)
+    targets = {number: time for begun in flows.values() for number, time in begun}
     ended = {b.rank: int(b["time"][-1]) for b in table.recording.of_kind("rank-ended")}
     first = 0
     for calls in table.ranks:
@@ -154,8 +155,8 @@ class _Texts:
 
 
 class _TraceOfRank:
-    """The events of one rank; `targets` are the numbers of calls to which flows lead, `first`
-    is the number of the rank's first call."""
+    """The events of one rank; `targets` has the numbers of calls to which flows lead, and when
+    these begin; `first` is the number of the rank's first call."""
 
     def __init__(
         self,
@@ -163,7 +164,7 @@ class _TraceOfRank:
         calls: RankCalls,
         texts: _Texts,
         flows: Flows,
-        targets: frozenset[int],
+        targets: dict[int, int],
         first: int,
     ) -> None:
         self._calls, self._texts = calls, texts
@@ -225,8 +226,13 @@ class _TraceOfRank:
         for flow, time in flows:
             yield time / 1000, 0, f'{same}, "id": {flow}, "ph": "s", "ts": {time / 1000!r}}}'
         if number in self._targets:
-            met = max(start, min(self._times[place][2], end)) / 1000
-            yield met, 0, f'{same}, "id": {number}, "ph": "f", "bp": "e", "ts": {met!r}}}'
+            _, since, met, _, resumed, later, _ = self._times[place]
+            comes = max(start, met if later else min(met, end), self._targets[number])
+            inside = comes <= end or (since != NEVER and since <= comes <= resumed)
+            # What comes while the thread does something else leads to its next bar.
+            bound = ', "bp": "e"' if inside else ""
+            time = comes / 1000
+            yield time, 0, f'{same}, "id": {number}, "ph": "f"{bound}, "ts": {time!r}}}'
 
     def _bar(
         self, name: str, thread: int, start: int, end: int, *, kind: str, args: str = ""
@@ -254,7 +260,7 @@ class _TraceOfRank:
             made += f', "root": {root}'
         made += texts.tensors[tensors]
         if is_open:
-            return made + ', "open": "still open at the end"}'
+            return made + ', "open": "not all counterparts came"}'
         if number != NONE and partner != NONE:
             return f'{made}, "came last": {partner}}}'
         return made + "}"

@@ -28,7 +28,7 @@ class Late:
 @dataclass
 class OperationUse:
     """All calls of one operation from one line on one group. `waited` is the sum over ranks,
-    in seconds; `open` counts calls that were still open at the end. `last` has the ranks for
+    in seconds; `open` counts calls that were never met. `last` has the ranks for
     which the others waited, the one that cost most time first."""
 
     operation: str
@@ -63,7 +63,7 @@ class UseCounter:
         self._sizes = [sum(map(size_of, specs)) for specs in table.recording.tensors]
         self._sizes.append(0)  # for `NONE`, which is -1
         self._sends = {n for n, name in enumerate(table.ops) if name in SENDS}
-        self._same = _same_groups(table)
+        self._same = same_groups(table)
         self._uses: dict[tuple[int, int, int], OperationUse] = {}
         self._late: dict[tuple[int, int, int], dict[int, Late]] = {}
         self._first: dict[tuple[int, int], tuple[int, int]] = {}
@@ -71,9 +71,7 @@ class UseCounter:
     def counted(self) -> tuple[list[OperationUse], list[GroupUse]]:
         for calls in self._table.ranks:
             self._count(calls)
-            self._arrive(calls)
-        for calls in self._table.ranks:
-            self._come_last(calls)
+        late = self.late_ranks()
         known = self._table.recording.groups
         groups = {
             number: GroupUse(
@@ -82,8 +80,7 @@ class UseCounter:
             for number in self._same.values()
         }
         for key, use in self._uses.items():
-            late = self._late.get(key, {}).values()
-            use.last = sorted(late, key=lambda each: (-each.seconds, each.rank))
+            use.last = late.get(key, [])
             group = groups[key[1]]
             group.calls += use.calls
             group.bytes += use.bytes
@@ -92,6 +89,14 @@ class UseCounter:
             self._uses.values(), key=lambda use: (not use.open, -use.waited, -use.calls)
         )
         return uses, sorted(groups.values(), key=lambda group: (-group.waited, -group.calls))
+
+    def late_ranks(self) -> dict[tuple[int, int, int], list[Late]]:
+        """Who came last, by operation, group and line; quicker than all the rest."""
+        for calls in self._table.ranks:
+            self._arrive(calls)
+        for calls in self._table.ranks:
+            self._come_last(calls)
+        return {key: _most_first(late) for key, late in self._late.items()}
 
     def _count(self, calls: RankCalls) -> None:
         sizes, uses, rank = self._sizes, self._uses, calls.rank
@@ -167,7 +172,11 @@ class UseCounter:
         found.seconds += late / SECOND
 
 
-def _same_groups(table: CallsTable) -> dict[int, int]:
+def _most_first(late: dict[int, Late]) -> list[Late]:
+    return sorted(late.values(), key=lambda each: (-each.seconds, each.rank))
+
+
+def same_groups(table: CallsTable) -> dict[int, int]:
     """For each group the number of the first one that is like it: a world that goes on after a
     run that failed makes its groups again."""
     first: dict[Any, int] = {}

@@ -18,7 +18,9 @@ from typing import Any
 from phalanx.report.timeline.behaviour import fold_ranks
 from phalanx.report.timeline.calls_table import NEVER, NONE, CallsTable, RankCalls, size_of
 from phalanx.report.timeline.message_counts import MOST_PAIRS, count_messages, one_sided
+from phalanx.report.timeline.operation_counts import SECOND, UseCounter, same_groups
 from phalanx.report.timeline.page_verdicts import page_verdicts, text
+from phalanx.report.timeline.stragglers import find_stragglers, straggler_text
 
 MOST_CALLS = 3_000_000
 """In one page: a browser holds some tens of bytes for each."""
@@ -27,6 +29,8 @@ TICKS = (1 << 31) - 2
 LATER = ("waiting", "met", "done", "resumed")
 """Times after the start of a call; the page has each as a distance (`_Pack._distances`)."""
 PLAIN = ("thread", "op", "group", "number", "tag", "root", "reduce", "site", "tensors")
+MOST_LATE = 8
+"""Ranks that came last, for each operation and line."""
 FACTS = ("program", "command", "engine", "backend", "device", "python", "torch", "replay")
 """What the page shows of a recording's header."""
 _TYPES = (("b", 1 << 7), ("h", 1 << 15), ("i", 1 << 31))
@@ -184,7 +188,7 @@ class _Pack:
                     if place >= self._cut[rank]
                 ]
         blamed = [rank for v in verdicts if v["severity"] == "error" for rank in v["ranks"]]
-        header = recording.header
+        header, same = recording.header, same_groups(table)
         return {
             "ranks": len(table.ranks),
             "unit": self._unit,
@@ -201,9 +205,15 @@ class _Pack:
             "threads": [n if isinstance(n, int) else NONE for n in table.threads],
             "reduceOps": table.reduce_ops,
             "groups": {
-                str(number): {"name": g.title, "ranks": g.ranks, "backend": g.backend}
+                str(number): {
+                    "name": g.title,
+                    "ranks": g.ranks,
+                    "backend": g.backend,
+                    "same": same[number],
+                }
                 for number, g in recording.groups.items()
             },
+            **self._late(),
             "sites": [
                 [s.site.file, s.site.line, s.site.function, s.first, s.around]
                 for s in recording.sites
@@ -214,6 +224,25 @@ class _Pack:
             ],
             "oneSided": one_sided(count_messages(table), MOST_PAIRS),
             "notes": self._notes(),
+        }
+
+    def _late(self) -> dict[str, Any]:
+        """Who came last: by operation, group and line, and of the whole run."""
+        table, found = self._table, UseCounter(self._table).late_ranks()
+        seconds = (table.duration - table.since) / SECOND
+        lates = [late for each in found.values() for late in each]
+        slow = find_stragglers(lates, ranks=len(table.ranks), seconds=seconds)
+        ticks = SECOND / self._unit
+        return {
+            "late": [
+                [
+                    *key,
+                    len(each),
+                    *((e.rank, e.times, e.seconds * ticks) for e in each[:MOST_LATE]),
+                ]
+                for key, each in found.items()
+            ],
+            "stragglers": straggler_text(slow),
         }
 
     def _findings(self) -> list[dict[str, Any]]:

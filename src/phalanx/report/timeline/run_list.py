@@ -31,9 +31,9 @@ COLUMNS = [
     Column("recording", elastic=2, least=24, end=True),
     Column("ranks", right=True),
     Column("program", elastic=3),
-    Column("ended", elastic=1, least=20),
+    Column("ended", elastic=1, least=9),
     Column("took", right=True),
-    Column("written"),
+    Column("written", optional=1),
 ]
 
 

@@ -33,11 +33,13 @@ FACTS = ("program", "command", "engine", "backend", "seed", "profile", "python",
 
 @dataclass
 class RankFold:
-    """Ranks that made the same calls. `calls` and `bytes` are those of one of them; `waited`
-    is the least and the most. `last` is the newest call, which may be still `open`."""
+    """Ranks that made the same calls. `calls` and `bytes` are those of one of them, as far as
+    they are kept; `forgotten` counts its calls that are not. `waited` is the least and the
+    most. `last` is the newest call, which may be still `open`."""
 
     ranks: list[int]
     calls: int
+    forgotten: int
     bytes: int
     waited: tuple[float, float]
     ended: str
@@ -57,7 +59,8 @@ class FindingLine:
 
 @dataclass
 class RunSummary:
-    """The whole of it. `status` is "finished", "failed" or "unknown", `text` the report. `runs`
+    """The whole of it. Of the `seconds` that the run took, the last `kept` ones are recorded.
+    `status` is "finished", "failed" or "unknown", `text` the report. `runs`
     says how many runs of a `World` this was, `failed_run` which of them failed last; 0 if
     none did."""
 
@@ -65,6 +68,7 @@ class RunSummary:
     ranks: int
     started: float | None
     seconds: float
+    kept: float
     status: str
     error: str
     text: str
@@ -91,6 +95,7 @@ def summarize(table: CallsTable) -> RunSummary:
         ranks=recording.ranks,
         started=float(started) if isinstance(started, (int, float)) else None,
         seconds=table.duration / SECOND,
+        kept=(table.duration - table.since) / SECOND,
         status=text(end.get("status")) if end is not None else "unknown",
         error=text((end or {}).get("error")),
         text=str((end or {}).get("text") or ""),
@@ -153,7 +158,8 @@ def _fold(
     waits = [waited[rank] for rank in ranks]
     return RankFold(
         ranks=ranks,
-        calls=calls.forgotten + len(calls),
+        calls=len(calls),
+        forgotten=calls.forgotten,
         bytes=sum(
             number * sum(map(size_of, table.recording.tensors[tensors]))
             for tensors, number in Counter(calls.tensors).items()

@@ -7,7 +7,7 @@ A `Line` is pieces of text, each with the name of a style. `plain_lines` forgets
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -27,7 +27,7 @@ class Column:
     down to `least` columns, those with the highest number first. Texts are cut in front where
     their `end` matters. Where that is not enough, columns that are `optional` are left out,
     again those with the highest number first. Of a text that is a list of `entries`, whole
-    ones are cut off."""
+    ones are cut off; of one that is `named`, what comes after its name and a colon."""
 
     title: str
     right: bool = False
@@ -36,6 +36,7 @@ class Column:
     end: bool = False
     optional: int = 0
     entries: bool = False
+    named: bool = False
 
 
 @dataclass
@@ -104,10 +105,15 @@ class TextTable:
         placed = []
         for cell, column, width in zip(cells, self.columns, widths, strict=True):
             if width:
-                shorten = cut_entries if column.entries else partial(cut, end=column.end)
-                text = shorten(cell, width)
+                text = _shortener(column)(cell, width)
                 placed.append(text.rjust(width) if column.right else text.ljust(width))
         return GAP.join(placed).rstrip()
+
+
+def _shortener(column: Column) -> Callable[[str, int], str]:
+    if column.entries:
+        return cut_entries
+    return cut_name if column.named else partial(cut, end=column.end)
 
 
 def plain_lines(lines: Iterable[Line]) -> str:
@@ -155,6 +161,14 @@ def cut(text: str, width: int, *, end: bool = False) -> str:
         return text
     kept = max(0, width - 3)
     return "..." + text[len(text) - kept :] if end else text[:kept].rstrip() + "..."
+
+
+def cut_name(text: str, width: int) -> str:
+    """
+    >>> cut_name("group 1: pipeline", 9), cut_name("group 1: pipeline", 5)
+    ('group 1', 'gr...')
+    """
+    return text if len(text) <= width else cut(text.partition(": ")[0], width)
 
 
 def entry_list(entries: Sequence[str], most: int) -> str:
@@ -220,13 +234,19 @@ def time_text(seconds: float) -> str:
     """
     >>> [time_text(seconds) for seconds in (0, 0.0000123, 0.0451, 1.5, 4000)]
     ['0', '12.3 us', '45.1 ms', '1.50 s', '4000 s']
+    >>> time_text(0.009999), time_text(0.0009999)
+    ('10.0 ms', '1.00 ms')
     """
     for size, word in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
-        if seconds >= size or (word == "us" and seconds > 0):
-            number = seconds / size
-            digits = 2 if number < 10 else 1 if number < 100 else 0
-            return f"{number:.{digits}f} {word}"
+        number = seconds / size
+        if number >= 0.9995 or (word == "us" and seconds > 0):
+            return f"{_three_digits(number)} {word}"
     return "0"
+
+
+def _three_digits(number: float) -> str:
+    digits = 2 if number < 9.995 else 1 if number < 99.95 else 0
+    return f"{number:.{digits}f}"
 
 
 def size_text(size: float) -> str:
@@ -237,6 +257,5 @@ def size_text(size: float) -> str:
     for power, word in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
         if size >= 1 << power:
             number = size / (1 << power)
-            digits = 2 if number < 10 else 1 if number < 100 else 0
-            return f"{number:.{digits}f} {word}"
+            return f"{_three_digits(number)} {word}"
     return f"{size} B" if size else "0"

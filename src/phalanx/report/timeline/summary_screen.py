@@ -7,13 +7,13 @@ with colours where rich is installed and the terminal has them. Needs no torch.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import TextIO
 
 from phalanx.report.layout import count
 from phalanx.report.timeline.message_matrix import MessageMatrix
-from phalanx.report.timeline.operation_counts import Late, OperationUse
+from phalanx.report.timeline.operation_counts import Late
 from phalanx.report.timeline.run_summary import RankFold, RunSummary
 from phalanx.report.timeline.screen_layout import (
     Column,
@@ -30,6 +30,7 @@ from phalanx.report.timeline.screen_layout import (
     time_text,
     without_few_hidden,
 )
+from phalanx.report.timeline.stragglers import find_stragglers, straggler_text
 
 HEIGHT = 40
 """Lines of a screen; tables are cut so that all of them fit about there."""
@@ -84,6 +85,8 @@ def _head(summary: RunSummary, name: str, width: int, *, whole: bool) -> list[Li
     program = printable(facts.get("program", "")) or "a run"
     engine = f" on {facts['engine']}" if facts.get("engine") else ""
     what = f": {count(summary.ranks, 'rank')}{engine}, {time_text(summary.seconds)}"
+    if summary.kept < summary.seconds:
+        what += f", of which the last {time_text(summary.kept)} are kept"
     lines: list[Line] = [[(program, "title"), (printable(what), "")]]
     recorded = ", ".join(filter(None, [_when(summary.started), name]))
     for label, text in (("recorded", recorded), ("command", facts.get("command", ""))):
@@ -161,7 +164,7 @@ def _operations(summary: RunSummary, *, whole: bool) -> TextTable:
     columns = [
         Column("operation", elastic=1, least=12),
         Column("line", elastic=3, least=14, end=True),
-        Column("group", elastic=2, least=7, optional=1),
+        Column("group", elastic=2, least=7, optional=1, named=True),
         Column("ranks", elastic=1, least=6, optional=2),
         Column("calls", right=True),
         Column("bytes", right=True),
@@ -190,7 +193,7 @@ def _operations(summary: RunSummary, *, whole: bool) -> TextTable:
         hidden.append("ranks")
     marked = {n: "warning" for n, use in enumerate(uses) if use.open}
     table = TextTable(columns, rows, marked=marked, what="operation")
-    table.notes = [*_still_open(uses, whole=whole), *_held_up(summary)]
+    table.notes = [*_still_open(summary, whole=whole), *_held_up(summary)]
     return table.without(hidden)
 
 
@@ -198,41 +201,34 @@ def _late_text(late: Late) -> str:
     return f"{late.rank} ({late.times}x, {time_text(late.seconds)})"
 
 
-def _still_open(uses: Sequence[OperationUse], *, whole: bool) -> list[str]:
+def _still_open(summary: RunSummary, *, whole: bool) -> list[str]:
+    uses = summary.operations
     number = sum(use.open for use in uses)
     if not number:
         return []
     where = [f"{use.operation} {use.site}" for use in uses if use.open]
     shown = entry_list(where, len(where) if whole else 3)
-    return [f"{many(number, 'call')} still open at the end: {shown}"]
+    if summary.status == "unknown":
+        return [f"{many(number, 'call')} still open at the end: {shown}"]
+    return [f"{many(number, 'call')} never met: {shown}"]
 
 
 def _held_up(summary: RunSummary) -> list[str]:
-    """The ranks that cost the others most, if that is worth a look."""
-    total: dict[int, Late] = {}
-    for use in summary.operations:
-        for each in use.last:
-            found = total.setdefault(each.rank, Late(each.rank))
-            found.times += each.times
-            found.seconds += each.seconds
-    mean = sum(late.seconds for late in total.values()) / summary.ranks
-    least = max(summary.seconds / 20, mean * 2)
-    slow = sorted(total.values(), key=lambda late: -late.seconds)
-    slow = [late for late in slow if late.seconds > least][:3]
-    if not slow:
-        return []
-    told = ", ".join(f"rank {e.rank} for {time_text(e.seconds)} ({e.times}x)" for e in slow)
-    return [f"others waited for {told}"]
+    lates = (late for use in summary.operations for late in use.last)
+    found = find_stragglers(lates, ranks=summary.ranks, seconds=summary.kept)
+    return [straggler_text(found)] if found else []
 
 
 def _ranks(summary: RunSummary, *, whole: bool) -> TextTable:
+    """Numbers are those of calls that are kept."""
+    is_whole = not any(fold.forgotten for fold in summary.folds)
     columns = [
         Column("ranks", elastic=1, least=8),
-        Column("calls", right=True),
+        Column("calls" if is_whole else "calls kept", right=True),
         Column("bytes", right=True, optional=2),
         Column("waited", right=True),
-        Column("of the run", right=True, optional=1),
-        Column("ended", elastic=1, least=8),
+        Column("of the run" if is_whole else "of that time", right=True, optional=1),
+        Column("ended", elastic=1, least=8, named=True),
         Column("last call", elastic=2, least=22, end=True),
     ]
     rows = [_rank_row(fold, summary, UNCUT if whole else 24) for fold in summary.folds]
@@ -242,7 +238,7 @@ def _ranks(summary: RunSummary, *, whole: bool) -> TextTable:
 
 def _rank_row(fold: RankFold, summary: RunSummary, width: int) -> list[str]:
     least, most = fold.waited
-    parts = [round(100 * waited / (summary.seconds or 1)) for waited in fold.waited]
+    parts = [round(100 * waited / (summary.kept or 1)) for waited in fold.waited]
     known = f": {summary.error}"
     return [
         short_ranks(fold.ranks, width=width),
@@ -251,8 +247,13 @@ def _rank_row(fold: RankFold, summary: RunSummary, width: int) -> list[str]:
         _from_to(time_text(least), time_text(most)),
         _from_to(str(parts[0]), str(parts[1])) + " %",
         fold.ended.replace(known, "") if summary.error else fold.ended,
-        fold.last + (" (open)" if fold.open else ""),
+        fold.last + (f" ({open_word(summary.status)})" if fold.open else ""),
     ]
+
+
+def open_word(status: str) -> str:
+    """What a call is for which not all counterparts came: of a run that ended, nobody will."""
+    return "open" if status == "unknown" else "never met"
 
 
 def _from_to(least: str, most: str) -> str:
@@ -266,7 +267,7 @@ def _from_to(least: str, most: str) -> str:
 def _groups(summary: RunSummary) -> TextTable:
     used = [group for group in summary.groups if group.calls]
     columns = [
-        Column("group", elastic=2),
+        Column("group", elastic=2, named=True),
         Column("ranks", elastic=3),
         Column("backend", elastic=1, least=8),
         Column("calls", right=True),

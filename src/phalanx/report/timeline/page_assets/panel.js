@@ -25,13 +25,22 @@ function remarks(call) {
   for (const verdict of run.verdicts)
     for (const block of verdict.blocks) {
       if (!block.calls.includes(call)) continue;
-      const needs = block.needs.length ? `: waits for ${ranksText(block.needs)}` : "";
+      const needs = block.needs.length ? `: ${needsText(call, block.needs)}` : "";
       const differs = block.odd && verdict.differs.length ? `: differs in ${verdict.differs.join(", ")}` : "";
       found.push(element("p", { class: "bad" }, `${verdict.kind}${needs}${differs}`));
     }
-  if (!found.length && isUnmet(call)) found.push(element("p", { class: "bad" }, "Still open at the end."));
+  if (!found.length && isUnmet(call)) found.push(element("p", { class: "bad" }, run.status === "unknown" ? "Still open at the end." : "Never met: not all counterparts came."));
   if (calls.failed[call]) found.push(element("p", { class: "bad" }, "It ended with an error."));
   return found;
+}
+
+/** For whom a call waited when the verdict was found. Ranks go on until they are stopped: some
+ *  may have come since. */
+function needsText(call, needs) {
+  const came = needs.filter((rank) => (isMessage(call) ? calls.partner[call] >= 0 : memberOf(rank, call) >= 0));
+  const missing = needs.filter((rank) => !came.includes(rank));
+  const later = came.length ? `${ranksText(came)} came later, when the run was ending` : "";
+  return [missing.length ? `waits for ${ranksText(missing)}` : "", later].filter(Boolean).join("; ");
 }
 
 function argumentList(call) {

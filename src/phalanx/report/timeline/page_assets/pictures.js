@@ -23,7 +23,8 @@ async function countAll() {
 function countRank(found, rank) {
   const { waits, lasts, messages, operations, ofSite } = found;
   for (let call = run.offsets[rank]; call < run.offsets[rank + 1]; call++) {
-    const wait = waited(call), bytes = sizeOf(call), op = calls.op[call], group = calls.group[call];
+    const wait = waited(call), bytes = sizeOf(call), op = calls.op[call];
+    const group = groupOf(call).same ?? calls.group[call]; // a world may make its groups again
     waits[rank] += wait;
     if (isMessage(call)) {
       found.anyMessage = true;
@@ -38,7 +39,7 @@ function countRank(found, rank) {
     const known = ofSite[calls.site[call] + 1] ?? ofSite[0];
     let sum = known.find((each) => each.op === op && each.group === group);
     if (!sum) {
-      sum = { op, group, call, count: 0, bytes: 0, wait: 0, longest: 0, of: call };
+      sum = { op, group, call, late: lateOf(op, group, calls.site[call]), count: 0, bytes: 0, wait: 0, longest: 0, of: call };
       known.push(sum);
       operations.push(sum);
     }
@@ -50,6 +51,19 @@ function countRank(found, rank) {
       sum.of = call;
     }
   }
+}
+
+/** Who came last in the calls of one operation and line: ranks, how often, how many ticks after
+ *  the one before. */
+function lateOf(op, group, site) {
+  const found = run.late.find((each) => each[0] === op && each[1] === group && each[2] === site);
+  return found ? { all: found[3], most: found.slice(4) } : { all: 0, most: [] };
+}
+
+function lateText({ all, most }, shown = 3) {
+  const told = most.slice(0, shown).map(([rank, times, ticks]) => `${rank} (${times}x, ${timeText(ticks)})`);
+  if (all > told.length) told.push(`+${all - told.length}`);
+  return told.join(", ");
 }
 
 /** A picture with its table, which is filled when somebody opens it. */
@@ -115,7 +129,8 @@ function waitGraph(verdict) {
   });
   const cycle = verdict.cycle.length > 12 ? `a cycle of ${verdict.cycle.length} ranks`
     : verdict.cycle.length ? [...verdict.cycle, verdict.cycle[0]].map((rank) => `rank ${rank}`).join(" → ") : "";
-  const words = all.length > nodes.length ? `${cycle} (${nodes.length} of ${all.length} are drawn; the table has all)` : cycle;
+  const moment = cycle || "As it was when that was found.";
+  const words = all.length > nodes.length ? `${moment} (${nodes.length} of ${all.length} are drawn; the table has all)` : moment;
   return pictureOf("Who waits for whom", words, svg, () =>
     table(["ranks", "state", "call", "group", "line", "waits for"], all.map((node) => [
       rankText(node.ranks), node.status, node.op, node.group,
@@ -123,16 +138,24 @@ function waitGraph(verdict) {
 }
 
 /** From the edge of one node to that of the other, with a bend so that there and back differ. */
-function waitEdge([x0, y0], [x1, y1], half, strong) {
-  const far = Math.hypot(x1 - x0, y1 - y0) || 1, right = (x1 - x0) / far, low = (y1 - y0) / far;
-  const room = Math.min(half[0] / Math.max(1e-6, Math.abs(right)), half[1] / Math.max(1e-6, Math.abs(low))) + 3;
-  const [aside, below] = [-low * 8, right * 8];
-  const point = (x, y, by) => `${x + aside * by} ${y + below * by}`;
+function waitEdge(from, to, half, strong) {
+  const far = Math.hypot(to[0] - from[0], to[1] - from[1]) || 1;
+  const right = (to[0] - from[0]) / far, low = (to[1] - from[1]) / far;
+  const bend = Math.min(24, far / 6);
+  const middle = [(from[0] + to[0]) / 2 - low * bend, (from[1] + to[1]) / 2 + right * bend];
+  const start = onEdge(from, middle, half, 2), end = onEdge(to, middle, half, 3);
   return shape("path", {
-    d: `M${point(x0 + right * room, y0 + low * room, 1)}Q${point((x0 + x1) / 2, (y0 + y1) / 2, 2)} ${point(x1 - right * room, y1 - low * room, 1)}`,
+    d: `M${start.join(" ")}Q${middle.join(" ")} ${end.join(" ")}`, class: "wait-edge",
     fill: "none", stroke: strong ? colours.bad : colours.soft, "stroke-width": strong ? 2 : 1.2,
     "marker-end": `url(#${strong ? "head-bad" : "head"})`, "stroke-dasharray": strong ? "none" : "4 3",
   });
+}
+
+/** Where the line from the centre of a node to a point leaves the node, and a little further. */
+function onEdge([x, y], [toX, toY], half, gap) {
+  const far = Math.hypot(toX - x, toY - y) || 1, right = (toX - x) / far, low = (toY - y) / far;
+  const room = Math.min(half[0] / Math.max(1e-6, Math.abs(right)), half[1] / Math.max(1e-6, Math.abs(low))) + gap;
+  return [x + right * room, y + low * room];
 }
 
 function smallCanvas(width, height, label) {
@@ -193,7 +216,7 @@ function messageMatrix() {
   brush.fillStyle = colours.dark ? "#e69a66" : "#c2662b";
   for (let n = 0; n < filled.length; n++) {
     if (!filled[n]) continue;
-    brush.globalAlpha = 0.25 + 0.75 * (Math.log(1 + filled[n]) / Math.log(1 + most));
+    brush.globalAlpha = 0.15 + 0.85 * Math.sqrt(filled[n] / most);
     brush.fillRect(left + (n % cells) * step, top + Math.floor(n / cells) * step, Math.max(1, step - (step > 6 ? 1 : 0)), Math.max(1, step - (step > 6 ? 1 : 0)));
   }
   brush.globalAlpha = 1;
@@ -217,10 +240,11 @@ function operationTable() {
   const found = [...sums.operations].sort((a, b) => b.wait - a.wait || b.count - a.count);
   const rowsOf = found.slice(0, MOST_ROWS).map((sum) => [
     opOf(sum.call), groupOf(sum.call).name, link(lineOf(sum.call), () => select(sum.call)), sum.count.toLocaleString("en"),
-    bytesText(sum.bytes), timeText(sum.wait), sum.longest ? link(timeText(sum.longest), () => select(sum.of)) : ""]);
+    bytesText(sum.bytes), timeText(sum.wait), sum.longest ? link(timeText(sum.longest), () => select(sum.of)) : "", lateText(sum.late)]);
   return element("section", { class: "broad" }, element("h2", {}, "Operations by line"),
+    ...(run.stragglers ? [element("p", { class: "bad", id: "stragglers" }, run.stragglers)] : []),
     element("div", { class: "scroll", tabindex: 0 },
-      table(["operation", "group", "line", "calls", "bytes", "waited", "longest"], rowsOf, [3, 4, 5, 6])));
+      table(["operation", "group", "line", "calls", "bytes", "waited", "longest", "came last: rank (times, how much later)"], rowsOf, [3, 4, 5, 6])));
 }
 
 /** The calls in sight, for whoever does not see the picture. */
@@ -242,7 +266,7 @@ function fillCallsTable() {
     ["rank", "operation", "group", "call", "line", "made at", "waited", "state"],
     found.map((call) => [rankOf(call), link(opOf(call), () => select(call, { show: false })), groupOf(call).name,
       isMessage(call) ? "" : `#${calls.number[call]}`, lineOf(call), timeText(calls.start[call]), timeText(waited(call)),
-      calls.failed[call] ? "failed" : isUnmet(call) ? "still open" : "met"]), [0, 3, 5, 6]),
+      calls.failed[call] ? "failed" : isUnmet(call) ? openWord() : "met"]), [0, 3, 5, 6]),
     ...(found.length === MOST_ROWS ? [element("p", { class: "quiet" }, `The first ${MOST_ROWS}; zoom in for the others.`)] : []));
 }
 
@@ -294,8 +318,9 @@ function fillHeader() {
     byId("report").hidden = false;
     byId("report").querySelector("pre").textContent = run.text;
   }
-  byId("notes").append(...run.notes.map((text) => element("li", {}, text)));
-  byId("notes").hidden = !run.notes.length;
+  const notes = [...(run.stragglers ? [`${run.stragglers[0].toUpperCase()}${run.stragglers.slice(1)}.`] : []), ...run.notes];
+  byId("notes").append(...notes.map((text) => element("li", {}, text)));
+  byId("notes").hidden = !notes.length;
 }
 
 /** The part of the run around a finding. */

@@ -168,6 +168,8 @@ const opOf = (call) => run.ops[calls.op[call]] ?? "?";
 const groupOf = (call) => run.groups[calls.group[call]] ?? { name: "?", ranks: [], backend: "" };
 const isMessage = (call) => calls.number[call] < 0;
 const isUnmet = (call) => calls.met[call] < 0 && calls.done[call] < 0;
+/** What an unmet call is: of a run that ended, its counterparts will not come any more. */
+const openWord = () => (run.status === "unknown" ? "still open" : "never met");
 const siteOf = (call) => run.sites[calls.site[call]] ?? null;
 const sizeOf = (call) => run.tensors[calls.tensors[call]]?.bytes ?? 0;
 
