@@ -95,7 +95,8 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Group:
-    """A group as a report names it: `ranks` are ranks of the world, in group order."""
+    """A group as a report names it: `ranks` are ranks of the world, in group order; none if
+    the members are not known."""
 
     name: str
     ranks: tuple[int, ...]

@@ -11,25 +11,18 @@ Pure: no files, no clock. Must never blame a rank for what was not recorded.
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
-from phalanx.callsite import shown_path
-from phalanx.checks.message_race import Taken, hint_taken
 from phalanx.checks.unmatched_message import find_leftovers
-from phalanx.engines.referee.announced_calls import AnnouncedCall, last_op
-from phalanx.engines.referee.remote_referee import RemoteReferee
+from phalanx.explain.dump_referee import DumpReferee
+from phalanx.explain.group_members import find_members, part_restarts, without_guesses
 from phalanx.explain.rank_dump import DumpedCall, RankDump
 from phalanx.matching.announcement import Form, GroupForm
-from phalanx.matching.hints import Branch, blame_branch
 from phalanx.model import (
     Deadlock,
-    Mismatch,
     Op,
-    OpBlock,
     RankFailure,
     RankView,
     Site,
@@ -37,9 +30,7 @@ from phalanx.model import (
     Verdict,
     ViewBlock,
 )
-from phalanx.source_text import branch_at_line
 
-_Judged = TypeVar("_Judged", Mismatch, Deadlock)
 _CONSEQUENCE = re.compile(
     r"timed? ?out|timeout|connection (closed|reset|refused)|connectFullMesh|broken pipe|"
     r"peer (has )?(closed|left|gone)|aborted|watchdog|socket|unhandled (system|cuda) error|"
@@ -62,174 +53,41 @@ class Replay:
 
 def replay(dumps: Mapping[int, RankDump], world: int) -> Replay:
     """`dumps` by rank, of one kind each; `world` is how many ranks there were."""
-    referee = DumpReferee(world, dumps)
-    members, guessed = _members(dumps, world)
-    firsts = _first_numbers(dumps, members)
-    steps = {rank: _steps(dump, dumps, members, firsts) for rank, dump in dumps.items()}
-    ids = _announce_all(referee, dumps, members, steps)
+    dumps, lost = part_restarts(dumps)
+    groups = find_members(dumps, world)
+    referee = DumpReferee(world, dumps, groups.users)
+    firsts = _first_numbers(dumps, groups.members)
+    steps = {
+        rank: _steps(dump, dumps, groups.members, firsts, lost) for rank, dump in dumps.items()
+    }
+    ids = _announce_all(referee, dumps, groups.members, steps)
+    users = referee.users_by_name()
     if referee.verdict is not None:
-        return Replay(referee.verdict, views=_views(referee, dumps, world))
+        views = without_guesses(_views(referee, dumps), users)
+        return Replay(without_guesses(referee.verdict, users), views=views)
     undecided = _take_places(referee, dumps, ids)
-    failure = _find_failure(referee, dumps, world)
+    views = without_guesses(_views(referee, dumps), users)
+    failure = _find_failure(dumps, views)
     if failure is not None:
-        return Replay(failure)
-    verdict = referee.verdict or referee.look_twice()
-    views = _views(referee, dumps, world, undecided)
-    if guessed and isinstance(verdict, Deadlock):
-        views.update({r: replace(b.view, rank=r) for b in verdict.blocks for r in b.ranks})
-        verdict = None  # a proof that rests on a guess is none
-    if verdict is None:
-        verdict = _find_stall(dumps, views, undecided)
+        return Replay(failure, views=views)
+    verdict = _find_why(referee, is_guess=groups.is_guess)
+    verdict = without_guesses(verdict, users) or _find_stall(dumps, views)
     unmet: tuple[Verdict, ...] = ()
     if verdict is None and len(dumps) == world and all(map(_has_finished, dumps.values())):
         unmet = find_leftovers(referee.leftovers())
     return Replay(verdict, unmet, views, frozenset(undecided))
 
 
-class DumpReferee(RemoteReferee):
-    """The referee for calls that have been made long ago. Until `_take_places`, every rank
-    counts as one that can move, so that nothing is judged before all calls are announced."""
-
-    def __init__(self, size: int, dumps: Mapping[int, RankDump]) -> None:
-        self._dumps = dumps
-        super().__init__(size)
-
-    def reset(self) -> None:
-        super().reset()
-        self._taken: dict[int, list[Taken]] = {}
-
-    def note(self, rank: int, call_id: int, call: DumpedCall, form: int) -> None:
-        """The rank made this call."""
-        at = self._ranks[rank].groups[self._ranks[rank].forms[form][0].group]
-        if at is not None and call.number is not None:
-            mailbox, member = at
-            mailbox.next_number[member] = call.number
-        self.announce(rank, call_id, form, blocking=False, threads=2)
-        if call.made is not None and call.done:
-            self._let_go(rank, call_id)
-        last = self._ranks[rank].last
-        if call.peer is None and call.source is not None and last is not None:
-            op = last_op(last)
-            taken = self._taken.setdefault(rank, [])
-            taken.append(Taken(op, op.group.ranks[call.source], len(taken), len(taken)))
-
-    def _view(self, rank: int) -> RankView:
-        """A receive from any source may have had what the rank waits for."""
-        view = super()._view(rank)
-        wait = view.wait
-        text = None if wait is None else hint_taken(self._taken.get(rank, ()), wait.op)
-        if wait is None or text is None or wait.op.name != "recv":
-            return view
-        return replace(view, wait=replace(wait, near=(text, *wait.near), robbed=True))
-
-    def _let_go(self, rank: int, call_id: int) -> None:
-        """It is known to have returned, whoever else came."""
-        call = self._ranks[rank].asking.get(call_id)
-        if call is not None:
-            self._answer(call, "go")
-
-    def stop_in(self, rank: int, call_id: int) -> bool:
-        """The rank was found waiting in this call. Returns whether the call is still unmet."""
-        call = self._ranks[rank].asking.get(call_id) or self._ranks[rank].calls.get(call_id)
-        if call is None or call.verdict is not None:
-            return False
-        if call.mailbox.is_undecided(call) or call in call.mailbox.deciding:
-            return False
-        self._ask(call, timed=False, threads=1)
-        return True
-
-    def end(self, rank: int, how: str, error: str | None) -> None:
-        """The rank had ended by then."""
-        here = self._ranks[rank]
-        here.gone = "failed" if how == "failed" else "finished"
-        here.error = error
-        here.asking.clear()
-        self._update(rank)
-
-    def refine(self, verdict: _Judged) -> _Judged:
-        """Two ranks have no majority; the branches of the program may tell who is odd."""
-        if not isinstance(verdict, Mismatch) or len(verdict.blocks) != 2:
-            return verdict
-        return blame_branch(verdict, [self._branch(block) for block in verdict.blocks])
-
-    def _branch(self, block: OpBlock) -> Branch:
-        found = {_branch_of(self._dumps[rank], block.op) for rank in block.ranks}
-        return found.pop() if len(found) == 1 else False
-
-    def prove(self) -> None:
-        self._prove()
-
-    def look_twice(self) -> Verdict | None:
-        """Ranks that need only each other, though others may move."""
-        for _ in range(2):
-            self.look()
-        return self.verdict
-
-    def call_of(self, rank: int, call_id: int) -> AnnouncedCall | None:
-        return self._ranks[rank].calls.get(call_id)
-
-
-def _branch_of(dump: RankDump, op: Op) -> Branch:
-    """The branch that tests the rank around a call, as a stack in the dump tells."""
-    main = dump.main
-    for at in range(len(dump.calls) - 1, -1, -1):
-        call = dump.calls[at]
-        if (call.name, call.number, call.site) == (op.name, op.number, op.site):
-            if main is not None and main.waits_in == at and main.branch is not False:
-                return main.branch
-            break
-    else:
-        return False
-    for file, line in call.stack:
-        if not file.endswith(".py") or not os.path.exists(file):
-            return False
-        branch = branch_at_line(file, line)
-        if branch is not None:
-            return f"{shown_path(file)}:{branch}"
-    return None if call.stack else False
+def _find_why(referee: DumpReferee, *, is_guess: bool) -> Verdict | None:
+    """Why ranks stand where they do, if that is proved: they can never move, or calls of one
+    slot disagree, whoever else would have come there."""
+    verdict = referee.prove() or referee.look_twice()
+    if is_guess and isinstance(verdict, Deadlock):
+        verdict = None  # a proof that rests on a guess is none
+    return verdict or referee.find_disagreement()
 
 
 # -- what the ranks did ---------------------------------------------------------------------
-
-
-def _members(
-    dumps: Mapping[int, RankDump], world: int
-) -> tuple[dict[str, tuple[int, ...]], bool]:
-    """The members of each group: as a dump tells them; all ranks for the default group; else
-    those that used it, or all ranks where these alone cannot be all. The second value says
-    whether that was a guess: there are more than two ranks."""
-    told: dict[str, tuple[int, ...]] = {}
-    used: dict[str, set[int]] = {}
-    for rank, dump in dumps.items():
-        for key, group in dump.groups.items():
-            if group.ranks is not None:
-                told.setdefault(key, group.ranks)
-            elif group.name == "0":
-                told.setdefault(key, tuple(range(world)))
-        for call in dump.calls:
-            used.setdefault(call.group, set()).add(rank)
-    guessed = False
-    for key, ranks in used.items():
-        if key not in told:
-            more = _is_missing_members(key, [dumps[rank] for rank in ranks])
-            told[key] = tuple(range(world)) if more else tuple(sorted(ranks))
-            guessed = guessed or (more and world > 2)
-    return told, guessed
-
-
-def _is_missing_members(key: str, users: Sequence[RankDump]) -> bool:
-    """Whether a call of a group is not complete though all who use the group have entered it:
-    then others belong to it, too."""
-    last = [
-        max((call.number or 0 for call in dump.calls if call.group == key), default=0)
-        for dump in users
-    ]
-    return any(
-        call.done is False and call.number is not None and call.number <= min(last)
-        for dump in users
-        for call in dump.calls
-        if call.group == key
-    )
 
 
 def _first_numbers(
@@ -253,14 +111,24 @@ def _steps(
     dumps: Mapping[int, RankDump],
     members: Mapping[str, tuple[int, ...]],
     firsts: Mapping[str, int],
+    lost: Collection[str],
 ) -> list[int]:
-    """The places of the calls that can be held against those of others."""
+    """The places of the calls that can be held against those of others. Not those on a group
+    whose numbers mean nothing (`lost`), nor a second call of one number. How many groups were
+    made before a ring begins is not known."""
     late = any(each.begins_late for each in dumps.values())
+    seen: set[tuple[str, int]] = set()
     found = []
     for at, call in enumerate(dump.calls):
         ranks = members.get(call.group, ())
         if dump.rank not in ranks and call.made is None:
             continue
+        if call.made is not None and late:
+            continue
+        if call.number is not None:
+            if call.group in lost or (call.group, call.number) in seen:
+                continue
+            seen.add((call.group, call.number))
         if call.is_message:
             if call.done and (late or not _has_partner(call, ranks, dumps)):
                 continue
@@ -366,7 +234,6 @@ def _take_places(
         call_id = None if at is None else ids[rank].get(at)
         if call_id is not None and not referee.stop_in(rank, call_id):
             undecided.add(rank)
-    referee.prove()
     return undecided
 
 
@@ -393,12 +260,8 @@ def is_consequence(error: str | None) -> bool:
     return error is not None and _CONSEQUENCE.search(error) is not None
 
 
-def _views(
-    referee: DumpReferee,
-    dumps: Mapping[int, RankDump],
-    world: int,
-    undecided: Iterable[int] = (),
-) -> dict[int, RankView]:
+def _views(referee: DumpReferee, dumps: Mapping[int, RankDump]) -> dict[int, RankView]:
+    """Where everybody stands, before anybody is told anything."""
     views = {}
     for view in referee.snapshot().ranks:
         dump = dumps.get(view.rank)
@@ -422,7 +285,7 @@ def _where(dump: RankDump) -> Site | None:
 
 
 def _find_failure(
-    referee: DumpReferee, dumps: Mapping[int, RankDump], world: int
+    dumps: Mapping[int, RankDump], views: Mapping[int, RankView]
 ) -> RankFailure | None:
     """Ranks whose own error it was; the others were left waiting, or noticed it."""
     ended = {rank: dump for rank, dump in dumps.items() if failed_itself(dump)}
@@ -433,7 +296,6 @@ def _find_failure(
     by_text: dict[str, list[int]] = {}
     for rank, dump in sorted(failed.items()):
         by_text.setdefault(dump.error or "unknown error", []).append(rank)
-    views = _views(referee, dumps, world)
     others = [views[rank] for rank in sorted(views) if rank not in failed]
     late = tuple(
         (rank, dump.error or "")
@@ -451,9 +313,7 @@ def _find_failure(
     )
 
 
-def _find_stall(
-    dumps: Mapping[int, RankDump], views: Mapping[int, RankView], undecided: Iterable[int]
-) -> Stall | None:
+def _find_stall(dumps: Mapping[int, RankDump], views: Mapping[int, RankView]) -> Stall | None:
     """Ranks wait for one that was in no call, or that left no dump."""
     waiting = [view for view in views.values() if view.status == "waiting"]
     if not waiting:

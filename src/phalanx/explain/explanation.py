@@ -14,7 +14,7 @@ from typing import Any
 from phalanx.explain.dump_files import BLACK_BOX, FLIGHT_RECORDER, RECORDING, FoundDumps
 from phalanx.explain.dump_replay import Replay, replay
 from phalanx.explain.rank_dump import MOST_RANKS, DumpError, RankDump
-from phalanx.model import RankFailure, Stall, Verdict, rank_list
+from phalanx.model import Mismatch, RankFailure, Stall, Verdict, rank_list
 from phalanx.report.layout import ascii_text, compose, labelled
 from phalanx.report.text import headline, render_kind
 
@@ -157,7 +157,10 @@ def _last_text(rank: int, dump: RankDump | None) -> str:
 def _unknown(done: Replay, dumps: Mapping[int, RankDump], world: int) -> Iterable[str]:
     missing = [rank for rank in range(world) if rank not in dumps]
     if missing:
-        yield f"{rank_list(missing)} left no dump: what {_it(missing)} did is not known"
+        rest = ""
+        if isinstance(done.verdict, Mismatch) and not done.verdict.ranks:
+            rest = ", so which side is at fault cannot be decided"
+        yield f"{rank_list(missing)} left no dump: what {_it(missing)} did is not known{rest}"
     late = [rank for rank, dump in dumps.items() if dump.begins_late]
     if late:
         yield (
@@ -175,8 +178,8 @@ def _unknown(done: Replay, dumps: Mapping[int, RankDump], world: int) -> Iterabl
         for group in dump.groups.values()
     ):
         yield (
-            "the dumps do not tell the members of groups: those that used a group are taken "
-            "for its members, or all ranks where these alone cannot be all"
+            "the dumps do not tell the members of groups: only that those who used a group "
+            "are in it"
         )
     notes: dict[str, list[int]] = {}
     for rank, dump in dumps.items():

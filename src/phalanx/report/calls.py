@@ -57,7 +57,8 @@ def call_pieces(op: Op, *, where: bool = False) -> tuple[str, ...]:
 
 
 def group_text(group: Group) -> str:
-    return f'"{group.name}" ({rank_list(group.ranks)})'
+    members = rank_list(group.ranks) if group.ranks else "members unknown"
+    return f'"{group.name}" ({members})'
 
 
 def tensors_text(op: Op) -> str:

@@ -58,6 +58,8 @@ def need_text(wait: Wait, fates: Mapping[int, str]) -> str:
     if op.name in _NOTIFIED:
         return "needs a thread that notifies it"
     if not wait.needs:
+        if op.number is not None and not op.group.ranks:
+            return "needs members of its group; who these are is unknown"
         return "needs what no rank can give"
     if is_receive(op) or is_send(op):
         return f"needs {_counterpart(wait)}{_gone_text(wait, fates)}"
