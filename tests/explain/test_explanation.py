@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,8 @@ import pytest
 import phalanx
 from phalanx.cli.main import main
 from phalanx.explain.dump_files import read_dumps
-from phalanx.explain.explanation import Explanation, as_data, explain, render_explanation
+from phalanx.explain.explanation import Explanation, explain
+from phalanx.explain.explanation_text import as_data, render_explanation
 from phalanx.journal.recording.recorder import FORMAT
 from phalanx.model import Deadlock, Finding, Mismatch, Stall
 from tests.explain.dumps import dump, entry, write
@@ -262,3 +264,98 @@ def test_findings_have_kinds(tmp_path: Path) -> None:
     hung = write(tmp_path, dump([entry("all_reduce", 1, done=False)]), dump([]))
     for verdict in answer(hung).verdicts:
         assert isinstance(verdict, (Mismatch, Deadlock, Stall, Finding))
+
+
+# -- ranks that are missing, and files that cannot be read ----------------------------------
+
+
+def standing(operation: str, *, ranks: int = 3) -> Any:
+    return dump([entry("all_reduce", 1), entry(operation, 2, done=False)], ranks=ranks)
+
+
+def test_a_mismatch_among_those_that_left_dumps(tmp_path: Path) -> None:
+    """Two of three disagree; with the third one missing, nobody knows which of them is odd."""
+    whole = answer(write(tmp_path / "all", *map(standing, ["broadcast"] * 2 + ["barrier"])))
+    assert whole.verdicts[0].ranks == (2,)
+    found = answer(write(tmp_path / "some", None, standing("broadcast"), standing("barrier")))
+    (verdict,) = found.verdicts
+    assert isinstance(verdict, Mismatch)
+    assert verdict.ranks == ()
+    text = " ".join(render_explanation(found).split())
+    assert "rank 1 called broadcast where rank 2 called barrier" in text
+    assert "rank 0 left no dump: what it did is not known" in text
+    assert "which side is at fault: rank 0 may have called either" in text
+    assert "has not arrived" not in text
+
+
+@pytest.mark.parametrize("broken", ["cut", "empty", "too new"])
+def test_a_file_that_cannot_be_read_is_no_missing_file(tmp_path: Path, broken: str) -> None:
+    """One thing is said of its rank."""
+    here = standing("barrier")
+    write(tmp_path, here, here, here)
+    file = tmp_path / "nccl_trace_rank_2"
+    data = file.read_bytes()
+    new = pickle.dumps({**here, "version": "3.0"})
+    file.write_bytes({"cut": data[: len(data) // 2], "empty": b"", "too new": new}[broken])
+    found = answer(tmp_path)
+    assert found.verdicts[0].ranks == (2,)
+    text = " ".join(render_explanation(found).split())
+    assert "left no dump" not in text
+    assert text.count(str(file)) == 1
+    assert text.count("what rank 2 did is not known") == 1
+
+
+def test_a_damaged_file_tells_how_many_ranks_there_were(tmp_path: Path) -> None:
+    """On Gloo nothing else does; a file of another name does not count."""
+    dumps = [
+        {**dump([entry("barrier", 1, backend="gloo", done=False)]), "pg_config": {}}
+        for _ in range(3)
+    ]
+    write(tmp_path, *dumps)
+    (tmp_path / "nccl_trace_rank_2").write_bytes(b"\x80\x02}")
+    (tmp_path / "notes_7.txt").write_text("hello")
+    found = answer(tmp_path)
+    assert found.ranks == 3
+    assert found.verdicts[0].ranks == (2,)
+
+
+def test_gloo_lists_the_ranks_without_a_name(tmp_path: Path) -> None:
+    given = dump([entry("barrier", 1, backend="gloo", done=False)])
+    given["pg_config"] = {"": {"name": "", "desc": "", "ranks": "[0, 1, 2]"}}
+    found = answer(write(tmp_path, given, given))
+    assert found.ranks == 3
+    assert found.verdicts[0].ranks == (2,)
+
+
+def test_members_of_a_group_that_gloo_does_not_tell(tmp_path: Path) -> None:
+    def one(group: str) -> Any:
+        given = dump([entry("all_reduce", 1, group=group, backend="gloo", done=False)])
+        return {**given, "pg_config": {}}
+
+    found = answer(write(tmp_path, one("1"), one("2"), one("0")))
+    text = " ".join(render_explanation(found).split())
+    assert '"group 1: mesh_1" (members unknown), call #0' in text
+    assert "needs members of its group; who these are is unknown" in text
+    assert "needs ranks 0, 1, which wait too" in text  # of the world
+
+
+def test_a_deadlock_that_rests_on_the_number_of_ranks_says_so(tmp_path: Path) -> None:
+    def one(group: str) -> Any:
+        given = dump([entry("all_reduce", 1, group=group, backend="gloo", done=False)])
+        return {**given, "pg_config": {}}
+
+    found = answer(write(tmp_path, one("1"), one("2")))
+    assert isinstance(found.verdicts[0], Deadlock)
+    assert any(text.startswith("how many ranks there were") for text in found.unknown)
+
+
+def test_equal_lines_about_files_are_one(tmp_path: Path) -> None:
+    fine = dump([entry("barrier", 1)])
+    write(tmp_path, fine, fine)
+    for number in range(20):
+        (tmp_path / f"notes{chr(97 + number)}.txt").write_text("hello")
+    found = answer(tmp_path)
+    text = " ".join(render_explanation(found).split())
+    assert text.count("text of another kind") == 1
+    assert "and 17 more files: text of another kind" in text
+    assert len(as_data(found)["unknown"]) == 20

@@ -45,12 +45,8 @@ def add_parser(commands: Any) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     from phalanx.explain.dump_files import read_dumps  # other commands need none of this
-    from phalanx.explain.explanation import (
-        as_data,
-        explain,
-        printable,
-        render_explanation,
-    )
+    from phalanx.explain.explanation import explain
+    from phalanx.explain.explanation_text import as_data, printable, render_explanation
 
     try:
         answer = explain(read_dumps(arguments.paths))
@@ -59,7 +55,8 @@ def main(arguments: argparse.Namespace) -> int:
         return 2
     except Exception as error:  # a dump is not trusted, and a traceback explains nothing
         what = f"{type(error).__name__}: {str(error)[:200]}"
-        sys.stderr.write(printable(f"phalanx: the files do not fit together ({what})\n"))
+        where = ", ".join(arguments.paths[:4])
+        sys.stderr.write(printable(f"phalanx: {where}: cannot be explained ({what})\n"))
         return 2
     data = json.dumps(as_data(answer), indent=2) if arguments.json else ""
     text = data or render_explanation(answer)

@@ -19,8 +19,12 @@ from phalanx.explain.black_box_file import is_black_box, read_black_box
 from phalanx.explain.flight_recorder import is_flight_recorder, read_flight_recorder
 from phalanx.explain.plain_pickle import LARGEST, load_plain
 from phalanx.explain.pyspy_stacks import is_pyspy, read_pyspy
-from phalanx.explain.rank_dump import MOST_RANKS, DumpError, RankDump, ThreadStack
-from phalanx.explain.recorded_run import dumps_of_recording
+from phalanx.explain.rank_dump import (
+    MOST_RANKS,
+    DumpError,
+    RankDump,
+    ThreadStack,
+)
 from phalanx.journal.recording.decoder import Recording, load
 from phalanx.journal.recording.kept_runs import LAST, find_run
 
@@ -29,15 +33,37 @@ MOST_FILES = 1 << 17
 _GZIP = b"\x1f\x8b"
 
 
+@dataclass(frozen=True)
+class FoundRecording:
+    """A recording; one that was `named` is to be explained, one in a folder may be left out."""
+
+    name: str
+    recording: Recording
+    named: bool
+
+
 @dataclass
 class FoundDumps:
     """What the paths led to: dumps by kind, then by rank."""
 
     dumps: dict[str, dict[int, RankDump]] = field(default_factory=dict)
-    recordings: list[tuple[str, Recording]] = field(default_factory=list)
+    recordings: list[FoundRecording] = field(default_factory=list)
     stacks: list[tuple[str, int, list[ThreadStack]]] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
-    """Why files of a folder were left out."""
+    """Files of a folder that were left out: the name, a colon, and why."""
+    unread_of: list[tuple[int, str]] = field(default_factory=list)
+    """Those among them that have a number in their name."""
+
+    def unreadable(self, kind: str) -> dict[int, str]:
+        """Files that could not be read and are named as those of a kind are, by rank: of ranks
+        that have no other."""
+        dumps = self.dumps.get(kind, {})
+        shapes = {_shape(dump.file) for dump in dumps.values()}
+        return {
+            rank: file
+            for rank, file in self.unread_of
+            if rank not in dumps and _shape(file) in shapes
+        }
 
     def add(self, dump: RankDump) -> None:
         of_kind = self.dumps.setdefault(dump.kind, {})
@@ -62,7 +88,7 @@ def read_dumps(paths: Sequence[str | os.PathLike[str]]) -> FoundDumps:
         if path.is_dir():
             _read_folder(path, found)
         elif path.exists():
-            _read_file(path, found)
+            _read_file(path, found, named=True)
         else:
             raise DumpError(f"{path}: there is no such file or folder")
     if not (found.dumps or found.recordings):
@@ -81,9 +107,12 @@ def _read_folder(folder: Path, found: FoundDumps) -> None:
         if number >= MOST_FILES:
             raise DumpError(f"{folder}: more than {MOST_FILES} files; give the folder of dumps")
         try:
-            _read_file(path, found)
+            _read_file(path, found, named=False)
         except UsageError as error:
             found.unread.append(str(error))
+            rank = _rank_in(path)
+            if rank is not None:
+                found.unread_of.append((rank, str(path)))
 
 
 def _files_below(folder: Path) -> Iterator[Path]:
@@ -94,7 +123,7 @@ def _files_below(folder: Path) -> Iterator[Path]:
                 yield Path(where, name)
 
 
-def _read_file(path: Path, found: FoundDumps) -> None:
+def _read_file(path: Path, found: FoundDumps, *, named: bool) -> None:
     name = str(path)
     try:
         if not path.is_file():
@@ -107,7 +136,7 @@ def _read_file(path: Path, found: FoundDumps) -> None:
     except OSError as error:
         raise DumpError(f"{name}: {error.strerror or error}") from None
     if start == _GZIP or data.lstrip().startswith(b'{"format": "phalanx recording'):
-        _add_recording(path, found)
+        found.recordings.append(FoundRecording(name, load(path), named))
     elif not data:
         raise DumpError(f"{name}: the file is empty; the rank died before it wrote")
     elif data[:1] == b"\x80" or _looks_pickled(data):
@@ -180,12 +209,10 @@ def _rank_in(path: Path) -> int | None:
     return int(numbers[-1])
 
 
-def _add_recording(path: Path, found: FoundDumps) -> None:
-    recording = load(path)
-    found.recordings.append((str(path), recording))
-    if not (recording.end or {}).get("verdicts"):
-        for dump in dumps_of_recording(recording, str(path)).values():
-            found.add(dump)
+def _shape(file: str) -> str:
+    """The file's name without the rank in it: dumps of one job share it."""
+    stem, dot, ending = Path(file).name.partition(".")
+    return re.sub(r"\d+(?=\D*$)", "#", stem) + dot + ending
 
 
 def _keep_one_run(found: FoundDumps) -> None:

@@ -1,57 +1,95 @@
 """From dumps to an answer: the verdict, what each rank did last, and what cannot be known.
 
 Where ranks left several kinds of files, each kind is judged by itself and the one that says
-most is told. Decides first; `render_explanation` and `as_data` are pure.
+most is told. Every recording is a run of its own. `explanation_text.py` makes it a text.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from phalanx.explain.dump_files import BLACK_BOX, FLIGHT_RECORDER, RECORDING, FoundDumps
+from phalanx.errors import UsageError
+from phalanx.explain.dump_files import BLACK_BOX, FLIGHT_RECORDER, FoundDumps, FoundRecording
 from phalanx.explain.dump_replay import Replay, replay
 from phalanx.explain.rank_dump import MOST_RANKS, DumpError, RankDump
-from phalanx.model import Mismatch, RankFailure, Stall, Verdict, rank_list
-from phalanx.report.layout import ascii_text, compose, labelled
-from phalanx.report.text import headline, render_kind
+from phalanx.explain.recorded_run import RecordedRun, read_recording
+from phalanx.model import Deadlock, Mismatch, RankFailure, Stall, Verdict, rank_list
 
 MOST_TOLD = 8
 """Ranks of which the last call is told."""
+LONG_STILL = 30.0
+"""Seconds: ranks that have moved no later than that before a recording ends stood still."""
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """`verdicts` are empty if nothing wrong was found. `told` is the text of verdicts that a
-    recording brought along; `unknown` says what cannot be known, and why."""
+    """`verdicts` are empty if nothing wrong was found. A recording may bring verdicts along:
+    `told` is their text, `recorded` are their plain values. `unknown` says what cannot be
+    known, and why; `unread`, which files were left out. `is_cut` says that a recording ends in
+    the middle. `others` are further recordings, the worst first."""
 
     source: str
     ranks: int
     dumps: int
     verdicts: tuple[Verdict, ...] = ()
     told: tuple[str, ...] = ()
+    recorded: tuple[Mapping[str, Any], ...] = ()
     facts: tuple[tuple[str, str], ...] = ()
     unknown: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
+    is_cut: bool = False
+    others: tuple[Explanation, ...] = ()
 
     @property
     def found(self) -> bool:
         return bool(self.verdicts or self.told)
 
+    @property
+    def is_recording(self) -> bool:
+        return self.source.startswith("recording ")
+
 
 def explain(found: FoundDumps) -> Explanation:
-    """The answer of the kind of files that says most."""
-    told = [each for each in map(_recorded, found.recordings) if each is not None]
-    answers = [
-        _explain_kind(kind, found.dumps[kind])
-        for kind in (BLACK_BOX, FLIGHT_RECORDER, RECORDING)
-        if kind in found.dumps
-    ]
-    best = min([*told, *answers], key=_weight, default=None)
-    if best is None:
-        best = Explanation("recording", found.recordings[0][1].ranks, len(found.recordings))
-    return replace(best, unknown=(*best.unknown, *found.unread))
+    """The answer that says most; of recordings all. Raises `DumpError` if there is none."""
+    unread = list(found.unread)
+    answers = []
+    for recording in found.recordings:
+        try:
+            answers.append(_explain_recording(recording))
+        except Exception as error:  # of any kind: the file is not trusted
+            why = _why_not(recording.name, "recording", error)
+            if recording.named:
+                raise why from None
+            unread.append(str(why))
+    for kind in (BLACK_BOX, FLIGHT_RECORDER):
+        if found.dumps.get(kind):
+            try:
+                answers.append(_explain_kind(kind, found))
+            except Exception as error:
+                files = sorted(dump.file for dump in found.dumps[kind].values())
+                unread.append(
+                    str(_why_not(", ".join(files[:4]), f"set of {kind} files", error))
+                )
+    if not answers:
+        raise DumpError("\n  ".join(unread[:4]))
+    best, *rest = sorted(answers, key=_weight)
+    others = tuple(each for each in rest if each.is_recording)
+    unreadable = found.unreadable(best.source)
+    return replace(best, unread=tuple(_with_ranks(unread, unreadable)), others=others)
+
+
+def _with_ranks(unread: Iterable[str], unreadable: Mapping[int, str]) -> Iterable[str]:
+    """Whose files these are, as far as somebody would miss them."""
+    for line in unread:
+        ranks = [rank for rank, file in unreadable.items() if line.startswith(f"{file}:")]
+        yield f"{line}; what rank {ranks[0]} did is not known" if ranks else line
+
+
+def _why_not(name: str, kind: str, error: Exception) -> DumpError:
+    what = str(error) if isinstance(error, UsageError) else f"{type(error).__name__}: {error}"
+    return DumpError(f"{name}: this is no whole {kind} ({what[:120]}); was it changed?")
 
 
 def _weight(answer: Explanation) -> int:
@@ -62,35 +100,86 @@ def _weight(answer: Explanation) -> int:
     return 2 if isinstance(answer.verdicts[0], Stall) else 1
 
 
-def _recorded(given: tuple[str, Any]) -> Explanation | None:
-    """What the run itself found, if the recording says so."""
-    name, recording = given
-    end = recording.end or {}
-    verdicts = end.get("verdicts") or []
+# -- recordings -----------------------------------------------------------------------------
+
+
+def _explain_recording(given: FoundRecording) -> Explanation:
+    """What the run itself found, if the recording says how it ended; else what the calls
+    tell."""
+    recording = given.recording
+    answer = Explanation(f"recording {given.name}", recording.ranks, recording.ranks)
+    end = recording.end
+    if end is None:
+        return _explain_cut(answer, read_recording(recording, given.name))
+    listed = end.get("verdicts")
+    verdicts = [each for each in listed if isinstance(each, dict)] if listed else []
     text = end.get("text")
     if not verdicts and not (end.get("status") == "failed" and text):
-        return None
-    said = str(text) if text else "\n".join(_verdict_line(each) for each in verdicts)
-    return Explanation(f"recording {name}", recording.ranks, recording.ranks, told=(said,))
+        read_recording(recording, given.name)  # raises if the file is not what it says
+        return answer
+    said = str(text) if text else "\n".join(map(_verdict_line, verdicts))
+    return replace(answer, told=(said,), recorded=tuple(verdicts))
 
 
-def _verdict_line(given: Any) -> str:
-    kind = given.get("kind") if isinstance(given, dict) else None
-    return f"[{kind}] of {given.get('ranks')}" if kind else "a verdict without text"
+def _verdict_line(given: Mapping[str, Any]) -> str:
+    kind = given.get("kind")
+    return f"[{kind}]: {given.get('headline')}" if kind else "a verdict without text"
 
 
-def _explain_kind(kind: str, dumps: Mapping[int, RankDump]) -> Explanation:
-    world = _world(dumps)
+def _explain_cut(answer: Explanation, run: RecordedRun) -> Explanation:
+    """The process died, or still runs. Ranks that wait then are no stall: the others were on
+    their way. What is proved stays proved."""
+    done = replay(run.dumps, answer.ranks)
+    verdict = done.verdict
+    answer = replace(answer, is_cut=True, unknown=tuple(_unknown_of(run)))
+    if isinstance(verdict, Stall) and run.still < LONG_STILL:
+        verdict = None
+    if isinstance(verdict, Deadlock) and (run.has_gaps or run.has_threads):
+        verdict = None  # what is missing may be what somebody waits for
+    if verdict is None:
+        return replace(answer, facts=tuple(_ends(run.dumps)))
+    return replace(answer, verdicts=(verdict,), facts=tuple(_facts(done, run.dumps, {})))
+
+
+def _unknown_of(run: RecordedRun) -> Iterable[str]:
+    if run.has_gaps:
+        yield "events were lost, because ranks were quicker than the recorder"
+
+
+def _ends(dumps: Mapping[int, RankDump]) -> Iterable[tuple[str, str]]:
+    """Where each rank was when the recording ended."""
+    alike: dict[str, list[int]] = {}
+    for rank, dump in sorted(dumps.items()):
+        if dump.status == "running":
+            alike.setdefault(_end_text(dump), []).append(rank)
+    for text, ranks in list(alike.items())[:MOST_TOLD]:
+        yield "last", f"{rank_list(ranks)} {text}"
+
+
+def _end_text(dump: RankDump) -> str:
+    at = dump.waits_in
+    if not dump.calls:
+        return "before the first call"
+    call = dump.calls[-1 if at is None else at]
+    number = "" if call.number is None else f" #{call.number}"
+    place = f" at {call.site}" if call.site is not None else ""
+    return f"{'after' if at is None else 'in'} {call.name}{number}{place}"
+
+
+# -- dumps ----------------------------------------------------------------------------------
+
+
+def _explain_kind(kind: str, found: FoundDumps) -> Explanation:
+    dumps, unreadable = found.dumps[kind], found.unreadable(kind)
+    world = max([_world(dumps), *(rank + 1 for rank in unreadable)])
     done = replay(dumps, world)
-    verdicts: tuple[Verdict, ...] = done.unmet if done.verdict is None else (done.verdict,)
-    facts = tuple(_facts(done, dumps))
     return Explanation(
         source=kind,
         ranks=world,
         dumps=len(dumps),
-        verdicts=verdicts,
-        facts=facts,
-        unknown=tuple(_unknown(done, dumps, world)),
+        verdicts=done.unmet if done.verdict is None else (done.verdict,),
+        facts=tuple(_facts(done, dumps, unreadable)),
+        unknown=tuple(_unknown(done, dumps, world, unreadable)),
     )
 
 
@@ -112,12 +201,15 @@ def _world(dumps: Mapping[int, RankDump]) -> int:
 # -- facts ----------------------------------------------------------------------------------
 
 
-def _facts(done: Replay, dumps: Mapping[int, RankDump]) -> Iterable[tuple[str, str]]:
+def _facts(
+    done: Replay, dumps: Mapping[int, RankDump], unreadable: Mapping[int, str]
+) -> Iterable[tuple[str, str]]:
     """What ranks did last that others wait for."""
     verdict = done.verdict
     if isinstance(verdict, Stall):
         for rank in verdict.ranks[:MOST_TOLD]:
-            yield "last", _last_text(rank, dumps.get(rank))
+            if rank not in unreadable:
+                yield "last", _last_text(rank, dumps.get(rank))
     if isinstance(verdict, RankFailure):
         for rank in verdict.ranks[:MOST_TOLD]:
             if rank in dumps and dumps[rank].calls:
@@ -154,13 +246,15 @@ def _last_text(rank: int, dump: RankDump | None) -> str:
     return f"rank {rank} last called {call.name}{number}{place}{ago}{more}"
 
 
-def _unknown(done: Replay, dumps: Mapping[int, RankDump], world: int) -> Iterable[str]:
-    missing = [rank for rank in range(world) if rank not in dumps]
+def _unknown(
+    done: Replay, dumps: Mapping[int, RankDump], world: int, unreadable: Mapping[int, str]
+) -> Iterable[str]:
+    absent = [rank for rank in range(world) if rank not in dumps]
+    missing = [rank for rank in absent if rank not in unreadable]
     if missing:
-        rest = ""
-        if isinstance(done.verdict, Mismatch) and not done.verdict.ranks:
-            rest = ", so which side is at fault cannot be decided"
-        yield f"{rank_list(missing)} left no dump: what {_it(missing)} did is not known{rest}"
+        yield f"{rank_list(missing)} left no dump: what {_it(missing)} did is not known"
+    if absent and isinstance(done.verdict, Mismatch) and not done.verdict.ranks:
+        yield f"which side is at fault: {rank_list(absent)} may have called either"
     late = [rank for rank, dump in dumps.items() if dump.begins_late]
     if late:
         yield (
@@ -181,6 +275,8 @@ def _unknown(done: Replay, dumps: Mapping[int, RankDump], world: int) -> Iterabl
             "the dumps do not tell the members of groups: only that those who used a group "
             "are in it"
         )
+    if isinstance(done.verdict, Deadlock) and not any(map(_tells_world, dumps.values())):
+        yield f"how many ranks there were: the dumps do not tell; {world} are taken for all"
     notes: dict[str, list[int]] = {}
     for rank, dump in dumps.items():
         for note in dump.notes:
@@ -189,56 +285,9 @@ def _unknown(done: Replay, dumps: Mapping[int, RankDump], world: int) -> Iterabl
         yield f"{rank_list(ranks)}: {note}"
 
 
+def _tells_world(dump: RankDump) -> bool:
+    return dump.world is not None or any(group.ranks for group in dump.groups.values())
+
+
 def _it(ranks: list[int]) -> str:
     return "it" if len(ranks) == 1 else "they"
-
-
-# -- text -----------------------------------------------------------------------------------
-
-
-def render_explanation(given: Explanation) -> str:
-    """The report. Texts of a recording are as the run printed them."""
-    parts: list[str] = [*given.told, *map(render_kind, given.verdicts)]
-    if not parts:
-        parts = [f"nothing wrong found in {_source_text(given)}"]
-    tail = [line for label, text in given.facts for line in labelled(label, text)]
-    tail += [line for text in given.unknown for line in labelled("unknown", text)]
-    if given.found:
-        tail += labelled("from", _source_text(given))
-    return printable(compose("\n\n".join(parts), tail))
-
-
-def printable(text: str) -> str:
-    """Without characters that a terminal would obey: names in dumps are not trusted.
-
-    >>> printable("all_reduce\\x1b[2J")
-    'all_reduce?[2J'
-    """
-    return "".join(c if c.isprintable() or c == "\n" else "?" for c in ascii_text(text))
-
-
-def _source_text(given: Explanation) -> str:
-    if given.source.startswith("recording "):
-        return f"the {given.source} of {given.ranks} ranks"
-    name = "recordings" if given.source == RECORDING else f"{given.source} files"
-    return f"{name} of {given.dumps} of {given.ranks} ranks"
-
-
-def as_data(given: Explanation) -> dict[str, Any]:
-    """The same for programs: plain values."""
-    return {
-        "source": given.source,
-        "ranks": given.ranks,
-        "dumps": given.dumps,
-        "verdicts": [
-            {
-                "type": type(verdict).__name__,
-                "headline": headline(verdict),
-                **dataclasses.asdict(verdict),
-            }
-            for verdict in given.verdicts
-        ],
-        "told": [ascii_text(text) for text in given.told],
-        "facts": [list(fact) for fact in given.facts],
-        "unknown": list(given.unknown),
-    }

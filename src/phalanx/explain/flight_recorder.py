@@ -95,6 +95,7 @@ def read_flight_recorder(data: Mapping[str, Any], rank: int, name: str) -> RankD
     entries = sorted(entries, key=lambda each: _whole(each.get("record_id"), 0))
     found = RankDump(rank, name, "Flight Recorder", status="running")
     configured = _configured_groups(data.get("pg_config"))
+    found.world = _least_world(data.get("pg_config"))
     backends: set[str] = set()
     for entry in _without_summaries(entries):
         group = _group(entry, configured)
@@ -143,6 +144,13 @@ def _configured_groups(config: Any) -> dict[str, DumpedGroup]:
             description = _text(given.get("desc"))
             found[name] = DumpedGroup(_key(name, ranks), _shown(name), ranks, "", description)
     return found
+
+
+def _least_world(config: Any) -> int | None:
+    """There are at least so many ranks: Gloo lists members without a group's name."""
+    given = config.get("") if isinstance(config, dict) else None
+    ranks = _members(given.get("ranks")) if isinstance(given, dict) else None
+    return max(ranks) + 1 if ranks else None
 
 
 def _members(given: Any) -> tuple[int, ...] | None:
