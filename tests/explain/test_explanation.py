@@ -359,3 +359,14 @@ def test_equal_lines_about_files_are_one(tmp_path: Path) -> None:
     assert text.count("text of another kind") == 1
     assert "and 17 more files: text of another kind" in text
     assert len(as_data(found)["unknown"]) == 20
+
+
+def test_a_group_that_is_made_again_in_full_rings(tmp_path: Path) -> None:
+    """Nobody knows which of its calls belong together."""
+    names = ["barrier", "all_reduce", "broadcast", "all_reduce"]
+    calls = [
+        entry(name, 1 + at % 2, record=7 + at, done=at < 3) for at, name in enumerate(names)
+    ]
+    found = answer(write(tmp_path, dump(calls), dump(calls[2:])))
+    assert not found.found
+    assert any("a group was made again" in text for text in found.unknown)

@@ -49,6 +49,8 @@ class Replay:
     views: Mapping[int, RankView] | None = None
     undecided: frozenset[int] = frozenset()
     """Ranks that wait in a call which all members have entered."""
+    is_uncounted: bool = False
+    """Whether calls were left out because their numbers mean nothing."""
 
 
 def replay(dumps: Mapping[int, RankDump], world: int) -> Replay:
@@ -75,7 +77,7 @@ def replay(dumps: Mapping[int, RankDump], world: int) -> Replay:
     unmet: tuple[Verdict, ...] = ()
     if verdict is None and len(dumps) == world and all(map(_has_finished, dumps.values())):
         unmet = find_leftovers(referee.leftovers())
-    return Replay(verdict, unmet, views, frozenset(undecided))
+    return Replay(verdict, unmet, views, frozenset(undecided), is_uncounted=bool(lost))
 
 
 def _find_why(referee: DumpReferee, *, is_guess: bool) -> Verdict | None:

@@ -261,6 +261,11 @@ def _unknown(
             f"{rank_list(late)}: the ring was full, so older calls are lost; calls are "
             "compared from where all rings begin"
         )
+    if done.is_uncounted:
+        yield (
+            "a group was made again, and rings were full: how its calls belong together is "
+            "not known, so they are not compared"
+        )
     silent = [rank for rank, dump in dumps.items() if not dump.records_messages]
     if silent:
         yield (
