@@ -16,6 +16,7 @@ from phalanx.explain.dump_replay import Replay, replay
 from phalanx.explain.rank_dump import MOST_RANKS, DumpError, RankDump
 from phalanx.explain.recorded_run import RecordedRun, read_recording
 from phalanx.model import Deadlock, Mismatch, RankFailure, Stall, Verdict, rank_list
+from phalanx.report.text import headline
 
 MOST_TOLD = 8
 """Ranks of which the last call is told."""
@@ -206,7 +207,12 @@ def _facts(
 ) -> Iterable[tuple[str, str]]:
     """What ranks did last that others wait for."""
     verdict = done.verdict
-    if isinstance(verdict, Stall):
+    if done.presumed is not None:
+        yield (
+            "proved if",
+            f"these were all ranks, which the dumps do not tell: {headline(done.presumed)}",
+        )
+    elif isinstance(verdict, Stall):
         for rank in verdict.ranks[:MOST_TOLD]:
             if rank not in unreadable:
                 yield "last", _last_text(rank, dumps.get(rank))
@@ -280,18 +286,12 @@ def _unknown(
             "the dumps do not tell the members of groups: only that those who used a group "
             "are in it"
         )
-    if isinstance(done.verdict, Deadlock) and not any(map(_tells_world, dumps.values())):
-        yield f"how many ranks there were: the dumps do not tell; {world} are taken for all"
     notes: dict[str, list[int]] = {}
     for rank, dump in dumps.items():
         for note in dump.notes:
             notes.setdefault(note, []).append(rank)
     for note, ranks in notes.items():
         yield f"{rank_list(ranks)}: {note}"
-
-
-def _tells_world(dump: RankDump) -> bool:
-    return dump.world is not None or any(group.ranks for group in dump.groups.values())
 
 
 def _it(ranks: list[int]) -> str:
