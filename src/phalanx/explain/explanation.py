@@ -15,7 +15,7 @@ from phalanx.explain.dump_files import BLACK_BOX, FLIGHT_RECORDER, FoundDumps, F
 from phalanx.explain.dump_replay import Replay, replay
 from phalanx.explain.rank_dump import MOST_RANKS, DumpError, RankDump
 from phalanx.explain.recorded_run import RecordedRun, read_recording
-from phalanx.model import Deadlock, Mismatch, RankFailure, Stall, Verdict, rank_list
+from phalanx.model import Deadlock, Finding, Mismatch, RankFailure, Stall, Verdict, rank_list
 from phalanx.report.text import headline
 
 MOST_TOLD = 8
@@ -94,8 +94,10 @@ def _why_not(name: str, kind: str, error: Exception) -> DumpError:
 
 
 def _weight(answer: Explanation) -> int:
+    """Small for what is worst."""
     if answer.told:
-        return 0
+        warns = [each.get("severity") == "warning" for each in answer.recorded]
+        return 2 if warns and all(warns) else 0
     if not answer.verdicts:
         return 3
     return 2 if isinstance(answer.verdicts[0], Stall) else 1
@@ -135,7 +137,7 @@ def _explain_cut(answer: Explanation, run: RecordedRun) -> Explanation:
     answer = replace(answer, is_cut=True, unknown=tuple(_unknown_of(run)))
     if isinstance(verdict, Stall) and run.still < LONG_STILL:
         verdict = None
-    if isinstance(verdict, Deadlock) and (run.has_gaps or run.has_threads):
+    if isinstance(verdict, (Deadlock, Finding)) and (run.has_gaps or run.has_threads):
         verdict = None  # what is missing may be what somebody waits for
     if verdict is None:
         return replace(answer, facts=tuple(_ends(run.dumps)))
@@ -145,6 +147,8 @@ def _explain_cut(answer: Explanation, run: RecordedRun) -> Explanation:
 def _unknown_of(run: RecordedRun) -> Iterable[str]:
     if run.has_gaps:
         yield "events were lost, because ranks were quicker than the recorder"
+    if any(dump.begins_late for dump in run.dumps.values()):
+        yield "the oldest events are gone: calls are compared from where all ranks have some"
 
 
 def _ends(dumps: Mapping[int, RankDump]) -> Iterable[tuple[str, str]]:
