@@ -19,6 +19,7 @@ from phalanx.explain.explanation import explain
 from phalanx.explain.explanation_text import render_explanation
 from phalanx.explain.recorded_run import dumps_of_recording
 from phalanx.journal.recording.decoder import load
+from phalanx.journal.recording.recorder import FORMAT
 from phalanx.model import Stall
 
 
@@ -269,3 +270,29 @@ def test_a_hostile_recording_is_named(
         assert found.source == f"recording {fine}"
         assert len(found.unread) == 1
         assert found.unread[0].startswith(f"{bad}: this is no whole recording")
+
+
+def test_an_error_comes_before_a_warning(tmp_path: Path) -> None:
+    def ended(name: str, severity: str) -> Path:
+        file = tmp_path / name
+        header = {"format": FORMAT, "version": 1, "started": 0.0, "clock": "real", "ranks": 2}
+        verdict = {"kind": "leak", "severity": severity, "headline": f"an {severity}"}
+        end = {"end": {"status": "finished", "verdicts": [verdict]}}
+        file.write_text(json.dumps(header) + "\n" + json.dumps(end) + "\n")
+        return file
+
+    files = [ended("a", "warning"), ended("b", "error")]
+    found = explain(read_dumps(files))
+    assert found.source == f"recording {files[1]}"
+    assert "[leak] an warning" in render_explanation(found)
+
+
+def test_no_deadlock_is_proved_where_events_are_lost(tmp_path: Path) -> None:
+    """What was lost may be the message that somebody waits for."""
+    file, part = tmp_path / "run.jsonl.gz", tmp_path / "part.jsonl"
+    with pytest.raises(phalanx.DeadlockError):
+        phalanx.run(hangs, ranks=2, record=file)
+    part.write_text("".join([*killed(file), json.dumps({"dropped": 3, "rank": 0}) + "\n"]))
+    found = explain(read_dumps([part]))
+    assert not found.found
+    assert any("events were lost" in text for text in found.unknown)

@@ -22,6 +22,7 @@ from phalanx.explain.rank_dump import DumpedCall, RankDump
 from phalanx.matching.announcement import Form, GroupForm
 from phalanx.model import (
     Deadlock,
+    Finding,
     Op,
     RankFailure,
     RankView,
@@ -51,6 +52,9 @@ class Replay:
     """Ranks that wait in a call which all members have entered."""
     is_uncounted: bool = False
     """Whether calls were left out because their numbers mean nothing."""
+    presumed: Verdict | None = None
+    """What would be proved if there were no more ranks than dumps show: these do not tell how
+    many there were."""
 
 
 def replay(dumps: Mapping[int, RankDump], world: int) -> Replay:
@@ -72,12 +76,17 @@ def replay(dumps: Mapping[int, RankDump], world: int) -> Replay:
     failure = _find_failure(dumps, views)
     if failure is not None:
         return Replay(failure, views=views)
-    verdict = _find_why(referee, is_guess=groups.is_guess)
-    verdict = without_guesses(verdict, users) or _find_stall(dumps, views)
+    verdict = without_guesses(_find_why(referee, is_guess=groups.is_guess), users)
+    stall = _find_stall(dumps, views)
+    presumed = None
+    told = any(map(_tells_world, dumps.values()))
+    if not told and stall is not None and isinstance(verdict, (Deadlock, Finding)):
+        presumed, verdict = verdict, replace(stall, ranks=verdict.ranks)
+    verdict = verdict or stall
     unmet: tuple[Verdict, ...] = ()
     if verdict is None and len(dumps) == world and all(map(_has_finished, dumps.values())):
         unmet = find_leftovers(referee.leftovers())
-    return Replay(verdict, unmet, views, frozenset(undecided), is_uncounted=bool(lost))
+    return Replay(verdict, unmet, views, frozenset(undecided), bool(lost), presumed)
 
 
 def _find_why(referee: DumpReferee, *, is_guess: bool) -> Verdict | None:
@@ -237,6 +246,11 @@ def _take_places(
         if call_id is not None and not referee.stop_in(rank, call_id):
             undecided.add(rank)
     return undecided
+
+
+def _tells_world(dump: RankDump) -> bool:
+    """Whether it says how many ranks there were, at least."""
+    return dump.world is not None or any(group.ranks for group in dump.groups.values())
 
 
 def _has_finished(dump: RankDump) -> bool:

@@ -15,7 +15,8 @@ from phalanx.explain.dump_files import BLACK_BOX, FLIGHT_RECORDER, FoundDumps, F
 from phalanx.explain.dump_replay import Replay, replay
 from phalanx.explain.rank_dump import MOST_RANKS, DumpError, RankDump
 from phalanx.explain.recorded_run import RecordedRun, read_recording
-from phalanx.model import Deadlock, Mismatch, RankFailure, Stall, Verdict, rank_list
+from phalanx.model import Deadlock, Finding, Mismatch, RankFailure, Stall, Verdict, rank_list
+from phalanx.report.text import headline
 
 MOST_TOLD = 8
 """Ranks of which the last call is told."""
@@ -93,8 +94,10 @@ def _why_not(name: str, kind: str, error: Exception) -> DumpError:
 
 
 def _weight(answer: Explanation) -> int:
+    """Small for what is worst."""
     if answer.told:
-        return 0
+        warns = [each.get("severity") == "warning" for each in answer.recorded]
+        return 2 if warns and all(warns) else 0
     if not answer.verdicts:
         return 3
     return 2 if isinstance(answer.verdicts[0], Stall) else 1
@@ -134,7 +137,7 @@ def _explain_cut(answer: Explanation, run: RecordedRun) -> Explanation:
     answer = replace(answer, is_cut=True, unknown=tuple(_unknown_of(run)))
     if isinstance(verdict, Stall) and run.still < LONG_STILL:
         verdict = None
-    if isinstance(verdict, Deadlock) and (run.has_gaps or run.has_threads):
+    if isinstance(verdict, (Deadlock, Finding)) and (run.has_gaps or run.has_threads):
         verdict = None  # what is missing may be what somebody waits for
     if verdict is None:
         return replace(answer, facts=tuple(_ends(run.dumps)))
@@ -144,6 +147,8 @@ def _explain_cut(answer: Explanation, run: RecordedRun) -> Explanation:
 def _unknown_of(run: RecordedRun) -> Iterable[str]:
     if run.has_gaps:
         yield "events were lost, because ranks were quicker than the recorder"
+    if any(dump.begins_late for dump in run.dumps.values()):
+        yield "the oldest events are gone: calls are compared from where all ranks have some"
 
 
 def _ends(dumps: Mapping[int, RankDump]) -> Iterable[tuple[str, str]]:
@@ -206,7 +211,12 @@ def _facts(
 ) -> Iterable[tuple[str, str]]:
     """What ranks did last that others wait for."""
     verdict = done.verdict
-    if isinstance(verdict, Stall):
+    if done.presumed is not None:
+        yield (
+            "proved if",
+            f"these were all ranks, which the dumps do not tell: {headline(done.presumed)}",
+        )
+    elif isinstance(verdict, Stall):
         for rank in verdict.ranks[:MOST_TOLD]:
             if rank not in unreadable:
                 yield "last", _last_text(rank, dumps.get(rank))
@@ -280,18 +290,12 @@ def _unknown(
             "the dumps do not tell the members of groups: only that those who used a group "
             "are in it"
         )
-    if isinstance(done.verdict, Deadlock) and not any(map(_tells_world, dumps.values())):
-        yield f"how many ranks there were: the dumps do not tell; {world} are taken for all"
     notes: dict[str, list[int]] = {}
     for rank, dump in dumps.items():
         for note in dump.notes:
             notes.setdefault(note, []).append(rank)
     for note, ranks in notes.items():
         yield f"{rank_list(ranks)}: {note}"
-
-
-def _tells_world(dump: RankDump) -> bool:
-    return dump.world is not None or any(group.ranks for group in dump.groups.values())
 
 
 def _it(ranks: list[int]) -> str:
