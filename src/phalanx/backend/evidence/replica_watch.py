@@ -5,9 +5,9 @@ torch calls the hooks of `register` around each `optimizer.step()`; `ReplicaWatc
 memory. Parameters are those of models that the rank has wrapped with DDP, and DTensors that a
 mesh dimension replicates. What is sampled depends on the number of collectives that the rank
 has called on the group of the replicas, so all ranks choose the same moments without a word:
-the first dozen of steps, then fewer and fewer, four for each doubling. Deciding is done in
-`checks/replicas/`. Must never change what the program does: an error in here ends the
-looking, and nothing else.
+the first dozen of steps, then fewer and fewer, four for each doubling, two of large models.
+Deciding is done in `checks/replicas/`. Must never change what the program does: an error in
+here ends the looking, and nothing else.
 
 | left out                                       | because                                   |
 |------------------------------------------------|-------------------------------------------|
@@ -33,6 +33,7 @@ import weakref
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from ctypes import c_char
+from math import prod
 from types import FrameType
 from typing import Any
 
@@ -66,8 +67,10 @@ MOST_TURNS = 4
 """Steps that are sampled between two collectives."""
 ALL = 16
 """Collectives up to which every step is sampled."""
-_PER_DOUBLING = 2
-"""Then so many (as a power of two) while their number doubles."""
+_PER_DOUBLING, _PER_DOUBLING_LARGE = 2, 1
+"""Then so many (as a power of two) while their number doubles; fewer of large models."""
+_LARGE = 1 << 18
+"""Elements of a large model."""
 _WHOLE = 1 << 16
 """Bytes of a tensor that are read one by one."""
 
@@ -77,7 +80,7 @@ _WRAPPER = os.path.join("torch", "optim", "optimizer.py")
 """Where torch calls the hooks, in a function that has the optimizer as `self`."""
 
 
-def is_sampled(calls: int, last: int) -> bool:
+def is_sampled(calls: int, last: int, per_doubling: int = _PER_DOUBLING) -> bool:
     """Whether to look at the first step after `calls` collectives, where the step before came
     after `last` of them.
 
@@ -86,7 +89,7 @@ def is_sampled(calls: int, last: int) -> bool:
     """
     if calls < ALL:
         return calls != last
-    shift = calls.bit_length() - _PER_DOUBLING - 1
+    shift = calls.bit_length() - per_doubling - 1
     return calls >> shift != last >> shift
 
 
@@ -95,6 +98,8 @@ class _Record:
 
     def __init__(self, replica: Replica) -> None:
         self.replica = replica
+        is_large = sum(map(prod, replica.shapes)) >= _LARGE
+        self.per_doubling = _PER_DOUBLING_LARGE if is_large else _PER_DOUBLING
         self.samples: list[Sample] = []
         self.steps = 0
         self.calls = -1
@@ -109,7 +114,7 @@ class _Record:
         if calls == self.calls:
             self.turn += 1
             return self.turn < MOST_TURNS and calls < ALL
-        wanted = is_sampled(calls, self.calls)
+        wanted = is_sampled(calls, self.calls, self.per_doubling)
         self.calls, self.turn = calls, 0
         return wanted
 
