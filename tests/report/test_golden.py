@@ -29,10 +29,12 @@ from phalanx.matching.other_group import find_other_group
 from phalanx.matching.waitgraph import find_deadlock
 from phalanx.model import (
     CallBlock,
+    Caller,
     Deadlock,
     Finding,
     Group,
     Handling,
+    Leave,
     Meeting,
     Op,
     RankFailure,
@@ -247,6 +249,23 @@ def mismatch_handled_by_all() -> Verdict | None:
     site = Site("model.py", 17, "sync", "dist.broadcast(weights, src=root)")
     handling = Handling("ImportError: No module named 'apex'", RAISED, site)
     return found and with_handled(found, dict.fromkeys(range(4), handling))
+
+
+def deadlock_left() -> Verdict | None:
+    """Two ranks have left, each in its own way; the others wait in a wrapper."""
+    wrapper = Site("utils/dist.py", 12, "sync", "dist.barrier()")
+    caller = Site("train.py", 90, "main", "sync()")
+    done = Site("train.py", 88, "main", "return")
+    leave = Site("train.py", 20, "on_signal", "sys.exit(0)")
+    sync = [Op(rank, "barrier", WORLD, 9, site=wrapper) for rank in (0, 1)]
+    last = [all_reduce(rank, 8) for rank in range(4)]
+    views = [
+        *(waiting(op, 2, 3) for op in sync),
+        RankView(2, "finished", last=last[2], left=Leave("return", done)),
+        RankView(3, "finished", last=last[3], left=Leave("exit", leave, "SIGTERM")),
+    ]
+    found = find_deadlock(Snapshot(tuple(views)))
+    return found and replace(found, callers=(Caller((0, 1), wrapper, caller),))
 
 
 def unmatched_message() -> Verdict:
@@ -533,6 +552,7 @@ CASES = [
     mismatch_handled,
     mismatch_handled_by_all,
     deadlock_handled,
+    deadlock_left,
     stall_handled,
     unmatched_message,
     unmatched_messages,
