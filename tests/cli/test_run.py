@@ -492,7 +492,7 @@ MANY = "give the number of ranks as a whole number from 1 to 4096"
         ("run -n 4 --fast show.py", "unknown option: --fast"),
         ("run -n 4 --quie show.py", "unknown option: --quie"),
         ("fly", "invalid choice: 'fly'"),
-        ("run -n 4 --checks= show.py", "phalanx: --checks: nothing is said. Give all"),
+        ("run -n 4 --checks= show.py", "phalanx: --checks: no kind is given. Give all"),
         ("run -n 4 --checks -leak show.py", "expected one argument, e.g. --checks mismatch"),
         ("--", "no command given; choose one of run, conformance"),
         ("run -n 2 lonely.py", "lonely.py ended without a call of init_process_group"),

@@ -224,17 +224,18 @@ SCRIPTS = {
         "ranks 0, 2 wait for it in call #0",
     ),
     "caught": (
-        "import os, signal\ncaught = []\n"
+        "import os, signal, time\ncaught = []\n"
         "signal.signal(signal.SIGTERM, lambda number, frame: caught.append(number))\n"
         "def train():\n"
         "    while True:\n"
         "        if dist.get_rank() == 1:\n"
         "            os.kill(os.getpid(), signal.SIGTERM)\n"
+        "            while not caught: time.sleep(0.001)\n"
         "        if caught:\n"
         "            return\n"
         "        dist.barrier()\n"
         "train()\n",
-        "rank 1 returned at program.py:11 after SIGTERM; ranks 0, 2 wait for it in call #0",
+        "rank 1 returned at program.py:12 after SIGTERM; ranks 0, 2 wait for it in call #0",
     ),
 }
 

@@ -162,7 +162,7 @@ RANKS = "give the number of ranks as a whole number from 1 to 4096, e.g. ranks=4
             "checks='some': there is no kind 'some'. Give all, none, or kinds",
         ),
         ({"checks": "all,-stall"}, "checks='all,-stall': stall is always found; it cannot be"),
-        ({"checks": None}, "checks=None: nothing is said. Give all, none, or kinds"),
+        ({"checks": None}, "checks=None: no kind is given. Give all, none, or kinds"),
         ({"profile": "mpi"}, "profile='mpi': give gloo or nccl, the backend that the program"),
         ({"seed": -1}, "seed=-1: a seed is a whole number from 0 on (0: in order)"),
         ({"seed": "7"}, "seed='7': a seed is a whole number from 0 on (0: in order)"),
