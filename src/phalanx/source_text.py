@@ -160,6 +160,19 @@ def branch_at_line(file: str, line: int) -> int | None:
     return _branch(file, line, max(around, default=0))
 
 
+def is_added_branch(file: str, line: int) -> bool:
+    """Whether the `if` at a line has no `else`, and whoever is in it goes on behind it."""
+    tree = parsed(file)
+    leaves = (ast.Return, ast.Continue, ast.Break, ast.Raise)
+    return any(
+        isinstance(node, ast.If)
+        and node.lineno == line
+        and not node.orelse
+        and not any(isinstance(each, leaves) for each in ast.walk(node))
+        for node in (ast.walk(tree) if tree is not None else ())
+    )
+
+
 def _branch(file: str, line: int, first: int) -> int | None:
     tree = parsed(file)
     if tree is None:
