@@ -136,6 +136,32 @@ def is_called_from_several(file: str, function: str) -> bool:
     return len(lines) > 1
 
 
+def only_call_on(near: Site, receiver: str, method: str) -> Site | None:
+    """The line in the file of a site that calls a method of what is named so, if it is one."""
+    tree = parsed(near.file) if is_here(near) else None
+    if tree is None:
+        return None
+    lines = {
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == method
+        and ast.unparse(node.func.value) == receiver
+    }
+    if len(lines) != 1:
+        return None
+    line = lines.pop()
+    around = [
+        (node.lineno, node.name)
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        and node.lineno <= line <= (node.end_lineno or 0)
+    ]
+    _, function = max(around, default=(0, "<module>"))
+    return Site(near.file, line, function, lines_of(near.file)[line - 1].strip())
+
+
 def _called(node: ast.Call) -> str | None:
     name = getattr(node.func, "attr", getattr(node.func, "id", None))
     return name if isinstance(name, str) else None
@@ -158,6 +184,19 @@ def branch_at_line(file: str, line: int) -> int | None:
         if isinstance(node, functions) and node.lineno <= line <= (node.end_lineno or 0)
     ]
     return _branch(file, line, max(around, default=0))
+
+
+def is_added_branch(file: str, line: int) -> bool:
+    """Whether the `if` at a line has no `else`, and whoever is in it goes on behind it."""
+    tree = parsed(file)
+    leaves = (ast.Return, ast.Continue, ast.Break, ast.Raise)
+    return any(
+        isinstance(node, ast.If)
+        and node.lineno == line
+        and not node.orelse
+        and not any(isinstance(each, leaves) for each in ast.walk(node))
+        for node in (ast.walk(tree) if tree is not None else ())
+    )
 
 
 def _branch(file: str, line: int, first: int) -> int | None:

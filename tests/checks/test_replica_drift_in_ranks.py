@@ -712,6 +712,31 @@ def test_samplers_that_do_not_divide_the_data(program, headline: str) -> None:
     assert found.blocks[0].op.site.file.endswith("test_replica_drift_in_ranks.py")
 
 
+class EpochTrainer(Trainer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.sampler = DistributedSampler(ROWS)
+        self.loader = DataLoader(ROWS, batch_size=2, sampler=self.sampler)
+
+    def fit(self) -> None:
+        for epoch in range(3):
+            if me() == 0:
+                self.sampler.set_epoch(epoch)  # on one
+            for rows in self.loader:
+                self.optimizer.zero_grad()
+                self.model(rows).square().sum().backward()
+                self.optimizer.step()
+
+
+def test_ranks_whose_epoch_never_changes_are_at_fault() -> None:
+    (found,) = findings(lambda: EpochTrainer().fit())
+    assert found.ranks == (1, 2)
+    setting = found.blocks[0]
+    assert setting.ranks == (0,) and setting.op.name == "self.sampler.set_epoch"
+    assert setting.op.site.source.endswith("# on one")
+    assert found.hint.endswith("on ranks 1, 2 the epoch never changed")
+
+
 def shuffled_alike() -> None:
     sampled()
 

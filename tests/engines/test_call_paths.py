@@ -263,3 +263,77 @@ def test_a_line_of_a_library_has_the_users_line_for_its_caller() -> None:
     deep = StackLine(Site("utils/operations.py", 7, "_gather"), installed=True)
     assert find_caller((user, library, deep)) == user.site
     assert find_caller((library, deep)) is None
+
+
+# -- a call more, by a branch that asks for the rank ------------------------------------------
+
+
+def one_more_by_a_branch() -> None:
+    for step in range(3):
+        team.summed(torch.ones(4))
+        if dist.get_rank() == 0 and step == 1:
+            print(team.summed(torch.ones(())))
+
+
+@each_engine
+def test_a_call_more_in_a_branch_is_that_of_its_rank(engine: str) -> None:
+    verdict = verdict_of(one_more_by_a_branch, engine, ranks=2)
+    assert isinstance(verdict, Mismatch)
+    assert verdict.ranks == (0,) and verdict.differs == ("shape",)
+    branch = line_of(one_more_by_a_branch, "step == 1")
+    assert verdict.hint is not None
+    assert verdict.hint.endswith(
+        f"a branch that asks for the rank, at tests/engines/test_call_paths.py:{branch}"
+    )
+
+
+def meet_after_a_return() -> None:
+    if dist.get_rank() == 0:
+        team.summed(torch.ones(3))
+        return
+    team.summed(torch.ones(2))
+
+
+def meet_in_two_arms() -> None:
+    if dist.get_rank() == 0:
+        team.summed(torch.ones(3))
+    else:
+        team.summed(torch.ones(2))
+
+
+@pytest.mark.parametrize("program", [meet_after_a_return, meet_in_two_arms])
+def test_calls_that_are_meant_to_meet_blame_nobody(program: Any) -> None:
+    assert verdict_of(program, "threads", ranks=2).ranks == ()
+
+
+# -- steps of a loop that a rank left out -----------------------------------------------------
+
+
+def one_skips_a_step() -> None:
+    for step in range(4):
+        if dist.get_rank() == 1 and step == 2:
+            continue
+        dist.all_reduce(torch.ones(4))
+    dist.barrier()
+
+
+def one_leaves_the_group() -> None:
+    pair = dist.new_group([0, 1])
+    for step in range(2):
+        exchange(torch.ones(4 if step + dist.get_rank() < 2 else 0), pair)
+    dist.barrier()
+
+
+def exchange(x: torch.Tensor, pair: Any) -> None:
+    if len(x) and dist.get_rank() < 2:
+        dist.all_reduce(x, group=pair)
+
+
+@each_engine
+@pytest.mark.parametrize(
+    ("program", "ranks"), [(one_skips_a_step, 2), (one_leaves_the_group, 4)]
+)
+def test_who_left_a_step_out_is_at_fault(program: Any, ranks: int, engine: str) -> None:
+    verdict = verdict_of(program, engine, ranks)
+    assert verdict.ranks == (1,)
+    assert headline(verdict).startswith("rank 1 ")

@@ -30,7 +30,13 @@ from phalanx.model import (
     ViewBlock,
 )
 from phalanx.source_exits import find_exits
-from phalanx.source_text import branch_at_line, is_called_from_several, is_here, lines_of
+from phalanx.source_text import (
+    branch_at_line,
+    is_added_branch,
+    is_called_from_several,
+    is_here,
+    lines_of,
+)
 
 Stack = tuple[StackLine, ...]
 Stacks = Mapping[int, Stack]
@@ -103,11 +109,20 @@ def find_caller(stack: Stack) -> Site | None:
 
 def with_branch(verdict: Mismatch, stacks: Stacks) -> Mismatch:
     """The verdict, with the ranks that alone are in such a branch as those at fault, if that is
-    clear and nothing else says who is."""
-    if verdict.ranks or len(verdict.blocks) != 2 or "operation" not in verdict.differs:
+    clear and nothing else says who is. The same operation may be meant to meet another: then
+    the branch must be one that all come past, those in it and those who are not."""
+    if verdict.ranks or len(verdict.blocks) != 2:
         return verdict
     ways = [_branch_of(each.ranks, each.op, stacks) for each in verdict.blocks]
-    return blame_branch(verdict, ways)
+    return blame_branch(verdict, ways, are_added=all(map(_is_added, ways)))
+
+
+def _is_added(branch: Branch) -> bool:
+    """Whether a branch, if that is one, only adds to what all do."""
+    if not isinstance(branch, str):
+        return True
+    file, _, line = branch.rpartition(":")
+    return is_added_branch(file, int(line))
 
 
 def _with_branch_of_waiting(verdict: Deadlock, stacks: Stacks) -> Deadlock:

@@ -267,12 +267,16 @@ Branch = str | bool | None
 that is not known."""
 
 
-def blame_branch(verdict: Mismatch, branches: Sequence[Branch]) -> Mismatch:
+def blame_branch(
+    verdict: Mismatch, branches: Sequence[Branch], *, are_added: bool = False
+) -> Mismatch:
     """Where two blocks disagree in the operation and no majority says who is wrong: the one
     whose ranks alone came there by a branch that tests the rank. `branches` has one for each
-    block."""
+    block. If they only add to what all do, it is the same for whatever else differs."""
     blocks = verdict.blocks
-    if verdict.ranks or len(blocks) != 2 or "operation" not in verdict.differs:
+    if verdict.ranks or len(blocks) != 2:
+        return verdict
+    if not are_added and "operation" not in verdict.differs:
         return verdict
     told = [at for at in (0, 1) if isinstance(branches[at], str)]
     if len(told) != 1 or branches[1 - told[0]] is not None:

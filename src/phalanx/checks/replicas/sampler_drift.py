@@ -1,4 +1,4 @@
-"""Samplers of replicas that do not divide the data among the ranks. Pure.
+"""Samplers of replicas that do not divide the data among the ranks.
 
 | a `DistributedSampler` around the steps of a model          | verdict                        |
 |-------------------------------------------------------------|--------------------------------|
@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from phalanx.checks.replicas.replica_samples import (
@@ -27,6 +28,7 @@ from phalanx.checks.replicas.replica_samples import (
 from phalanx.journal.events import site_of
 from phalanx.matching.hints import name_ranks
 from phalanx.model import CallBlock, Finding, Group, Op, Site
+from phalanx.source_text import only_call_on
 
 _STATIC = ("seed", "shuffle", "drop_last", "total_size")
 _MEANING = {
@@ -95,8 +97,17 @@ def _find_other_sampler(
         at = moments[apart[0]]
         if _matters("epoch", at):
             values = {rank: facts.epoch for rank, (facts, _) in at.items()}
-            return _other_value(one, name, at, "epoch", values)
+            return _other_value(one, name, at, "epoch", values, _unchanged(moments))
     return None
+
+
+def _unchanged(
+    moments: Sequence[Mapping[int, tuple[SamplerFacts, Sample]]],
+) -> tuple[int, ...]:
+    """Ranks whose sampler has one epoch all the time, while those of others have several."""
+    epochs = {rank: {at[rank][0].epoch for at in moments} for rank in moments[0]}
+    still = tuple(sorted(rank for rank, own in epochs.items() if len(own) == 1))
+    return still if len(still) < len(epochs) else ()
 
 
 def _epochs(at: Mapping[int, tuple[SamplerFacts, Sample]]) -> set[int]:
@@ -114,14 +125,30 @@ def _other_value(
     at: Mapping[int, tuple[SamplerFacts, Sample]],
     attribute: str,
     values: Mapping[int, Any],
+    unchanged: tuple[int, ...] = (),
 ) -> Finding:
     classes = by_value(values)
     shown = ", ".join(f"{attribute}={value} on {name_ranks(who)}" for value, who in classes)
     hint = "give all ranks the same one"
     if attribute == "epoch":
         hint = "call set_epoch on all ranks, with the same number"
-    odd = odd_ranks([who for _, who in classes])
-    return _sampler_finding(one, at, odd, f"{name} has {shown}: {_MEANING[attribute]}", hint)
+    odd = unchanged or odd_ranks([who for _, who in classes])
+    if unchanged:
+        hint += f"; on {name_ranks(unchanged)} the epoch never changed"
+    found = _sampler_finding(one, at, odd, f"{name} has {shown}: {_MEANING[attribute]}", hint)
+    return _with_setting(found, name, unchanged) if unchanged else found
+
+
+def _with_setting(finding: Finding, name: str, unchanged: tuple[int, ...]) -> Finding:
+    """The finding, with the line that sets the epoch on the other ranks, if the source shows
+    it: nothing else changes that of a sampler."""
+    one = finding.blocks[0].op
+    line = one.site and only_call_on(one.site, name, "set_epoch")
+    if not line:
+        return finding
+    others = tuple(rank for rank in one.group.ranks if rank not in unchanged)
+    op = Op(others[0], f"{name}.set_epoch", one.group, site=line)
+    return replace(finding, blocks=(CallBlock(others, op), *finding.blocks))
 
 
 def _sampler_finding(

@@ -3,8 +3,8 @@
 Used by the referee for deadlocks. Ranks that wait for each other on two groups have either left
 a call out or use the groups in another order. That one left a call out is shown
 
-- by what it did before: it came to where it waits each time right after the call that is
-  missing now, and so did those who wait for it;
+- by what it did before: it came to where it waits each time after the call that is missing
+  now;
 - by the source: where it waits nobody comes but past the place of the missing call.
 
 If neither shows it, and one group is part of the other, it is said which member has not come to
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, pairwise
 from typing import NamedTuple
 
 from phalanx.journal.events import GroupRecord, Posted
@@ -62,7 +62,9 @@ def with_absence(deadlock: Deadlock, journal: Journal, records: Records) -> Dead
     elif len(passed) == 1:
         found = look.absence(*passed[0])
         if found is not None:
-            return replace(deadlock, absence=found, hint=look.tell_passing(*passed[0]))
+            at_fault = deadlock.ranks if _is_majority(found) else found.absent
+            hint = look.tell_passing(*passed[0])
+            return replace(deadlock, absence=found, ranks=at_fault, hint=hint)
     one, other = sorted(chosen, key=lambda slot: len(slot.op.group.ranks))
     found = None
     if set(one.op.group.ranks) < set(other.op.group.ranks):
@@ -74,6 +76,11 @@ def with_absence(deadlock: Deadlock, journal: Journal, records: Records) -> Dead
         f"order there than by {name_ranks(found.waiting)}"
     )
     return replace(deadlock, absence=found, hint=hint)
+
+
+def _is_majority(absence: Absence) -> bool:
+    """Whether more members have not come than have."""
+    return len(absence.absent) > len(absence.waiting)
 
 
 def _with_ended(
@@ -135,8 +142,8 @@ class _Absentees:
         )
 
     def has_changed(self, slot: OpenSlot, other: OpenSlot) -> bool:
-        """Whether those who wait in `other` came there before, each time right after the line
-        of `slot`, and this time without it."""
+        """Whether those who wait in `other` came there before, each time after the line of
+        `slot`, and this time without it."""
         ranks = [rank for rank in other.waiting if rank in slot.absent]
         return bool(ranks) and all(self._has_left_out(rank, slot, other) for rank in ranks)
 
@@ -146,15 +153,18 @@ class _Absentees:
         missing, here = key_of(slot.op.site), key_of(other.op.site)
         groups = {self._records.get(slot.op.group), self._records.get(other.op.group)}
         lines = [self._sites.line_of(c.mark) for c in self._calls(rank) if c.group in groups]
-        if len(lines) < 3 or lines[-1] != here or lines[-2] == missing:
+        if len(lines) < 3 or lines[-1] != here:
             return False
-        before = [lines[at - 1] for at in range(1, len(lines) - 1) if lines[at] == here]
-        return bool(before) and lines[0] != here and set(before) == {missing}
+        ends = [at for at, line in enumerate(lines) if line == here]
+        ways = [lines[a + 1 : b] for a, b in pairwise((-1, *ends))]
+        return (
+            len(ways) > 1 and missing not in ways[-1] and all(missing in w for w in ways[:-1])
+        )
 
     def tell_change(self, slot: OpenSlot, other: OpenSlot) -> str:
         ranks = [rank for rank in other.waiting if rank in slot.absent]
         return (
-            f"until now {name_ranks(ranks)} came to {other.op.site} right after "
+            f"until now {name_ranks(ranks)} came to {other.op.site} after "
             f"{slot.op.site}; this time without it"
         )
 
@@ -165,17 +175,20 @@ class _Absentees:
 
     def has_passed(self, slot: OpenSlot, other: OpenSlot) -> bool:
         """Whether who waits in `other` came past the line of `slot`, by the source. Nobody of
-        them has been there before."""
+        them has been there before, and none uses that line for other groups: it may have done
+        so by mistake."""
         first, then = slot.op.site, other.op.site
         file = self._file_of(slot)
         if first is None or then is None or not file or not comes_past(first, then, file):
             return False
-        here = key_of(then)
+        record, last = self._records.get(slot.op.group), self._records.get(other.op.group)
+        missing, here = key_of(first), key_of(then)
+        calls = [call for r in (*slot.waiting, *slot.absent) for call in self._calls(r)]
+        lines = [(self._sites.line_of(call.mark), call) for call in calls]
         return all(
-            self._sites.line_of(call.mark) != here
-            for rank in (*slot.waiting, *slot.absent)
-            for call in self._calls(rank)
-            if (call.group, call.number) != (self._records.get(other.op.group), other.op.number)
+            (line != here or (call.group, call.number) == (last, other.op.number))
+            and (line != missing or call.group is record)
+            for line, call in lines
         )
 
     def _file_of(self, slot: OpenSlot) -> str | None:

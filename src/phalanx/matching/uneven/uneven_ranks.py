@@ -15,6 +15,7 @@ from phalanx.journal.reader import Journal
 from phalanx.matching.hints import says_less
 from phalanx.matching.uneven.call_counts import Counts, PlaceCount, Steps, find_counts
 from phalanx.matching.uneven.call_sites import Sites, key_of
+from phalanx.matching.uneven.left_loop import has_left_loop
 from phalanx.matching.uneven.ways_past import are_arms_of_one_branch, find_ways_past
 from phalanx.model import Deadlock, Group, LineCount, Mismatch, OpBlock, Site, Uneven
 
@@ -70,7 +71,26 @@ def with_uneven(verdict: Mismatch, journal: Journal, record: GroupRecord) -> Mis
     hint = verdict.hint
     if hint is not None and says_less(hint, with_branch=bool(uneven.past)):
         hint = None
-    return replace(verdict, uneven=uneven, unrelated=True, hint=hint)
+    verdict = replace(verdict, uneven=uneven, unrelated=True, hint=hint)
+    return _with_parted(verdict, uneven, sites)
+
+
+def _with_parted(verdict: Mismatch, uneven: Uneven, sites: Sites) -> Mismatch:
+    """The mismatch, with those at fault that have left out steps of a loop that all share, if
+    no majority decides and these are one of its sides."""
+    if verdict.ranks or uneven.together is None or len(uneven.went) != 1 or not uneven.past:
+        return verdict
+    (parted, went), (most, *fewer) = uneven.went[0], uneven.places[0]
+    odd = [block for block in verdict.blocks if block.op.site == went]
+    if went is None or sorted(r for block in odd for r in block.ranks) != list(parted):
+        return verdict
+    if {r for each in fewer for r in each.ranks} != set(parted) or not is_shared(uneven):
+        return verdict
+    if not has_left_loop(most.site, sites.file_of(most.site), went):
+        return verdict
+    usual = [block for block in verdict.blocks if block.op.site != went]
+    blocks = (*usual, *(replace(block, odd=True) for block in odd))
+    return replace(verdict, ranks=parted, blocks=blocks)
 
 
 def is_shared(uneven: Uneven | None) -> bool:

@@ -16,30 +16,28 @@ from the one to the other is left out.
 from __future__ import annotations
 
 import ast
-import functools
 import linecache
 from collections.abc import Collection, Iterator, Sequence
-from typing import NamedTuple
 
+from phalanx.matching.uneven.source_levels import (
+    MOST_CALLERS,
+    Function,
+    Loop,
+    StatementList,
+    innermost_function,
+    inside,
+    levels_of,
+    only_caller,
+    sole_caller,
+    spans,
+    tree_of,
+)
 from phalanx.model import Site
 
 MOST_WAYS = 4
 """More than that say nothing."""
 
-MOST_CALLERS = 3
-
-_Loop = (ast.For, ast.AsyncFor, ast.While)
-_Function = (ast.FunctionDef, ast.AsyncFunctionDef)
-_Scope = (*_Function, ast.ClassDef, ast.Lambda)
-
-
-class StatementList(NamedTuple):
-    """A list of statements around a line: whose it is, which one of it, and the place in it."""
-
-    owner: ast.AST
-    field: str
-    body: Sequence[ast.stmt]
-    at: int
+_Scope = (*Function, ast.ClassDef, ast.Lambda)
 
 
 def find_ways_past(
@@ -48,7 +46,7 @@ def find_ways_past(
     """The branches that lead past a line of this file, the innermost first; none if they are
     too many. `went` is where the rank went instead, if that is known; `alike` are lines at
     which other ranks make the same call."""
-    tree = _tree_of(line, file)
+    tree = tree_of(line, file)
     if tree is None:
         return ()
     other = went.line if went is not None and went.file == line.file else None
@@ -57,13 +55,13 @@ def find_ways_past(
     for _ in range(MOST_CALLERS):
         if here is None:
             break
-        levels = _levels(tree, here)
-        function = _innermost_function(levels)
+        levels = levels_of(tree, here)
+        function = innermost_function(levels)
         target = None
-        if other is not None and function is _innermost_function(_levels(tree, other)):
+        if other is not None and function is innermost_function(levels_of(tree, other)):
             target = other
-        found.update(dict.fromkeys(_ways_in(_inside(levels), here, target, tree, alike)))
-        here = _only_caller(tree, function) if target is None else None
+        found.update(dict.fromkeys(_ways_in(inside(levels), here, target, tree, alike)))
+        here = only_caller(tree, function) if target is None else None
     if len(found) > MOST_WAYS:
         return ()
     lines = linecache.getlines(file)
@@ -73,92 +71,43 @@ def find_ways_past(
 def are_arms_of_one_branch(one: Site, other: Site, file: str) -> bool:
     """Whether two lines stand in different arms of one `if`: whoever comes to one is meant to
     meet those at the other. True if that is not known."""
-    tree = _tree_of(one, file)
+    tree = tree_of(one, file)
     if tree is None:
         return True
     if one.file != other.file:
         return False
-    arms = {level.owner: level.field for level in _levels(tree, one.line)}
+    arms = {level.owner: level.field for level in levels_of(tree, one.line)}
     return any(
         isinstance(level.owner, ast.If) and arms.get(level.owner, level.field) != level.field
-        for level in _levels(tree, other.line)
+        for level in levels_of(tree, other.line)
     )
 
 
 def comes_past(first: Site, then: Site, file: str) -> bool:
-    """Whether all who come to `then` have come past the place of `first`, taken or not: it
-    stands earlier in the same list of statements, or in branches that do."""
-    tree = _tree_of(first, file)
-    if tree is None or first.file != then.file or then.line <= first.line:
+    """Whether all who come to `then` have come past the place of `first`, taken or not: it, or
+    the only call of its function, stands earlier in the same list of statements, or in branches
+    that do."""
+    tree = tree_of(first, file)
+    if tree is None or first.file != then.file or not tree_of(then, file):
         return False
-    if first.function != then.function or not _tree_of(then, file):
+    there = levels_of(tree, then.line)
+    if not there or getattr(innermost_function(there), "name", "<module>") != then.function:
         return False
-    there = _levels(tree, then.line)
-    return bool(there) and any(
-        level.owner is there[-1].owner
-        and level.field == there[-1].field
-        and level.at < there[-1].at
-        for level in _levels(tree, first.line)
-    )
-
-
-def _tree_of(line: Site, file: str) -> ast.Module | None:
-    lines = linecache.getlines(file)
-    if not line.source or not 0 < line.line <= len(lines):
-        return None
-    if lines[line.line - 1].strip() != line.source:
-        return None
-    return _parse(tuple(lines))
-
-
-@functools.lru_cache(maxsize=8)
-def _parse(lines: tuple[str, ...]) -> ast.Module | None:
-    try:
-        return ast.parse("".join(lines))
-    except (SyntaxError, ValueError, RecursionError):
-        return None
-
-
-def _levels(tree: ast.Module, line: int) -> list[StatementList]:
-    """The lists of statements around a line, outermost first."""
-    found: list[StatementList] = []
-    owner: ast.AST | None = tree
-    while owner is not None:
-        level = next(_levels_at(owner, line), None)
-        if level is None:
-            break
-        if not isinstance(level.body[level.at], ast.stmt):
-            owner = level.body[level.at]
-            continue
-        found.append(level)
-        owner = level.body[level.at]
-    return found
-
-
-def _levels_at(owner: ast.AST, line: int) -> Iterator[StatementList]:
-    for field, value in ast.iter_fields(owner):
-        if not isinstance(value, list):
-            continue
-        for at, item in enumerate(value):
-            if isinstance(item, ast.stmt) and _spans(item, line):
-                yield StatementList(owner, field, value, at)
-            elif isinstance(item, (ast.ExceptHandler, ast.match_case)):
-                yield from _levels_at(item, line)
-
-
-def _spans(node: ast.stmt, line: int) -> bool:
-    return node.lineno <= line <= (node.end_lineno or node.lineno)
-
-
-def _innermost_function(levels: Sequence[StatementList]) -> ast.AST | None:
-    owners = [level.owner for level in levels if isinstance(level.owner, _Function)]
-    return owners[-1] if owners else None
-
-
-def _inside(levels: Sequence[StatementList]) -> Sequence[StatementList]:
-    """Those within the innermost function."""
-    first = [at for at, level in enumerate(levels) if isinstance(level.owner, _Function)]
-    return levels[first[-1] if first else 0 :]
+    here: int | None = first.line
+    for _ in range(MOST_CALLERS):
+        if here is None:
+            return False
+        levels = levels_of(tree, here)
+        function = innermost_function(levels)
+        if function is innermost_function(there):
+            return here < then.line and any(
+                level.owner is there[-1].owner
+                and level.field == there[-1].field
+                and level.at < there[-1].at
+                for level in levels
+            )
+        here = sole_caller(tree, function)
+    return False
 
 
 def _ways_in(
@@ -171,31 +120,31 @@ def _ways_in(
     """Lines of the branches of one function that lead past a line, the innermost first."""
     shared = {
         (level.owner, level.field)
-        for level in (_levels(tree, target) if target is not None else ())
+        for level in (levels_of(tree, target) if target is not None else ())
     }
     comes_later = target is not None and target > line
-    loops = [level for level in levels if isinstance(level.owner, _Loop)]
+    loops = [level for level in levels if isinstance(level.owner, Loop)]
     for level in reversed(levels):
         owner = level.owner
-        inside = (owner, level.field) in shared
-        if isinstance(owner, ast.If) and not inside and _tells(owner, line, alike):
+        stays = (owner, level.field) in shared
+        if isinstance(owner, ast.If) and not stays and _tells(owner, line, alike):
             yield owner.lineno
-        if isinstance(owner, ast.Try) and level.field == "body" and not inside:
+        if isinstance(owner, ast.Try) and level.field == "body" and not stays:
             yield from (handler.lineno for handler in owner.handlers)
-        if not (inside and comes_later):
+        if not (stays and comes_later):
             before = level.body[: level.at]
             in_loop = any(each.owner is owner or _holds(each, level) for each in loops)
             yield from _exits(before, returns=not comes_later, continues=in_loop)
-        if isinstance(owner, _Loop) and level.field == "body" and not inside:
+        if isinstance(owner, Loop) and level.field == "body" and not stays:
             yield from _exits(level.body, returns=not comes_later, breaks=True)
-            if not _is_the_same_for_all(owner):
+            if not is_the_same_for_all(owner):
                 yield owner.lineno
 
 
 def _holds(loop: StatementList, level: StatementList) -> bool:
     """Whether a list of statements lies in the body of a loop."""
     first = level.body[0]
-    return _spans(loop.owner, first.lineno)  # type: ignore[arg-type]
+    return spans(loop.owner, first.lineno)  # type: ignore[arg-type]
 
 
 def _exits(
@@ -218,7 +167,7 @@ def _exits(
         )
         if leaves and within is not None:
             yield within
-        is_loop = isinstance(node, _Loop)
+        is_loop = isinstance(node, Loop)
         branch = within
         if isinstance(node, (ast.If, ast.ExceptHandler)):
             branch = node.lineno
@@ -234,13 +183,13 @@ def _exits(
 def _tells(node: ast.If, line: int, alike: Collection[int]) -> bool:
     """Whether an `if` around a line leads past it: not if other ranks make the same call in it
     too, and not `if __name__ == "__main__"`."""
-    if any(each != line and _spans(node, each) for each in alike):
+    if any(each != line and spans(node, each) for each in alike):
         return False
     names = (each.id for each in ast.walk(node.test) if isinstance(each, ast.Name))
     return "__name__" not in names
 
 
-def _is_the_same_for_all(loop: ast.AST) -> bool:
+def is_the_same_for_all(loop: ast.AST) -> bool:
     """Loops that end after a number in the source, or never."""
     if isinstance(loop, ast.While):
         return isinstance(loop.test, ast.Constant)
@@ -253,16 +202,3 @@ def _is_the_same_for_all(loop: ast.AST) -> bool:
 
 def _is_constant(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant)
-
-
-def _only_caller(tree: ast.Module, function: ast.AST | None) -> int | None:
-    """The line that calls a function, if the file has one."""
-    if not isinstance(function, _Function):
-        return None
-    names = [
-        node.lineno
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call)
-        and getattr(node.func, "attr", getattr(node.func, "id", None)) == function.name
-    ]
-    return names[0] if len(names) == 1 else None

@@ -1,0 +1,44 @@
+"""What the source says about calls and branches."""
+
+from __future__ import annotations
+
+from phalanx.model import Site
+from phalanx.source_text import is_added_branch, only_call_on
+
+TEXT = """\
+def fit(self):
+    self.sampler.set_epoch(1)
+    other.set_epoch(2)
+    step()
+
+
+other.set_epoch(3)
+if rank == 0:
+    log()
+if rank == 0:
+    log()
+else:
+    call()
+for i in range(3):
+    if rank == 0:
+        continue
+"""
+
+
+def test_the_only_call_of_a_method(tmp_path) -> None:
+    path = tmp_path / "program.py"
+    path.write_text(TEXT, encoding="ascii")
+    near = Site(str(path), 4, "fit", "step()")
+    found = only_call_on(near, "self.sampler", "set_epoch")
+    assert found == Site(str(path), 2, "fit", "self.sampler.set_epoch(1)")
+    assert only_call_on(near, "other", "set_epoch") is None, "two lines"
+    assert only_call_on(near, "self.sampler", "close") is None
+    assert only_call_on(Site(str(path), 4, "fit", "other()"), "other", "set_epoch") is None
+
+
+def test_branches_that_only_add_to_what_all_do(tmp_path) -> None:
+    path = tmp_path / "branches.py"
+    path.write_text(TEXT, encoding="ascii")
+    added = [line for line in range(1, 17) if is_added_branch(str(path), line)]
+    assert added == [8]
+    assert not is_added_branch(str(tmp_path / "none.py"), 8)
