@@ -14,8 +14,10 @@ when the run has ended, and nothing is noted before.
 | one tensor is sent both ways, or received into                    | legal: exchanged alike   |
 | sent x, then y; received into y, then into x, each rank in one    |                          |
 | pass, without a branch between the two                            | swapped                  |
-| the same, where x and y are directions (left, right)              | legal: edges and halos   |
-| the same, where only a letter or a number tells x from y          | legal: double buffers    |
+| the same, where the receiver's names say more (`next_x`, `y_in`)  | swapped                  |
+| the same, where x and y are directions or sides (left, bottom)    | legal: edges and halos   |
+| the same, where only a letter (but `q`, `k`, `v`) or a number     |                          |
+| tells x from y                                                    | legal: double buffers    |
 | other tags, any source, calls that the journal has forgotten      | nothing is said          |
 """
 
@@ -46,6 +48,27 @@ NEAR = 4
 """Of so many messages in a row two may be swapped."""
 MOST = 256
 """How many messages of one way are looked at."""
+
+_LETTERS = frozenset("qkv")
+"""Of attention: they say what a tensor is, where other letters number buffers."""
+_ROLES = frozenset(
+    (
+        *("in", "out", "input", "output", "inp", "incoming", "outgoing"),
+        *("send", "sent", "sending", "recv", "recvd", "received", "receive", "rx", "tx"),
+        *("next", "nxt", "prev", "prv", "previous", "new", "old", "cur", "current"),
+        *("my", "own", "local", "remote", "peer", "other", "tmp", "temp"),
+        *("buf", "buffer", "tensor", "self"),
+    )
+)
+"""Words that say on which side of a message a tensor is, and not what is in it."""
+_MIRRORED = frozenset(
+    (
+        *("top", "bottom", "front", "back", "head", "tail", "first", "last", "start", "end"),
+        *("lo", "hi", "low", "high", "src", "dst", "source", "target", "mine", "theirs"),
+        *("fwd", "bwd", "forward", "backward", "inner", "outer", "ping", "pong"),
+    )
+)
+"""Words for two sides: what is at one rank's top goes to the other's bottom."""
 
 Way = tuple[GroupRecord, int, int, int | None]
 """The group, the rank that sends, the one that receives, and the tag."""
@@ -120,11 +143,10 @@ def _texts_of(journal: Journal) -> dict[Any, MessageText]:
         for call in journal.calls(rank):
             if call.number is not None or call.name not in ("send", "recv"):
                 continue
-            place = place_of(call.mark)
             if call.batch is not None:
                 batches.setdefault(call.batch, []).append(call)
-            elif place is not None:
-                found[call.call] = text_of_message(*place[:2], call.name)
+            else:
+                found[call.call] = text_of_message(call.mark, call.name)
         for calls in batches.values():
             place = place_of(calls[0].mark)
             if place is not None and all(call.mark == calls[0].mark for call in calls):
@@ -159,21 +181,46 @@ def _by_direction(one: Message, other: Message) -> bool:
 
 
 def _by_name(one: Message, other: Message) -> bool:
-    names = one.sent.tensor, other.sent.tensor
-    if (other.received.tensor, one.received.tensor) != names:
+    sent = one.sent.tensor, other.sent.tensor
+    received = one.received.tensor, other.received.tensor
+    if any(_side(a) != _side(b) for a, b in (sent, received)):
         return False
-    if any(direction_of_words(ast.parse(str(name), mode="eval")) for name in names):
-        return False
-    if _words(names[0]) == _words(names[1]):
+    if sent == received[::-1]:
+        meant = [_words(name) for name in sent]
+        if any(_side(name) for name in sent):
+            return False
+    else:
+        meant = [_meaning(name) for name in sent]
+        if not all(meant) or meant != [_meaning(name) for name in received[::-1]]:
+            return False
+    if not _are_different(*meant):
         return False
     return all(
         _in_one_pass(a, b) for a, b in ((one.send, other.send), (one.receive, other.receive))
     )
 
 
+def _side(name: str | None) -> int | None:
+    return direction_of_words(ast.parse(str(name), mode="eval"))
+
+
 def _words(name: str | None) -> set[str]:
-    """What a name says, without single letters and numbers."""
-    return {word for word in re.findall("[a-z]+", str(name).lower()) if len(word) > 1}
+    return set(re.findall("[a-z]+", str(name).lower()))
+
+
+def _meaning(name: str | None) -> set[str]:
+    """What the last part of a name says about the content: `k` for `self.next_k`."""
+    words = _words(str(name).rpartition(".")[2]) - _ROLES
+    return {word for word in words if len(word) > 1 or word in _LETTERS}
+
+
+def _are_different(one: set[str], other: set[str]) -> bool:
+    """Whether words, and not just letters, numbers or sides, tell one from the other."""
+    letters = one & _LETTERS, other & _LETTERS
+    only = {word for word in one ^ other if len(word) > 1}
+    if not only:
+        return all(letters) and letters[0] != letters[1]
+    return not only <= _MIRRORED
 
 
 def _in_one_pass(one: Posted, other: Posted) -> bool:
