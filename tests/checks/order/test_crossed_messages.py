@@ -129,6 +129,53 @@ SWAPPED = [
     keys_and_values,
 ]
 
+
+def state() -> dict[str, torch.Tensor]:
+    return {name: torch.zeros(4) for name in ("weight", "mean", "bias")}
+
+
+def loops_over_a_dict() -> None:
+    params = state()
+    if dist.get_rank() == 0:
+        for _, t in params.items():
+            dist.send(t, dst=1)
+    else:
+        for name in sorted(params):
+            dist.recv(params[name], src=0)
+
+
+def send_one(t: torch.Tensor) -> None:
+    dist.send(t, dst=1)
+
+
+def loops_around_a_helper() -> None:
+    params = state()
+    if dist.get_rank() == 0:
+        for name in params:
+            send_one(params[name])
+    else:
+        for name in sorted(params):
+            dist.recv(params[name], src=0)
+
+
+def tag_of(micro: int, chunk: int) -> int:
+    return micro + 1
+
+
+def a_tag_that_is_equal() -> None:
+    parts = tensors(2)
+    works = []
+    if dist.get_rank() == 0:
+        for chunk in range(2):
+            works.append(dist.isend(parts[chunk], 1, tag=tag_of(0, chunk)))
+    else:
+        for chunk in reversed(range(2)):
+            works.append(dist.irecv(parts[chunk], 0, tag=tag_of(0, chunk)))
+    wait_for(*works)
+
+
+IN_LOOPS = [loops_over_a_dict, loops_around_a_helper, a_tag_that_is_equal]
+
 # -- right -------------------------------------------------------------------------------
 
 
@@ -285,7 +332,111 @@ def names_of_roles() -> None:
     wait_for(*works)
 
 
+def loops_in_one_order() -> None:
+    params = state()
+    for _ in range(2):
+        for name in sorted(params):
+            if dist.get_rank() == 0:
+                dist.send(params[name], dst=1)
+            else:
+                dist.recv(params[name], src=0)
+
+
+def loops_over_sides() -> None:
+    rank = dist.get_rank()
+    for words in (("left", "right"), ("top", "bottom"), ("red", "black"), ("a", "b")):
+        rows = dict(zip(words, tensors(2), strict=True))
+        for word in words if rank == 0 else reversed(words):
+            if rank == 0:
+                dist.send(rows[word], dst=1)
+            else:
+                dist.recv(rows[word], src=0)
+
+
+def from_edges_to_ghosts() -> None:
+    words = ("inflow", "outflow")
+    edges, ghosts = (dict(zip(words, tensors(2), strict=True)) for _ in range(2))
+    if dist.get_rank() == 0:
+        for word in words:
+            dist.send(edges[word], dst=1)
+    else:
+        for word in reversed(words):
+            dist.recv(ghosts[word], src=0)
+
+
+def buffers_that_rotate() -> None:
+    names = ("compute", "transfer")
+    bufs = dict(zip(names, tensors(2), strict=True))
+    for step in range(4):
+        if dist.get_rank() == 0:
+            dist.send(bufs[names[step % 2]], dst=1)
+        else:
+            dist.recv(bufs[names[(step + 1) % 2]], src=0)
+
+
+def kept_as_they_come() -> None:
+    grads = tensors(3)
+    if dist.get_rank() == 0:
+        for m in reversed(range(3)):
+            dist.send(grads[m], dst=1)
+    else:
+        for m in range(3):
+            dist.recv(grads[m], src=0)
+        grads.reverse()
+
+
+def a_tag_for_each() -> None:
+    parts = tensors(2)
+    works = []
+    if dist.get_rank() == 0:
+        for chunk in range(2):
+            works.append(dist.isend(parts[chunk], 1, tag=1 + chunk))
+    else:
+        for chunk in reversed(range(2)):
+            works.append(dist.irecv(parts[chunk], 0, tag=1 + chunk))
+    wait_for(*works)
+
+
+def an_equal_tag_in_order() -> None:
+    parts = tensors(2)
+    for micro in range(2):
+        for chunk in range(2):
+            if dist.get_rank() == 0:
+                dist.send(parts[chunk], 1, tag=tag_of(micro, chunk))
+            else:
+                dist.recv(parts[chunk], 0, tag=tag_of(micro, chunk))
+
+
+def reversed_on_purpose() -> None:
+    parts, n = tensors(2), 2
+    if dist.get_rank() == 0:
+        for i in range(n):
+            dist.send(parts[i], 1, tag=i // n)
+    else:
+        for i in reversed(range(n)):
+            dist.recv(parts[i], 0, tag=(n - 1 - i) // n)
+
+
+def tokens() -> None:
+    ready = torch.zeros(1)
+    if dist.get_rank() == 0:
+        for chunk in range(2):
+            dist.send(ready, 1, tag=tag_of(0, chunk))
+    else:
+        for chunk in reversed(range(2)):
+            dist.recv(ready, 0, tag=tag_of(0, chunk))
+
+
 RIGHT = [
+    loops_in_one_order,
+    loops_over_sides,
+    from_edges_to_ghosts,
+    buffers_that_rotate,
+    kept_as_they_come,
+    a_tag_for_each,
+    an_equal_tag_in_order,
+    reversed_on_purpose,
+    tokens,
     two_on_one_line_in_order,
     edges_to_halos_in_order,
     top_to_bottom,
@@ -312,6 +463,14 @@ engines = pytest.mark.parametrize(
 @pytest.mark.parametrize("program", SWAPPED, ids=lambda program: program.__name__)
 def test_swapped_messages_are_found_once(program, engine: str) -> None:
     (finding,) = findings(program, engine=engine)
+    assert finding.severity == "warning" and finding.ranks == ()
+    assert [block.op.name for block in finding.blocks] == ["send", "recv"] * 2
+    assert finding.headline.endswith(", and the other way round")
+
+
+@pytest.mark.parametrize("program", IN_LOOPS, ids=lambda program: program.__name__)
+def test_loops_that_go_other_ways_are_found(program) -> None:
+    (finding,) = findings(program)
     assert finding.severity == "warning" and finding.ranks == ()
     assert [block.op.name for block in finding.blocks] == ["send", "recv"] * 2
     assert finding.headline.endswith(", and the other way round")

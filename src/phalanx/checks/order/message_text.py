@@ -48,12 +48,13 @@ _SAME = frozenset({"contiguous", "detach", "clone", "cpu", "cuda", "to"})
 @dataclass(frozen=True)
 class MessageText:
     """`tensor` and `peer` as they are written, at `line`; `direction` is 1 for what is next or
-    right, -1 for the opposite."""
+    right, -1 for the opposite. `tag` as it is written, by name."""
 
     tensor: str | None = None
     peer: str | None = None
     direction: int | None = None
     line: int = 0
+    tag: str | None = None
 
 
 UNKNOWN = MessageText()
@@ -152,12 +153,20 @@ def _text(call: ast.Call, first: int, function: ast.AST) -> MessageText:
     args = call.args
     tensor = args[first] if len(args) > first else _named(call, {"tensor"})
     peer = args[first + 1] if len(args) > first + 1 else _named(call, _PEERS)
+    tag = _named(call, {"tag"})
     return MessageText(
         None if tensor is None else _tensor_text(tensor),
         None if peer is None else ast.unparse(peer),
         None if peer is None else _direction(peer, function, call.lineno),
         call.lineno,
+        None if tag is None else ast.unparse(tag),
     )
+
+
+def names_in(text: str | None) -> list[str]:
+    """The variables of an expression."""
+    nodes = ast.walk(ast.parse(text or "", mode="exec"))
+    return sorted({each.id for each in nodes if isinstance(each, ast.Name)})
 
 
 def _tensor_text(node: ast.expr) -> str | None:
