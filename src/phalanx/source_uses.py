@@ -19,14 +19,16 @@ from phalanx.source_text import parsed
 _LOOKS = frozenset(
     {"device", "dim", "dtype", "ndim", "numel", "requires_grad", "shape", "size", "stride"}
 )
-_OVERWRITES = frozenset({"copy_", "fill_", "normal_", "random_", "set_", "uniform_", "zero_"})
+_OVERWRITES = frozenset(
+    {"clear", "copy_", "fill_", "normal_", "random_", "set_", "uniform_", "zero_"}
+)
 
 
 def later_use(place: Mark, name: str) -> int | None:
     """The line that first uses the value of a variable after a place, in the same function or
     in the same module outside of functions; None if it gets another value before. In a loop
     that never assigns the variable, the lines before the place come after it as well. What
-    looks at a tensor's shape only is no use."""
+    looks at a tensor's shape or at a list's length only is no use."""
     code, line = place[0], line_at(*place)
     tree = parsed(code.co_filename)
     scope = None if tree is None else _scope_of(tree, code, line)
@@ -42,7 +44,9 @@ def later_use(place: Mark, name: str) -> int | None:
         return None if uses[0][1] else uses[0][0]
     for loop in ast.walk(scope):
         if isinstance(loop, (ast.For, ast.While)) and loop.lineno <= line <= _last(loop):
-            around = list(_uses_of(loop, name))
+            # What a `for` goes through is read once, before the place.
+            again = ast.Module(loop.body, []) if isinstance(loop, ast.For) else loop
+            around = list(_uses_of(again, name))
             before = [node.lineno for node, _ in around if node.lineno < line]
             if before and all(is_read for _, is_read in around):
                 return min(before)
@@ -83,11 +87,17 @@ def _uses_of(scope: ast.AST, name: str) -> Iterator[tuple[ast.Name, bool]]:
     attributes = {
         id(node.value): node.attr for node in ast.walk(scope) if isinstance(node, ast.Attribute)
     }
+    counted = {
+        id(given)
+        for node in ast.walk(scope)
+        if isinstance(node, ast.Call) and _called_name(node.func) == "len"
+        for given in node.args
+    }
     changed = {id(node.target) for node in ast.walk(scope) if isinstance(node, ast.AugAssign)}
     for node in ast.walk(scope):
         if isinstance(node, ast.Name) and node.id == name:
             attribute = attributes.get(id(node))
-            if attribute not in _LOOKS:
+            if attribute not in _LOOKS and id(node) not in counted:
                 is_read = isinstance(node.ctx, ast.Load) or id(node) in changed
                 yield node, is_read and attribute not in _OVERWRITES
 

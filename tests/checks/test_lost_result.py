@@ -142,7 +142,90 @@ def asynchronous() -> float:
     return x.sum().item()
 
 
+class Mean:
+    def __init__(self) -> None:
+        self.total, self.count = torch.ones(()), torch.ones(())
+
+    def compute(self) -> float:
+        for t in (self.total, self.count):
+            dist.all_reduce(t.to(torch.float64))
+        return (self.total / self.count).item()
+
+    def sync(self) -> None:
+        reduce_in_double(self.total)
+
+
+def reduce_in_double(t: torch.Tensor) -> None:
+    dist.all_reduce(t.double())
+
+
+def in_a_loop_over_attributes() -> None:
+    Mean().compute()
+
+
+def of_an_attribute_in_a_function() -> None:
+    Mean().sync()
+
+
+def in_a_loop_over_variables() -> float:
+    hits, misses = torch.ones(1), torch.ones(1)
+    for t in (hits, misses):
+        dist.all_reduce(t.double())
+    return (hits / misses).item()
+
+
+def in_a_loop_over_a_list() -> float:
+    sums = [torch.ones(1), torch.ones(1)]
+    for t in sums:
+        dist.all_reduce(t.double())
+    return sums[0].item()
+
+
+def losses() -> dict[str, torch.Tensor]:
+    return {"policy": torch.ones(()), "value": torch.ones(())}
+
+
+def stacked_by_names() -> dict[str, float]:
+    found = losses()
+    names = sorted(found)
+    dist.all_reduce(torch.stack([found[n] for n in names]))
+    return {n: found[n].item() for n in names}
+
+
+def stacked_values() -> dict[str, float]:
+    found = losses()
+    dist.all_reduce(torch.stack(list(found.values())))
+    return {name: each.item() for name, each in found.items()}
+
+
+def stacked_items() -> dict[str, float]:
+    found = losses()
+    dist.all_reduce(torch.stack([each.detach() for _, each in found.items()]))
+    return {name: each.item() for name, each in found.items()}
+
+
+def a_list() -> float:
+    parts = [torch.ones(1), torch.ones(1)]
+    dist.all_reduce(torch.cat(parts))
+    return sum(each.item() for each in parts)
+
+
+def each_of_a_list() -> float:
+    parts = [torch.ones(2), torch.ones(2)]
+    dist.all_reduce(torch.cat([each.view(-1) for each in parts]) / 2)
+    return sum(each.sum().item() for each in parts)
+
+
 WRONG = [
+    in_a_loop_over_attributes,
+    of_an_attribute_in_a_function,
+    in_a_loop_over_variables,
+    in_a_loop_over_a_list,
+    stacked_by_names,
+    stacked_values,
+    stacked_items,
+    a_list,
+    each_of_a_list,
     contiguous,
     masked,
     listed,
@@ -354,7 +437,79 @@ def with_gradients() -> float:
     return x.sum().item()
 
 
+class KeptMean(Mean):
+    def compute(self) -> float:
+        total, count = (t.to(torch.float64) for t in (self.total, self.count))
+        for t in (total, count):
+            dist.all_reduce(t)
+        return (total / count).item()
+
+    def sync(self) -> None:
+        for t in (self.total, self.count):
+            dist.all_reduce(t.to(torch.float32))  # the tensor itself
+            dist.all_reduce(t.view(-1))
+
+
+def copies_that_are_kept() -> None:
+    KeptMean().compute()
+    KeptMean().sync()
+
+
+def a_stack_that_is_kept() -> dict[str, float]:
+    found = losses()
+    names = sorted(found)
+    stack = torch.stack([found[n] for n in names])
+    dist.all_reduce(stack)
+    return dict(zip(names, stack.tolist(), strict=True))
+
+
+def a_list_that_is_cleared() -> int:
+    parts = [torch.ones(1), torch.ones(1)]
+    dist.all_reduce(torch.cat(parts))
+    number = len(parts)
+    parts.clear()
+    return number + len(parts)
+
+
+def a_list_that_is_gone() -> None:
+    parts = [torch.ones(1), torch.ones(1)]
+    for t in parts:
+        dist.all_reduce(t.double())
+
+
+def new_tensors_in_a_list() -> None:
+    x = torch.ones(1)
+    dist.all_reduce(torch.cat([torch.zeros(1) for _ in range(2)]))
+    dist.all_reduce(torch.stack([torch.zeros_like(x), torch.zeros_like(x)]))
+    dist.all_reduce(torch.stack([x * 0 for _ in range(2)]))
+    x.item()
+
+
+def an_empty_dict() -> None:
+    found: dict[str, torch.Tensor] = {}
+    names: list[str] = []
+    dist.all_reduce(torch.stack([found[n] for n in names] or [torch.zeros(1)]))
+    found.update(losses())
+
+
+def the_root_of_a_stack() -> float:
+    parts = [torch.ones(1), torch.ones(1)]
+    if dist.get_rank() == 0:
+        dist.broadcast(torch.cat(parts), src=0)
+    else:
+        other = torch.empty(2)
+        dist.broadcast(other, src=0)
+    return sum(each.item() for each in parts)
+
+
 RIGHT = [
+    copies_that_are_kept,
+    a_stack_that_is_kept,
+    a_list_that_is_cleared,
+    a_list_that_is_gone,
+    new_tensors_in_a_list,
+    an_empty_dict,
+    the_root_of_a_stack,
     contiguous_already,
     views,
     named,

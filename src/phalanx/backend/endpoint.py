@@ -522,8 +522,8 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         context.last_call = call
         call.batch = context.batch_of(strand) if context.batches else self._batch
         posted = call_events.post_message(context, call, sample)
-        sending = call.name == "send"
-        session = self._session
+        sending, session = call.name == "send", self._session
+        order_notes.note_message(context, call, is_on=session.watched > 0)
         if call.peer is None and not sending and session.races is None:
             session.watch_races()
         if session.races is not None:

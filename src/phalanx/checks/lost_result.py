@@ -8,8 +8,8 @@ says decides when the run has ended.
 | the call writes into                                   | verdict                             |
 |--------------------------------------------------------|-------------------------------------|
 | a copy made of a tensor in the call (`x.contiguous()`, | warning, if the program uses that   |
-| `x[mask]`, `x.to(device)`, `x / n`), which has memory  | tensor later, or it lies in an      |
-| of its own                                             | object                              |
+| `x[mask]`, `x.to(device)`, `x / n`, `stack(losses)`),  | tensor later, or what it lies in,   |
+| which has memory of its own                            | or it is an object's                |
 | the same, without a later use of that tensor           | legal: nobody misses the result     |
 | memory that the tensor shares (`x[0]`, `x.view(-1)`,   | legal: the tensor has the result    |
 | `x.detach()`, `x.contiguous()` of what is contiguous)  |                                     |
@@ -63,9 +63,9 @@ its memory says."""
 _VIEWS = frozenset({"data", "T", "mT", "real"})
 _JOINERS = frozenset({"cat", "concat", "stack", "hstack", "vstack"})
 
-Step = tuple[Literal["attribute", "key", "name", "call"], Any, str]
+Step = tuple[Literal["attribute", "key", "name", "any", "call"], Any, str]
 """From a value to the next: an attribute, what lies under a key or under the value of a
-variable, or a tensor computed of it; and the text up to there."""
+variable, the first of what lies in it, or a tensor computed of it; and the text up to there."""
 
 
 @dataclass(frozen=True)
@@ -186,6 +186,9 @@ def _steps(node: ast.expr) -> tuple[str, tuple[Step, ...]] | None:
     if isinstance(node, ast.Name):
         return node.id, ()
     text = ast.unparse(node)
+    if _is_joined(node):
+        joined = _steps_of_parts(node.args[0])  # type: ignore[attr-defined]
+        return None if joined is None else (joined[0], (*joined[1], ("call", None, text)))
     inner: ast.expr | None = None
     step: Step = ("call", None, text)
     if isinstance(node, ast.Attribute):
@@ -200,10 +203,7 @@ def _steps(node: ast.expr) -> tuple[str, tuple[Step, ...]] | None:
     elif isinstance(node, ast.BinOp):
         inner = _operand(node)
     elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        if node.func.attr in _COPIERS:
-            inner = node.func.value
-        elif node.func.attr in _JOINERS and node.args:
-            inner = _first_part(node.args[0])
+        inner = node.func.value if node.func.attr in _COPIERS else None
     found = None if inner is None else _steps(inner)
     return None if found is None else (found[0], (*found[1], step))
 
@@ -217,7 +217,55 @@ def _operand(node: ast.BinOp) -> ast.expr | None:
     return next((side for side in sides if _steps(side) is not None), None)
 
 
-def _first_part(node: ast.expr) -> ast.expr | None:
+def _is_joined(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and _called(node.func) in _JOINERS and bool(node.args)
+
+
+def _steps_of_parts(node: ast.expr) -> tuple[str, tuple[Step, ...]] | None:
+    """The way to the first of the tensors that are joined: `[a, b]`, `losses`,
+    `list(losses.values())`, `[losses[n] for n in names]`, `[x.sum() for x in losses]`."""
     if isinstance(node, (ast.List, ast.Tuple)):
-        return node.elts[0] if node.elts else None
-    return None
+        return _steps(node.elts[0]) if node.elts else None
+    if isinstance(node, (ast.ListComp, ast.GeneratorExp)) and len(node.generators) == 1:
+        return _steps_of_each(node.elt, node.generators[0])
+    return _steps_into(node)
+
+
+def _steps_into(node: ast.expr) -> tuple[str, tuple[Step, ...]] | None:
+    """The way to the first of what lies in a list or in a dict."""
+    if isinstance(node, ast.Call):
+        called = _called(node.func)
+        if isinstance(node.func, ast.Name) and called in ("list", "tuple") and node.args:
+            return _steps_into(node.args[0])
+        if isinstance(node.func, ast.Attribute) and called == "values" and not node.args:
+            return _steps_into(node.func.value)
+    found = _steps(node) if isinstance(node, (ast.Name, ast.Attribute)) else None
+    return None if found is None else (found[0], (*found[1], ("any", None, ast.unparse(node))))
+
+
+def _steps_of_each(
+    part: ast.expr, loop: ast.comprehension
+) -> tuple[str, tuple[Step, ...]] | None:
+    found = _steps(part)
+    if found is None:
+        return None
+    root, steps = found
+    bound = [each.id for each in ast.walk(loop.target) if isinstance(each, ast.Name)]
+    if root not in bound:
+        parts = [_unbound(step, bound) for step in steps]
+        return None if None in parts else (root, tuple(each for each in parts if each))
+    source: ast.expr = loop.iter
+    if len(bound) == 2 and root == bound[1] and isinstance(source, ast.Call):
+        pairs = isinstance(source.func, ast.Attribute) and source.func.attr == "items"
+        source = source.func.value if pairs else source  # type: ignore[attr-defined]
+    elif len(bound) != 1:
+        return None
+    outer = _steps_into(source)
+    return None if outer is None else (outer[0], (*outer[1], *steps))
+
+
+def _unbound(step: Step, bound: list[str]) -> Step | None:
+    """What lies under a key that the comprehension binds is any."""
+    if step[0] == "name" and step[1] in bound:
+        return ("any", None, step[2].rpartition("[")[0])
+    return step

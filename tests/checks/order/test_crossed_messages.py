@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from typing import Any
 
@@ -78,7 +79,102 @@ def other_names() -> None:
         dist.recv(ids, src=0)
 
 
-SWAPPED = [both_name_the_same_side_first, a_batch, neighbours_by_sums, other_names]
+def edges_of_a_block() -> None:
+    prv, nxt = ring()
+    cells, left_halo, right_halo = torch.arange(4.0), torch.zeros(1), torch.zeros(1)
+    works = [
+        dist.isend(cells[:1].clone(), prv),
+        dist.isend(cells[-1:].clone(), nxt),
+        dist.irecv(left_halo, prv),
+        dist.irecv(right_halo, nxt),
+    ]
+    wait_for(*works)
+
+
+def received_under_longer_names() -> None:
+    _, following = ring()
+    act, grad, act_in, grad_in = tensors()
+    a = dist.isend(act, following)
+    b = dist.isend(grad, following)
+    c = dist.irecv(grad_in, following)
+    d = dist.irecv(act_in, following)
+    wait_for(a, b, c, d)
+
+
+def keys_and_values() -> None:
+    _, following = ring()
+    k, v, next_k, next_v = tensors()
+    works = [dist.isend(k, following)]
+    works += [dist.isend(v, following)]
+    works += [dist.irecv(next_v, following)]
+    works += [dist.irecv(next_k, following)]
+    wait_for(*works)
+
+
+def two_on_one_line() -> None:
+    _, following = ring()
+    k, v, next_k, next_v = tensors()
+    works = [dist.isend(k, following), dist.isend(v, following)]
+    works += [dist.irecv(next_v, following), dist.irecv(next_k, following)]
+    wait_for(*works)
+
+
+SWAPPED = [
+    both_name_the_same_side_first,
+    a_batch,
+    neighbours_by_sums,
+    edges_of_a_block,
+    other_names,
+    received_under_longer_names,
+    keys_and_values,
+]
+
+
+def state() -> dict[str, torch.Tensor]:
+    return {name: torch.zeros(4) for name in ("weight", "mean", "bias")}
+
+
+def loops_over_a_dict() -> None:
+    params = state()
+    if dist.get_rank() == 0:
+        for _, t in params.items():
+            dist.send(t, dst=1)
+    else:
+        for name in sorted(params):
+            dist.recv(params[name], src=0)
+
+
+def send_one(t: torch.Tensor) -> None:
+    dist.send(t, dst=1)
+
+
+def loops_around_a_helper() -> None:
+    params = state()
+    if dist.get_rank() == 0:
+        for name in params:
+            send_one(params[name])
+    else:
+        for name in sorted(params):
+            dist.recv(params[name], src=0)
+
+
+def tag_of(micro: int, chunk: int) -> int:
+    return micro + 1
+
+
+def a_tag_that_is_equal() -> None:
+    parts = tensors(2)
+    works = []
+    if dist.get_rank() == 0:
+        for chunk in range(2):
+            works.append(dist.isend(parts[chunk], 1, tag=tag_of(0, chunk)))
+    else:
+        for chunk in reversed(range(2)):
+            works.append(dist.irecv(parts[chunk], 0, tag=tag_of(0, chunk)))
+    wait_for(*works)
+
+
+IN_LOOPS = [loops_over_a_dict, loops_around_a_helper, a_tag_that_is_equal]
 
 # -- right -------------------------------------------------------------------------------
 
@@ -180,7 +276,174 @@ def other_names_by_branch() -> None:
             dist.recv(mask, src=0)
 
 
+def two_on_one_line_in_order() -> None:
+    _, following = ring()
+    k, v, next_k, next_v = tensors()
+    works = [dist.isend(k, following), dist.isend(v, following)]
+    works += [dist.irecv(next_k, following), dist.irecv(next_v, following)]
+    wait_for(*works)
+
+
+def edges_to_halos_in_order() -> None:
+    prv, nxt = ring()
+    cells, left_halo, right_halo = torch.arange(4.0), torch.zeros(1), torch.zeros(1)
+    works = [dist.isend(cells[:1].clone(), prv), dist.isend(cells[-1:].clone(), nxt)]
+    works += [dist.irecv(right_halo, nxt), dist.irecv(left_halo, prv)]
+    wait_for(*works)
+
+
+def top_to_bottom() -> None:
+    partner = 1 - dist.get_rank()
+    top, bottom, top_in, bottom_in = tensors()
+    works = [dist.isend(top, partner), dist.isend(bottom, partner)]
+    works += [dist.irecv(bottom_in, partner), dist.irecv(top_in, partner)]
+    wait_for(*works)
+
+
+def the_other_side_of_a_row() -> None:
+    partner = 1 - dist.get_rank()
+    row_left, row_right, recv_left, recv_right = tensors()
+    works = [dist.isend(row_left, partner), dist.isend(row_right, partner)]
+    works += [dist.irecv(recv_right, partner), dist.irecv(recv_left, partner)]
+    wait_for(*works)
+
+
+def rotating_buffers() -> None:
+    partner = 1 - dist.get_rank()
+    u, v, next_u, next_v = tensors()
+    works = [dist.isend(u, partner), dist.isend(v, partner)]
+    works += [dist.irecv(next_v, partner), dist.irecv(next_u, partner)]
+    wait_for(*works)
+
+
+def mine_and_theirs() -> None:
+    partner = 1 - dist.get_rank()
+    src_feat, dst_feat, src_feat_in, dst_feat_in = tensors()
+    works = [dist.isend(src_feat, partner), dist.isend(dst_feat, partner)]
+    works += [dist.irecv(dst_feat_in, partner), dist.irecv(src_feat_in, partner)]
+    wait_for(*works)
+
+
+def names_of_roles() -> None:
+    partner = 1 - dist.get_rank()
+    send_buf, out, recv_buf, buf_in = tensors()
+    works = [dist.isend(send_buf, partner), dist.isend(out, partner)]
+    works += [dist.irecv(buf_in, partner), dist.irecv(recv_buf, partner)]
+    wait_for(*works)
+
+
+def loops_in_one_order() -> None:
+    params = state()
+    for _ in range(2):
+        for name in sorted(params):
+            if dist.get_rank() == 0:
+                dist.send(params[name], dst=1)
+            else:
+                dist.recv(params[name], src=0)
+
+
+def loops_over_sides() -> None:
+    rank = dist.get_rank()
+    for words in (("left", "right"), ("top", "bottom"), ("red", "black"), ("a", "b")):
+        rows = dict(zip(words, tensors(2), strict=True))
+        for word in words if rank == 0 else reversed(words):
+            if rank == 0:
+                dist.send(rows[word], dst=1)
+            else:
+                dist.recv(rows[word], src=0)
+
+
+def from_edges_to_ghosts() -> None:
+    words = ("inflow", "outflow")
+    edges, ghosts = (dict(zip(words, tensors(2), strict=True)) for _ in range(2))
+    if dist.get_rank() == 0:
+        for word in words:
+            dist.send(edges[word], dst=1)
+    else:
+        for word in reversed(words):
+            dist.recv(ghosts[word], src=0)
+
+
+def buffers_that_rotate() -> None:
+    names = ("compute", "transfer")
+    bufs = dict(zip(names, tensors(2), strict=True))
+    for step in range(4):
+        if dist.get_rank() == 0:
+            dist.send(bufs[names[step % 2]], dst=1)
+        else:
+            dist.recv(bufs[names[(step + 1) % 2]], src=0)
+
+
+def kept_as_they_come() -> None:
+    grads = tensors(3)
+    if dist.get_rank() == 0:
+        for m in reversed(range(3)):
+            dist.send(grads[m], dst=1)
+    else:
+        for m in range(3):
+            dist.recv(grads[m], src=0)
+        grads.reverse()
+
+
+def a_tag_for_each() -> None:
+    parts = tensors(2)
+    works = []
+    if dist.get_rank() == 0:
+        for chunk in range(2):
+            works.append(dist.isend(parts[chunk], 1, tag=1 + chunk))
+    else:
+        for chunk in reversed(range(2)):
+            works.append(dist.irecv(parts[chunk], 0, tag=1 + chunk))
+    wait_for(*works)
+
+
+def an_equal_tag_in_order() -> None:
+    parts = tensors(2)
+    for micro in range(2):
+        for chunk in range(2):
+            if dist.get_rank() == 0:
+                dist.send(parts[chunk], 1, tag=tag_of(micro, chunk))
+            else:
+                dist.recv(parts[chunk], 0, tag=tag_of(micro, chunk))
+
+
+def reversed_on_purpose() -> None:
+    parts, n = tensors(2), 2
+    if dist.get_rank() == 0:
+        for i in range(n):
+            dist.send(parts[i], 1, tag=i // n)
+    else:
+        for i in reversed(range(n)):
+            dist.recv(parts[i], 0, tag=(n - 1 - i) // n)
+
+
+def tokens() -> None:
+    ready = torch.zeros(1)
+    if dist.get_rank() == 0:
+        for chunk in range(2):
+            dist.send(ready, 1, tag=tag_of(0, chunk))
+    else:
+        for chunk in reversed(range(2)):
+            dist.recv(ready, 0, tag=tag_of(0, chunk))
+
+
 RIGHT = [
+    loops_in_one_order,
+    loops_over_sides,
+    from_edges_to_ghosts,
+    buffers_that_rotate,
+    kept_as_they_come,
+    a_tag_for_each,
+    an_equal_tag_in_order,
+    reversed_on_purpose,
+    tokens,
+    two_on_one_line_in_order,
+    edges_to_halos_in_order,
+    top_to_bottom,
+    the_other_side_of_a_row,
+    rotating_buffers,
+    mine_and_theirs,
+    names_of_roles,
     from_prev_first,
     a_batch_in_order,
     one_tensor_both_ways,
@@ -205,12 +468,20 @@ def test_swapped_messages_are_found_once(program, engine: str) -> None:
     assert finding.headline.endswith(", and the other way round")
 
 
+@pytest.mark.parametrize("program", IN_LOOPS, ids=lambda program: program.__name__)
+def test_loops_that_go_other_ways_are_found(program) -> None:
+    (finding,) = findings(program)
+    assert finding.severity == "warning" and finding.ranks == ()
+    assert [block.op.name for block in finding.blocks] == ["send", "recv"] * 2
+    assert finding.headline.endswith(", and the other way round")
+
+
 @pytest.mark.parametrize("program", RIGHT, ids=lambda program: program.__name__)
 def test_right_programs_are_left_alone(program) -> None:
     assert_silent(program, seeds=(0, 1, 2))
 
 
-@pytest.mark.parametrize("program", SWAPPED[:3], ids=lambda program: program.__name__)
+@pytest.mark.parametrize("program", SWAPPED[:4], ids=lambda program: program.__name__)
 def test_three_ranks_have_two_neighbours(program) -> None:
     assert_silent(program, ranks=3)
 
@@ -222,6 +493,13 @@ def test_the_headline_names_the_neighbours_and_the_lines() -> None:
         f"act of rank 0, sent to next_rank ({send}), was received from next_rank by rank 1 "
         f"({receive}), and the other way round"
     )
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python keeps no columns")
+def test_several_calls_on_one_line_are_told_apart() -> None:
+    (finding,) = findings(two_on_one_line)
+    assert finding.headline.startswith("k of rank 0 (")
+    assert " was received as next_v by rank 1 (" in finding.headline
 
 
 def test_it_can_be_turned_off() -> None:

@@ -121,15 +121,28 @@ def _read(plan: FramePlan, frame: FrameType, tensor: Any) -> Reading:
 
 def value_of(frame: FrameType, name: str) -> Any:
     """What a variable of the frame, or else of its module, is; None if there is none."""
+    (found,) = _values_of(frame, (name,))
+    return frame.f_globals.get(name) if found is None else found
+
+
+def variables_of(frame: FrameType) -> list[tuple[str, Any]]:
+    """The frame's own variables and what they are, as far as they are looked through."""
+    code = frame.f_code
+    local = (*code.co_varnames, *code.co_cellvars, *code.co_freevars)
+    names = (local if code.co_flags & _OPTIMIZED else code.co_names)[:MOST_NAMES]
+    return list(zip(names, _values_of(frame, names), strict=True))
+
+
+def _values_of(frame: FrameType, names: tuple[str, ...]) -> list[Any]:
     known: Any = frame.f_locals
     try:
-        found = known.get(name)
+        found = [known.get(name) for name in names]
     except AttributeError:  # whatever the metaclass of a class body has prepared
-        found = None
+        found = [None] * len(names)
     is_snapshot = _SNAPSHOTS and frame.f_code.co_flags & _OPTIMIZED
     if is_snapshot and sys.getrefcount(known) <= _HELD_BY_US:
         known.clear()  # or the frame would keep alive what the program drops
-    return frame.f_globals.get(name) if found is None else found
+    return found
 
 
 def _some_of(plan: FramePlan, known: Any) -> list[tuple[str, Any]]:

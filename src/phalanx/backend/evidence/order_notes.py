@@ -1,7 +1,8 @@
 """Note for the check `crossed-order` what the user's frames say about some calls of each group.
 
-`note` is called for the same calls on every rank, the first few of each `PERIOD`. Deciding is
-done in `checks/order/crossed_order.py`.
+`note` is called for the same calls on every rank, the first few of each `PERIOD`;
+`note_message` for the first messages of each rank. Deciding is done in
+`checks/order/crossed_order.py` and `crossed_messages.py`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from torch import Tensor
 from phalanx.backend.evidence.frame_reader import Reading, read_frames
 from phalanx.backend.torch_private.private_names import frame_of_program
 from phalanx.checks.order.crossed_order import KIND
+from phalanx.checks.order.message_loops import ABOUT
 from phalanx.journal.events import Noted, make
 from phalanx.journal.writer import NoteWriter
 from phalanx.matching.slots import Call
@@ -22,6 +24,7 @@ from phalanx.system import monotonic
 PERIOD = 4096
 """Of so many calls on a group the first `session.watched` are noted. A power of two."""
 LEVELS = 3
+MESSAGES = 256
 DULL = 32
 """After how many calls of one place that tell nothing new, by all ranks of this process, the
 place is left alone for the rest of a period."""
@@ -51,6 +54,21 @@ def note(writer: NoteWriter, call: Call) -> None:
     what = (number, called, levels, module)
     event = (monotonic(), writer.rank, 0, mark, KIND, what, call.mailbox.record)
     writer.ring.note(make(Noted, event))
+
+
+def note_message(writer: NoteWriter, call: Call, *, is_on: bool) -> None:
+    """Read the frames of a send or receive, of a rank's first few; its serial must be known."""
+    taken = writer.looks.get(ABOUT, 0) if is_on else MESSAGES
+    tensor = _tensor_of(call)
+    if taken >= MESSAGES or tensor is None or call.batch is not None:
+        return
+    writer.looks[ABOUT] = taken + 1
+    frame, _ = frame_of_program(sys._getframe(1))
+    levels = read_frames(frame, tensor, most=LEVELS)
+    if any(loop for _, _, loop, _, _ in levels):
+        what = (call.serial, id(tensor), levels)
+        event = (monotonic(), writer.rank, 0, call.mark, ABOUT, what, call.mailbox.record)
+        writer.ring.note(make(Noted, event))
 
 
 def _telling(levels: tuple[Reading, ...]) -> list[Any]:

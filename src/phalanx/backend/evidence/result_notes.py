@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
-from types import CodeType, FrameType
+from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
 from torch import Tensor
@@ -19,7 +19,7 @@ from torch.nn import Module
 
 from phalanx import callsite
 from phalanx.backend.evidence.call_description import describe_call
-from phalanx.backend.evidence.frame_reader import read_frames, value_of
+from phalanx.backend.evidence.frame_reader import read_frames, value_of, variables_of
 from phalanx.backend.torch_private.private_memory import owns_memory_alone, share_memory
 from phalanx.checks.lost_result import KIND, Lost, Step, Temporary, temporary_at
 from phalanx.journal.events import Noted
@@ -31,6 +31,7 @@ MOST_PLACES = 4096
 MOST_LOOKS = 16
 """At one line by one rank: a later call may copy where the first did not."""
 LEVELS = 3
+MOST_ATTRIBUTES = 256
 _BETWEEN = tuple(
     os.sep + name for name in ("distributed_c10d.py", "c10d_logger.py", "typing_extensions.py")
 )
@@ -86,8 +87,11 @@ def _look(writer: NoteWriter, call: Call, temporary: Temporary, tensor: Tensor) 
     if found is None or share_memory(found[0], tensor):
         return
     source, text, in_object = found
+    if not in_object:
+        attribute = _attribute_with(frame, source)
+        text, in_object = attribute or text, attribute is not None
     holders = [(_place(frame), temporary.root)]
-    for place, names, *_ in read_frames(frame.f_back, source, most=LEVELS):
+    for place, names, *_ in read_frames(frame, source, most=LEVELS + 1):
         holders += [(place, name.split("[")[0]) for name in names]
     op = describe_call(call)
     lost = Lost(op, temporary.text, text, in_object, tuple(holders), call.asynchronous)
@@ -110,6 +114,37 @@ def _calling_frame(frame: FrameType | None) -> FrameType | None:
             return None
         frame = frame.f_back
     return None
+
+
+def _attribute_with(frame: FrameType | None, tensor: Tensor) -> str | None:
+    """The attribute of an object in the innermost user frames that is this tensor: a loop over
+    `(self.total, self.count)`, or a helper, has it under a name of its own."""
+    levels = 0
+    while frame is not None and levels <= LEVELS:
+        file = frame.f_code.co_filename
+        if not callsite.is_library(file):
+            levels += 1
+            for name, value in variables_of(frame):
+                if not isinstance(value, (type, ModuleType, FunctionType, Tensor)):
+                    for attribute, each in _attributes(value):
+                        if each is tensor:
+                            return f"{name}.{attribute}"
+        elif callsite.is_own_file(file) and levels:
+            return None  # below are those who run the program
+        frame = frame.f_back
+    return None
+
+
+def _attributes(value: Any) -> list[tuple[str, Any]]:
+    own = getattr(value, "__dict__", None)
+    if type(own) is not dict or len(own) > MOST_ATTRIBUTES:
+        return []
+    tables = ("_parameters", "_buffers") if isinstance(value, Module) else ()
+    inner = [own.get(table) for table in tables]
+    found = list(own.items())
+    for table in inner:
+        found += table.items() if isinstance(table, dict) else ()
+    return found
 
 
 def _source_of(temporary: Temporary, frame: FrameType) -> tuple[Tensor, str, bool] | None:
@@ -136,6 +171,9 @@ def _next(value: Any, step: Step, frame: FrameType) -> Any:
             return own.get(name)
         tables = (own.get(table, {}) for table in ("_parameters", "_buffers", "_modules"))
         return next((table[name] for table in tables if name in table), None)
+    if how == "any":
+        items = value.values() if type(value) is dict else value
+        return next(iter(items), None) if type(value) in (dict, list, tuple) else None
     key = value_of(frame, name) if how == "name" else name
     if type(value) is dict and isinstance(key, (str, int)):
         return value.get(key)

@@ -1,8 +1,10 @@
 """What the program's text says about a message: the tensor, and the direction of its peer.
 
-Used by `crossed_messages.py`. A line that sends or receives once says it in its arguments. The
-messages of a batch are those of the `P2POp`s that the same function writes before the batch, if
-there are as many and they do the same. Whatever is not plain stays None.
+Used by `crossed_messages.py`. A call that sends or receives says it in its arguments; of
+several on one line the columns tell which, where they are known: Python has them since 3.11,
+and ranks in other processes do not send them. The messages of a batch are those of the `P2POp`s
+that the same function writes before the batch, if there are as many and they do the same.
+Whatever is not plain stays None.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 
 from phalanx.callsite import line_at
 from phalanx.journal.events import Place
@@ -18,8 +21,22 @@ from phalanx.model import Site
 from phalanx.source_text import function_around, parsed
 
 _DIRECTIONS = (
-    ({"next", "right", "down", "south", "east", "succ", "successor", "upper", "above"}, 1),
-    ({"prev", "previous", "left", "up", "north", "west", "pred", "predecessor"}, -1),
+    (
+        {
+            "next",
+            "nxt",
+            "right",
+            "down",
+            "south",
+            "east",
+            "succ",
+            "successor",
+            "upper",
+            "above",
+        },
+        1,
+    ),
+    ({"prev", "prv", "previous", "left", "up", "north", "west", "pred", "predecessor"}, -1),
     ({"lower", "below"}, -1),
 )
 _CALLS = {"send": ("send", "isend"), "recv": ("recv", "irecv")}
@@ -31,12 +48,13 @@ _SAME = frozenset({"contiguous", "detach", "clone", "cpu", "cuda", "to"})
 @dataclass(frozen=True)
 class MessageText:
     """`tensor` and `peer` as they are written, at `line`; `direction` is 1 for what is next or
-    right, -1 for the opposite."""
+    right, -1 for the opposite. `tag` as it is written, by name."""
 
     tensor: str | None = None
     peer: str | None = None
     direction: int | None = None
     line: int = 0
+    tag: str | None = None
 
 
 UNKNOWN = MessageText()
@@ -52,9 +70,29 @@ def place_of(place: Place) -> tuple[str, int, str] | None:
     return code.co_filename, line_at(code, offset), code.co_name
 
 
+def text_of_message(place: Place, name: str) -> MessageText:
+    """The call at a place that sends or receives; `name` is "send" or "recv"."""
+    where = place_of(place)
+    return UNKNOWN if where is None else _text_at(*where[:2], _span_of(place), name)
+
+
+Span = tuple[int | None, ...]
+"""First line, last line, first column, last column."""
+
+
+def _span_of(place: Place) -> Span:
+    """Of the call's text; empty if not known."""
+    positions = None
+    if place is not None and not isinstance(place, Site):
+        code, offset = place
+        positions = getattr(code, "co_positions", None)  # Python 3.11
+    if positions is None:
+        return ()
+    return next(islice(positions(), offset // 2, None), ())
+
+
 @lru_cache(maxsize=256)
-def text_of_message(file: str, line: int, name: str) -> MessageText:
-    """The one call at a line that sends or receives; `name` is "send" or "recv"."""
+def _text_at(file: str, line: int, span: Span, name: str) -> MessageText:
     tree = parsed(file)
     if tree is None:
         return UNKNOWN
@@ -63,6 +101,8 @@ def text_of_message(file: str, line: int, name: str) -> MessageText:
         for call in _calls_in(tree)
         if call.lineno <= line <= (call.end_lineno or 0) and _called(call) in _CALLS[name]
     ]
+    if len(calls) > 1:
+        calls = [call for call in calls if _span(call) == span]
     if len(calls) != 1:
         return UNKNOWN
     return _text(calls[0], 0, function_around(tree, line))
@@ -88,6 +128,10 @@ def texts_of_batch(file: str, line: int, names: tuple[str, ...]) -> Sequence[Mes
     return [_text(each, 1, function) for each in made]
 
 
+def _span(call: ast.Call) -> Span:
+    return call.lineno, call.end_lineno, call.col_offset, call.end_col_offset
+
+
 def _calls_in(node: ast.AST) -> Iterator[ast.Call]:
     return (each for each in ast.walk(node) if isinstance(each, ast.Call))
 
@@ -109,12 +153,20 @@ def _text(call: ast.Call, first: int, function: ast.AST) -> MessageText:
     args = call.args
     tensor = args[first] if len(args) > first else _named(call, {"tensor"})
     peer = args[first + 1] if len(args) > first + 1 else _named(call, _PEERS)
+    tag = _named(call, {"tag"})
     return MessageText(
         None if tensor is None else _tensor_text(tensor),
         None if peer is None else ast.unparse(peer),
         None if peer is None else _direction(peer, function, call.lineno),
         call.lineno,
+        None if tag is None else ast.unparse(tag),
     )
+
+
+def names_in(text: str | None) -> list[str]:
+    """The variables of an expression."""
+    nodes = ast.walk(ast.parse(text or "", mode="exec"))
+    return sorted({each.id for each in nodes if isinstance(each, ast.Name)})
 
 
 def _tensor_text(node: ast.expr) -> str | None:
@@ -125,9 +177,14 @@ def _tensor_text(node: ast.expr) -> str | None:
     ):
         node = node.func.value
     plain = isinstance(node, (ast.Name, ast.Attribute)) or (
-        isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant)
+        isinstance(node, ast.Subscript) and _is_fixed(node.slice)
     )
     return ast.unparse(node) if plain else None
+
+
+def _is_fixed(index: ast.expr) -> bool:
+    """`0`, `-1`, `:2`, `"name"`, `:, -1`: without a variable, so it is always the same part."""
+    return not any(isinstance(each, (ast.Name, ast.Call)) for each in ast.walk(index))
 
 
 def _direction(node: ast.expr, function: ast.AST, line: int) -> int | None:
