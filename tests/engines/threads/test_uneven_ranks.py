@@ -89,7 +89,7 @@ def test_calls_that_differ_in_much_are_not() -> None:
     first, second = (block.op.site for block in verdict.blocks)
     assert first is not None
     assert headline(verdict) == (
-        f"rank 1 called all_reduce at {second} where rank 0 called it at line {first.line}"
+        f"rank 0 called all_reduce at {second} where rank 1 called it at line {first.line}"
     )
 
 
