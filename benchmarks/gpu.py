@@ -243,7 +243,7 @@ def profile(figure: Figure, loops: int, *, ranks: int) -> None:
 
     def run() -> None:
         step = figure.prepare("cuda")
-        for _ in range(5):
+        for _ in range(30):
             step()
         profiler = cProfile.Profile() if dist.get_rank() == 0 else None
         if profiler is not None:
@@ -282,7 +282,7 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     for figure in STEPS:
         if options.only and options.only not in figure.name:
             continue
-        loops = 10 if options.quick else 20
+        loops = 30 if options.quick else 60
         best = min(in_ranks(figure, loops, ranks=ranks) for _ in range(2))
         floor = ranks * min(step_alone(figure, loops, ranks=ranks) for _ in range(2))
         print(

@@ -20,7 +20,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from phalanx import callsite
 from phalanx.backend import call_events, group_history, meeting_checks
-from phalanx.backend.collectives import data_movement
+from phalanx.backend.collectives import data_movement, fused_movement
 from phalanx.backend.collectives.data_movement import MoveData
 from phalanx.backend.devices import cuda_streams as device
 from phalanx.backend.evidence import order_notes, result_notes, root_notes, thread_holds
@@ -416,7 +416,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
                     explicit = given > _UNSET  # the program named it for this very call
                     limit = given.total_seconds() if explicit else self._limit
                     wait_for(call, limit, explicit=explicit)
-                elif call.error or call.event or strand.pending_callbacks:
+                elif call.error or call.point or strand.pending_callbacks:
                     wait_for(call, 0.0)
                 if private.recording:
                     profiler_events.end(call)
@@ -480,10 +480,10 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
             if recorded:
                 private.record_functions(False)
             try:
-                if calls[0].event is None:
+                if calls[0].point is None:
                     move_data(calls)
                 else:
-                    device.run_in_order(calls, lambda: move_data(calls))
+                    device.run_in_order(calls, partial(fused_movement.move, move_data, calls))
             except Exception as error:
                 errors = one_for_each(error, len(calls))
             finally:

@@ -21,8 +21,9 @@ class Call:
     """One op in flight: who called what, with which buffers, and whether it is done.
 
     Defaults stand on the class, because a call is made for every op and most of them need
-    few of these. `facts` are an op's own (splits); `event` is the device's, and `device` its
-    index. `batch` is equal for ops that are launched at once.
+    few of these. `facts` are an op's own (splits); `point` is where its rank's stream stands,
+    then where its data has moved, and `device` the index of its device. `batch` is equal for
+    ops that are launched at once.
     """
 
     number: int | None = None
@@ -38,7 +39,7 @@ class Call:
     device: int | None = None
     serial: int | None = None
     """How many calls its rank had made before: its name in the journal, with the rank."""
-    event: Any = None
+    point: Any = None
     facts: Any = None
     uneven = False
     done = False
@@ -72,7 +73,7 @@ class Call:
         last = parts[-1]
         whole = cls(last.mailbox, last.member, last.strand, "coalesced", last.mark)
         whole.outputs = [tensor for part in parts for tensor in part.outputs or part.inputs]
-        whole.event, whole.device = last.event, last.device
+        whole.point, whole.device = last.point, last.device
         whole.parts = parts
         whole.asynchronous = True
         whole.flight = [part.flight for part in parts if part.flight is not None] or None

@@ -9,7 +9,7 @@ the layout of memory is compared here, where it matters.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from phalanx.backend.collectives.reduction import (
     overlaps,
 )
 from phalanx.backend.rank_errors import InvalidCallError
+from phalanx.backend.torch_private.private_memory import copy_each
 from phalanx.matching.slots import Call
 
 MoveData = Callable[[list[Call]], None]
@@ -39,10 +40,8 @@ def broadcast(calls: list[Call], which: int = 0) -> None:
     if calls[0].uneven:
         check_order(calls)
     source = calls[root].inputs[which]
-    for call in calls:
-        for target in call.inputs:
-            if target is not source:
-                _copy(target, source)
+    targets = (target for call in calls for target in call.inputs if target is not source)
+    _copy_each((target, source) for target in targets)
 
 
 def all_reduce(calls: list[Call]) -> None:
@@ -79,34 +78,35 @@ def reduce(calls: list[Call]) -> None:
 def all_gather(calls: list[Call]) -> None:
     """Each list of outputs gets everybody's inputs, in the order of ranks."""
     given = [tensor for call in calls for tensor in call.inputs]
-    for call in calls:
-        for outputs in call.outputs:
-            for output, source in zip(outputs, given, strict=True):
-                _copy(output, source)
+    lists = (outputs for call in calls for outputs in call.outputs)
+    _copy_each(pair for outputs in lists for pair in zip(outputs, given, strict=True))
 
 
 def all_gather_each(calls: list[Call]) -> None:
     """Each list of outputs gets everybody's input of the same number."""
-    for call in calls:
-        for index, outputs in enumerate(call.outputs):
-            for output, sender in zip(outputs, calls, strict=True):
-                _copy(output, sender.inputs[index])
+    _copy_each(
+        (output, sender.inputs[index])
+        for call in calls
+        for index, outputs in enumerate(call.outputs)
+        for output, sender in zip(outputs, calls, strict=True)
+    )
 
 
 def all_gather_into_tensor(calls: list[Call]) -> None:
     """One flat or stacked output for each input."""
-    for call in calls:
-        for index, output in enumerate(call.outputs):
-            pieces = _even_pieces(output, len(calls))
-            for piece, sender in zip(pieces, calls, strict=True):
-                _copy(piece, sender.inputs[index])
+    _copy_each(
+        (piece, sender.inputs[index])
+        for call in calls
+        for index, output in enumerate(call.outputs)
+        for piece, sender in zip(_even_pieces(output, len(calls)), calls, strict=True)
+    )
 
 
 def gather(calls: list[Call]) -> None:
     root = calls[0].root
     assert root is not None
-    for output, sender in zip(calls[root].outputs, calls, strict=True):
-        _copy(output, sender.inputs[0])
+    pairs = zip(calls[root].outputs, calls, strict=True)
+    _copy_each((output, sender.inputs[0]) for output, sender in pairs)
 
 
 def scatter(calls: list[Call]) -> None:
@@ -114,8 +114,8 @@ def scatter(calls: list[Call]) -> None:
     assert root is not None
     if calls[0].uneven:
         check_order(calls, "outputs")
-    for source, receiver in zip(calls[root].inputs, calls, strict=True):
-        _copy(receiver.outputs[0], source)
+    pairs = zip(calls[root].inputs, calls, strict=True)
+    _copy_each((receiver.outputs[0], source) for source, receiver in pairs)
 
 
 def reduce_scatter(calls: list[Call]) -> None:
@@ -156,8 +156,7 @@ def all_to_all_single(calls: list[Call]) -> None:
 
 
 def message(send: Call, receive: Call) -> None:
-    for target, source in zip(receive.outputs, send.inputs, strict=True):
-        _copy(target, source)
+    _copy_each(zip(receive.outputs, send.inputs, strict=True))
 
 
 def _reduce_pieces(
@@ -175,9 +174,11 @@ def _exchange(given: Sequence[Sequence[Tensor]], taken: Sequence[Sequence[Tensor
         _copied_if_overlapping(pieces, outputs)
         for pieces, outputs in zip(given, taken, strict=True)
     ]
-    for receiver, outputs in enumerate(taken):
-        for output, pieces in zip(outputs, given, strict=True):
-            _copy(output, pieces[receiver])
+    _copy_each(
+        (output, pieces[receiver])
+        for receiver, outputs in enumerate(taken)
+        for output, pieces in zip(outputs, given, strict=True)
+    )
 
 
 def _copied_if_overlapping(
@@ -223,12 +224,20 @@ def _plain_reduction(code: int, count: int) -> Reduction:
     return Reduction(code, count)
 
 
-def _copy(target: Tensor, source: Tensor) -> None:
-    if is_same_memory(target, source) or source.is_meta:
-        return
-    if target.shape != source.shape:
-        source = source.reshape(target.shape)
-    target.data.copy_(source.data)
+def _copy_each(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
+    """Copy the second of each pair into the first; on a GPU in one launch, if torch has one."""
+    late: list[tuple[Tensor, Tensor]] = []
+    for target, source in pairs:
+        if is_same_memory(target, source) or source.is_meta:
+            continue
+        if target.shape != source.shape:
+            source = source.reshape(target.shape)
+        if target.is_cuda:
+            late.append((target.data, source.data))
+        else:
+            target.data.copy_(source.data)
+    if late:
+        copy_each([target for target, _ in late], [source for _, source in late])
 
 
 def _even_pieces(tensor: Tensor, count: int) -> Sequence[Tensor]:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from phalanx.backend.collectives.parallel_reduce import WORTHWHILE, Work, in_lanes
+from phalanx.backend.torch_private.private_memory import copy_each
 
 SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR, PREMUL_SUM = range(9)
 NAMES = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
@@ -64,6 +65,9 @@ class Reduction:
     def _whole(self, tensors: Sequence[Tensor]) -> None:
         total, *others = tensors
         self._accumulate(total, others)
+        if others and total.is_cuda:
+            copy_each(others, [total] * len(others))
+            return
         for target in others:
             target.copy_(total)
 

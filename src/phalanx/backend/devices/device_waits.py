@@ -35,7 +35,7 @@ def device_patches() -> list[tuple[Any, str, Any]]:
 
 
 def is_on_device(call: Call) -> bool:
-    return call.event is not None
+    return call.point is not None
 
 
 def _waiting(original: Callable[..., Any], *, for_all: bool) -> Callable[..., Any]:

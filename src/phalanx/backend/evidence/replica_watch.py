@@ -30,9 +30,7 @@ import os
 import platform
 import sys
 import weakref
-import zlib
 from collections.abc import Callable, Iterator, Sequence
-from ctypes import c_char
 from math import prod
 from types import FrameType
 from typing import Any
@@ -51,6 +49,7 @@ from phalanx.backend.evidence.model_names import DDP, models_of
 from phalanx.backend.evidence.sampler_look import Found, facts_of, find_samplers
 from phalanx.backend.session import context_here
 from phalanx.backend.torch_private import private, private_modes, private_names
+from phalanx.backend.work.tensor_checksums import checksums, settled
 from phalanx.checks.replicas.replica_samples import (
     KIND,
     Replica,
@@ -71,11 +70,8 @@ _PER_DOUBLING, _PER_DOUBLING_LARGE = 2, 1
 """Then so many (as a power of two) while their number doubles; fewer of large models."""
 _LARGE = 1 << 18
 """Elements of a large model."""
-_WHOLE = 1 << 16
-"""Bytes of a tensor that are read one by one."""
 
 _PLAIN = (Tensor, torch.nn.Parameter)
-_COLUMNS = 1024
 _WRAPPER = os.path.join("torch", "optim", "optimizer.py")
 """Where torch calls the hooks, in a function that has the optimizer as `self`."""
 
@@ -195,7 +191,9 @@ class ReplicaWatch:
             Noted(monotonic(), self._rank, 0, None, KIND, tuple(replica))
             for record in self._records.values()
             if record.samples and not record.is_legal
-            for replica in [record.replica._replace(samples=tuple(record.samples))]
+            for replica in [
+                record.replica._replace(samples=tuple(map(_settled, record.samples)))
+            ]
         ]
         self.forget()
         return found
@@ -442,6 +440,12 @@ def _settings(optimizer: Optimizer) -> Iterator[tuple[str, str]]:
                 yield f"{name}{of}", f"{value}"
 
 
+def _settled(sample: Sample) -> Sample:
+    return sample._replace(
+        parameters=settled(sample.parameters), gradients=settled(sample.gradients)
+    )
+
+
 def _is_captured() -> bool:
     cuda: Any = torch.cuda
     return bool(cuda.is_initialized() and cuda.is_current_stream_capturing())
@@ -456,61 +460,3 @@ def _machine(device: torch.device) -> str:
     """What decides about the last bit of a result."""
     threads = torch.get_num_threads() if device.type == "cpu" else 0
     return f"{platform.node()} {_device_name(device)} {threads}"
-
-
-# -- checksums --------------------------------------------------------------------------------
-
-
-def checksums(tensors: Sequence[Tensor | None]) -> tuple[Any, ...]:
-    """One for each, equal for equal bits; 0 for None."""
-    with torch.no_grad():
-        found = [_checksum(tensor) for tensor in tensors]
-        late = [each for each in found if isinstance(each, Tensor)]
-        if late:  # on a device, which is waited for once
-            values = iter(torch.stack(late).tolist())
-            found = [next(values) if isinstance(each, Tensor) else each for each in found]
-    return tuple(found)
-
-
-def _checksum(tensor: Tensor | None) -> Any:
-    """A number, or a tensor on the device. Of much memory the beginning is told exactly, and
-    the rest by its sum: to have the same one with other values takes more than chance."""
-    if tensor is None:
-        return 0
-    dense = tensor if tensor.is_contiguous() else tensor.detach().contiguous()
-    if not tensor.is_cpu:
-        return _weighted_sum(dense)
-    length = dense.nbytes
-    if length <= _WHOLE:
-        return zlib.crc32(_window(length).from_address(dense.data_ptr()))
-    beginning = zlib.crc32(_window(_WHOLE).from_address(dense.data_ptr()))
-    words = _bytes_of(dense)[: length // 8 * 8].view(torch.int64)
-    return beginning, int(words.sum()), int(words[-1])
-
-
-@functools.lru_cache(maxsize=1024)
-def _window(length: int) -> Any:
-    return c_char * length
-
-
-def _bytes_of(dense: Tensor) -> Tensor:
-    return dense.detach().view(-1).view(torch.uint8)
-
-
-def _weighted_sum(dense: Tensor) -> Tensor:
-    """The sum of columns of words, each with a weight of its own: values that change places
-    are seen. Waits for nothing."""
-    flat = _bytes_of(dense)
-    whole = flat.numel() // (8 * _COLUMNS) * (8 * _COLUMNS)
-    total = torch.zeros((), dtype=torch.int64, device=dense.device)
-    if whole:
-        words = flat[:whole].view(torch.int64).view(-1, _COLUMNS).sum(0)
-        total += (words * _weights(_COLUMNS, dense.device)).sum()
-    rest = flat[whole:].long()
-    if rest.numel():
-        total += (rest * _weights(rest.numel(), dense.device)).sum()
-    return total
-
-
-def _weights(count: int, device: torch.device) -> Tensor:
-    return torch.arange(1, 2 * count, 2, device=device)

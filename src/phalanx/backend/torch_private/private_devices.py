@@ -7,6 +7,7 @@ name.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -14,6 +15,13 @@ import torch
 
 # 2.11-2.13: what `Module.to` makes of its arguments; a function mode sees this call.
 PARSE_TO: Any = torch._C._nn._parse_to
+
+
+# 2.11-2.13: the number that the driver has for the current stream of a device, in a tenth of
+# the time that a `torch.cuda.Stream` takes to be made. Builds without CUDA have no such name.
+current_raw_stream: Callable[[int], int] = getattr(
+    torch._C, "_cuda_getCurrentRawStream", lambda index: 0
+)
 
 
 def index_readers() -> list[tuple[Any, str]]:

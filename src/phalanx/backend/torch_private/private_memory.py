@@ -1,7 +1,8 @@
 """Private torch names that concern storages.
 
 A part of `private.py`, under the same rule: the name, the reason, the versions. Used for
-tensors that are sent to ranks that are processes, and for results that nobody keeps.
+tensors that are sent to ranks that are processes, for results that nobody keeps, and for copies
+of many tensors.
 """
 
 from __future__ import annotations
@@ -9,6 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+
+# 2.11-2.13: copy each tensor of the second list into that of the first; on a GPU in few
+# launches if all are alike. Nothing public does that.
+copy_each: Any = torch._foreach_copy_
 
 
 def untyped(storage: Any) -> torch.UntypedStorage:

@@ -59,7 +59,7 @@ class PutOff:
 def put_off(session: Session, members: list[Call], move: Callable[[], None]) -> bool:
     """Whether the operation is to complete later; then it is seen to."""
     for call in members:
-        if call.origin != OWN or call.event is not None or call.waiters or call.callbacks:
+        if call.origin != OWN or call.point is not None or call.waiters or call.callbacks:
             return False
     calls = None
     if session.completion == "seeded":

@@ -49,8 +49,8 @@ def wait_for(call: Call, timeout: float, *, explicit: bool = False) -> None:
         raise call.error
     if early is not None:
         raise early
-    if call.event is not None:
-        cuda_streams.wait_for_event(call)
+    if call.point is not None:
+        cuda_streams.wait_for_point(call)
 
 
 def _see_done(call: Call) -> bool:
@@ -325,8 +325,8 @@ class OpFuture(torch.futures.Future[Any]):
         if call.error is not None or early is not None:
             self.set_exception(_as_exception(call.error or early))
             return
-        if call.event is not None:
-            cuda_streams.wait_for_event(call)
+        if call.point is not None:
+            cuda_streams.wait_for_point(call)
         self.set_result(_tensors(call))
 
 
