@@ -147,7 +147,9 @@ def test_nothing_waits_without_tensors_on_a_device(log) -> None:
 
 
 def arriving(size: int) -> Any:
-    return SimpleNamespace(name="all_reduce", mailbox=SimpleNamespace(size=size), point=None)
+    strand = SimpleNamespace(baton=SimpleNamespace(affinity=SimpleNamespace()))
+    mailbox = SimpleNamespace(size=size)
+    return SimpleNamespace(name="all_reduce", mailbox=mailbox, strand=strand, point=None)
 
 
 TENSOR: Any = SimpleNamespace(get_device=lambda: 0)

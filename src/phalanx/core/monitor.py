@@ -12,7 +12,6 @@ import threading
 import time
 
 from phalanx.core.baton import Baton
-from phalanx.core.core_affinity import MANY
 from phalanx.core.strand import Strand
 from phalanx.system import current_frames, monotonic
 
@@ -86,11 +85,13 @@ class Monitor:
         """Keep the threads on one core while the baton changes hands all the time, and spread
         them otherwise; also for a while if another program uses that core."""
         last, spent, count = self._tick
-        self._tick = now, process, hand_overs
         elapsed, affinity = now - last, self._baton.affinity
+        if elapsed < affinity.window:
+            return
+        self._tick = now, process, hand_overs
         if affinity.together and process - spent < 0.7 * elapsed:
             self._apart_until = now + APART
-        if hand_overs - count > MANY * elapsed and now >= self._apart_until:
+        if hand_overs - count > affinity.many * elapsed and now >= self._apart_until:
             affinity.gather(strand.native for strand in self._baton.strands if strand.native)
         else:
             affinity.scatter()

@@ -56,6 +56,7 @@ def default_backend() -> str:
 def record_arrival(call: Call, tensor: torch.Tensor) -> None:
     """A stream of the program's own may go on to other things before the collective completes,
     so its event is recorded at once."""
+    call.strand.baton.affinity.on_devices = True
     index = call.device = tensor.get_device()
     stream = current_raw_stream(index)
     event = None
