@@ -1,0 +1,50 @@
+# ranks: 3
+# kind: invalid-call|in-flight-buffer
+# faulty: 1,2
+# lines: 18,22,25
+# profile: gloo
+# what: the local shard is always the first slice of the output of all_gather_into_tensor, so on ranks 1 and 2 the input lies in the place of another rank and is overwritten
+import torch
+import torch.distributed as dist
+
+
+class FlatParameter:
+    """One flat buffer; the local shard lives inside it."""
+
+    def __init__(self, numel, rank, world):
+        self.rank, self.world = rank, world
+        self.chunk = numel // world
+        self.flat = torch.zeros(numel)
+        self.shard = self.flat.narrow(0, self._offset(), self.chunk)
+        self.shard.fill_(rank + 1.0)
+
+    def _offset(self):
+        return 0
+
+    def unshard(self):
+        dist.all_gather_into_tensor(self.flat, self.shard)
+        return self.flat
+
+    def step(self, lr):
+        self.shard.sub_(lr * self.shard)
+
+
+def train(param, steps):
+    for _ in range(steps):
+        full = param.unshard()
+        loss = full.square().sum()
+        param.step(lr=0.1)
+    return loss.item()
+
+
+def main():
+    dist.init_process_group("gloo")
+    param = FlatParameter(12, dist.get_rank(), dist.get_world_size())
+    loss = train(param, steps=2)
+    want = sum(4 * (0.9 * (r + 1)) ** 2 for r in range(dist.get_world_size()))
+    print(f"rank {param.rank}: loss {loss:.3f}, expected {want:.3f}")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+# ranks: 2
+# kind: none
+# faulty: none
+# lines: none
+# profile: gloo
+# what: both ranks go through the running statistics in the sorted order of their names
+import torch
+import torch.distributed as dist
+from torch import nn
+
+
+def make_net():
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8, affine=False))
+
+
+def stats(module):
+    bn = module[1]
+    return {"running_var": bn.running_var, "running_mean": bn.running_mean}
+
+
+def warm_up(net):
+    torch.manual_seed(1)
+    for _ in range(20):
+        net(torch.randn(64, 4) * 3 + 10)
+
+
+def push_stats(net, dst):
+    for _, tensor in sorted(stats(net).items()):
+        dist.send(tensor, dst)
+
+
+def pull_stats(net, src):
+    for _, tensor in sorted(stats(net).items()):
+        dist.recv(tensor, src)
+
+
+def main():
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    net = make_net()
+    if rank == 0:
+        warm_up(net)
+        push_stats(net, dst=1)
+    else:
+        pull_stats(net, src=0)
+    bn = net[1]
+    print(rank, round(bn.running_mean.sum().item(), 3), round(bn.running_var.sum().item(), 3))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+main()
