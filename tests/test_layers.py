@@ -51,9 +51,12 @@ LAYER_OF = {
     "kinds": "words",
     "errors": "words",
     "callsite": "words",
+    "source_algebra": "words",
     "source_exits": "words",
     "source_text": "words",
+    "source_updates": "words",
     "source_uses": "words",
+    "source_values": "words",
     "system": "words",
     "options": "words",
 }

@@ -129,7 +129,12 @@ def lopsided(code: CodeType, line: int, one: str, other: str) -> tuple[str, int]
     function has something that a sign makes no difference to."""
     tree = parsed(code.co_filename)
     scope = None if tree is None else _scope_of(tree, code, line)
-    if scope is None or any(_evens_out(node) for node in ast.walk(scope)):
+    return None if scope is None else lopsided_in(scope, line, one, other)
+
+
+def lopsided_in(scope: ast.AST, line: int, one: str, other: str) -> tuple[str, int] | None:
+    """`lopsided`, for a function whose syntax is at hand."""
+    if any(_evens_out(node) for node in ast.walk(scope)):
         return None
     written = [
         node.lineno
@@ -140,13 +145,16 @@ def lopsided(code: CodeType, line: int, one: str, other: str) -> tuple[str, int]
     until = min(written, default=sys.maxsize)
     for node in ast.walk(scope):
         value = getattr(node, "value", None)
-        if not isinstance(node, (ast.Assign, ast.Return)) or not isinstance(value, ast.BinOp):
+        if not isinstance(node, _TAKING) or not isinstance(value, ast.BinOp):
             continue
         if line < node.lineno <= until and {one, other} <= _names(value):
             plain = _arithmetic(value, {})
             if plain is not None and plain != _arithmetic(value, {one: other, other: one}):
                 return ast.unparse(value), node.lineno
     return None
+
+
+_TAKING = (ast.Assign, ast.AugAssign, ast.Return)
 
 
 def _evens_out(node: ast.AST) -> bool:

@@ -5,14 +5,9 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from phalanx.checks.early_read import Look, Write
 from phalanx.checks.message_race import Arrival, Taken, find_rival, hint_taken, message_race
-from phalanx.checks.store_race import (
-    Look,
-    Write,
-    find_claim_race,
-    find_unordered_write,
-    store_race,
-)
+from phalanx.checks.store_race import find_claim_race, find_unordered_write, store_race
 from phalanx.matching.happens_before import Ordering, knows, merged
 from phalanx.model import Group, Op, Site
 

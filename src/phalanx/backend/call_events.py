@@ -88,17 +88,16 @@ def _flow(send: Call, receive: Call, kind: type[Any], last: Any) -> Any:
 
 
 def store_used(
-    strand: Strand, store: Any, key: str, shown: str, name: str, *, value: Any, found: bool
+    strand: Strand, store: Any, key: str, shown: str, name: str, **more: Any
 ) -> None:
-    """The program itself used a key; `value` is what it set, None where it set nothing or
-    where the old value counts, too."""
+    """The program itself used a key; `more` is what `store_fields` takes."""
     context = strand.local
     session, ring = context.session, context.ring
-    kind, fields = store_fields(store, key, shown, name, value=value, found=found)
+    kind, fields = store_fields(store, key, shown, name, **more)
     event = KINDS[kind](monotonic(), context.rank, thread_of(strand), callsite.mark(2), *fields)
     ring.flowed += 1
     ring.flow.append(event)
-    if name in ("set", "check"):
+    if name in ("set", "check", "add"):
         session.watch_races()
     if session.races is not None:
         session.races.add(event)
@@ -121,18 +120,19 @@ def withdraw(call: Call) -> bool:
 def group_made(
     context: RankContext, met: GroupMailbox, member: int, *, default: bool, by_program: bool
 ) -> None:
-    context.ring.add(
-        GroupMade(
-            monotonic(),
-            context.rank,
-            thread_of(here.strand),
-            callsite.mark(2),
-            met.record,
-            member,
-            default,
-            by_program,
-        )
+    event = GroupMade(
+        monotonic(),
+        context.rank,
+        thread_of(here.strand),
+        callsite.mark(2),
+        met.record,
+        member,
+        default,
+        by_program,
     )
+    context.ring.add(event)
+    if context.session.races is not None:
+        context.session.races.add(event)
 
 
 def group_destroyed(context: RankContext, met: GroupMailbox, *, default: bool) -> None:

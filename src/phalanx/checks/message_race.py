@@ -16,6 +16,11 @@ happened (`journal/causal_order.py`). Stores are in `store_race.py`.
 | and arithmetic with both tensors gives another result if    | the result                   |
 | they are exchanged (`a - b`, not `a + b`); or at one line,  |                              |
 | in a loop that appends them to a list, which is joined      |                              |
+| the same, where a function of the program receives and      |                              |
+| hands the tensor to the one function that calls it          |                              |
+| the same at one line, behind which a variable is updated    |                              |
+| with the tensor, and two updates exchanged give another     |                              |
+| value (`m = 0.9 * m + g`, not `m += g`)                     |                              |
 | receives from any source alone, of one size                 | legal: they may be exchanged |
 | the first receive's answer, who sent, is kept, and the      | legal: the program may have  |
 | second's source is no number in the program's line          | chosen it by that            |
@@ -30,6 +35,7 @@ import re
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from math import prod
 from types import CodeType
 from typing import Any, Protocol
@@ -40,6 +46,7 @@ from phalanx.journal.causal_order import in_causal_order
 from phalanx.journal.events import (
     CallId,
     Event,
+    GroupMade,
     GroupRecord,
     Met,
     Posted,
@@ -50,7 +57,8 @@ from phalanx.journal.events import (
 from phalanx.journal.reader import Journal
 from phalanx.matching.happens_before import NOTHING, Known, Ordering, knows
 from phalanx.model import CallBlock, Finding, Op, Site
-from phalanx.source_uses import kept_in_order, lopsided, received_name
+from phalanx.source_updates import find_update, received_at
+from phalanx.source_uses import kept_in_order, lopsided, lopsided_in, received_name
 
 KIND = "message-race"
 MOST_TAKEN = 32
@@ -94,6 +102,9 @@ class RaceWatch:
         self._journal = journal
         self._order = Ordering(journal.ranks)
         self._stores = StoreWatch(journal.ranks, self._order)
+        if journal.in_order:
+            for made in journal.filter(kind="group-made"):
+                self._stores.make_group(made.rank)
         self._sends = {send.call: send for send in pending}
         self._known: dict[CallId, Known] = {}
         """What their ranks knew when they posted messages that are not met."""
@@ -102,7 +113,7 @@ class RaceWatch:
         """By the lines concerned."""
 
     def add(self, event: Event) -> None:
-        """The next event. Others than those of messages, slots and stores say nothing."""
+        """The next event; those of messages, slots, stores and makings of groups count."""
         if isinstance(event, Met):
             if event.number is not None:
                 self._order.meet(event.group.ranks)
@@ -116,6 +127,8 @@ class RaceWatch:
         elif isinstance(event, (StoreWritten, StoreRead)):
             for found in self._stores.add(event):
                 self._tell(found)
+        elif isinstance(event, GroupMade):
+            self._stores.make_group(event.rank)
         elif isinstance(event, Withdrawn):
             self._sends.pop(event.call, None)
             self._known.pop(event.call, None)
@@ -236,14 +249,27 @@ def tells_apart(one: Any, other: Any) -> tuple[str, Site] | None:
     if not (_is_code(one) and _is_code(other)) or one[0] != other[0]:
         return None
     if one == other:
-        joined = kept_in_order(one)
-        return None if joined is None else (joined[0], site_at(one[0], joined[1]))
+        found = kept_in_order(one) or _updated_in_order(one)
+        return None if found is None else (found[0], site_at(one[0], found[1]))
     names = [received_name(place) for place in (one, other)]
     if None in names or names[0] == names[1]:
         return None
     last = max(line_at(*one), line_at(*other))
     found = lopsided(one[0], last, str(names[0]), str(names[1]))
     return None if found is None else (found[0], site_at(one[0], found[1]))
+
+
+def _updated_in_order(place: Any) -> tuple[str, int] | None:
+    """For a receive that runs again and again: what the program makes of its tensors, which
+    depends on their order, and the line."""
+    received = received_at(place)
+    if len(received) == 1:
+        return find_update(received[0])
+    for one, other in pairwise(received):
+        if one.name != other.name:
+            last = max(one.statement.lineno, other.statement.lineno)
+            return lopsided_in(one.scope, last, one.name, other.name)
+    return None
 
 
 def _is_code(mark: Any) -> bool:
@@ -253,10 +279,16 @@ def _is_code(mark: Any) -> bool:
 
 def _exchanged(finding: Finding, text: str, site: Site) -> Finding:
     rank = finding.ranks[0]
+    hint = "both were on their way: name the source in both, or use a tag of its own"
+    if finding.blocks[0].op.site == finding.blocks[-1].op.site:
+        hint = (
+            "both were on their way: name the source, rank by rank, or keep who sent, which "
+            "recv returns, and go by that"
+        )
     return replace(
         finding,
         headline=f"rank {rank} takes messages as they come, which decides {text} ({site})",
-        hint="both were on their way: name the source in both, or use a tag of its own",
+        hint=hint,
     )
 
 

@@ -16,21 +16,35 @@ journal has it; what torch does with them on its own account has an order.
 | that which then replaces it; whoever replaced the key did   | race: the old value or the   |
 | not know of that, nor the reader of the replacement         | new one                      |
 | the key was deleted between, or is looked for with `check`  | legal                        |
+| a loop reads it until it has the value that is waited for   | legal                        |
 | a script makes its default group again by `env://`          | race on torchrun, whose      |
 |                                                             | store keeps the old keys     |
+
+Reads that go on with a value which may still change are in `early_read.py`. Both ask who knows
+of whom, and a read tells only what it proves: that a key is there, that a counter has come so
+far (`Count`), or all that was done to the key where nothing less is sure.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
+from phalanx.checks.early_read import Change, EarlyReads, Look, Read, Reuse, Write
 from phalanx.journal.events import Noted, StoreRead, StoreWritten, site_of
 from phalanx.journal.reader import Journal
-from phalanx.matching.happens_before import NOTHING, Known, Ordering, knows, merged
-from phalanx.model import CallBlock, Finding, Group, Op
+from phalanx.matching.happens_before import (
+    NOTHING,
+    Added,
+    Count,
+    Known,
+    Ordering,
+    knows,
+    merged,
+)
+from phalanx.model import CallBlock, Finding, Group, Op, Site
 
 KIND = "message-race"
 MOST_KEYS = 1024
@@ -39,16 +53,51 @@ MOST_KEYS = 1024
 class _Key:
     """What happened to one key. `looks` ask whether it is there, by rank."""
 
-    __slots__ = ("claims", "known", "looks", "reads", "reuse", "unordered", "writes")
-
     def __init__(self) -> None:
         self.writes: dict[int, Write] = {}
         self.reads: list[Op] = []
         self.looks: dict[int, Look] = {}
         self.claims: dict[int, Claim] = {}
         self.known: Known = NOTHING
+        """What those knew who changed it."""
         self.unordered: tuple[Write, Write] | None = None
+        self.begin()
+
+    def begin(self) -> None:
+        """It is not there, or not any more."""
         self.reuse = Reuse()
+        self.early = EarlyReads()
+        self.count = Count()
+        self.first: dict[int, Known] = {}
+        """What each rank knew that first made the key, by other means than `add`."""
+        self.gone = self.known
+        """What those knew who had to do with it before it was deleted."""
+
+    def made_by(self, rank: int, known: Known) -> None:
+        self.first.setdefault(rank, known)
+        self.count.is_plain = False
+
+    def is_there(self) -> Known:
+        """What whoever finds the key, with any value, knows."""
+        if not self.first:
+            return self.count.needed(1)
+        found = NOTHING
+        for known in self.first.values():
+            found = merged(found, known)
+        return found
+
+    def is_passed_by(self, rank: int, known: Known, news: Known) -> bool:
+        """Whether a rank that comes to it again, as to a barrier, hears of nobody there."""
+        again = self.count.is_plain and self.count.times(rank) > 1
+        return again and merged(known, news) == known
+
+    def proven(self, proves: int | None, *, dropped: bool = False) -> Known:
+        """What whoever reads it knows, if the count that he needs is `proves`."""
+        if dropped:
+            return self.is_there() if (proves or 0) > 0 else NOTHING
+        if proves is None or not self.count.is_plain:
+            return self.known
+        return self.count.needed(proves)
 
 
 class StoreWatch:
@@ -58,20 +107,35 @@ class StoreWatch:
         self._world = Group("world", tuple(range(size)))
         self._order = order
         self._keys: dict[tuple[Any, str], _Key] = {}
+        self._beyond: Known = NOTHING
+        """What those knew who changed keys that are not followed, because they are too many."""
+        self._lines: dict[tuple[int, Site | None], int] = {}
+        """By rank and line: the number of the last write."""
+        self._made: Counter[int] = Counter()
+        """By rank: how many groups it has made."""
+        self._idle: dict[int, Op] = {}
+        """By rank: a loop that waits for a counter, and went on because of what the rank knew
+        before."""
 
     def add(self, event: StoreWritten | StoreRead) -> Iterator[Finding]:
         """What this event shows, together with those before it."""
+        key = self._key(event)
+        if key is None:
+            self._pass_by(event)
+            return iter(())
         if isinstance(event, StoreRead):
-            return self._saw(event)
-        return self._touched(event) if event.digest is None else self._wrote(event)
+            return self._saw(key, event)
+        return self._touched(key, event) if event.digest is None else self._wrote(key, event)
 
-    def _wrote(self, event: StoreWritten) -> Iterator[Finding]:
-        key = self._key(event, make=True)
-        if key is None or event.digest is None:
-            return
+    def _wrote(self, key: _Key, event: StoreWritten) -> Iterator[Finding]:
+        assert event.digest is not None
         order, rank = self._order, event.rank
         known = order.known_to(rank)
         write = Write(self._op(event), event.digest, order.event(rank))
+        self._lines[rank, write.op.site] = write.number
+        own = key.writes.get(rank)
+        if own is not None and own.value != write.value:
+            key.early.change(Change(write.op, write.number, self._made[rank]), known)
         key.reuse.write(write, known)
         if key.unordered is None:
             key.unordered = find_unordered_write(key.writes.values(), write, known)
@@ -83,52 +147,116 @@ class StoreWatch:
                     find_claim_race(key.claims[rank], other, latest=rank, known=known)
                 )
         key.writes[rank] = write
+        key.made_by(rank, order.known_to(rank))
         key.known = merged(key.known, order.known_to(rank))
         yield from _unordered(key)
 
-    def _saw(self, event: StoreRead) -> Iterator[Finding]:
-        """From now on the rank knows what whoever set the key knew."""
-        order, rank, looks = self._order, event.rank, event.name == "check"
-        key = self._key(event, make=looks)
-        if key is None:
-            return
-        if looks:
-            look = key.looks[rank] = Look(self._op(event), order.event(rank), event.found)
-            known = order.known_to(rank)
+    def _saw(self, key: _Key, event: StoreRead) -> Iterator[Finding]:
+        """From now on the rank knows what the read proves."""
+        order, rank, op = self._order, event.rank, self._op(event)
+        known, number = order.known_to(rank), order.event(rank)
+        if event.name == "check":
+            look = key.looks[rank] = Look(op, number, event.found)
             for claim in key.claims.values():
                 yield from _found(find_claim_race(claim, look, latest=rank, known=known))
-        if event.name in ("get", "wait"):
-            known = order.known_to(rank)
-            key.reuse.read(Look(self._op(event), order.event(rank), True), known)
+        elif _is_meant(event):
+            if event.name in ("get", "wait"):
+                key.reuse.read(Look(op, number, True), known)
+            key.early.read(
+                Read(op, number, event.use, self._made[rank]), merged(known, key.is_there())
+            )
         if event.found:
-            order.learn(rank, key.known)
+            only = event.name in ("check", "wait")
+            proves = 1 if only else event.proves
+            dropped = only or event.use == "dropped"
+            news = key.proven(proves, dropped=dropped)
+            if event.use == "polled" and proves and key.is_passed_by(rank, known, news):
+                self._idle[rank] = op
+            order.learn(rank, news)
+        else:
+            order.learn(rank, key.gone)
         if event.name == "get" and not key.reads:
-            key.reads.append(self._op(event))
+            key.reads.append(op)
         yield from _unordered(key)
 
-    def _touched(self, event: StoreWritten) -> Iterator[Finding]:
-        """An `add` or the like: who comes later knows what those before knew."""
-        key = self._key(event, make=True)
-        if key is not None:
+    def _touched(self, key: _Key, event: StoreWritten) -> Iterator[Finding]:
+        """An `add` or the like: who comes later knows of those before, as far as the answer
+        tells."""
+        order, rank, amount = self._order, event.rank, event.amount
+        known, number = order.known_to(rank), order.event(rank)
+        op = self._op(event)
+        if amount is None:
+            order.learn(rank, key.known)
+            if event.name == "delete_key":
+                key.begin()
+            else:
+                key.reuse = Reuse()
+                key.made_by(rank, order.known_to(rank))
+        else:
+            if _is_meant(event) and amount == 0:
+                key.early.read(
+                    Read(op, number, event.use, self._made[rank]), merged(known, key.is_there())
+                )
+            least = None if event.proves is None else event.proves - amount
+            order.learn(rank, key.proven(least, dropped=event.use == "dropped"))
             key.reuse = Reuse()
-            self._order.learn(event.rank, key.known)
-            key.known = self._order.known_to(event.rank)
+            if amount and _is_meant(event):
+                key.early.change(Change(op, number, self._made[rank]), known)
+                self._lines[rank, op.site] = number
+            key.count.add(Added(rank, number, amount, order.known_to(rank)))
+        key.known = merged(key.known, order.known_to(rank))
         return iter(())
+
+    def make_group(self, rank: int) -> None:
+        self._made[rank] += 1
+
+    def _pass_by(self, event: StoreWritten | StoreRead) -> None:
+        """A key that is not followed: any read tells of all that was done to such keys."""
+        self._order.learn(event.rank, self._beyond)
+        if isinstance(event, StoreWritten):
+            self._beyond = merged(self._beyond, self._order.known_to(event.rank))
 
     def findings(self) -> Iterator[Finding]:
         """What shows only when nothing more will happen."""
-        for key in self._keys.values():
-            yield from _found(key.reuse.finding())
+        all_found = [
+            self._with_idle(found)
+            for key in self._keys.values()
+            for found in (key.reuse.finding() or key.early.finding(self._last_write),)
+            if found is not None
+        ]
+        yield from sorted(all_found, key=lambda found: (found.ranks, found.headline))
 
-    def _key(self, event: StoreWritten | StoreRead, *, make: bool) -> _Key | None:
+    def _with_idle(self, finding: Finding) -> Finding:
+        """The finding with the barrier that should have been between, if there is one."""
+        for rank in finding.ranks:
+            op = self._idle.get(rank)
+            if op is not None:
+                fact = (
+                    f'rank {rank} does not wait at {op.site}: "{op.key}" counts on from round '
+                    "to round, and had its number in the first one"
+                )
+                hint = "give each round of that barrier a key of its own, or let its limit grow"
+                return replace(finding, facts=(*finding.facts, ("passed", fact)), hint=hint)
+        return finding
+
+    def _last_write(self, rank: int, op: Op) -> int:
+        return self._lines.get((rank, op.site), 0)
+
+    def _key(self, event: StoreWritten | StoreRead) -> _Key | None:
         place = (event.store, event.key)
         found = self._keys.get(place)
-        if found is None and make and len(self._keys) < MOST_KEYS:
+        if found is None and len(self._keys) < MOST_KEYS:
             found = self._keys[place] = _Key()
         return found
 
     def _op(self, event: StoreWritten | StoreRead) -> Op:
         return Op(event.rank, event.name, self._world, key=event.shown, site=event.site)
+
+
+def _is_meant(event: StoreWritten | StoreRead) -> bool:
+    """Whether the program means the value of this moment: a loop asks again, and so does a
+    thread beside the program's own."""
+    return event.use != "polled" and event.thread in (0, 1)
 
 
 def find_reused_stores(journal: Journal) -> Iterator[Finding]:
@@ -177,16 +305,6 @@ def _unordered(key: _Key) -> Iterator[Finding]:
         yield store_race(key.unordered, key.reads[0])
 
 
-@dataclass(frozen=True)
-class Write:
-    """One rank set a key; `value` is equal for equal values, `number` that of the event on its
-    rank."""
-
-    op: Op
-    value: int
-    number: int
-
-
 def find_unordered_write(
     writes: Iterable[Write], latest: Write, known: Known
 ) -> tuple[Write, Write] | None:
@@ -216,87 +334,6 @@ def store_race(writes: tuple[Write, Write], read: Op) -> Finding:
         ),
         hint="let one rank set it, use a key for each rank, or put a barrier between them",
     )
-
-
-class Reuse:
-    """One rank sets a key again and again, and others read it as often: each time they mean the
-    new value. Whoever reads it at other times, as to watch progress, may get any.
-
-    The order that a read of this key itself gives hides that a later wait could have come
-    before the write; another seed shows it then."""
-
-    def __init__(self) -> None:
-        self._last: Write | None = None
-        self._replaced: int | None = None
-        """The value that the last write replaced."""
-        self._writes: Counter[int] = Counter()
-        self._reads: dict[tuple[int, str], tuple[int, Look]] = {}
-        """By reader and call: how often, and the last of them."""
-        self._raced: dict[tuple[int, str], tuple[Look, Write]] = {}
-        """The read, and the write that could have come before or after it."""
-
-    def write(self, write: Write, known: Known) -> None:
-        """`known` is what the rank knew before."""
-        last, self._last = self._last, write
-        self._writes[write.op.rank] += 1
-        if last is None:
-            return
-        self._replaced = last.value
-        for who, (_, read) in self._reads.items():
-            if self._matters(who, write) and not knows(known, who[0], read.number):
-                self._raced.setdefault(who, (read, write))
-
-    def read(self, read: Look, known: Known) -> None:
-        who = read.op.rank, read.op.name
-        self._reads[who] = self._reads.get(who, (0, read))[0] + 1, read
-        last = self._last
-        if last is None or self._replaced is None or not self._matters(who, last):
-            return
-        if not knows(known, last.op.rank, last.number):
-            self._raced.setdefault(who, (read, last))
-
-    def _matters(self, who: tuple[int, str], write: Write) -> bool:
-        """Whether it makes a difference if the reader's last read comes before this write or
-        after it: it gives another value, or waits for what had come before."""
-        rank, name = who
-        if rank == write.op.rank:
-            return False
-        return self._reads[who][0] > 1 if name == "wait" else self._replaced != write.value
-
-    def finding(self) -> Finding | None:
-        for who, (read, write) in sorted(self._raced.items(), key=lambda each: each[0]):
-            if list(self._writes.values()) == [self._reads[who][0]]:
-                return _reused(read.op, write.op)
-        return None
-
-
-def _reused(read: Op, write: Op) -> Finding:
-    return Finding(
-        kind="message-race",
-        severity="warning",
-        ranks=(write.rank, read.rank),
-        headline=(
-            f'rank {read.rank} may read "{read.key}" ({read.site}) before rank {write.rank} '
-            f"sets it again ({write.site}): nothing orders the two"
-        ),
-        blocks=(
-            CallBlock((write.rank,), write, ("replaces what was there",)),
-            CallBlock((read.rank,), read, ("takes the old value as well as the new one",)),
-        ),
-        hint=(
-            "use a key of its own for each round, delete it and wait for all before it is set "
-            "again, or put a barrier between them"
-        ),
-    )
-
-
-@dataclass(frozen=True)
-class Look:
-    """A rank looked whether a key is there; `number` is that of the event on its rank."""
-
-    op: Op
-    number: int
-    found: bool
 
 
 Claim = tuple[Look, Write]

@@ -301,7 +301,8 @@ class GroupDestroyed(NamedTuple):
 class StoreWritten(NamedTuple):
     """The program changed a key of a store by `name` (`set`, `add`, ...). `digest` is equal for
     equal values; None where the old value counts, too. `store` tells stores apart; `key` is
-    the whole key, `shown` the part that the program names."""
+    the whole key, `shown` the part that the program names. `amount` is what an `add` adds;
+    `proves` and `use` are those of a `StoreRead`, for what an `add` returns."""
 
     time: float
     rank: int
@@ -312,6 +313,9 @@ class StoreWritten(NamedTuple):
     key: str
     shown: str
     digest: int | None = None
+    amount: int | None = None
+    proves: int | None = None
+    use: str = ""
 
     @property
     def kind(self) -> str:
@@ -323,7 +327,11 @@ class StoreWritten(NamedTuple):
 
 
 class StoreRead(NamedTuple):
-    """The program looked at a key of a store by `name` (`get`, `check`, `wait`)."""
+    """The program looked at a key of a store by `name` (`get`, `check`, `wait`). `proves` is
+    the least count that the key must have for the program to go on as it does, as far as the
+    source tells; None: it may depend on all that was read. `use` says what becomes of the
+    value: `dropped`, `polled` (a loop asks again), `shown`, `computed` (and then shown) or
+    `used`; nothing where that is not known."""
 
     time: float
     rank: int
@@ -334,6 +342,8 @@ class StoreRead(NamedTuple):
     key: str
     shown: str
     found: bool = True
+    proves: int | None = None
+    use: str = ""
 
     @property
     def kind(self) -> str:

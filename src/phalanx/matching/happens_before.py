@@ -10,10 +10,14 @@ unordered.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 Known = Mapping[int, int]
 
 NOTHING: Known = {}
+
+MOST_ADDED = 128
+"""How much of a count is remembered one by one."""
 
 
 class Ordering:
@@ -67,3 +71,55 @@ def merged(one: Known, other: Known) -> Known:
 def knows(known: Known | None, rank: int, number: int) -> bool:
     """Whether event `number` of `rank` is among what is known."""
     return known is not None and known.get(rank, 0) >= number
+
+
+class Added(NamedTuple):
+    """A rank added to a count: event `number` of the rank, and what it knew then."""
+
+    rank: int
+    number: int
+    amount: int
+    known: Known
+
+
+class Count:
+    """A number that ranks add to. Whoever finds that it is so large knows of those without whom
+    it could not be, and of no others: they may have come later just as well."""
+
+    def __init__(self) -> None:
+        self._added: list[Added] = []
+        self._all: Known = NOTHING
+        self.is_plain = True
+        """Whether it is but the sum of what is remembered."""
+
+    def add(self, added: Added) -> None:
+        self._all = merged(self._all, added.known)
+        self._added.append(added)
+        if added.amount < 0 or len(self._added) > MOST_ADDED:
+            self.is_plain = False
+
+    def times(self, rank: int) -> int:
+        """How often a rank has added."""
+        return sum(each.rank == rank for each in self._added)
+
+    def needed(self, least: int) -> Known:
+        """What is known to whoever finds the count at `least` or more.
+
+        >>> count = Count()
+        >>> for rank in (0, 1, 0):
+        ...     count.add(Added(rank, 1, 1, {rank: 1}))
+        >>> count.needed(3), count.needed(2)
+        ({0: 1, 1: 1}, {0: 1})
+        """
+        if not self.is_plain or least >= sum(each.amount for each in self._added):
+            return self._all
+        found = NOTHING
+        for each in self._added:
+            others = (
+                other.amount
+                for other in self._added
+                if other is not each and not knows(other.known, each.rank, each.number)
+            )
+            if sum(others) < least:
+                found = merged(found, each.known)
+        return found

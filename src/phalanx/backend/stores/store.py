@@ -8,6 +8,7 @@ store.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -19,7 +20,9 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from phalanx import callsite
 from phalanx.backend.call_events import store_used
 from phalanx.backend.stores.store_keys import CHANGING, keys_in, remembering, uses_of_program
+from phalanx.backend.stores.store_proofs import NOTHING, proof_of
 from phalanx.core.strand import RUNNING, Strand, here
+from phalanx.source_values import POLLED
 
 dist: Any = torch.distributed  # torch's type stubs leave several of the names below out
 
@@ -140,10 +143,9 @@ def _waking(name: str, original: Any) -> Any:
             below.has_queues = True
         strand = here.strand
         if strand is not None:
-            is_programs = _note(strand, self, name, args, kwargs)
+            use = _note(strand, self, name, args, kwargs, answer=result)
             wake_store_waiters(strand)
-            if is_programs:
-                _may_switch(strand)
+            _may_switch(strand, use)
         return result
 
     return change
@@ -166,19 +168,38 @@ def _polling(original: Any) -> Any:
 
 
 def _note(
-    strand: Strand, store: Any, name: str, args: Any, kwargs: Any, *, found: bool = True
-) -> bool:
-    """Write into the journal what the program itself does, two frames up; whether it does."""
-    is_programs = False
-    for place, key, shown, value in uses_of_program(store, name, args, kwargs):
-        store_used(strand, place, key, shown, name, value=value, found=found)
-        is_programs = True
-    return is_programs
+    strand: Strand,
+    store: Any,
+    name: str,
+    args: Any,
+    kwargs: Any,
+    *,
+    found: bool = True,
+    answer: Any = None,
+) -> str | None:
+    """Write into the journal what the program itself does, two frames up, and return what it
+    does with the answer; None if it is not the program that does it."""
+    uses = list(uses_of_program(store, name, args, kwargs))
+    proof = NOTHING
+    if uses and name in _ANSWERED:
+        proof = proof_of(sys._getframe(2), name, answer)
+    for place, key, shown, value in uses:
+        store_used(strand, place, key, shown, name, value=value, found=found, proof=proof)
+    return proof[1] if uses else None
 
 
-def _may_switch(strand: Strand) -> None:
-    """Other seeds let another rank go on here: what it does to the key may come first."""
-    if strand.state is RUNNING:
+_ANSWERED = frozenset({"add", "get", "multi_get"})
+"""Methods whose answer the program may compare or use."""
+
+
+def _may_switch(strand: Strand, use: str | None) -> None:
+    """Other seeds let another rank go on here: what it does to the key may come first. A loop
+    that asks again always gives way: the others may be those it waits for."""
+    if use is None or strand.state is not RUNNING:
+        return
+    if use == POLLED:
+        strand.baton.give_way(strand)
+    else:
         strand.baton.switch_point(strand)
 
 
@@ -210,8 +231,8 @@ def _waiting_for_keys(name: str, original: Any) -> Any:
             )
         result = original(self, *args, **kwargs)
         strand = here.strand
-        if strand is not None and _note(strand, self, name, args, kwargs):
-            _may_switch(strand)
+        if strand is not None:
+            _may_switch(strand, _note(strand, self, name, args, kwargs, answer=result))
         return result
 
     return read

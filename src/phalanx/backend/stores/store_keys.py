@@ -28,17 +28,21 @@ STORE_READS = frozenset({"get", "multi_get", "wait", "check"})
 MOST_OF_KEY = 160
 """Characters of a store's key that are kept."""
 
+LARGEST_AMOUNT = 1 << 50
+"""Of an `add`: what is larger is not counted with."""
+
 _bases: weakref.WeakKeyDictionary[Any, tuple[Any, str]] = weakref.WeakKeyDictionary()
 """Where the keys of a `PrefixStore` made during runs are: torch does not tell its prefix."""
 
 
 def uses_of_program(store: Any, name: str, args: Any, kwargs: Any) -> Iterator[tuple[Any, ...]]:
     """(store, key, shown, value) for each key that the program itself names in this call of a
-    store's method, two frames up from the caller; nothing if torch's own code called it."""
+    store's method, two frames up from the caller; nothing if torch's own code called it.
+    `value` is what is set or added."""
     if callsite.is_library(sys._getframe(3).f_code.co_filename):
         return
     given = [*args, *kwargs.values()]
-    value = given[1] if name == "set" and len(given) > 1 else None
+    value = given[1] if name in ("set", "add") and len(given) > 1 else None
     for key in keys_in(given[0] if given else None):
         place = _place(store, key)
         if place is not None:
@@ -46,15 +50,26 @@ def uses_of_program(store: Any, name: str, args: Any, kwargs: Any) -> Iterator[t
 
 
 def store_fields(
-    store: Any, key: str, shown: str, name: str, *, value: Any, found: bool
+    store: Any,
+    key: str,
+    shown: str,
+    name: str,
+    *,
+    value: Any,
+    found: bool,
+    proof: tuple[int | None, str] = (None, ""),
 ) -> tuple[str, tuple[Any, ...]]:
-    """The kind of the event, and its fields after the first four. `value` is what was set, None
-    where nothing was or where the old value counts, too."""
+    """The kind of the event, and its fields after the first four. `value` is what was set or
+    added, None where nothing was; `proof` is what `store_proofs.py` says about the answer."""
     whole = key if len(key) <= MOST_OF_KEY else f"{key[:MOST_OF_KEY]}#{_digest(key)}"
     common = store, name, whole, shown[:MOST_OF_KEY]
     if name in STORE_READS:
-        return "store-read", (*common, found)
-    return "store-written", (*common, None if value is None else _digest(str(value)))
+        return "store-read", (*common, found, *proof)
+    if name == "add":
+        is_count = type(value) is int and abs(value) < LARGEST_AMOUNT
+        return "store-written", (*common, None, value if is_count else None, *proof)
+    digest = None if value is None else _digest(str(value))
+    return "store-written", (*common, digest, None, *proof)
 
 
 def _digest(text: str) -> int:

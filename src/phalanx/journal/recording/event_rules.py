@@ -21,8 +21,10 @@ MOST_ELEMENTS = 1 << 56
 """Of a tensor."""
 
 _NUMBERS = ("thread", "member", "serial")
-_NUMBERS_OR_NONE = ("number", "tag", "batch", "device", "source", "root", "peer")
-_TEXTS = ("name", "how", "about", "key", "shown", "severity", "error")
+_NUMBERS_OR_NONE = (
+    *("number", "tag", "batch", "device", "source", "root", "peer", "amount", "proves"),
+)
+_TEXTS = ("name", "how", "about", "key", "shown", "severity", "error", "use")
 _FLAGS = ("asynchronous", "failed", "met", "default", "by_program", "found")
 _NOTHING: type = type(None)
 _ANY = range(-LARGEST_NUMBER, LARGEST_NUMBER)
