@@ -14,7 +14,7 @@ from collections.abc import Callable
 from itertools import islice
 from types import CodeType
 
-from phalanx.callsite import Mark, line_at
+from phalanx.callsite import Mark, line_at, real_path
 from phalanx.model import Site
 
 _PASSED_THROUGH = (ast.With, ast.AsyncWith, ast.Try)
@@ -120,7 +120,7 @@ def is_here(site: Site) -> bool:
 def lines_of(file: str) -> list[str]:
     """The lines of a file that a report names, which may be relative to the current folder. A
     file of that name in another folder may have been read before."""
-    path = os.path.abspath(file)
+    path = real_path(file)
     linecache.checkcache(path)
     return linecache.getlines(path)
 
@@ -385,7 +385,7 @@ def _meanings_there(
 def _file_of(module: str, file: str) -> str | None:
     """Of a module that is imported, if it is near."""
     parts = module.split(".")
-    folder = os.path.dirname(file)
+    folder = os.path.dirname(real_path(file))
     for _ in range(_FOLDERS):
         path = os.path.join(folder, *parts)
         for each in (f"{path}.py", os.path.join(path, "__init__.py")):

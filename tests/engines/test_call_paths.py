@@ -281,10 +281,28 @@ def test_a_call_more_in_a_branch_is_that_of_its_rank(engine: str) -> None:
     assert isinstance(verdict, Mismatch)
     assert verdict.ranks == (0,) and verdict.differs == ("shape",)
     branch = line_of(one_more_by_a_branch, "step == 1")
-    assert verdict.hint is not None
-    assert verdict.hint.endswith(
-        f"a branch that asks for the rank, at tests/engines/test_call_paths.py:{branch}"
+    ((_, told),) = [each for each in verdict.names if each[0] == "branch"]
+    assert told.startswith(
+        f"tests/engines/test_call_paths.py:{branch} asks for the rank, and only rank 0 is in it"
     )
+
+
+def broadcast_by_the_first() -> None:
+    for step in range(3):
+        if team.is_chief() and step == 2:
+            dist.broadcast(torch.ones(2), src=0)
+        dist.all_reduce(torch.ones(2))
+
+
+@each_engine
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_the_branch_of_the_odd_ranks_comes_first_and_no_counts(engine: str, ranks: int) -> None:
+    verdict = verdict_of(broadcast_by_the_first, engine, ranks=ranks)
+    assert isinstance(verdict, Mismatch) and verdict.ranks == (0,)
+    assert verdict.uneven is None, "nobody has left the loop"
+    line = line_of(broadcast_by_the_first, "step == 2")
+    third = render(verdict).splitlines()[2]
+    assert third.startswith(f"  branch    tests/engines/test_call_paths.py:{line} asks for")
 
 
 def meet_after_a_return() -> None:

@@ -37,7 +37,7 @@ from phalanx.checks.order.crossed_order import (
 from phalanx.journal.events import GroupRecord, site_of
 from phalanx.journal.reader import Journal
 from phalanx.matching.hints import name_ranks
-from phalanx.model import Deadlock, Mismatch, Names, Site, Stall, Verdict, rank_list
+from phalanx.model import Deadlock, Mismatch, Names, Stall, Verdict, rank_list
 from phalanx.source_text import branch_around_word, is_here
 
 LABEL = "paired"
@@ -48,12 +48,19 @@ Trail = Mapping[int, NotedCall]
 
 
 class Added(NamedTuple):
-    """What some ranks pass and others do not, by the word of a loop; `files` are those of the
+    """What `having` pass and `lacking` do not, by the word of a loop; `files` are those of the
     program's frames there."""
 
-    ranks: tuple[int, ...]
+    having: tuple[int, ...]
+    lacking: tuple[int, ...]
     word: str
     files: tuple[str, ...]
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Those at fault: most ranks do it right, and of as many as others those that do
+        more."""
+        return self.lacking if len(self.having) > len(self.lacking) else self.having
 
 
 Told = tuple[str, Added | None]
@@ -69,33 +76,40 @@ def with_paired_names(journal: Journal, verdict: Verdict, source: Source = SOURC
         return verdict
     text, added = found
     named = replace(verdict, names=((LABEL, text), *verdict.names))
-    if added is None or not isinstance(named, Mismatch):
+    hint = None if added is None else _hint_of(added)
+    if added is None or hint is None:
         return named
-    return blame_added(named, added)
+    if isinstance(named, Mismatch):
+        return _blame(named, added, hint)
+    if isinstance(named, Deadlock):
+        return replace(named, ranks=added.ranks, hint=hint)
+    return named
 
 
-def blame_added(verdict: Mismatch, added: Added) -> Mismatch:
-    """Where two blocks disagree and no majority says who is wrong: the ranks that pass what the
-    program adds by a branch that asks for the rank."""
-    odd = [block for block in verdict.blocks if block.ranks == added.ranks]
-    if verdict.ranks or len(verdict.blocks) != 2 or len(odd) != 1:
-        return verdict
+def _hint_of(added: Added) -> str | None:
+    """That the program has the word in a branch that asks for the rank, and nowhere else."""
     for file in added.files:
         line = branch_around_word(file, added.word)
         if line is not None:
-            others = [block for block in verdict.blocks if block is not odd[0]]
-            who = name_ranks(added.ranks)
-            place = Site(file, line, "")
-            hint = f'{who} has "{added.word}" by a branch that asks for the rank, at {place}'
-            if len(added.ranks) > 1:
-                hint = hint.replace(" has ", " have ", 1)
-            return replace(
-                verdict,
-                ranks=added.ranks,
-                blocks=(*others, replace(odd[0], odd=True)),
-                hint=hint,
-            )
-    return verdict
+            one = len(added.ranks) == 1
+            if added.ranks == added.having:
+                does, why = "has" if one else "have", "by"
+            else:
+                does, why = "lacks" if one else "lack", "because of"
+            told = f'{does} "{added.word}" {why} a branch that asks'
+            return f"{name_ranks(added.ranks)} {told} for the rank, at {file}:{line}"
+    return None
+
+
+def _blame(verdict: Mismatch, added: Added, hint: str) -> Mismatch:
+    """Where two blocks disagree and no majority says who is wrong: the ranks that pass what the
+    program adds."""
+    odd = [block for block in verdict.blocks if block.ranks == added.ranks]
+    if verdict.ranks or len(verdict.blocks) != 2 or len(odd) != 1:
+        return verdict if verdict.hint else replace(verdict, hint=hint)
+    others = [block for block in verdict.blocks if block is not odd[0]]
+    blocks = (*others, replace(odd[0], odd=True))
+    return replace(verdict, ranks=added.ranks, blocks=blocks, hint=hint)
 
 
 def find_paired_names(journal: Journal, verdict: Verdict, source: Source = SOURCE) -> Names:
@@ -168,17 +182,21 @@ def _find_between(
         if why is not None:
             told = told_pair(mine.what, (others, labels[1]), (ranks, labels[0]), pair)
             text = f"in call #{number} {told}; {_explained(why, ranks, others, labels)}"
-            mine_added = ranks, mine, pair.one
-            having = mine_added if why == "others lack" else (others, theirs, pair.other)
-            return text, None if why == "order" else _added(*having)
+            if why == "others lack":
+                return text, _added(ranks, others, mine, pair.one)
+            return text, None if why == "order" else _added(others, ranks, theirs, pair.other)
     return None
 
 
-def _added(ranks: Sequence[int], call: NotedCall, level: Level) -> Added | None:
+def _added(
+    having: Sequence[int], lacking: Sequence[int], call: NotedCall, level: Level
+) -> Added | None:
     words = [value for _, value in level.loop if isinstance(value, str)]
     sites = [site_of(each.place) for each in call.levels]
     files = dict.fromkeys(site.file for site in sites if site is not None and is_here(site))
-    return Added(tuple(sorted(ranks)), words[0], tuple(files)) if len(words) == 1 else None
+    if len(words) != 1:
+        return None
+    return Added(tuple(sorted(having)), tuple(sorted(lacking)), words[0], tuple(files))
 
 
 def _is_one_pass(pair: Pairing, source: Source) -> bool:
