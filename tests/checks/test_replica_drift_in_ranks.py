@@ -202,7 +202,7 @@ WRONG = {
         (1,),
         "rank 1 made step 2 of SGD with its own gradient, because its last backward was in "
         "no_sync()",
-        "the same one on all ranks",
+        "in the same micro batch on all ranks",
     ),
     the_model_inside: ((), "step 1 of SGD used gradients that were not", "inside DDP"),
     a_step_left_out: ((2,), "rank 2 did not make step 3 of SGD, which ranks 0, 1 made", "same"),

@@ -150,17 +150,20 @@ def _with_branch_of_odd(verdict: Mismatch, stacks: Stacks) -> Mismatch:
     if not added and ("operation" not in verdict.differs or verdict.uneven is not None):
         return verdict
     ranks = sorted(rank for each in odd for rank in each.ranks)
-    file, _, line = place.rpartition(":")
-    text = "".join(lines_of(file)[int(line) - 1 : int(line)]).strip()
     are = "is" if len(ranks) == 1 else "are"
-    told = f"{place} asks for the rank, and only {name_ranks(ranks)} {are} in it: {text}"
-    went = [] if verdict.uneven is None else [site for _, site in verdict.uneven.went]
-    if added and any(each.op.site in went for each in odd):
+    told = f"{place} asks for the rank, and only {name_ranks(ranks)} {are} in it"
+    told = f"{told}: {_line_at(place)}"
+    if added:
         verdict = replace(verdict, uneven=None)
     hint = verdict.hint
     if hint == hint_of_branch(ranks, place):
         hint = None
     return replace(verdict, hint=hint, names=((BRANCH, told), *verdict.names))
+
+
+def _line_at(place: str) -> str:
+    file, _, line = place.rpartition(":")
+    return "".join(lines_of(file)[int(line) - 1 : int(line)]).strip()
 
 
 def _is_added(branch: Branch) -> bool:
@@ -187,6 +190,11 @@ def _with_branch_of_waiting(verdict: Deadlock, stacks: Stacks) -> Deadlock:
         came = "left"
     if place is None:
         return verdict
+    if verdict.uneven is None and verdict.absence is None:
+        only = "only " if came == "came there" else ""
+        told = f"{place} asks for the rank, and {only}{name_ranks(ranks)} {came} by it"
+        text = f"{told}: {_line_at(place)}"
+        return replace(verdict, names=((BRANCH, text), *verdict.names))
     told = f"{name_ranks(ranks)} {came} by a branch that asks for the rank, at {place}"
     return replace(verdict, hint=f"{verdict.hint}; {told}" if verdict.hint else told)
 

@@ -63,11 +63,12 @@ def reordering_ranks(replicas: Mapping[int, Replica]) -> tuple[int, ...]:
     return odd if len(odd) < len(replicas) else ()
 
 
-def with_making(finding: Finding) -> Finding:
-    """The finding about a sampler, with the line that makes it, if the source shows one."""
+def with_making(finding: Finding, name: str = SAMPLER) -> Finding:
+    """The finding about a sampler or an optimizer, with the line that makes it by its name, if
+    the source shows one."""
     one = finding.blocks[0].op
-    line = one.site and only_call_of(one.site, SAMPLER)
+    line = one.site and only_call_of(one.site, name)
     if not line:
         return finding
-    op = Op(one.group.ranks[0], SAMPLER, one.group, site=line)
+    op = Op(one.group.ranks[0], name, one.group, site=line)
     return replace(finding, blocks=(CallBlock(one.group.ranks, op), *finding.blocks))

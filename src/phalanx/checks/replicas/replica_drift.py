@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 from phalanx.checks.replicas.replica_blame import (
     reordering_ranks,
     unsynced_ranks,
+    with_making,
     writing_ranks,
 )
 from phalanx.checks.replicas.replica_samples import (
@@ -347,8 +348,8 @@ def _other_gradients(
             f"{here[unsynced[0]].step} of {one.optimizer} with {its} own gradient, because "
             f"{its} last backward was in no_sync(): {_differ(one, drift)}",
             (("gradient", f'{who} of the gradient of "{name}" before the step'),),
-            "leave no_sync() for the last micro batch before each step, the same one on all "
-            "ranks",
+            "run the last backward() before each step() outside of no_sync(), in the same "
+            "micro batch on all ranks",
             None if everybody else unsynced,
         )
     return _Why(
@@ -475,7 +476,7 @@ def find_other_order(replicas: Mapping[int, Replica]) -> Finding | None:
         op = Op(who[0], f"{one.optimizer}.step", group, site=site)
         note = f"its parameters begin with {_listed(order)}"
         blocks.append(CallBlock(tuple(who), op, (note,), "<- differs" if who[0] in odd else ""))
-    return Finding(
+    found = Finding(
         kind=KIND,
         severity="warning",
         ranks=odd,
@@ -490,3 +491,4 @@ def find_other_order(replicas: Mapping[int, Replica]) -> Finding | None:
         ),
         hint="go through the parameters in one order on all ranks; a set has none",
     )
+    return with_making(found, one.optimizer)

@@ -130,7 +130,7 @@ def _other_value(
 ) -> Finding:
     classes = by_value(values)
     shown = ", ".join(f"{attribute}={value} on {name_ranks(who)}" for value, who in classes)
-    hint = "give all ranks the same one"
+    hint = f"give all ranks the same {'data' if attribute == 'total_size' else attribute}"
     if attribute == "epoch":
         hint = "call set_epoch on all ranks, with the same number"
     odd = unchanged or odd_ranks([who for _, who in classes])
