@@ -36,3 +36,22 @@ def test_a_stack_that_is_too_shallow_has_no_line() -> None:
     assert nowhere is None
     site = callsite.resolve(main)  # type: ignore[arg-type]
     assert site is not None and site.source == "assert done.wait(10)"
+
+
+def test_a_file_outside_of_the_folder_is_found_by_what_is_shown(tmp_path, monkeypatch) -> None:
+    program = tmp_path / "project" / "train.py"
+    program.parent.mkdir()
+    program.write_text("pass")
+    away = tmp_path / "away"
+    away.mkdir()
+    monkeypatch.chdir(away)
+    monkeypatch.setattr(callsite, "_outside", {})
+    monkeypatch.setattr(callsite, "_programs", {})
+    shown = "project/train.py"
+    assert callsite.real_path(shown) == str(away / shown), "nothing is known of it"
+    callsite.remember_program(str(program))
+    assert callsite.real_path(shown) == str(program)
+    callsite._programs.clear()
+    assert callsite.shown_path(str(program)) == shown
+    assert callsite.real_path(shown) == str(program)
+    assert callsite.real_path(str(program)) == str(program)

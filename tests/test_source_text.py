@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from phalanx.model import Site
-from phalanx.source_text import is_added_branch, only_call_on
+from phalanx.source_text import branch_around_word, is_added_branch, only_call_of, only_call_on
 
 TEXT = """\
 def fit(self):
@@ -34,6 +34,25 @@ def test_the_only_call_of_a_method(tmp_path) -> None:
     assert only_call_on(near, "other", "set_epoch") is None, "two lines"
     assert only_call_on(near, "self.sampler", "close") is None
     assert only_call_on(Site(str(path), 4, "fit", "other()"), "other", "set_epoch") is None
+
+
+def test_the_only_call_by_name(tmp_path) -> None:
+    path = tmp_path / "program.py"
+    path.write_text(TEXT, encoding="ascii")
+    near = Site(str(path), 4, "fit", "step()")
+    assert only_call_of(near, "call") == Site(str(path), 13, "<module>", "call()")
+    assert only_call_of(near, "log") is None, "two lines"
+    assert only_call_of(near, "fit") is None
+
+
+def test_a_word_that_a_branch_adds(tmp_path) -> None:
+    path = tmp_path / "words.py"
+    path.write_text(
+        "table = {'a': 1, 'c': 3}\nif rank == 0:\n    table['b'] = 2\n    table['a'] = 3\n",
+        encoding="ascii",
+    )
+    found = {word: branch_around_word(str(path), word) for word in "abc"}
+    assert found == {"a": None, "b": 2, "c": None}
 
 
 def test_branches_that_only_add_to_what_all_do(tmp_path) -> None:

@@ -169,7 +169,31 @@ def shown_path(filename: str) -> str:
     relative = os.path.relpath(filename, here) if os.path.isabs(filename) else filename
     if not relative.startswith(os.pardir):
         return relative
-    return os.sep.join(filename.split(os.sep)[-2:])
+    shown = os.sep.join(filename.split(os.sep)[-2:])
+    _outside.setdefault(shown, filename)
+    return shown
+
+
+_outside: dict[str, str] = {}
+"""Files that are not below the current directory, by what is shown of their path."""
+_programs: dict[str, None] = {}
+"""Folders above those of programs that run."""
+
+
+def remember_program(filename: str) -> None:
+    """A script that runs, maybe in other processes, whose places are known here by what they
+    show of their path."""
+    _programs[os.path.dirname(os.path.dirname(os.path.abspath(filename)))] = None
+
+
+def real_path(shown: str) -> str:
+    """The file that is shown so, as far as that is known: it may be another one of the same
+    name."""
+    path = os.path.abspath(shown)
+    if os.path.isabs(shown) or os.path.exists(path):
+        return path
+    near = (os.path.join(folder, shown) for folder in _programs)
+    return _outside.get(shown) or next(filter(os.path.exists, near), path)
 
 
 def _site(code: CodeType, line: int) -> Site:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from itertools import islice
 from types import CodeType
 
-from phalanx.callsite import Mark, line_at
+from phalanx.callsite import Mark, line_at, real_path
 from phalanx.model import Site
 
 _PASSED_THROUGH = (ast.With, ast.AsyncWith, ast.Try)
@@ -120,7 +120,7 @@ def is_here(site: Site) -> bool:
 def lines_of(file: str) -> list[str]:
     """The lines of a file that a report names, which may be relative to the current folder. A
     file of that name in another folder may have been read before."""
-    path = os.path.abspath(file)
+    path = real_path(file)
     linecache.checkcache(path)
     return linecache.getlines(path)
 
@@ -149,6 +149,19 @@ def only_call_on(near: Site, receiver: str, method: str) -> Site | None:
         and node.func.attr == method
         and ast.unparse(node.func.value) == receiver
     }
+    return _only_line(near.file, tree, lines)
+
+
+def only_call_of(near: Site, name: str) -> Site | None:
+    """The line in the file of a site that calls what has this name, if it is one."""
+    tree = parsed(near.file) if is_here(near) else None
+    if tree is None:
+        return None
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+    return _only_line(near.file, tree, {c.lineno for c in calls if _called(c) == name})
+
+
+def _only_line(file: str, tree: ast.AST, lines: set[int]) -> Site | None:
     if len(lines) != 1:
         return None
     line = lines.pop()
@@ -159,7 +172,7 @@ def only_call_on(near: Site, receiver: str, method: str) -> Site | None:
         and node.lineno <= line <= (node.end_lineno or 0)
     ]
     _, function = max(around, default=(0, "<module>"))
-    return Site(near.file, line, function, lines_of(near.file)[line - 1].strip())
+    return Site(file, line, function, lines_of(file)[line - 1].strip())
 
 
 def _called(node: ast.Call) -> str | None:
@@ -197,6 +210,20 @@ def is_added_branch(file: str, line: int) -> bool:
         and not any(isinstance(each, leaves) for each in ast.walk(node))
         for node in (ast.walk(tree) if tree is not None else ())
     )
+
+
+def branch_around_word(file: str, word: str) -> int | None:
+    """The line of an `if` that tests the rank and only adds to what all ranks do, where every
+    place of a file that has this word, quoted, is in such a branch; the first one."""
+    tree = parsed(file)
+    lines = {
+        node.lineno
+        for node in (ast.walk(tree) if tree is not None else ())
+        if isinstance(node, ast.Constant) and node.value == word
+    }
+    found = [branch_at_line(file, line) for line in lines]
+    known = [line for line in found if line is not None and is_added_branch(file, line)]
+    return min(known) if known and len(known) == len(found) else None
 
 
 def _branch(file: str, line: int, first: int) -> int | None:
@@ -358,7 +385,7 @@ def _meanings_there(
 def _file_of(module: str, file: str) -> str | None:
     """Of a module that is imported, if it is near."""
     parts = module.split(".")
-    folder = os.path.dirname(file)
+    folder = os.path.dirname(real_path(file))
     for _ in range(_FOLDERS):
         path = os.path.join(folder, *parts)
         for each in (f"{path}.py", os.path.join(path, "__init__.py")):

@@ -44,8 +44,9 @@ def test_who_came_by_a_branch_of_its_own_is_at_fault(program, rank: int) -> None
     verdict = verdict_of(program)
     assert verdict.ranks == (rank,)
     assert [block.odd for block in verdict.blocks] == [False, True]
-    assert verdict.hint is not None and verdict.hint.startswith(f"rank {rank} came there by a")
-    line = verdict.hint.rpartition(":")[2]
+    told = dict(verdict.names)["branch"]
+    assert f"asks for the rank, and only rank {rank} is in it: " in told
+    line = told.partition(" asks")[0].rpartition(":")[2]
     assert int(line) in range(program.__code__.co_firstlineno, 60)
 
 
@@ -105,7 +106,7 @@ def by_the_name_of_libraries() -> None:
 def test_the_rank_may_be_tested_behind_another_name(program) -> None:
     verdict = verdict_of(program)
     assert verdict.ranks == (0,)
-    assert verdict.hint is not None and "by a branch that asks for the rank" in verdict.hint
+    assert "asks for the rank, and only rank 0 is in it" in dict(verdict.names)["branch"]
 
 
 def a_condition_of_another_kind() -> None:

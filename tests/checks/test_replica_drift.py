@@ -244,3 +244,82 @@ def test_samplers_for_another_number_of_replicas_are_left_alone() -> None:
     wider = [each._replace(ranks=(0, 1, 2)) for each in (one, other, one)]
     assert headline(*wider) is None
     assert "read the same part" in (headline(one, other) or "")
+
+
+# -- whose fault it is ------------------------------------------------------------------------
+
+
+def test_the_rank_that_wrote_since_the_model_was_wrapped() -> None:
+    still = replica(sample(1, 1, 5, 6), wrapped=(5, 6), ranks=(0, 1))
+    wrote = replica(sample(1, 1, 5, 9), wrapped=(5, 6), ranks=(0, 1))
+    (found,) = find_replica_drift(journal(wrote, still), None)
+    assert found.ranks == (0,)
+    assert found.headline.startswith('rank 0 changed "b" after DDP had wrapped the model')
+    assert ("agreed", "all of them when DDP had wrapped the model") in found.facts
+    both = replica(sample(1, 1, 5, 7), wrapped=(5, 6), ranks=(0, 1))
+    (found,) = find_replica_drift(journal(wrote, both), None)
+    assert found.ranks == ()
+    unlike = still._replace(wrapped=(5, 7))
+    (found,) = find_replica_drift(journal(wrote, unlike), None)
+    assert found.ranks == (), "they were never equal"
+
+
+def test_the_rank_that_wrote_between_two_steps() -> None:
+    def one(value: int, step: int = 2) -> Replica:
+        return replica(
+            sample(1, 1, 5, 6),
+            sample(1, 1, 7, 8, after=True),
+            sample(2, step, 7, value),
+            ranks=(0, 1),
+        )
+
+    (found,) = find_replica_drift(journal(one(8), one(3)), None)
+    assert found.ranks == (1,)
+    assert found.headline.startswith('rank 1 changed "b" after step 1 of SGD and rank 0 did')
+    (found,) = find_replica_drift(journal(one(8, 3), one(3, 3)), None)
+    assert found.ranks == (), "a step that nobody looked at came between"
+
+
+def test_most_ranks_are_right_about_who_wrote() -> None:
+    wrote = replica(sample(1, 1, 5, 9), wrapped=(5, 6))
+    still = replica(sample(1, 1, 5, 6), wrapped=(5, 6))
+    (found,) = find_replica_drift(journal(wrote, wrote, still), None)
+    assert found.ranks == (2,)
+    assert 'rank 2 has another "b" than ranks 0, 1' in found.headline
+
+
+def test_the_rank_whose_last_backward_averaged_nothing() -> None:
+    def one(gradient: int, value: int, synced: bool) -> Replica:
+        first = sample(2, 1, 5, 6, gradients=(1, gradient), synced=synced)
+        return replica(first, sample(2, 1, 7, value, after=True), ranks=(0, 1))
+
+    (found,) = find_replica_drift(journal(one(2, 8, True), one(3, 9, False)), None)
+    assert found.ranks == (1,)
+    assert "its last backward was in no_sync()" in found.headline
+    (found,) = find_replica_drift(journal(one(2, 8, False), one(3, 9, False)), None)
+    assert found.ranks == () and found.headline.startswith("all ranks made step 1")
+
+
+def test_the_order_of_the_model_says_who_has_another_one() -> None:
+    def one(value: int, *order: str) -> Replica:
+        after = sample(2, 1, 7, value, after=True)
+        return replica(sample(2, 1, 5, 6), after, ranks=(0, 1), order=order)
+
+    (found,) = find_replica_drift(journal(one(8, "b", "a"), one(9, "a", "b")), None)
+    assert found.ranks == (0,)
+    assert found.headline.startswith("rank 0 gave SGD the parameters of DDP(Net) in another")
+    assert found.facts[0] == ("differs", '"b", after step 1 of SGD')
+
+
+def test_the_line_that_makes_a_sampler(tmp_path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text("s = DistributedSampler(d, seed=rank)\nopt.step()\n", encoding="ascii")
+    here = Site(str(path), 2, "<module>", "opt.step()")
+
+    def one(rank: int) -> Replica:
+        made = looping(rank, {"seed": rank})
+        return made._replace(samples=tuple(s._replace(mark=here) for s in made.samples))
+
+    (found,) = find_replica_drift(journal(one(0), one(1)), None)
+    made, step = found.blocks
+    assert (made.op.site.line, made.ranks) == (1, (0, 1)) and step.op.site == here

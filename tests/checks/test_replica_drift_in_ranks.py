@@ -102,6 +102,17 @@ def no_sync_off_by_one() -> None:
             optimizer.zero_grad()
 
 
+def no_sync_on_one_rank() -> None:
+    model = DDP(net())
+    optimizer = sgd(model)
+    for step in range(4):
+        optimizer.zero_grad()
+        for micro in range(2):
+            with contextlib.nullcontext() if (micro == 1) != (me() == 1) else model.no_sync():
+                model(data(step + micro)).square().sum().backward()
+        optimizer.step()
+
+
 def last_batches_in_no_sync() -> None:
     model = DDP(net())
     optimizer = sgd(model)
@@ -185,8 +196,14 @@ WRONG = {
         "before the model is",
     ),
     loaded_on_one_rank_while_training: ((0,), "before step 3 of SGD", "something else"),
-    no_sync_off_by_one: ((), "step 1 of SGD used gradients that were not", "no_sync()"),
-    last_batches_in_no_sync: ((), "step 3 of SGD used gradients that were not", "no_sync()"),
+    no_sync_off_by_one: ((), "all ranks made step 1 of SGD with their own", "no_sync()"),
+    last_batches_in_no_sync: ((), "all ranks made step 3 of SGD with their own", "no_sync()"),
+    no_sync_on_one_rank: (
+        (1,),
+        "rank 1 made step 2 of SGD with its own gradient, because its last backward was in "
+        "no_sync()",
+        "in the same micro batch on all ranks",
+    ),
     the_model_inside: ((), "step 1 of SGD used gradients that were not", "inside DDP"),
     a_step_left_out: ((2,), "rank 2 did not make step 3 of SGD, which ranks 0, 1 made", "same"),
     another_learning_rate: ((1,), "lr=0.1 on ranks 0, 2, lr=0.2 on rank 1", "set it alike"),
@@ -209,7 +226,10 @@ def test_replicas_that_differ_are_found_with_the_reason(program) -> None:
 
 def test_the_first_parameter_and_all_that_differ_are_named() -> None:
     (found,) = findings(initialised_again)
-    assert 'another "2.weight" than ranks 0, 2' in found.headline
+    assert found.headline == (
+        'rank 1 changed "2.weight" after DDP had wrapped the model and ranks 0, 2 did not: '
+        "replicas of DDP(Sequential) differ before the first step of SGD"
+    )
     assert ("differs", '"2.weight" (1 of 4 parameters)') in found.facts
 
 

@@ -98,18 +98,55 @@ def test_other_seeds_show_a_key_that_is_used_again(program) -> None:
     assert all("sets it again" in each.headline for each in found)
 
 
-@pytest.mark.parametrize(
-    "program",
-    [
-        a_key_for_each_round,
-        barriers_between,
-        answered_by_another_key,
-        progress_that_others_look_at,
-        one_wait_for_what_is_set_often,
-    ],
-)
+ORDERED = [
+    a_key_for_each_round,
+    barriers_between,
+    answered_by_another_key,
+    progress_that_others_look_at,
+    one_wait_for_what_is_set_often,
+]
+
+
+@pytest.mark.parametrize("program", ORDERED)
 def test_keys_that_are_ordered_or_only_watched(program) -> None:
     assert_silent(program, seeds=range(9))
+
+
+@pytest.fixture(scope="module")
+def processes():
+    with phalanx.World(ranks=2, engine="processes", backend="gloo") as world:
+        yield world
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize("program", [a_command_in_one_key])
+def test_a_key_that_is_used_again_on_processes(program, processes) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", phalanx.PhalanxWarning)
+        processes.run(program)
+    (found,) = processes.findings
+    assert (found.kind, found.ranks) == ("message-race", (0, 1))
+    assert "sets it again" in found.headline
+
+
+def the_last_one_to_count_goes_on() -> None:
+    """`add` orders whoever counted before whoever is told so by its answer."""
+    store = dist.PrefixStore("count", dist.distributed_c10d._get_default_store())
+    for step in range(20):
+        if dist.get_rank() == 0:
+            store.set("command", str(step))
+        dist.barrier()
+        if dist.get_rank() == 1:
+            store.get("command")
+        if store.add(f"done {step}", 1) == 2:
+            store.set(f"next {step}", "1")
+        store.wait([f"next {step}"])
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize("program", [*ORDERED, the_last_one_to_count_goes_on])
+def test_keys_that_are_ordered_or_only_watched_on_processes(program, processes) -> None:
+    assert_silent(program, world=processes)  # once: keys of an earlier run are still there
 
 
 AGAIN = """

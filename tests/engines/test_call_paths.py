@@ -146,8 +146,8 @@ def test_how_ranks_left(program: Any, how: str, said: str, engine: str) -> None:
     assert left is not None and left.how == how
     assert left.site is not None and left.site.line == line_of(program, "# here")
     assert headline(verdict).startswith(f"ranks 1, 2 {said} {left.site}; rank 0 waits")
-    assert verdict.hint is not None
-    assert "ranks 1, 2 left by a branch that asks for the rank" in verdict.hint
+    told = dict(verdict.names).get("branch") or verdict.hint
+    assert told is not None and "ranks 1, 2 left by" in told and "asks for the rank" in told
 
 
 def by_one_of_two_returns() -> None:
@@ -199,8 +199,9 @@ def only_the_first_goes_there() -> None:
 @each_engine
 def test_who_waits_came_there_by_a_branch(engine: str) -> None:
     verdict = verdict_of(only_the_first_goes_there, engine)
-    assert isinstance(verdict, Deadlock) and verdict.hint is not None
-    assert "rank 0 came there by a branch that asks for the rank, at" in verdict.hint
+    assert isinstance(verdict, Deadlock)
+    told = dict(verdict.names).get("branch") or verdict.hint
+    assert told is not None and "asks for the rank" in told and "rank 0 came there" in told
 
 
 SCRIPTS = {
@@ -281,10 +282,28 @@ def test_a_call_more_in_a_branch_is_that_of_its_rank(engine: str) -> None:
     assert isinstance(verdict, Mismatch)
     assert verdict.ranks == (0,) and verdict.differs == ("shape",)
     branch = line_of(one_more_by_a_branch, "step == 1")
-    assert verdict.hint is not None
-    assert verdict.hint.endswith(
-        f"a branch that asks for the rank, at tests/engines/test_call_paths.py:{branch}"
+    ((_, told),) = [each for each in verdict.names if each[0] == "branch"]
+    assert told.startswith(
+        f"tests/engines/test_call_paths.py:{branch} asks for the rank, and only rank 0 is in it"
     )
+
+
+def broadcast_by_the_first() -> None:
+    for step in range(3):
+        if team.is_chief() and step == 2:
+            dist.broadcast(torch.ones(2), src=0)
+        dist.all_reduce(torch.ones(2))
+
+
+@each_engine
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_the_branch_of_the_odd_ranks_comes_first_and_no_counts(engine: str, ranks: int) -> None:
+    verdict = verdict_of(broadcast_by_the_first, engine, ranks=ranks)
+    assert isinstance(verdict, Mismatch) and verdict.ranks == (0,)
+    assert verdict.uneven is None, "nobody has left the loop"
+    line = line_of(broadcast_by_the_first, "step == 2")
+    third = render(verdict).splitlines()[2]
+    assert third.startswith(f"  branch    tests/engines/test_call_paths.py:{line} asks for")
 
 
 def meet_after_a_return() -> None:

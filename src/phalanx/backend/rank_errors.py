@@ -104,10 +104,14 @@ def error_of(verdict: Verdict, text: str) -> errors.VerdictError:
     return found(text, verdict)
 
 
-def add_names(error: BaseException, names: Names, replay: str | None) -> BaseException:
-    """The error with these lines in its report, if it is one that has such lines."""
-    verdict = getattr(error, "verdict", None)
-    if not names or not isinstance(verdict, (Mismatch, Deadlock, Stall)):
+def add_names(
+    error: BaseException, verdict: Verdict | None, names: Names, replay: str | None
+) -> BaseException:
+    """The error with this verdict instead of its own, and these lines in its report, if it is
+    one that has such lines."""
+    if not isinstance(verdict, (Mismatch, Deadlock, Stall)):
+        return error
+    if not names and verdict is getattr(error, "verdict", None):
         return error
     named = error_for(replace(verdict, names=(*verdict.names, *names)), replay)
     named.__cause__, named.__context__ = error.__cause__, error.__context__

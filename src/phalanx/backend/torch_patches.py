@@ -17,6 +17,7 @@ from phalanx.backend.devices.device_waits import device_patches
 from phalanx.backend.dispatch import VisibleGroup, withdraw_operators
 from phalanx.backend.evidence.invalid_call import outsider_patches
 from phalanx.backend.evidence.model_names import model_patches
+from phalanx.backend.evidence.replica_watch import note_wrapped
 from phalanx.backend.group_history import noting
 from phalanx.backend.group_reuse import leaves_untouched
 from phalanx.backend.process_group import RankGroup
@@ -86,7 +87,7 @@ def torch_patches(observer: SharedObserver) -> list[tuple[Any, str, Any]]:
         *observer.patches(),
         *one_rank_assumptions.patches(),
         *outsider_patches(),
-        *model_patches(),
+        *model_patches(note_wrapped),
         *backward_patches(),
         *device_patches(),
     ]

@@ -8,6 +8,7 @@ lines of the program that led each rank to the call it stands in, that of the ca
 - A deadlock in which ranks have left: by which `return`, if the source leaves no other way past
   the lines where the others are.
 - A deadlock whose ranks came to their call by a branch that asks for the rank.
+- A mismatch whose ranks at fault, and no others, came to their call by such a branch.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from phalanx.matching.hints import Branch, blame_branch, name_ranks
+from phalanx.matching.hints import Branch, blame_branch, hint_of_branch, name_ranks
 from phalanx.model import (
     Caller,
     Deadlock,
@@ -51,6 +52,8 @@ def with_paths(verdict: _Any, stacks: Stacks) -> _Any:
     found: Verdict = verdict
     if isinstance(verdict, Deadlock):
         found = _with_branch_of_waiting(_with_departures(verdict, stacks), stacks)
+    if isinstance(verdict, Mismatch):
+        found = _with_branch_of_odd(_with_added_branch(verdict, stacks), stacks)
     if isinstance(verdict, (Mismatch, Deadlock)):
         found = replace(found, callers=_callers(verdict, stacks))
     assert isinstance(found, type(verdict))
@@ -117,6 +120,52 @@ def with_branch(verdict: Mismatch, stacks: Stacks) -> Mismatch:
     return blame_branch(verdict, ways, are_added=all(map(_is_added, ways)))
 
 
+def _with_added_branch(verdict: Mismatch, stacks: Stacks) -> Mismatch:
+    """The same, but only for a branch that adds a call: whatever else ranks did before, they
+    are at fault that are in it alone."""
+    if verdict.ranks or len(verdict.blocks) != 2 or verdict.number is None:
+        return verdict
+    ways = [_branch_of(each.ranks, each.op, stacks) for each in verdict.blocks]
+    return blame_branch(verdict, ways, are_added=True) if all(map(_is_added, ways)) else verdict
+
+
+BRANCH = "branch"
+"""Label of the line that says so, right below the headline."""
+
+
+def _with_branch_of_odd(verdict: Mismatch, stacks: Stacks) -> Mismatch:
+    """Only the ranks at fault are in such a branch. If that adds a call to what all do, they
+    have not gone past the calls of the others, as counts of calls would have it."""
+    odd = [block for block in verdict.blocks if block.odd]
+    usual = [block for block in verdict.blocks if not block.odd]
+    if not odd or not usual or verdict.number is None:
+        return verdict
+    ways = {_branch_of(each.ranks, each.op, stacks) for each in odd}
+    place = ways.pop() if len(ways) == 1 else None
+    if not isinstance(place, str) or any(
+        _branch_of(each.ranks, each.op, stacks) is not None for each in usual
+    ):
+        return verdict
+    added = _is_added(place)
+    if not added and ("operation" not in verdict.differs or verdict.uneven is not None):
+        return verdict
+    ranks = sorted(rank for each in odd for rank in each.ranks)
+    are = "is" if len(ranks) == 1 else "are"
+    told = f"{place} asks for the rank, and only {name_ranks(ranks)} {are} in it"
+    told = f"{told}: {_line_at(place)}"
+    if added:
+        verdict = replace(verdict, uneven=None)
+    hint = verdict.hint
+    if hint == hint_of_branch(ranks, place):
+        hint = None
+    return replace(verdict, hint=hint, names=((BRANCH, told), *verdict.names))
+
+
+def _line_at(place: str) -> str:
+    file, _, line = place.rpartition(":")
+    return "".join(lines_of(file)[int(line) - 1 : int(line)]).strip()
+
+
 def _is_added(branch: Branch) -> bool:
     """Whether a branch, if that is one, only adds to what all do."""
     if not isinstance(branch, str):
@@ -141,6 +190,11 @@ def _with_branch_of_waiting(verdict: Deadlock, stacks: Stacks) -> Deadlock:
         came = "left"
     if place is None:
         return verdict
+    if verdict.uneven is None and verdict.absence is None:
+        only = "only " if came == "came there" else ""
+        told = f"{place} asks for the rank, and {only}{name_ranks(ranks)} {came} by it"
+        text = f"{told}: {_line_at(place)}"
+        return replace(verdict, names=((BRANCH, text), *verdict.names))
     told = f"{name_ranks(ranks)} {came} by a branch that asks for the rank, at {place}"
     return replace(verdict, hint=f"{verdict.hint}; {told}" if verdict.hint else told)
 

@@ -41,6 +41,7 @@ from types import CodeType
 from typing import Any, Protocol
 
 from phalanx.callsite import line_at, site_at
+from phalanx.checks.order.message_loops import with_places
 from phalanx.checks.store_race import StoreWatch, find_reused_stores
 from phalanx.journal.causal_order import in_causal_order
 from phalanx.journal.events import (
@@ -88,7 +89,7 @@ def _find_races(journal: Journal, host: RaceHost) -> Iterable[Finding]:
     events = in_causal_order(journal)
     if events is None:
         return ()
-    watch = RaceWatch(journal)
+    watch = RaceWatch(with_places(journal))
     for event in events:
         watch.add(event)
     return watch.findings()[:1]

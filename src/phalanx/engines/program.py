@@ -15,6 +15,7 @@ from importlib.machinery import ModuleSpec, SourceFileLoader
 from types import CodeType
 from typing import Any
 
+from phalanx.callsite import remember_program
 from phalanx.errors import UsageError
 
 
@@ -60,6 +61,7 @@ def load_script(path: str, args: list[str]) -> Program:
         raise UsageError(f"no such script: {path!r} (looked in {os.getcwd()}){hint}") from None
     except OSError as error:
         raise UsageError(f"cannot read {path!r}: {error.strerror}") from None
+    remember_program(path)
     return Program(code, path, (path, *args), os.path.dirname(os.path.abspath(path)))
 
 

@@ -14,7 +14,18 @@ from itertools import islice
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from phalanx.journal.events import KINDS, VERSION, CallId, Event, GroupRecord, Noted, Posted
+from phalanx.journal.events import (
+    KINDS,
+    VERSION,
+    CallId,
+    Event,
+    GroupRecord,
+    Noted,
+    Place,
+    Posted,
+    StoreRead,
+    StoreWritten,
+)
 from phalanx.journal.ring import Ring
 
 _time: Callable[[Any], float] = itemgetter(0)
@@ -142,6 +153,11 @@ class Journal:
         found: Posted | None = self._rings[rank].call(serial)
         return found
 
+    def with_marks(self, marks: Mapping[CallId, Place]) -> Journal:
+        """A copy in which these calls have another mark."""
+        rings = [ring.with_marks(rank, marks) for rank, ring in enumerate(self._rings)]
+        return Journal(rings, self._groups, in_order=self.in_order, clocks=self.clocks)
+
     def last_calls(self, rank: int, most: int) -> list[Posted]:
         """The newest of them, oldest first."""
         return list(islice(reversed(self._rings[rank].calls), most))[::-1]
@@ -158,6 +174,18 @@ class Journal:
     def has_all_calls(self) -> bool:
         """Whether no rank's calls were cut off."""
         return all(ring.has_all_calls for ring in self._rings)
+
+    def store_uses(self) -> list[StoreRead | StoreWritten] | None:
+        """What the program did with stores, rank by rank; None if some of it may have been cut
+        off."""
+        found = [
+            event
+            for ring in self._rings
+            for event in list(ring.flow)
+            if type(event) is StoreRead or type(event) is StoreWritten
+        ]
+        whole = all(ring.flowed == len(ring.flow) for ring in self._rings)
+        return found if whole or not found else None
 
     def rare(self, kind: type[Any]) -> list[Any]:
         """Events of one kind that is neither a call nor what became of one, rank by rank."""

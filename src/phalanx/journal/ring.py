@@ -9,9 +9,10 @@ deque that forgets by itself, because the hot path appends to it directly.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from typing import Any
 
-from phalanx.journal.events import Noted, with_sites
+from phalanx.journal.events import CallId, Noted, Place, with_sites
 
 EVENT_BYTES = 768
 """An upper estimate for one event. `signature` and the like are left out where they would
@@ -73,6 +74,18 @@ class Ring:
             events = [event._replace(rank=rank) for event in lane]
             lane.clear()
             lane.extend(events)
+
+    def with_marks(self, rank: int, marks: Mapping[CallId, Place]) -> Ring:
+        """A copy in which these calls of the rank have another mark."""
+        made = Ring(self.calls.maxlen or 0)
+        for own, lane in zip(self.lanes, made.lanes, strict=True):
+            lane.extend(own)
+        made.first, made.posted, made.flowed = self.first, self.posted, self.flowed
+        made.noted, made.added = self.noted, self.added
+        for place, call in enumerate(self.calls):
+            if (rank, call.serial) in marks:
+                made.calls[place] = call._replace(mark=marks[rank, call.serial])
+        return made
 
     def resolved(self) -> Ring:
         """A copy that can be sent to another process."""

@@ -104,13 +104,15 @@ def find_reshaped(meeting: Meeting) -> Finding | None:
     most, *others = sorted(shaped.values(), key=lambda ops: -len(ops))
     odd = [op for ops in others for op in ops]
     is_known = 2 * len(most) > sum(map(len, shaped.values()))
+    mark = "<- differs" if is_known else ""
     return Finding(
         kind="mismatch",
         severity="warning",
         ranks=tuple(sorted(op.rank for op in odd)) if is_known else (),
         headline=(f"{_passed(others[0])} where {_passed(most)} to {most[0].name}"),
         blocks=tuple(
-            CallBlock(tuple(op.rank for op in ops), ops[0]) for ops in (most, *others)
+            CallBlock(tuple(op.rank for op in ops), ops[0], (), "" if ops is most else mark)
+            for ops in (most, *others)
         ),
         facts=(("rule", "elements are paired as they lie in memory, whatever the shape"),),
         hint=(

@@ -284,5 +284,9 @@ def blame_branch(
     odd = blocks[told[0]]
     ordered = (blocks[1 - told[0]], replace(odd, odd=True))
     place = branches[told[0]]
-    hint = f"{name_ranks(odd.ranks)} came there by a branch that asks for the rank, at {place}"
+    hint = hint_of_branch(odd.ranks, place)
     return replace(verdict, ranks=odd.ranks, blocks=ordered, hint=hint)
+
+
+def hint_of_branch(ranks: Iterable[int], place: Branch) -> str:
+    return f"{name_ranks(ranks)} came there by a branch that asks for the rank, at {place}"

@@ -52,7 +52,7 @@ def render(verdict: Verdict, *, replay: str | None = None) -> str:
     raise TypeError(f"no report for a {type(verdict).__name__}")
 
 
-FIRST = frozenset({"paired"})
+FIRST = frozenset({"branch", "paired"})
 """Labels of names that say how it began: they come right below the headline."""
 
 

@@ -468,9 +468,10 @@ def test_swapped_messages_are_found_once(program, engine: str) -> None:
     assert finding.headline.endswith(", and the other way round")
 
 
+@engines
 @pytest.mark.parametrize("program", IN_LOOPS, ids=lambda program: program.__name__)
-def test_loops_that_go_other_ways_are_found(program) -> None:
-    (finding,) = findings(program)
+def test_loops_that_go_other_ways_are_found(program, engine: str) -> None:
+    (finding,) = findings(program, engine=engine)
     assert finding.severity == "warning" and finding.ranks == ()
     assert [block.op.name for block in finding.blocks] == ["send", "recv"] * 2
     assert finding.headline.endswith(", and the other way round")
@@ -479,6 +480,18 @@ def test_loops_that_go_other_ways_are_found(program) -> None:
 @pytest.mark.parametrize("program", RIGHT, ids=lambda program: program.__name__)
 def test_right_programs_are_left_alone(program) -> None:
     assert_silent(program, seeds=(0, 1, 2))
+
+
+@pytest.fixture(scope="module")
+def processes():
+    with phalanx.World(ranks=2, engine="processes", backend="gloo") as world:
+        yield world
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize("program", RIGHT, ids=lambda program: program.__name__)
+def test_right_programs_are_left_alone_on_processes(program, processes) -> None:
+    assert_silent(program, world=processes)
 
 
 @pytest.mark.parametrize("program", SWAPPED[:4], ids=lambda program: program.__name__)
@@ -495,9 +508,10 @@ def test_the_headline_names_the_neighbours_and_the_lines() -> None:
     )
 
 
+@engines
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Python keeps no columns")
-def test_several_calls_on_one_line_are_told_apart() -> None:
-    (finding,) = findings(two_on_one_line)
+def test_several_calls_on_one_line_are_told_apart(engine: str) -> None:
+    (finding,) = findings(two_on_one_line, engine=engine)
     assert finding.headline.startswith("k of rank 0 (")
     assert " was received as next_v by rank 1 (" in finding.headline
 

@@ -97,7 +97,7 @@ def test_no_other_verdict_has_it() -> None:
 
 
 def reduce_all(metrics: dict[str, float]) -> None:
-    for _, value in metrics.items():
+    for _name, value in metrics.items():
         total = torch.tensor(value)
         dist.all_reduce(total)
 
@@ -114,6 +114,14 @@ def lacks_one() -> None:
             total = torch.tensor(metrics[name])
             dist.all_reduce(total)
         dist.barrier()
+
+
+def adds_one() -> None:
+    metrics = {"loss": 1.0, "recall": 3.0}
+    if dist.get_rank() == 0:
+        metrics = {"norm": 2.0, **metrics}
+    reduce_all(metrics)
+    dist.barrier()
 
 
 def left_early() -> None:
@@ -141,6 +149,17 @@ def report_of(program: Any, **options: Any) -> str:
 def test_the_report_names_the_first_pair_below_its_headline(engine: str) -> None:
     lines = report_of(lacks_one, engine=engine).splitlines()
     assert lines[2].startswith('  paired    in call #5 "recall" of rank 1 was summed with')
+
+
+@pytest.mark.parametrize(
+    "engine", ["threads", pytest.param("processes", marks=pytest.mark.programs)]
+)
+def test_the_rank_whose_branch_adds_a_name_is_at_fault(engine: str) -> None:
+    with pytest.raises(phalanx.CollectiveMismatchError) as caught:
+        phalanx.run(adds_one, ranks=2, engine=engine)
+    verdict: Any = caught.value.verdict
+    assert verdict.ranks == (0,) and [b.odd for b in verdict.blocks] == [False, True]
+    assert verdict.hint.startswith('rank 0 has "norm" by a branch that asks for the rank, at ')
 
 
 @pytest.mark.parametrize("program", [left_early, names_of_its_own])

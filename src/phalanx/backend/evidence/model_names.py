@@ -34,7 +34,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from phalanx.backend.session import Session, context_here
 from phalanx.backend.torch_private import private_names
-from phalanx.checks.order.paired_names import find_paired_names
+from phalanx.checks.order.paired_names import with_paired_names
 from phalanx.errors import text_of
 from phalanx.model import Deadlock, Mismatch, Names, Op, Stall, Verdict, rank_list
 from phalanx.system import current_frames
@@ -64,10 +64,10 @@ class Facts:
 
 
 def model_patches(
-    context_of: Callable[[], Any] = context_here,
+    wrapped: Callable[[Any], None], context_of: Callable[[], Any] = context_here
 ) -> list[tuple[Any, str, Any]]:
     """Note the models that each rank wraps. `context_of` returns the rank, which has a dict
-    `saved`."""
+    `saved`; `wrapped` is called with each of them."""
     original: Callable[..., None] = DistributedDataParallel.__init__
 
     @wraps(original)
@@ -76,6 +76,7 @@ def model_patches(
         context = context_of()
         if context is not None:
             _keep(context.saved, self)
+            wrapped(self)
 
     return [(DistributedDataParallel, "__init__", init)]
 
@@ -102,11 +103,12 @@ def with_names(session: Session, verdict: Verdict) -> Verdict:
     """The verdict with notes about what ranks passed, and the parts of their models."""
     if not isinstance(verdict, (Mismatch, Deadlock, Stall)):
         return verdict
-    names = find_paired_names(session.journal.reader(), verdict)
+    verdict = with_paired_names(session.journal.reader(), verdict)
     if _has_any(session):
         with suppress(Exception):  # whatever a program's module does when it is looked at
-            names = (*names, *_find(session, list(_ops_of(verdict))))
-    return replace(verdict, names=names) if names else verdict
+            names = _find(session, list(_ops_of(verdict)))
+            verdict = replace(verdict, names=(*verdict.names, *names))
+    return verdict
 
 
 def names_for_failure(session: Session, rank: int, error: BaseException) -> Names:

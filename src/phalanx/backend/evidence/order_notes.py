@@ -56,8 +56,12 @@ def note(writer: NoteWriter, call: Call) -> None:
     writer.ring.note(make(Noted, event))
 
 
-def note_message(writer: NoteWriter, call: Call, *, is_on: bool) -> None:
-    """Read the frames of a send or receive, of a rank's first few; its serial must be known."""
+def note_message(
+    writer: NoteWriter, call: Call, *, is_on: bool, with_place: bool = False
+) -> None:
+    """Read the frames of a send or receive, of a rank's first few; its serial must be known.
+    Only those in loops are noted; `with_place`: all, because their place in the code is not
+    known otherwise."""
     taken = writer.looks.get(ABOUT, 0) if is_on else MESSAGES
     tensor = _tensor_of(call)
     if taken >= MESSAGES or tensor is None or call.batch is not None:
@@ -65,7 +69,7 @@ def note_message(writer: NoteWriter, call: Call, *, is_on: bool) -> None:
     writer.looks[ABOUT] = taken + 1
     frame, _ = frame_of_program(sys._getframe(1))
     levels = read_frames(frame, tensor, most=LEVELS)
-    if any(loop for _, _, loop, _, _ in levels):
+    if with_place or any(loop for _, _, loop, _, _ in levels):
         what = (call.serial, id(tensor), levels)
         event = (monotonic(), writer.rank, 0, call.mark, ABOUT, what, call.mailbox.record)
         writer.ring.note(make(Noted, event))

@@ -153,7 +153,19 @@ class ReplicaWatch:
         )
         self._records: dict[Any, _Record] = {}
         self._meshes: dict[Any, int] = {}
+        self._wrapped: weakref.WeakKeyDictionary[Any, dict[str, Any]] = (
+            weakref.WeakKeyDictionary()
+        )
+        """Checksums of the parameters of models when DDP had wrapped them, by name."""
         self._is_broken = False
+
+    def wrapped(self, model: Any) -> None:
+        """DDP has made the replicas of a model equal."""
+        if private_modes.has_dispatch_modes() or _is_captured():
+            return
+        named = [each for each in model.module.named_parameters() if _is_readable(each[1])]
+        values = checksums([_local(parameter) for _, parameter in named])
+        self._wrapped[model] = dict(zip((name for name, _ in named), values, strict=True))
 
     def before(self, optimizer: Optimizer) -> None:
         stepped = self._stepped.get(optimizer)
@@ -198,15 +210,16 @@ class ReplicaWatch:
         self.forget()
         return found
 
-    def guarded(self, look: Callable[[Optimizer], None], optimizer: Optimizer) -> None:
-        """`before` or `after`, unless an earlier look has failed."""
+    def guarded(self, look: Callable[[Any], None], at: Any) -> None:
+        """`before` or `after` a step of an optimizer, or `wrapped` of a model, unless an
+        earlier look has failed."""
         if not self._is_broken:
             try:
                 if private.function_modes():
                     with private.no_function_modes():
-                        look(optimizer)
+                        look(at)
                 else:
-                    look(optimizer)
+                    look(at)
             except Exception:  # whatever the program's tensors do when they are looked at
                 self._is_broken = True
 
@@ -227,7 +240,15 @@ class ReplicaWatch:
                 title = f"DDP({type(model.module).__name__})"
                 record = self._record(optimizer, parameters, named, (ranks, number, title))
                 if record is not None:
+                    self._add_wrapped(record, model)
                     yield _Part(record, model.process_group, list(named.values()), model)
+
+    def _add_wrapped(self, record: _Record, model: Any) -> None:
+        known = self._wrapped.get(model, {})
+        names = record.replica.names
+        if all(name in known for name in names):
+            values = tuple(known[name] for name in names)
+            record.replica = record.replica._replace(wrapped=values)
 
     def _of_meshes(self, optimizer: Optimizer, parameters: Sequence[Any]) -> Iterator[_Part]:
         """DTensors on the processor, by the dimension that replicates them. Elsewhere what
@@ -301,11 +322,13 @@ class ReplicaWatch:
         gradients: tuple[Any, ...] = ()
         settings: Settings = ()
         samplers: tuple[SamplerFacts, ...] = ()
+        synced = None
         if not after:
             settings = tuple(_settings(optimizer))
             if model is not None:  # those of DTensors may be parts of a sum
                 gradients = checksums([_gradient(each) for each in chosen])
                 samplers = self._samplers(record)
+                synced = private_names.averages_last(model)
         place = callsite.mark(3)
         record.samples.append(
             Sample(
@@ -319,6 +342,7 @@ class ReplicaWatch:
                 gradients,
                 settings,
                 samplers,
+                synced,
             )
         )
 
@@ -355,6 +379,13 @@ def register(watch_of: Callable[[], ReplicaWatch | None]) -> Callable[[], None]:
             handle.remove()
 
     return undo
+
+
+def note_wrapped(model: Any) -> None:
+    """For ranks that are threads: DDP has wrapped a model."""
+    watch = watch_here()
+    if watch is not None:
+        watch.guarded(watch.wrapped, model)
 
 
 def watch_here() -> ReplicaWatch | None:

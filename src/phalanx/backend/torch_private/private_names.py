@@ -41,6 +41,13 @@ def averages(model: Any) -> bool:
     )
 
 
+def averages_last(model: Any) -> bool | None:
+    """2.11-2.13: whether the backward of the last forward of a DDP model averages gradients:
+    what it keeps for the next forward says whether that one was in `no_sync()`."""
+    found = getattr(model, "require_forward_param_sync", None)
+    return found if isinstance(found, bool) else None
+
+
 def init_method_of(frame: FrameType) -> str | None:
     """2.11-2.13: how `init_process_group`, whose frame this is, finds its store: a local that
     is "env://" where nothing was given, and None with a store."""

@@ -3,9 +3,8 @@
 Messages of one sender, receiver and tag are paired in their order, on Gloo and on NCCL alike.
 So in a ring of two ranks, where previous and next are one rank, the receive from the next one
 gets what was sent to the next one, unless receives are posted in the order of the other side's
-sends. The program's text says what each call means (`message_text.py`), and for ranks in
-threads notes say where the loops around it stand (`message_loops.py`). The journal is read when
-the run has ended.
+sends. The program's text says what each call means (`message_text.py`), and notes say where the
+loops around it stand (`message_loops.py`). The journal is read when the run has ended.
 
 | two messages from rank a to rank b, in order                     | verdict                   |
 |-------------------------------------------------------------------|--------------------------|
@@ -35,7 +34,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from phalanx.checks.order.message_loops import NO_LOOPS, Loops, loops_of
+from phalanx.checks.order.message_loops import NO_LOOPS, Loops, loops_of, with_places
 from phalanx.checks.order.message_text import (
     UNKNOWN,
     MessageText,
@@ -116,6 +115,7 @@ def find_crossed_messages(journal: Journal) -> Iterator[Finding]:
     told: set[GroupRecord] = set()
     texts: dict[Any, MessageText] = {}
     loops = loops_of(journal)
+    journal = with_places(journal)
     for way, traffic in _traffic_of(journal).items():
         if way[0] in told or not (traffic.sends and traffic.receives):
             continue

@@ -2,8 +2,9 @@
 
 Used by `crossed_messages.py`. A call that sends or receives says it in its arguments; of
 several on one line the columns tell which, where they are known: Python has them since 3.11,
-and ranks in other processes do not send them. The messages of a batch are those of the `P2POp`s
-that the same function writes before the batch, if there are as many and they do the same.
+and ranks in other processes send them for their first messages. The messages of a batch are
+those of the `P2POp`s that the same function writes before the batch, if there are as many and
+they do the same.
 Whatever is not plain stays None.
 """
 

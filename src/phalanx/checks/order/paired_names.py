@@ -3,7 +3,8 @@
 A rank whose dict of metrics lacks a key pairs every later metric with another one, and fails
 much later or elsewhere. The report of that failure then has a line that names the first pair.
 It states what was noted at calls (`backend/evidence/order_notes.py`), with the evidence of
-`crossed_order.py`, and blames nobody.
+`crossed_order.py`. It blames nobody, unless the program adds the name of one side in a branch
+that asks for the rank.
 
 | noted                                                     | said                            |
 |-----------------------------------------------------------|---------------------------------|
@@ -16,7 +17,8 @@ It states what was noted at calls (`backend/evidence/order_notes.py`), with the 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from phalanx.checks.order.crossed_order import (
     SOURCE,
@@ -32,9 +34,11 @@ from phalanx.checks.order.crossed_order import (
     told_pair,
     trail_of,
 )
-from phalanx.journal.events import GroupRecord
+from phalanx.journal.events import GroupRecord, site_of
 from phalanx.journal.reader import Journal
+from phalanx.matching.hints import name_ranks
 from phalanx.model import Deadlock, Mismatch, Names, Stall, Verdict, rank_list
+from phalanx.source_text import branch_around_word, is_here
 
 LABEL = "paired"
 """Of the line in the report, which shows it right below the headline."""
@@ -43,18 +47,88 @@ Trail = Mapping[int, NotedCall]
 """The calls of one rank, by number."""
 
 
+class Added(NamedTuple):
+    """What `having` pass and `lacking` do not, by the word of a loop; `files` are those of the
+    program's frames there."""
+
+    having: tuple[int, ...]
+    lacking: tuple[int, ...]
+    word: str
+    files: tuple[str, ...]
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Those at fault: most ranks do it right, and of as many as others those that do
+        more."""
+        return self.lacking if len(self.having) > len(self.lacking) else self.having
+
+
+Told = tuple[str, Added | None]
+
+
+def with_paired_names(journal: Journal, verdict: Verdict, source: Source = SOURCE) -> Verdict:
+    """The verdict with the line before its other names, and with the ranks at fault, if
+    nothing else says who they are."""
+    if not isinstance(verdict, (Mismatch, Deadlock, Stall)):
+        return verdict
+    found = _find(journal, verdict, source)
+    if found is None:
+        return verdict
+    text, added = found
+    named = replace(verdict, names=((LABEL, text), *verdict.names))
+    hint = None if added is None else _hint_of(added)
+    if added is None or hint is None:
+        return named
+    if isinstance(named, Mismatch):
+        return _blame(named, added, hint)
+    if isinstance(named, Deadlock):
+        return replace(named, ranks=added.ranks, hint=hint)
+    return named
+
+
+def _hint_of(added: Added) -> str | None:
+    """That the program has the word in a branch that asks for the rank, and nowhere else."""
+    for file in added.files:
+        line = branch_around_word(file, added.word)
+        if line is not None:
+            one = len(added.ranks) == 1
+            if added.ranks == added.having:
+                does, why = "has" if one else "have", "by"
+            else:
+                does, why = "lacks" if one else "lack", "because of"
+            told = f'{does} "{added.word}" {why} a branch that asks'
+            return f"{name_ranks(added.ranks)} {told} for the rank, at {file}:{line}"
+    return None
+
+
+def _blame(verdict: Mismatch, added: Added, hint: str) -> Mismatch:
+    """Where two blocks disagree and no majority says who is wrong: the ranks that pass what the
+    program adds."""
+    odd = [block for block in verdict.blocks if block.ranks == added.ranks]
+    if verdict.ranks or len(verdict.blocks) != 2 or len(odd) != 1:
+        return verdict if verdict.hint else replace(verdict, hint=hint)
+    others = [block for block in verdict.blocks if block is not odd[0]]
+    blocks = (*others, replace(odd[0], odd=True))
+    return replace(verdict, ranks=added.ranks, blocks=blocks, hint=hint)
+
+
 def find_paired_names(journal: Journal, verdict: Verdict, source: Source = SOURCE) -> Names:
     """One line with its label, or nothing."""
+    found = _find(journal, verdict, source)
+    return () if found is None else ((LABEL, found[0]),)
+
+
+def _find(journal: Journal, verdict: Verdict, source: Source) -> Told | None:
     if not isinstance(verdict, (Mismatch, Deadlock, Stall)):
-        return ()
+        return None
     for group, by_rank in notes_by_group(journal).items():
         trails = {
             rank: {call.number: call for call in trail_of(own)} for rank, own in by_rank.items()
         }
         refused = _refused_number(verdict, group)
-        for text in _find_in(trails, source, refused):
-            return ((LABEL, text),)
-    return ()
+        for found in _find_in(trails, source, refused):
+            return found
+    return None
 
 
 def _refused_number(verdict: Verdict, group: GroupRecord) -> int | None:
@@ -64,7 +138,9 @@ def _refused_number(verdict: Verdict, group: GroupRecord) -> int | None:
     return None
 
 
-def _find_in(trails: Mapping[int, Trail], source: Source, refused: int | None) -> Iterator[str]:
+def _find_in(
+    trails: Mapping[int, Trail], source: Source, refused: int | None
+) -> Iterator[Told]:
     for number in sorted({number for trail in trails.values() for number in trail}):
         alike: dict[Any, list[int]] = {}
         for rank in sorted(trails):
@@ -72,15 +148,15 @@ def _find_in(trails: Mapping[int, Trail], source: Source, refused: int | None) -
                 alike.setdefault(trails[rank][number], []).append(rank)
         (_, ranks), *rest = sorted(alike.items(), key=lambda each: (-len(each[1]), each[1]))
         for _, others in rest:
-            text = _find_between(
+            found = _find_between(
                 (ranks, trails[ranks[0]]),
                 (others, trails[others[0]]),
                 number,
                 source,
                 moved=number != refused,
             )
-            if text is not None:
-                yield text
+            if found is not None:
+                yield found
 
 
 Side = tuple[Sequence[int], Trail]
@@ -88,7 +164,7 @@ Side = tuple[Sequence[int], Trail]
 
 def _find_between(
     one: Side, other: Side, number: int, source: Source, *, moved: bool
-) -> str | None:
+) -> Told | None:
     (ranks, trail), (others, their_trail) = one, other
     mine, theirs = trail[number], their_trail[number]
     if mine.what != theirs.what:
@@ -101,12 +177,26 @@ def _find_between(
         turned = Pairing(number, pair.other, pair.one)
         labels = label_of(pair, source), label_of(turned, source)
         if not moved:
-            return _told_refused(number, ranks, others, labels)
+            return _told_refused(number, ranks, others, labels), None
         why = _why(_Way(trail, depth, source), _Way(their_trail, depth, source), number, keys)
         if why is not None:
             told = told_pair(mine.what, (others, labels[1]), (ranks, labels[0]), pair)
-            return f"in call #{number} {told}; {_explained(why, ranks, others, labels)}"
+            text = f"in call #{number} {told}; {_explained(why, ranks, others, labels)}"
+            if why == "others lack":
+                return text, _added(ranks, others, mine, pair.one)
+            return text, None if why == "order" else _added(others, ranks, theirs, pair.other)
     return None
+
+
+def _added(
+    having: Sequence[int], lacking: Sequence[int], call: NotedCall, level: Level
+) -> Added | None:
+    words = [value for _, value in level.loop if isinstance(value, str)]
+    sites = [site_of(each.place) for each in call.levels]
+    files = dict.fromkeys(site.file for site in sites if site is not None and is_here(site))
+    if len(words) != 1:
+        return None
+    return Added(tuple(sorted(having)), tuple(sorted(lacking)), words[0], tuple(files))
 
 
 def _is_one_pass(pair: Pairing, source: Source) -> bool:

@@ -25,9 +25,16 @@ the same machine make the same parameters of it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any, NamedTuple
 
+from phalanx.checks.replicas.replica_blame import (
+    reordering_ranks,
+    unsynced_ranks,
+    with_making,
+    writing_ranks,
+)
 from phalanx.checks.replicas.replica_samples import (
     KIND,
     Key,
@@ -85,7 +92,7 @@ def _replicas(journal: Journal) -> Iterable[dict[int, Replica]]:
 def _find(journal: Journal, replicas: Mapping[int, Replica]) -> Finding | None:
     drift = find_drift(replicas)
     if drift is not None and not _is_exchanged(journal, replicas, drift):
-        return _drift_finding(replicas, drift)
+        return _by_order(replicas, drift) or _drift_finding(replicas, drift)
     return find_other_order(replicas) or find_other_samplers(replicas)
 
 
@@ -188,12 +195,19 @@ def _is_exchanged(journal: Journal, replicas: Mapping[int, Replica], drift: Drif
 
 def _drift_finding(replicas: Mapping[int, Replica], drift: Drift) -> Finding:
     one = next(iter(replicas.values()))
-    odd = odd_ranks(drift.classes)
+    writing = writing_ranks(replicas, drift.at, drift.alike, drift.differing)
+    odd = odd_ranks(drift.classes) or writing
+    writing = writing if writing == odd else ()
     shown = _listed([one.names[number] for number in drift.differing])
     agreed = "nothing: no step came before"
     if drift.alike:
         agreed = f"all of them {_when(drift.alike[min(drift.alike)], one.optimizer)}"
-    why = _why(one, drift, odd)
+    elif writing:
+        agreed = "all of them when DDP had wrapped the model"
+    elif drift.at[min(drift.at)].step > 1:
+        agreed = "not known: no earlier step can be compared"
+    why = _why(one, drift, odd, writing)
+    odd = odd if why.ranks is None else why.ranks
     return Finding(
         kind=KIND,
         severity="warning",
@@ -229,9 +243,11 @@ class _Why(NamedTuple):
     headline: str
     facts: tuple[tuple[str, str], ...]
     hint: str
+    ranks: tuple[int, ...] | None = None
+    """Those at fault, where they are others than those that differ from most."""
 
 
-def _why(one: Replica, drift: Drift, odd: Sequence[int]) -> _Why:
+def _why(one: Replica, drift: Drift, odd: Sequence[int], writing: Sequence[int]) -> _Why:
     here = drift.before or drift.at
     if drift.left_out is not None:
         return _step_left_out(one, drift, *drift.left_out)
@@ -260,7 +276,13 @@ def _why(one: Replica, drift: Drift, odd: Sequence[int]) -> _Why:
     if not drift.alike:
         when = "before the model is wrapped" if _is_ddp(one) else "alike on these ranks"
         advice = f"initialise and load weights {when}, or broadcast them afterwards"
+        if writing:
+            headline = _who_wrote(one, drift, writing, "after DDP had wrapped the model")
         return _Why(headline, _rule(one), advice)
+    if writing:
+        headline = _who_wrote(
+            one, drift, writing, _when(drift.alike[writing[0]], one.optimizer)
+        )
     return _Why(
         headline,
         _rule(one),
@@ -273,6 +295,15 @@ def _differ(one: Replica, drift: Drift, since: str | None = None) -> str:
     if since is None:
         since = f' in "{one.names[drift.first]}" since'
     return f"replicas of {one.title} differ{since}"
+
+
+def _who_wrote(one: Replica, drift: Drift, writing: Sequence[int], since: str) -> str:
+    when = _when(drift.at[min(drift.at)], one.optimizer)
+    others = name_ranks(set(drift.at) - set(writing))
+    return (
+        f'{name_ranks(writing)} changed "{one.names[drift.first]}" {since} and {others} did '
+        f"not: {_differ(one, drift, f' {when}')}"
+    )
 
 
 _TOGETHER = (
@@ -308,6 +339,19 @@ def _other_gradients(
     here = drift.before or drift.at
     name = one.names[drift.first]
     who = _classes_text(by_value({r: each[drift.first] for r, each in gradients.items()}))
+    unsynced = unsynced_ranks(here)
+    if unsynced:
+        everybody = len(unsynced) == len(here)
+        its = "its" if len(unsynced) == 1 else "their"
+        return _Why(
+            f"{'all ranks' if everybody else name_ranks(unsynced)} made step "
+            f"{here[unsynced[0]].step} of {one.optimizer} with {its} own gradient, because "
+            f"{its} last backward was in no_sync(): {_differ(one, drift)}",
+            (("gradient", f'{who} of the gradient of "{name}" before the step'),),
+            "run the last backward() before each step() outside of no_sync(), in the same "
+            "micro batch on all ranks",
+            None if everybody else unsynced,
+        )
     return _Why(
         f"step {here[min(here)].step} of {one.optimizer} used gradients that were not "
         f"averaged: {_differ(one, drift)}",
@@ -393,6 +437,23 @@ def _listed(names: Sequence[str]) -> str:
 # -- the order of an optimizer ----------------------------------------------------------------
 
 
+def _by_order(replicas: Mapping[int, Replica], drift: Drift) -> Finding | None:
+    """The order as the reason of a drift: all had the same before the step, and made the same
+    step of the same gradients."""
+    here = drift.before
+    if not here or drift.left_out is not None or _other_settings(here) is not None:
+        return None
+    if len({sample.gradients for sample in here.values()}) > 1:
+        return None
+    found = find_other_order({rank: replicas[rank] for rank in here})
+    if found is None:
+        return None
+    one = replicas[min(here)]
+    shown = _listed([one.names[number] for number in drift.differing])
+    since = f"{shown}, {_when(drift.at[min(drift.at)], one.optimizer)}"
+    return replace(found, facts=(("differs", since), *found.facts))
+
+
 def find_other_order(replicas: Mapping[int, Replica]) -> Finding | None:
     """Ranks that gave an optimizer the same parameters in another order: its state, which goes
     by number, is another one."""
@@ -403,7 +464,8 @@ def find_other_order(replicas: Mapping[int, Replica]) -> Finding | None:
         return None
     one = next(iter(replicas.values()))
     ordered = sorted(ranks.items(), key=lambda each: (-len(each[1]), each[1]))
-    odd = odd_ranks([tuple(who) for _, who in ordered])
+    odd = odd_ranks([tuple(who) for _, who in ordered]) or reordering_ranks(replicas)
+    ordered.sort(key=lambda each: each[1][0] in odd)
     (most, first), (other, second), *_ = ordered
     at = next(number for number, name in enumerate(most) if name != other[number])
     group = Group("world", one.ranks)
@@ -414,7 +476,7 @@ def find_other_order(replicas: Mapping[int, Replica]) -> Finding | None:
         op = Op(who[0], f"{one.optimizer}.step", group, site=site)
         note = f"its parameters begin with {_listed(order)}"
         blocks.append(CallBlock(tuple(who), op, (note,), "<- differs" if who[0] in odd else ""))
-    return Finding(
+    found = Finding(
         kind=KIND,
         severity="warning",
         ranks=odd,
@@ -429,3 +491,4 @@ def find_other_order(replicas: Mapping[int, Replica]) -> Finding | None:
         ),
         hint="go through the parameters in one order on all ranks; a set has none",
     )
+    return with_making(found, one.optimizer)

@@ -32,9 +32,10 @@ class SamplerFacts(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """One rank at one moment. `step` counts the rank's steps from 1; `gradients`, `settings`
-    and `samplers` are there before a step only. Checksums are in the order of
-    `Replica.names`."""
+    """One rank at one moment. `step` counts the rank's steps from 1; `gradients`, `settings`,
+    `samplers` and `synced` are there before a step only. Checksums are in the order of
+    `Replica.names`. `synced` says whether the backward of the model's last forward averages
+    gradients; None where that is not known."""
 
     calls: int
     turn: int
@@ -46,6 +47,7 @@ class Sample(NamedTuple):
     gradients: tuple[Any, ...] = ()
     settings: Settings = ()
     samplers: tuple[SamplerFacts, ...] = ()
+    synced: bool | None = None
 
     @property
     def key(self) -> Key:
@@ -55,7 +57,8 @@ class Sample(NamedTuple):
 class Replica(NamedTuple):
     """The parameters of one model that one optimizer of a rank steps. `ranks` have the
     replicas, `number` tells models of the same ranks apart. Replicas of another `machine`
-    (host, device, threads) are not compared. `order` is how the optimizer has them."""
+    (host, device, threads) are not compared. `order` is how the optimizer has them; `wrapped`
+    are checksums of when DDP had wrapped the model, empty if that is not known."""
 
     ranks: tuple[int, ...]
     number: int
@@ -66,6 +69,7 @@ class Replica(NamedTuple):
     shapes: tuple[tuple[int, ...], ...]
     order: tuple[str, ...]
     samples: tuple[Sample, ...]
+    wrapped: tuple[Any, ...] = ()
 
 
 def odd_ranks(classes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:

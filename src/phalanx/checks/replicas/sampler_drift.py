@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from phalanx.checks.replicas.replica_blame import with_making
 from phalanx.checks.replicas.replica_samples import (
     KIND,
     Key,
@@ -56,7 +57,7 @@ def find_other_samplers(replicas: Mapping[int, Replica]) -> Finding | None:
     for name, moments in seen.items():
         found = _find_other_sampler(one, name, moments)
         if found is not None:
-            return found
+            return with_making(found)
     return None
 
 
@@ -129,7 +130,7 @@ def _other_value(
 ) -> Finding:
     classes = by_value(values)
     shown = ", ".join(f"{attribute}={value} on {name_ranks(who)}" for value, who in classes)
-    hint = "give all ranks the same one"
+    hint = f"give all ranks the same {'data' if attribute == 'total_size' else attribute}"
     if attribute == "epoch":
         hint = "call set_epoch on all ranks, with the same number"
     odd = unchanged or odd_ranks([who for _, who in classes])

@@ -18,7 +18,7 @@ from typing import Any
 from phalanx.backend.evidence.model_names import names_in
 from phalanx.backend.rank_errors import add_names, error_for
 from phalanx.checks.error_handlers import with_handled
-from phalanx.checks.order.paired_names import find_paired_names
+from phalanx.checks.order.paired_names import with_paired_names
 from phalanx.core.launcher import CLEANING_UP
 from phalanx.engines.look.look_door import LookDoor
 from phalanx.engines.look.remote_watch import LOOK, RemoteWatch, heard_by
@@ -404,8 +404,8 @@ class CallInProgress:
         facts = {each.rank: each.facts for each in raised if each.facts is not None}
         names = names_in(dict(sorted(facts.items())))
         if self._codec is not None and verdict is not None:
-            names = (*find_paired_names(self._codec.referee.read_journal(), verdict), *names)
-        return add_names(error, names, self._replay)
+            verdict = with_paired_names(self._codec.referee.read_journal(), verdict)
+        return add_names(error, verdict, names, self._replay)
 
     def _view(self, rank: int) -> RankView:
         """Where the rank was: as the referee knows, as it said, or where it lost the connection

@@ -74,8 +74,12 @@ class Lives:
 
         yield dist.ProcessGroup, "shutdown", shutdown
         yield from outsider_patches(lambda: self._notes)
-        yield from model_patches(lambda: self)
+        yield from model_patches(self._wrapped, lambda: self)
         yield from warning_patches()
+
+    def _wrapped(self, model: Any) -> None:
+        if self.replicas is not None:
+            self.replicas.guarded(self.replicas.wrapped, model)
 
     def watch_steps(self, also: Callable[[], None]) -> Callable[[], None]:
         """Look at the steps of optimizers; returns what ends that, and calls `also`."""

@@ -55,6 +55,9 @@ the root."""
 NOTED = 64
 """Of every `crossed_order.PERIOD` calls on a group so many are noted, the first ones."""
 
+_MESSAGES = "messages"
+"""Under which they are counted."""
+
 _NO_STRAND: Any = None
 
 Use = tuple[GroupMailbox, int, Parts, Mark | None, int | None]
@@ -119,6 +122,16 @@ class Alone:
         call = _call_of(met, member, parts, mark)
         call.number = number
         order_notes.note(self.notes, call)
+
+    def note_message(self, known: WatchedGroup, parts: Parts, mark: Mark | None) -> None:
+        """One of the first messages. Its serial is known to the referee only, so it is noted
+        by its number among the messages of this rank."""
+        looks = self.notes.looks
+        number = looks[_MESSAGES] = looks.get(_MESSAGES, -1) + 1
+        if number < order_notes.MESSAGES and not parts.batched:
+            call = _call_of(known.met, known.member, parts, mark)
+            call.serial = number
+            order_notes.note_message(self.notes, call, is_on=True, with_place=True)
 
     def note_root(
         self, met: GroupMailbox, member: int, parts: Parts, mark: Mark | None

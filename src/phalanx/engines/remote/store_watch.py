@@ -2,6 +2,10 @@
 
 Used by `watcher.py`, which puts the replacements in. The stores do what they always do: nothing
 here waits. What torch does with them on its own account is left out.
+
+The time of an event is what orders it, for ranks of one machine (`journal/causal_order.py`): a
+change is told before it is made, and a look after it, so whoever has seen a change is told of
+later. What does both at once (`add`, `compare_set`) is told as a change and as a look.
 """
 
 from __future__ import annotations
@@ -29,11 +33,22 @@ def store_patches(rank: int, tell: Callable[..., None]) -> Iterator[tuple[Any, s
     yield PrefixStore, "__init__", remembering(PrefixStore.__init__)
 
 
+_ANSWERING = frozenset({"add", "compare_set", "delete_key"})
+"""Changes whose answer depends on what others did before."""
+
+
 def _telling(rank: int, tell: Callable[..., None], name: str, original: Any) -> Any:
+    before, after = name in CHANGING, name in READING
+
     def use(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if before:
+            _tell(rank, tell, self, name, args, kwargs)
         result = original(self, *args, **kwargs)
-        found = result is not False if name == "check" else True
-        _tell(rank, tell, self, name, args, kwargs, found)
+        if after:
+            found = result is not False if name == "check" else True
+            _tell(rank, tell, self, name, args, kwargs, found=found)
+        elif name in _ANSWERING:
+            _tell(rank, tell, self, name, args, kwargs, looks=True)
         return result
 
     return use
@@ -46,9 +61,13 @@ def _tell(
     name: str,
     args: Any,
     kwargs: Any,
-    found: bool,
+    *,
+    found: bool = True,
+    looks: bool = False,
 ) -> None:
     for place, key, shown, value in uses_of_program(store, name, args, kwargs):
         where = (rank, place) if isinstance(place, int) else place  # one of this process only
         kind, fields = store_fields(where, key, shown, name, value=value, found=found)
+        if looks:
+            kind, fields = "store-read", (*fields[:-1], found)
         tell(kind, callsite.mark(2), *fields)

@@ -372,6 +372,8 @@ class Watcher:
         if alone.in_flight is not None:
             alone.before_call(known.met, known.member, parts, place)
         if parts.tag is not None:
+            if alone.watched:
+                alone.note_message(known, parts, place)
             return None
         known.calls = number + 1
         if number & _PERIOD_MASK < alone.watched:

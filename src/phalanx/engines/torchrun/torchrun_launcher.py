@@ -22,7 +22,7 @@ from typing import Any
 
 from phalanx.backend.rank_errors import add_names, error_for
 from phalanx.checks.error_handlers import with_handled
-from phalanx.checks.order.paired_names import find_paired_names
+from phalanx.checks.order.paired_names import with_paired_names
 from phalanx.engines.look.look_door import LookDoor
 from phalanx.engines.look.remote_watch import LOOK, RemoteWatch
 from phalanx.engines.referee.referee_server import RefereeServer
@@ -160,7 +160,8 @@ class Launch:
         journal = None if verdict is None else self.read_journal()
         if error is None or verdict is None or journal is None:
             return error
-        return add_names(error, find_paired_names(journal, verdict), self._settings.replay)
+        named = with_paired_names(journal, verdict)
+        return add_names(error, named, (), self._settings.replay)
 
     def _tell_findings(self) -> None:
         """What can be said now that all ranks have returned; where the referee is."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
+from phalanx.callsite import real_path
 from phalanx.journal.events import Place, site_of
 from phalanx.model import Site
 
@@ -38,4 +39,4 @@ class Sites(dict[Hashable, Site]):
 
     def file_of(self, site: Site) -> str:
         """Where the source is: a report shows paths from the current folder on."""
-        return self._files.get(site.file, site.file)
+        return self._files.get(site.file) or real_path(site.file)
