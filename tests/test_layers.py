@@ -52,6 +52,7 @@ LAYER_OF = {
     "errors": "words",
     "callsite": "words",
     "source_exits": "words",
+    "source_flows": "words",
     "source_text": "words",
     "source_uses": "words",
     "system": "words",
