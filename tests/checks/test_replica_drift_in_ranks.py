@@ -264,6 +264,29 @@ def batch_norm(**options) -> None:
     train(model, sgd(model), 6)
 
 
+class RunningMean(nn.Module):
+    """Assigns a new tensor to its buffer: DDP collects buffers anew before each forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(4))
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        means = [torch.empty(4) for _ in range(dist.get_world_size())]
+        dist.all_gather(means, self.mean)
+        assert all(torch.equal(each, self.mean) for each in means)
+        self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
+        result: Tensor = self.layer(x - self.mean)
+        return result
+
+
+def a_buffer_assigned_anew() -> None:
+    torch.manual_seed(0)
+    model = DDP(RunningMean())
+    train(model, sgd(model))
+
+
 def own_batch_statistics() -> None:
     batch_norm(broadcast_buffers=False)
 
@@ -564,6 +587,7 @@ RIGHT = [
     a_scheduler,
     with_a_closure,
     not_finite,
+    a_buffer_assigned_anew,
 ]
 
 
