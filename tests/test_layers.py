@@ -53,6 +53,7 @@ LAYER_OF = {
     "callsite": "words",
     "source_algebra": "words",
     "source_exits": "words",
+    "source_flows": "words",
     "source_text": "words",
     "source_updates": "words",
     "source_uses": "words",

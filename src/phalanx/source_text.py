@@ -152,16 +152,20 @@ def only_call_on(near: Site, receiver: str, method: str) -> Site | None:
     return _only_line(near.file, tree, lines)
 
 
-def only_call_of(near: Site, name: str) -> Site | None:
-    """The line in the file of a site that calls what has this name, if it is one."""
+def only_call_of(near: Site, function: str) -> Site | None:
+    """The line in the file of a site that calls what is named so, if it is one."""
     tree = parsed(near.file) if is_here(near) else None
     if tree is None:
         return None
-    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
-    return _only_line(near.file, tree, {c.lineno for c in calls if _called(c) == name})
+    lines = {
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and _called(node) == function
+    }
+    return _only_line(near.file, tree, lines)
 
 
-def _only_line(file: str, tree: ast.AST, lines: set[int]) -> Site | None:
+def _only_line(file: str, tree: ast.Module, lines: set[int]) -> Site | None:
     if len(lines) != 1:
         return None
     line = lines.pop()
@@ -237,7 +241,7 @@ def _branch(file: str, line: int, first: int) -> int | None:
         and first <= node.lineno
         and node.test.end_lineno is not None
         and node.test.end_lineno < line <= (node.end_lineno or 0)
-        and _asks_for_rank(node.test, tree, file)
+        and asks_for_rank(node.test, tree, file)
     ]
     return max(found, default=None)
 
@@ -281,7 +285,7 @@ def _name_in(node: ast.AST) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def _asks_for_rank(test: ast.AST, tree: ast.Module, file: str) -> bool:
+def asks_for_rank(test: ast.AST, tree: ast.Module, file: str) -> bool:
     """Whether a condition tests the rank: a name in it says so, or the file shows that what is
     named so is the rank or a test of it."""
     if any(_is_rank(each) for each in ast.walk(test)):

@@ -31,7 +31,7 @@ def later_use(place: Mark, name: str) -> int | None:
     looks at a tensor's shape or at a list's length only is no use."""
     code, line = place[0], line_at(*place)
     tree = parsed(code.co_filename)
-    scope = None if tree is None else _scope_of(tree, code, line)
+    scope = None if tree is None else scope_of(tree, code, line)
     if scope is None:
         return None
     end = _end_of_statement(scope, line)
@@ -53,7 +53,7 @@ def later_use(place: Mark, name: str) -> int | None:
     return None
 
 
-def _scope_of(tree: ast.Module, code: CodeType, line: int) -> ast.AST | None:
+def scope_of(tree: ast.Module, code: CodeType, line: int) -> ast.AST | None:
     """The function that runs this code, or the module."""
     if code.co_name == "<module>":
         return tree
@@ -128,7 +128,7 @@ def lopsided(code: CodeType, line: int, one: str, other: str) -> tuple[str, int]
     the two are exchanged, and its line. None if either gets another value before, or if the
     function has something that a sign makes no difference to."""
     tree = parsed(code.co_filename)
-    scope = None if tree is None else _scope_of(tree, code, line)
+    scope = None if tree is None else scope_of(tree, code, line)
     return None if scope is None else lopsided_in(scope, line, one, other)
 
 
@@ -178,7 +178,7 @@ def kept_in_order(place: Mark) -> tuple[str, int] | None:
     code, line = place[0], line_at(*place)
     name = received_name(place)
     tree = parsed(code.co_filename)
-    scope = None if tree is None else _scope_of(tree, code, line)
+    scope = None if tree is None else scope_of(tree, code, line)
     if tree is None or scope is None or name is None:
         return None
     if any(_called_name(node) in _ORDERLESS for node in ast.walk(tree)):

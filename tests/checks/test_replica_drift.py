@@ -222,6 +222,18 @@ def looping(rank: int, *facts: dict) -> Replica:
     return replica(*samples, ranks=(0, 1))
 
 
+def test_samplers_of_datasets_of_another_length() -> None:
+    one, other = looping(0, {"length": 12}), looping(1, {"length": 11})
+    assert headline(one, other) == (
+        "the dataset of loader has 12 samples on rank 0 and 11 on rank 1"
+    )
+    assert headline(one, looping(1, {"length": 12})) is None
+    assert headline(one, looping(1, {"length": None})) is None
+    kept = {"shuffle": False}
+    one, other = looping(0, {"length": 12, **kept}), looping(1, {"length": 11, **kept})
+    assert headline(one, other) is None
+
+
 def test_samplers_of_another_seed_length_or_order() -> None:
     assert headline(looping(0, {}), looping(1, {})) is None
     for name, value in (("seed", 3), ("drop_last", True), ("total_size", 11)):

@@ -284,6 +284,29 @@ def batch_norm(**options) -> None:
     train(model, sgd(model), 6)
 
 
+class RunningMean(nn.Module):
+    """Assigns a new tensor to its buffer: DDP collects buffers anew before each forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(4))
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        means = [torch.empty(4) for _ in range(dist.get_world_size())]
+        dist.all_gather(means, self.mean)
+        assert all(torch.equal(each, self.mean) for each in means)
+        self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
+        result: Tensor = self.layer(x - self.mean)
+        return result
+
+
+def a_buffer_assigned_anew() -> None:
+    torch.manual_seed(0)
+    model = DDP(RunningMean())
+    train(model, sgd(model))
+
+
 def own_batch_statistics() -> None:
     batch_norm(broadcast_buffers=False)
 
@@ -584,6 +607,7 @@ RIGHT = [
     a_scheduler,
     with_a_closure,
     not_finite,
+    a_buffer_assigned_anew,
 ]
 
 
@@ -694,6 +718,42 @@ def shuffled_on_one() -> None:
     sampled(shuffle=me() == 1)
 
 
+def of_length(length: int, **options) -> None:
+    rows = ROWS[:length]
+    sampler = DistributedSampler(rows, **options)
+    epochs(DataLoader(rows, batch_size=2, sampler=sampler), sampler)
+
+
+def a_sample_dropped_on_one() -> None:
+    of_length(11 if me() == 1 else 12)
+
+
+class Rows(torch.utils.data.Dataset):
+    """Has as many rows as it was given, in a loader that alone has the sampler."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Tensor:
+        return ROWS[index]
+
+
+def in_a_loader_only() -> None:
+    def loader() -> DataLoader:
+        rows = Rows(10 + me())
+        return DataLoader(rows, batch_size=4, sampler=DistributedSampler(rows))
+
+    model, batches = DDP(net()), loader()
+    optimizer = sgd(model)
+    for rows in batches:
+        optimizer.zero_grad()
+        model(rows).square().sum().backward()
+        optimizer.step()
+
+
 class Trainer:
     def __init__(self) -> None:
         self.sampler = DistributedSampler(ROWS, seed=me() // 2)
@@ -724,6 +784,8 @@ def in_a_trainer() -> None:
         (the_same_part, "ranks 0-2 read the same part of the data: "),
         (shuffled_on_one, "has shuffle=False on ranks 0, 2, shuffle=True on rank 1: "),
         (in_a_trainer, "has seed=0 on ranks 0, 1, seed=1 on rank 2: "),
+        (a_sample_dropped_on_one, "has 12 samples on ranks 0, 2 and 11 on rank 1"),
+        (in_a_loader_only, "has 10 samples on rank 0 and 11 on rank 1, 12 on rank 2"),
     ],
 )
 def test_samplers_that_do_not_divide_the_data(program, headline: str) -> None:
@@ -777,9 +839,55 @@ def two_parts_for_four_ranks() -> None:
     sampled(num_replicas=2, rank=me() // 2, seed=me() // 2)
 
 
+def as_long_everywhere() -> None:
+    of_length(11)
+
+
+def an_end_that_is_never_read() -> None:
+    """Nothing is shuffled, and what does not fill all parts is dropped."""
+    of_length(9 + me() % 2, shuffle=False, drop_last=True)
+
+
+def the_end_differs() -> None:
+    of_length(12 - me() % 2, shuffle=False)
+
+
+def grows_meanwhile() -> None:
+    """As a buffer of experiences: the sampler is made anew, or stays as it was."""
+    rows = list(ROWS[:8])
+    sampler = DistributedSampler(rows)
+    model = DDP(net())
+    optimizer = sgd(model)
+    for step in range(3):
+        rows += list(ROWS)[: me() * 4 + step]
+        train(model, optimizer, 1)
+    assert len(sampler) == 2
+
+
+def without_a_length() -> None:
+    class Strange(list):
+        def __len__(self) -> int:
+            if self.is_made:
+                raise TypeError("not now")
+            return 12 - me() % 2
+
+    Strange.is_made = False
+    rows = Strange(ROWS)
+    sampler = DistributedSampler(rows)
+    Strange.is_made = True
+    model = DDP(net())
+    train(model, sgd(model), 2)
+    assert sampler.total_size == 12
+
+
 @pytest.mark.parametrize(
     "program",
     [
+        as_long_everywhere,
+        an_end_that_is_never_read,
+        the_end_differs,
+        grows_meanwhile,
+        without_a_length,
         shuffled_alike,
         not_shuffled_with_seeds,
         never_set,

@@ -20,7 +20,12 @@ import pytest
 from phalanx.checks.error_handlers import with_handled
 from phalanx.checks.group_lifecycle import Destroyed, find_destroy_mismatch, find_kept_group
 from phalanx.checks.in_flight_buffer import Touch, find_in_flight
-from phalanx.checks.lost_result import Lost, find_lost
+from phalanx.checks.replicas.replica_samples import Replica, Sample, SamplerFacts
+from phalanx.checks.replicas.sampler_drift import find_other_samplers
+from phalanx.checks.results.cut_graph import find_cut
+from phalanx.checks.results.dropped_copy import find_lost
+from phalanx.checks.results.noted_results import Cut, Lost, OffRoot
+from phalanx.checks.results.off_root import find_read_off_root
 from phalanx.checks.unmatched_message import find_leftovers
 from phalanx.checks.unwaited_work import Unwaited, find_unwaited, find_used_unwaited
 from phalanx.matching.agreement import find_mismatch, find_pair_mismatch, find_reshaped
@@ -501,6 +506,49 @@ def lost_result_of_an_object() -> Verdict:
     return find_lost(lost, used=None)
 
 
+def lost_result_off_root() -> Verdict:
+    line = Site("train.py", 40, "validate", "dist.reduce(loss, dst=0)")
+    later = Site("train.py", 71, "main", "if loss.item() < best:")
+    op = replace(all_reduce(1, site=line), name="reduce", root=0)
+    calls = [OffRoot(replace(op, rank=rank), ()) for rank in (1, 2, 3)]
+    return find_read_off_root(calls, name="loss", text="loss.item() < best", at=later)
+
+
+def lost_result_cut_graph() -> Verdict:
+    line = Site("loss.py", 12, "gather", "dist.all_gather(out, features)")
+    caller = Site("loss.py", 30, "forward", "logits = image @ gather(text).t()")
+    end = Site("train.py", 58, "train_step", "loss.backward()")
+    own, others = (
+        (TensorSpec("float32", (8, 64), "cpu"),),
+        (TensorSpec("float32", (8, 64), "cpu"),),
+    )
+    op = replace(
+        all_reduce(0, site=line),
+        name="all_gather",
+        reduce_op=None,
+        inputs=own,
+        outputs=others * 4,
+    )
+    calls = [Cut(replace(op, rank=rank), ()) for rank in range(4)]
+    return find_cut(calls, output="out", loss="loss", at=end, by=caller)
+
+
+def replica_drift_of_samplers() -> Verdict:
+    line = Site("train.py", 58, "train_step", "optimizer.step()")
+    replicas = {}
+    for rank in range(4):
+        length = 1000 - (rank == 2)
+        facts = SamplerFacts("sampler", rank, 4, True, 0, 0, False, 1000, length)
+        sample = Sample(1, 0, False, 1, 0.0, line, (5,), (0,), (), (facts,))
+        named = ("weight",), ((2, 2),), ("weight",)
+        replicas[rank] = Replica(
+            (0, 1, 2, 3), 0, "DDP(Net)", "here", "SGD", *named, samples=(sample,)
+        )
+    found = find_other_samplers(replicas)
+    assert found is not None
+    return found
+
+
 def unwaited_and_used() -> Verdict:
     line = Site("train.py", 64, "train_step", "loss = grad.norm()")
     touch = Touch("read", all_reduce(1, site=LATER), by="norm", site=line)
@@ -520,6 +568,9 @@ CASES = [
     mismatch_shape_of_one_size,
     lost_result,
     lost_result_of_an_object,
+    lost_result_off_root,
+    lost_result_cut_graph,
+    replica_drift_of_samplers,
     unwaited_and_used,
     unwaited_functional,
     unwaited_works,

@@ -15,11 +15,11 @@ from typing import Protocol
 from phalanx.checks.backend_hazard import Machines, find_backend_hazards
 from phalanx.checks.group_lifecycle import find_lifecycle_mismatches, find_outsider_calls
 from phalanx.checks.leak import find_leaked_groups
-from phalanx.checks.lost_result import find_lost_results
 from phalanx.checks.message_race import RaceHost, find_message_races
 from phalanx.checks.order.crossed_order import find_crossed_order
 from phalanx.checks.rank_space import find_rank_spaces
 from phalanx.checks.replicas.replica_drift import find_replica_drift
+from phalanx.checks.results.lost_result import find_lost_results
 from phalanx.checks.unwaited_work import UnmetHost, find_unwaited_work
 from phalanx.errors import PhalanxWarning, text_of
 from phalanx.journal.reader import Journal

@@ -214,7 +214,74 @@ def broadcasts() -> None:
         dist.broadcast(weights[key], src=0)
 
 
+def layers() -> nn.Module:
+    return nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+
+
+def parameters_in_another_order() -> None:
+    model = layers()
+    for parameter in turned(list(model.parameters())):
+        dist.broadcast(parameter.data, src=0)
+
+
+class Synced:
+    def __init__(self) -> None:
+        self.model = layers()
+
+    def sync(self) -> None:
+        for parameter in turned(list(self.model.parameters())):
+            dist.broadcast(parameter, src=0)
+
+
+def parameters_of_an_attribute() -> None:
+    Synced().sync()
+
+
+def gradients_without_names() -> None:
+    model = layers()
+    model(torch.ones(1, 2)).sum().backward()
+    for parameter in turned(list(model.parameters())):
+        dist.all_reduce(parameter.grad)
+
+
 # -- correct programs --------------------------------------------------------------------
+
+
+def parameters_in_one_order() -> None:
+    model, twin = layers(), layers()
+    for _ in range(2):
+        for one, other in zip(model.parameters(), twin.parameters(), strict=True):
+            dist.broadcast(one.data, src=0)
+            dist.all_reduce(other)
+
+
+def parameters_of_other_models() -> None:
+    """Ranks that have several parts of a model under names of their own."""
+    rank = dist.get_rank()
+    part = nn.ModuleDict({f"stage{rank}_{i}": nn.Linear(2, 2, bias=False) for i in range(2)})
+    for parameter in part.parameters():
+        dist.all_reduce(parameter.data)
+
+
+def all_and_then_backwards() -> None:
+    model = layers()
+    everything = list(model.parameters())
+    for parameter in everything + everything[::-1]:
+        dist.broadcast(parameter.data, src=0)
+
+
+class Unhashable(nn.Linear):
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def a_module_that_is_no_key() -> None:
+    odd, model = Unhashable(2, 2), layers()
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.data)
+    assert odd == odd
 
 
 def branches_that_do_the_same() -> None:
@@ -371,8 +438,15 @@ BUGS = [
     on_a_group_that_is_destroyed,
     asynchronous,
     broadcasts,
+    parameters_in_another_order,
+    parameters_of_an_attribute,
+    gradients_without_names,
 ]
 CORRECT = [
+    parameters_in_one_order,
+    parameters_of_other_models,
+    all_and_then_backwards,
+    a_module_that_is_no_key,
     branches_that_do_the_same,
     files_in_own_order,
     files_and_counters,

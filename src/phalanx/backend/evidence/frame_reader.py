@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import dis
 import sys
-from collections.abc import Mapping
+import weakref
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any
 
 from torch import Tensor
-from torch.nn import Parameter
+from torch.nn import Module, Parameter
 
 from phalanx import callsite
 
@@ -23,6 +25,7 @@ MOST_NAMES = 64
 MOST_ITEMS = 64
 """How many names of a frame, and items of a container, are looked through."""
 
+MOST_MODULES = 8
 MOST_PLACES = 4096
 _OPTIMIZED = 1  # inspect.CO_OPTIMIZED: the frame's names are slots, and no dict
 _FOR_ITER = dis.opmap["FOR_ITER"]
@@ -184,7 +187,8 @@ def _loop_values(
 
     Words are *tied* to the tensor if they name the function to call, or come with it: bound
     by the same loop, or given to the function together with the parameter whose gradient it
-    is. Any others may be about a rank's own data, such as names of files."""
+    is. Any others may be about a rank's own data, such as names of files. A loop over the
+    parameters of a module that the frame knows is one over their names."""
     values: list[tuple[str, int | str]] = [
         (name, value) for name in plan.arguments if type(value := known.get(name)) is str
     ]
@@ -201,6 +205,9 @@ def _loop_values(
                 tied += [name for name, _ in words]
             else:
                 tied += [name for name, value in own if type(value) in _FUNCTIONS]
+        elif named := _parameter_names(own, known, tensor):
+            values += named
+            tied += [name for name, _ in named]
         elif any(value is tensor for _, value in own):
             swept = True
         else:
@@ -212,6 +219,53 @@ def _has_gradient(value: Any, tensor: Any) -> bool:
     # A parameter asks in Python what is one; most of what comes here is no tensor at all.
     return isinstance(value, Tensor) and isinstance(value, Parameter) and value.grad is tensor
 
+
+def _parameter_names(
+    own: list[tuple[str, Any]], known: Any, tensor: Any
+) -> list[tuple[str, int | str]]:
+    """What modules of the frame call the parameters that a loop binds, if one of these, its
+    data or its gradient is the tensor."""
+    found = [(name, value) for name, value in own if type(value) is Parameter]
+    if not any(_is_of(value, tensor) for _, value in found):
+        return []
+    modules = list(islice(_modules_in(known), MOST_MODULES))
+    words = [(name, _name_in(modules, value)) for name, value in found]
+    return [(name, word) for name, word in words if word is not None]
+
+
+def _is_of(parameter: Any, tensor: Any) -> bool:
+    if parameter is tensor or parameter.grad is tensor:
+        return True
+    is_view = type(tensor) is Tensor and tensor.shape == parameter.shape
+    return is_view and tensor.is_cpu and tensor.data_ptr() == parameter.data_ptr()
+
+
+def _modules_in(known: Any) -> Iterator[Module]:
+    """Of the frame, or of the object whose method it runs."""
+    owner = getattr(known.get("self"), "__dict__", None)
+    own = list(owner.values()) if type(owner) is dict else []
+    for value in (*list(known.values())[:MOST_NAMES], *own[:MOST_NAMES]):
+        if isinstance(value, Module) and type(value).__hash__ is Module.__hash__:
+            yield value
+
+
+def _name_in(modules: list[Module], parameter: Parameter) -> str | None:
+    for module in modules:
+        names = _names.get(module)
+        if names is None or id(parameter) not in names:
+            names = _names[module] = {
+                id(each): (weakref.ref(each), name) for name, each in module.named_parameters()
+            }
+        ref, name = names.get(id(parameter), (None, None))
+        if ref is not None and ref() is parameter:
+            return name
+    return None
+
+
+_names: weakref.WeakKeyDictionary[Module, dict[int, tuple[Any, str]]] = (
+    weakref.WeakKeyDictionary()
+)
+"""Of modules whose parameters a loop went through: their names, by the parameter."""
 
 _FUNCTIONS = frozenset({FunctionType, MethodType})
 _WORDS = _FUNCTIONS | {str}

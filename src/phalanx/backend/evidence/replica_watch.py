@@ -11,8 +11,9 @@ here ends the looking, and nothing else.
 
 | left out                                       | because                                   |
 |------------------------------------------------|-------------------------------------------|
-| buffers                                        | DDP broadcasts them at the next forward;  |
-|                                                | until then they differ by design          |
+| buffers                                        | DDP broadcasts them at the next forward,  |
+|                                                | also those that the model has assigned    |
+|                                                | anew; until then they differ by design    |
 | parameters that no optimizer steps             | nobody trains them                        |
 | those that DDP is told to ignore, e.g. experts | they are a rank's own                     |
 | models with a communication hook that is not   | local SGD and others drift by design      |

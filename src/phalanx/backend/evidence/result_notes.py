@@ -1,27 +1,48 @@
-"""Note for the check `lost-result` calls that write into a copy which nobody keeps.
+"""Note for the check `lost-result` calls whose result may not come to where it is used.
 
-The engines ask `places` at each call: None says that the source shows no temporary there, so
-the usual call costs one look into a dict. Elsewhere `note` looks at the first few calls of each
-line: it finds the tensor that the copy was made of in the program's frame, without running any
-code of the program's, and asks torch whether the copy has memory of its own. Deciding is done
-in `checks/lost_result.py`.
+The engines ask `places` at each call: None says that the source shows nothing to look at there,
+so the usual call costs one look into a dict. Elsewhere `note` looks at the first few calls of
+each line. Deciding is done in `checks/results/`.
+
+| the call                                   | noted                                          |
+|--------------------------------------------|------------------------------------------------|
+| writes into a copy made in the call        | the tensor that it was made of, found in the   |
+|                                            | program's frame without running any code of    |
+|                                            | the program's, if the copy has memory of its   |
+|                                            | own                                            |
+| is a `reduce`, and not by its root         | the functions around it                        |
+| gets a tensor of autograd's graph and      | the same; and later, by a hook of the graph    |
+| gives others out                           | that changes nothing, whether a gradient came  |
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from types import CodeType, FrameType, FunctionType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
-from torch.nn import Module
+from torch.nn import Module, Parameter
 
 from phalanx import callsite
 from phalanx.backend.evidence.call_description import describe_call
 from phalanx.backend.evidence.frame_reader import read_frames, value_of, variables_of
+from phalanx.backend.torch_private import private
 from phalanx.backend.torch_private.private_memory import owns_memory_alone, share_memory
-from phalanx.checks.lost_result import KIND, Lost, Step, Temporary, temporary_at
+from phalanx.checks.results.cut_graph import CUTTING
+from phalanx.checks.results.dropped_copy import Step, Temporary, call_at, temporary_at
+from phalanx.checks.results.noted_results import (
+    KIND,
+    Cut,
+    Lost,
+    OffRoot,
+    Places,
+    Reached,
+)
 from phalanx.journal.events import Noted
 from phalanx.journal.writer import NoteWriter, note_once
 from phalanx.matching.slots import Call
@@ -37,7 +58,35 @@ _BETWEEN = tuple(
 )
 """Files between the program and the group, of a call that the program makes itself."""
 
-places: dict[tuple[int, int], Temporary | None] = {}
+_AROUND = tuple(
+    os.sep + os.path.join(*parts)
+    for parts in (
+        ("torch", "nn", "modules", "module.py"),
+        ("torch", "nn", "modules", "container.py"),
+        ("torch", "nn", "parallel", "distributed.py"),
+        ("torch", "utils", "_contextlib.py"),
+        ("contextlib.py",),
+    )
+)
+"""Files whose functions return what the program's functions return that they call."""
+MOST_AROUND = 8
+"""Functions around a call that are noted."""
+MOST_GRAPHS = 4
+"""Calls of one line by one rank whose graph is looked at."""
+HOPS, MOST_NODES = 12, 128
+"""How far back in the graph a gradient is waited for."""
+_PLAIN = (Tensor, Parameter)
+
+
+class PlaceLook(NamedTuple):
+    """What there is to look at in calls at one place."""
+
+    temporary: Temporary | None
+    cuts: bool
+    off_root: bool
+
+
+places: dict[tuple[int, int], PlaceLook | None] = {}
 """By code and instruction; the code is kept, so that its number stays its own."""
 _codes: list[CodeType] = []
 
@@ -52,19 +101,37 @@ def note(writer: NoteWriter, call: Call) -> None:
         if len(places) >= MOST_PLACES:
             places.clear()
             _codes.clear()
-        places[place] = temporary_at(call.mark, call.name)
+        places[place] = _look_for(call)
         _codes.append(code)
-    temporary = places[place]
-    if temporary is None or not _has_result(call):
+    look = places[place]
+    if look is None:
         return
-    looks = (KIND, place)
-    taken = writer.looks.get(looks, 0)
-    if taken >= MOST_LOOKS:
+    if look.cuts and call.name in CUTTING and torch.is_grad_enabled():
+        _note_cut(writer, call, place)
+    if look.off_root and call.name == "reduce" and call.member != call.root:
+        _note_off_root(writer, call, place)
+    if look.temporary is None or not _has_result(call):
         return
-    writer.looks[looks] = taken + 1
+    if not _may_look(writer, ("copy", place), MOST_LOOKS):
+        return
     tensor = _written(call)
     if tensor is not None:
-        _look(writer, call, temporary, tensor)
+        _look(writer, call, look.temporary, tensor)
+
+
+def _look_for(call: Call) -> PlaceLook | None:
+    assert call.mark is not None
+    cuts, off_root = call.name in CUTTING, call.name == "reduce"
+    if (cuts or off_root) and call_at(call.mark, call.name) is None:
+        cuts = off_root = False
+    temporary = temporary_at(call.mark, call.name)
+    return PlaceLook(temporary, cuts, off_root) if temporary or cuts or off_root else None
+
+
+def _may_look(writer: NoteWriter, what: Any, most: int) -> bool:
+    taken = writer.looks.get((KIND, what), 0)
+    writer.looks[KIND, what] = taken + 1
+    return taken < most
 
 
 def _has_result(call: Call) -> bool:
@@ -97,7 +164,75 @@ def _look(writer: NoteWriter, call: Call, temporary: Temporary, tensor: Tensor) 
     lost = Lost(op, temporary.text, text, in_object, tuple(holders), call.asynchronous)
     event = Noted(monotonic(), writer.rank, 0, call.mark, KIND, lost, call.mailbox.record)
     note_once(writer, (KIND, call.mark, call.name), event)
-    writer.looks[KIND, (id(frame.f_code), frame.f_lasti)] = MOST_LOOKS
+    writer.looks[KIND, ("copy", (id(frame.f_code), frame.f_lasti))] = MOST_LOOKS
+
+
+# -- what is followed through the program's functions -----------------------------------------
+
+
+def _note_off_root(writer: NoteWriter, call: Call, place: tuple[int, int]) -> None:
+    if _may_look(writer, ("off root", place), MOST_LOOKS):
+        around = _places_around(_calling_frame(sys._getframe(2)))
+        if around:
+            what = OffRoot(describe_call(call), around)
+            event = Noted(monotonic(), writer.rank, 0, call.mark, KIND, what)
+            note_once(writer, (KIND, "off root", around), event)
+
+
+def _note_cut(writer: NoteWriter, call: Call, place: tuple[int, int]) -> None:
+    """The input may be a part of autograd's graph, of which the output is none."""
+    given = [each for each in call.inputs if type(each) in _PLAIN]
+    if private.function_modes() or not any(each.requires_grad for each in given):
+        return
+    nodes = [each.grad_fn for each in given if each.grad_fn is not None]
+    if not nodes or not _may_look(writer, ("cut", place), MOST_GRAPHS):
+        return
+    around = _places_around(_calling_frame(sys._getframe(2)))
+    if not around:
+        return
+    key = KIND, "reached", around
+
+    def reached(gradients: Any) -> None:
+        if key not in writer.noted:
+            what = Reached(around)
+            note_once(writer, key, Noted(monotonic(), writer.rank, 0, None, KIND, what))
+
+    for node in _nodes_behind(nodes):
+        with suppress(RuntimeError):
+            node.register_prehook(reached)
+    event = Noted(
+        monotonic(), writer.rank, 0, call.mark, KIND, Cut(describe_call(call), around)
+    )
+    note_once(writer, (KIND, "cut", around), event)
+
+
+def _nodes_behind(nodes: list[Any]) -> Iterator[Any]:
+    """These and what they were computed of, but for leaves: those of a copy or a view are the
+    tensor's own, and parameters get gradients from everywhere."""
+    seen: set[Any] = set()
+    for _ in range(HOPS):
+        fresh = [each for each in nodes if each not in seen and not hasattr(each, "variable")]
+        for node in fresh[: MOST_NODES - len(seen)]:
+            seen.add(node)
+            yield node
+        nodes = [each for node in fresh for each, _ in node.next_functions if each is not None]
+
+
+def _places_around(frame: FrameType | None) -> Places:
+    """The program's functions from a call outwards, as long as one returns what the next one
+    gets."""
+    found: list[callsite.Mark] = []
+    while frame is not None and len(found) < MOST_AROUND:
+        file = frame.f_code.co_filename
+        if not callsite.is_library(file):
+            found.append(_place(frame))
+        elif found and not file.endswith(_AROUND):
+            break
+        frame = frame.f_back
+    return tuple(found)
+
+
+# -- the tensor that a copy was made of -------------------------------------------------------
 
 
 def _place(frame: FrameType) -> callsite.Mark:

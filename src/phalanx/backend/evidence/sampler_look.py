@@ -58,7 +58,23 @@ def facts_of(found: list[Found]) -> Iterator[SamplerFacts]:
                 sampler.epoch,
                 bool(sampler.drop_last),
                 sampler.total_size,
+                _length_of(sampler),
+                type(sampler).__name__,
             )
+
+
+def _length_of(sampler: DistributedSampler[Any]) -> int | None:
+    """The sampler itself asks its dataset for it in each epoch. A dataset that has grown or
+    shrunk since the sampler was made says nothing."""
+    try:
+        length = len(sampler.dataset)  # type: ignore[arg-type]
+    except Exception:  # whatever the program's dataset does
+        return None
+    parts, total = sampler.num_replicas, sampler.total_size
+    is_current = total - parts < length <= total
+    if sampler.drop_last and length % parts:
+        is_current = total < length < total + parts
+    return length if is_current else None
 
 
 def _look_at(frame: FrameType, found: dict[str, DistributedSampler[Any]]) -> None:

@@ -19,7 +19,8 @@ Settings = tuple[tuple[str, str], ...]
 
 
 class SamplerFacts(NamedTuple):
-    """A `DistributedSampler`, by what the program calls it."""
+    """A `DistributedSampler`, by what the program calls it. `length` is that of its dataset;
+    None if it is not known, or not the one that the sampler was made for."""
 
     name: str
     rank: int
@@ -29,6 +30,9 @@ class SamplerFacts(NamedTuple):
     epoch: int
     drop_last: bool
     total_size: int
+    length: int | None = None
+    made_by: str = "DistributedSampler"
+    """The name of its class."""
 
 
 class Sample(NamedTuple):

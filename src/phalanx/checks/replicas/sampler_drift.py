@@ -4,9 +4,13 @@
 |-------------------------------------------------------------|--------------------------------|
 | for as many replicas as the model has, and on some ranks    | drift of the data              |
 | another seed, length or order, or the same part on several  |                                |
+| for datasets of other lengths, which are shuffled           | drift of the data              |
 | another epoch from some moment on                           | drift of the data              |
 | another epoch at some moments, and the same later           | legal: a rank was ahead        |
 | another seed or epoch, and nothing is shuffled              | legal                          |
+| as many samples on all ranks, of datasets of other lengths, | not known: only the end may    |
+| and nothing is shuffled                                     | differ                         |
+| a dataset that is not as long as it was for the sampler     | nothing is known               |
 | for another number of replicas than the model has           | nothing is known               |
 """
 
@@ -29,15 +33,24 @@ from phalanx.checks.replicas.replica_samples import (
 from phalanx.journal.events import site_of
 from phalanx.matching.hints import name_ranks
 from phalanx.model import CallBlock, Finding, Group, Op, Site
-from phalanx.source_text import only_call_on
+from phalanx.source_text import only_call_of, only_call_on
 
-_STATIC = ("seed", "shuffle", "drop_last", "total_size")
+_STATIC = ("seed", "shuffle", "drop_last", "length", "total_size")
 _MEANING = {
     "seed": "ranks shuffle the data differently, so they share some of it and miss some",
     "epoch": "ranks shuffle the data differently, so they share some of it and miss some",
     "shuffle": "ranks order the data differently, so they share some of it and miss some",
     "drop_last": "ranks have parts of other lengths",
     "total_size": "ranks have parts of other lengths",
+    "length": "ranks shuffle data of other lengths, so they share some of it and miss some",
+}
+_SHUFFLED = frozenset({"seed", "epoch", "length"})
+"""What counts for shuffling only."""
+_HINTS = {
+    "total_size": "give all ranks the same data",
+    "epoch": "call set_epoch on all ranks, with the same number",
+    "length": "give all ranks the same samples: drop some on all ranks together, e.g. by an "
+    "all_gather_object of their numbers before the sampler is made",
 }
 
 
@@ -90,7 +103,8 @@ def _find_other_sampler(
         )
     for attribute in _STATIC:
         values = {rank: getattr(facts, attribute) for rank, (facts, _) in first.items()}
-        if len(set(values.values())) > 1 and _matters(attribute, first):
+        known = None not in values.values()
+        if known and len(set(values.values())) > 1 and _matters(attribute, first):
             return _other_value(one, name, first, attribute, values)
     apart = [number for number, at in enumerate(moments) if len(_epochs(at)) > 1]
     last = len(moments) - 1
@@ -116,8 +130,7 @@ def _epochs(at: Mapping[int, tuple[SamplerFacts, Sample]]) -> set[int]:
 
 
 def _matters(attribute: str, at: Mapping[int, tuple[SamplerFacts, Sample]]) -> bool:
-    """Seeds and epochs are for shuffling only."""
-    return attribute not in ("seed", "epoch") or all(facts.shuffle for facts, _ in at.values())
+    return attribute not in _SHUFFLED or all(facts.shuffle for facts, _ in at.values())
 
 
 def _other_value(
@@ -129,15 +142,25 @@ def _other_value(
     unchanged: tuple[int, ...] = (),
 ) -> Finding:
     classes = by_value(values)
-    shown = ", ".join(f"{attribute}={value} on {name_ranks(who)}" for value, who in classes)
-    hint = f"give all ranks the same {'data' if attribute == 'total_size' else attribute}"
-    if attribute == "epoch":
-        hint = "call set_epoch on all ranks, with the same number"
+    more: tuple[tuple[str, str], ...] = ()
+    if attribute == "length":
+        (most, first), *others = classes
+        parts = (f"{value} on {name_ranks(who)}" for value, who in others)
+        headline = f"the dataset of {name} has {most} samples on {name_ranks(first)}"
+        headline = f"{headline} and {', '.join(parts)}"
+        more = (("data", _MEANING[attribute]),)
+    else:
+        parts = (f"{attribute}={value} on {name_ranks(who)}" for value, who in classes)
+        headline = f"{name} has {', '.join(parts)}: {_MEANING[attribute]}"
+    hint = _HINTS.get(attribute, f"give all ranks the same {attribute}")
     odd = unchanged or odd_ranks([who for _, who in classes])
     if unchanged:
         hint += f"; on {name_ranks(unchanged)} the epoch never changed"
-    found = _sampler_finding(one, at, odd, f"{name} has {shown}: {_MEANING[attribute]}", hint)
-    return _with_setting(found, name, unchanged) if unchanged else found
+    found = _sampler_finding(one, at, odd, headline, hint)
+    found = replace(found, facts=(*more, *found.facts))
+    if unchanged:
+        return _with_setting(found, name, unchanged)
+    return found if attribute == "epoch" else _with_making(found, next(iter(at.values()))[0])
 
 
 def _with_setting(finding: Finding, name: str, unchanged: tuple[int, ...]) -> Finding:
@@ -150,6 +173,16 @@ def _with_setting(finding: Finding, name: str, unchanged: tuple[int, ...]) -> Fi
     others = tuple(rank for rank in one.group.ranks if rank not in unchanged)
     op = Op(others[0], f"{name}.set_epoch", one.group, site=line)
     return replace(finding, blocks=(CallBlock(others, op), *finding.blocks))
+
+
+def _with_making(finding: Finding, facts: SamplerFacts) -> Finding:
+    """The finding, with the line that makes the sampler, if the source shows one."""
+    one = finding.blocks[0].op
+    line = one.site and only_call_of(one.site, facts.made_by)
+    if not line:
+        return finding
+    op = Op(one.rank, facts.made_by, one.group, site=line)
+    return replace(finding, blocks=(CallBlock(one.group.ranks, op), *finding.blocks))
 
 
 def _sampler_finding(

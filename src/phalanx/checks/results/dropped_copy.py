@@ -1,4 +1,4 @@
-"""Collectives whose result goes into a temporary that nobody keeps.
+"""Collectives whose result goes into a temporary that nobody keeps: a rule of `lost-result`.
 
 `all_reduce` and its like write into the tensor that they are given. If that is a copy made in
 the call itself, the result is gone when the call returns, and the tensor that the copy was made
@@ -29,13 +29,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from phalanx.callsite import Mark, site_at
+from phalanx.checks.results.noted_results import KIND, Lost
 from phalanx.journal.reader import Journal
 from phalanx.matching.hints import name_ranks
-from phalanx.model import CallBlock, Finding, Op, Site
+from phalanx.model import CallBlock, Finding, Site
 from phalanx.source_text import expression
 from phalanx.source_uses import asks_for_results, later_use
-
-KIND = "lost-result"
 
 WRITES = {
     "all_reduce": "tensor",
@@ -48,6 +47,12 @@ WRITES = {
     "all_to_all_single": "output",
 }
 """Functions that write into their first argument, and its name."""
+
+_ALSO_CALLED = {
+    "all_gather_into_tensor": ("all_gather_single", "_all_gather_base"),
+    "reduce_scatter_tensor": ("reduce_scatter_single", "_reduce_scatter_base"),
+}
+"""Other names of torch's for the same operation."""
 
 _COPIERS = frozenset(
     (
@@ -78,25 +83,12 @@ class Temporary:
     steps: tuple[Step, ...]
 
 
-@dataclass(frozen=True)
-class Lost:
-    """A call that wrote into `text`, made of the tensor that is called `source` there.
-    `in_object`: that tensor is an attribute of something. `holders` are frames that have it,
-    or what it is found in, under a name."""
-
-    op: Op
-    text: str
-    source: str
-    in_object: bool
-    holders: tuple[tuple[Mark, str], ...] = ()
-    asynchronous: bool = False
-
-
-def find_lost_results(journal: Journal, host: object) -> Iterator[Finding]:
+def find_dropped_copies(journal: Journal) -> Iterator[Finding]:
     """From what the ranks noted, once for each line."""
     lines: dict[Any, list[Lost]] = {}
     for event in journal.noted(KIND):
-        lines.setdefault((event.mark, event.what.op.name), []).append(event.what)
+        if isinstance(event.what, Lost):
+            lines.setdefault((event.mark, event.what.op.name), []).append(event.what)
     for (mark, _), lost in lines.items():
         if lost[0].asynchronous and asks_for_results(mark):
             continue
@@ -126,7 +118,7 @@ def find_lost(lost: list[Lost], *, used: tuple[str, Site] | None) -> Finding:
         else f"{first.source} has not changed"
     )
     return Finding(
-        kind="lost-result",
+        kind=KIND,
         severity="warning",
         ranks=ranks,
         headline=(
@@ -150,25 +142,28 @@ def find_lost(lost: list[Lost], *, used: tuple[str, Site] | None) -> Finding:
 def temporary_at(place: Mark, name: str) -> Temporary | None:
     """What the call of this operation at a place gets for the tensor that it writes into, if
     the source shows that it is computed there of a variable."""
-    text = expression(place)
-    if text is None or name not in WRITES:
+    call = call_at(place, name) if name in WRITES else None
+    given = None if call is None else _argument(call, WRITES[name])
+    steps = None if given is None else _steps(given)
+    if given is None or steps is None or not any(step[0] == "call" for step in steps[1]):
         return None
+    return Temporary(ast.unparse(given), *steps)
+
+
+def call_at(place: Mark, name: str) -> ast.Call | None:
+    """The call of this operation at a place, if the source shows one."""
+    text = expression(place)
+    names = (name, *_ALSO_CALLED.get(name, ()))
     try:
-        tree = ast.parse(text)
+        tree = ast.parse(text or "")
     except (SyntaxError, ValueError):
         return None
     calls = [
         node
         for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and _called(node.func) == name
+        if isinstance(node, ast.Call) and _called(node.func) in names
     ]
-    if len(calls) != 1:
-        return None
-    given = _argument(calls[0], WRITES[name])
-    steps = None if given is None else _steps(given)
-    if given is None or steps is None or not any(step[0] == "call" for step in steps[1]):
-        return None
-    return Temporary(ast.unparse(given), *steps)
+    return calls[0] if len(calls) == 1 else None
 
 
 def _called(function: ast.expr) -> str | None:

@@ -1,0 +1,1 @@
+"""Results of calls that do not come to where the program uses them."""
