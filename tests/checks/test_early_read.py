@@ -7,7 +7,7 @@ from typing import Any
 from phalanx.checks.early_read import Change, EarlyReads, Read
 from phalanx.checks.store_race import MOST_KEYS, StoreWatch
 from phalanx.journal.events import StoreRead, StoreWritten
-from phalanx.matching.happens_before import MOST_ADDED, Added, Count, Ordering
+from phalanx.matching.happens_before import MOST_ADDED, Addition, Count, Ordering
 from phalanx.model import Finding, Group, Op, Site
 
 WORLD = Group("world", (0, 1, 2))
@@ -105,7 +105,7 @@ def count_of(*ranks: int, amount: int = 1) -> Count:
     numbers = dict.fromkeys(ranks, 0)
     for rank in ranks:
         numbers[rank] += 1
-        count.add(Added(rank, numbers[rank], amount, {rank: numbers[rank]}))
+        count.add(Addition(rank, numbers[rank], amount, {rank: numbers[rank]}))
     return count
 
 
@@ -123,14 +123,14 @@ def test_a_count_that_others_can_have_made_up_tells_of_nobody() -> None:
 
 def test_who_knew_of_an_add_does_not_count_without_it() -> None:
     count = Count()
-    count.add(Added(0, 1, 1, {0: 1}))
-    count.add(Added(1, 1, 1, {0: 1, 1: 1}))
+    count.add(Addition(0, 1, 1, {0: 1}))
+    count.add(Addition(1, 1, 1, {0: 1, 1: 1}))
     assert count.needed(1) == {0: 1}
 
 
 def test_counts_that_go_down_or_are_long_tell_of_everybody() -> None:
     down = count_of(0, 1)
-    down.add(Added(2, 1, -1, {2: 1}))
+    down.add(Addition(2, 1, -1, {2: 1}))
     assert not down.is_plain and down.needed(1) == {0: 1, 1: 1, 2: 1}
     long = count_of(*[0, 1] * MOST_ADDED)
     assert not long.is_plain and long.needed(1) == {0: MOST_ADDED, 1: MOST_ADDED}

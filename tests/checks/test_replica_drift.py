@@ -190,6 +190,14 @@ def test_parameters_that_the_program_exchanges_itself() -> None:
     assert headline(one, other, calls=[call("all_reduce", (3, 3))]) is not None
 
 
+def test_a_gather_at_the_end_only_looks() -> None:
+    one, other = replica(sample(1, 1, 5, 6)), replica(sample(1, 1, 5, 7))
+    gather, bucket = call("all_gather", (2, 2)), call("all_reduce", (8,), time=3.0)
+    assert headline(one, other, calls=[gather]) is not None
+    assert headline(one, other, calls=[gather, bucket]) is None  # it trains on
+    assert headline(one, other, calls=[call("send", (1,), peer=0)]) is not None
+
+
 def test_the_same_parameters_in_another_order() -> None:
     one = replica(sample(1, 1, 5, 6), order=("a", "b"))
     other = replica(sample(1, 1, 5, 6), order=("b", "a"))

@@ -37,7 +37,7 @@ from phalanx.journal.events import Noted, StoreRead, StoreWritten, site_of
 from phalanx.journal.reader import Journal
 from phalanx.matching.happens_before import (
     NOTHING,
-    Added,
+    Addition,
     Count,
     Known,
     Ordering,
@@ -203,7 +203,7 @@ class StoreWatch:
             if amount and _is_meant(event):
                 key.early.change(Change(op, number, self._made[rank]), known)
                 self._lines[rank, op.site] = number
-            key.count.add(Added(rank, number, amount, order.known_to(rank)))
+            key.count.add(Addition(rank, number, amount, order.known_to(rank)))
         key.known = merged(key.known, order.known_to(rank))
         return iter(())
 

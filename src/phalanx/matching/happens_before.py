@@ -73,7 +73,7 @@ def knows(known: Known | None, rank: int, number: int) -> bool:
     return known is not None and known.get(rank, 0) >= number
 
 
-class Added(NamedTuple):
+class Addition(NamedTuple):
     """A rank added to a count: event `number` of the rank, and what it knew then."""
 
     rank: int
@@ -87,12 +87,12 @@ class Count:
     it could not be, and of no others: they may have come later just as well."""
 
     def __init__(self) -> None:
-        self._added: list[Added] = []
+        self._added: list[Addition] = []
         self._all: Known = NOTHING
         self.is_plain = True
         """Whether it is but the sum of what is remembered."""
 
-    def add(self, added: Added) -> None:
+    def add(self, added: Addition) -> None:
         self._all = merged(self._all, added.known)
         self._added.append(added)
         if added.amount < 0 or len(self._added) > MOST_ADDED:
@@ -107,7 +107,7 @@ class Count:
 
         >>> count = Count()
         >>> for rank in (0, 1, 0):
-        ...     count.add(Added(rank, 1, 1, {rank: 1}))
+        ...     count.add(Addition(rank, 1, 1, {rank: 1}))
         >>> count.needed(3), count.needed(2)
         ({0: 1, 1: 1}, {0: 1})
         """

@@ -21,8 +21,6 @@ from phalanx.checks.replicas.replica_samples import Replica, Sample
 from phalanx.model import CallBlock, Finding, Op
 from phalanx.source_text import only_call_of
 
-SAMPLER = "DistributedSampler"
-
 
 def unsynced_ranks(here: Mapping[int, Sample]) -> tuple[int, ...]:
     """Those whose last forward before the step averages nothing in its backward."""
@@ -63,7 +61,7 @@ def reordering_ranks(replicas: Mapping[int, Replica]) -> tuple[int, ...]:
     return odd if len(odd) < len(replicas) else ()
 
 
-def with_making(finding: Finding, name: str = SAMPLER) -> Finding:
+def with_making(finding: Finding, name: str) -> Finding:
     """The finding about a sampler or an optimizer, with the line that makes it by its name, if
     the source shows one."""
     one = finding.blocks[0].op

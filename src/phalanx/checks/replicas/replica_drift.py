@@ -171,23 +171,34 @@ def _is_equal_again(drift: Drift, at: Mapping[int, Sample]) -> bool:
 def _is_exchanged(journal: Journal, replicas: Mapping[int, Replica], drift: Drift) -> bool:
     """Whether ranks go on to pass tensors of a parameter's shape to calls of their own, as
     algorithms do that let replicas drift on purpose. Calls of DDP and FSDP pass flat tensors,
-    DDP to sum or broadcast them."""
+    DDP to sum or broadcast them. A gather writes to no parameter: it counts if the training
+    goes on after it, else the program only looks at the end. Nor do single numbers count, of
+    which programs pass many, unless the parameters that differ are such."""
     rank = drift.classes[-1][0]
     replica = replicas[rank]
-    wanted = {replica.shapes[number] for number in drift.differing}
+    shapes = {replica.shapes[number] for number in drift.differing}
+    wanted = {shape for shape in shapes if prod(shape) > 1} or shapes
     whole = sum(map(prod, replica.shapes))
     since = drift.at[rank].time
     own = ("all_reduce", "broadcast") if _is_ddp(replica) else None
+    gathered = False
     for call in journal.calls(rank):
         if call.time < since:
             continue
         for spec in call.tensors:
             flat = len(spec.shape) < 2
             if flat and (own is None or call.name in own):
+                if gathered and prod(spec.shape) > 1:
+                    return True
                 continue
             if spec.shape in wanted or (flat and prod(spec.shape) == whole):
-                return True
+                if call.name not in _GATHERS:
+                    return True
+                gathered = True
     return False
+
+
+_GATHERS = frozenset({"all_gather", "all_gather_into_tensor", "gather"})
 
 
 # -- the report -------------------------------------------------------------------------------

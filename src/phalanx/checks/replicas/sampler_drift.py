@@ -33,7 +33,7 @@ from phalanx.checks.replicas.replica_samples import (
 from phalanx.journal.events import site_of
 from phalanx.matching.hints import name_ranks
 from phalanx.model import CallBlock, Finding, Group, Op, Site
-from phalanx.source_text import only_call_of, only_call_on
+from phalanx.source_text import only_call_on
 
 _STATIC = ("seed", "shuffle", "drop_last", "length", "total_size")
 _MEANING = {
@@ -70,7 +70,8 @@ def find_other_samplers(replicas: Mapping[int, Replica]) -> Finding | None:
     for name, moments in seen.items():
         found = _find_other_sampler(one, name, moments)
         if found is not None:
-            return with_making(found)
+            facts, _ = next(iter(moments[0].values()))
+            return with_making(found, facts.made_by)
     return None
 
 
@@ -158,9 +159,7 @@ def _other_value(
         hint += f"; on {name_ranks(unchanged)} the epoch never changed"
     found = _sampler_finding(one, at, odd, headline, hint)
     found = replace(found, facts=(*more, *found.facts))
-    if unchanged:
-        return _with_setting(found, name, unchanged)
-    return found if attribute == "epoch" else _with_making(found, next(iter(at.values()))[0])
+    return _with_setting(found, name, unchanged) if unchanged else found
 
 
 def _with_setting(finding: Finding, name: str, unchanged: tuple[int, ...]) -> Finding:
@@ -173,16 +172,6 @@ def _with_setting(finding: Finding, name: str, unchanged: tuple[int, ...]) -> Fi
     others = tuple(rank for rank in one.group.ranks if rank not in unchanged)
     op = Op(others[0], f"{name}.set_epoch", one.group, site=line)
     return replace(finding, blocks=(CallBlock(others, op), *finding.blocks))
-
-
-def _with_making(finding: Finding, facts: SamplerFacts) -> Finding:
-    """The finding, with the line that makes the sampler, if the source shows one."""
-    one = finding.blocks[0].op
-    line = one.site and only_call_of(one.site, facts.made_by)
-    if not line:
-        return finding
-    op = Op(one.rank, facts.made_by, one.group, site=line)
-    return replace(finding, blocks=(CallBlock(one.group.ranks, op), *finding.blocks))
 
 
 def _sampler_finding(

@@ -69,5 +69,5 @@ def _tell(
         where = (rank, place) if isinstance(place, int) else place  # one of this process only
         kind, fields = store_fields(where, key, shown, name, value=value, found=found)
         if looks:
-            kind, fields = "store-read", (*fields[:-1], found)
+            kind, fields = "store-read", (*fields[:4], found)
         tell(kind, callsite.mark(2), *fields)
