@@ -648,7 +648,7 @@ def test_a_stall_shows_what_is_polled_for_and_where_threads_are() -> None:
         while not work.is_completed():
             pass
 
-    text = " ".join(str(fails(on_rank(1, polls), ranks=2, timeout=0.3)).split())
+    text = " ".join(str(fails(on_rank(1, polls), ranks=2, timeout=1)).split())
     assert "pending recv(src=0, tag=0) of rank 1 at" in text and "nothing has met it" in text
 
     def locks():
@@ -664,7 +664,7 @@ def test_a_stall_shows_what_is_polled_for_and_where_threads_are() -> None:
             while thread.is_alive():
                 sum(range(1000))
 
-    error = fails(locks, ranks=2, timeout=0.3)
+    error = fails(locks, ranks=2, timeout=1)
     assert isinstance(error, phalanx.StallError)
     text = " ".join(str(error).split())
     assert "thread of rank 0 at" in text and "in wants: with lock:" in text
