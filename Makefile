@@ -3,9 +3,13 @@ BIN := .venv/bin
 READY := .venv/.ready
 DOCS := .venv/.docs
 LIBRARIES := .venv-libraries/.ready
-JOBS ?= 2
+# More workers than cores: a third of what the tests do is to wait for programs.
+JOBS ?= $(shell expr $$(nproc) + 2)
 # A file has one worker, and its module fixtures once; tests/conftest.py has the order.
 PARALLEL := -n $(JOBS) --dist loadfile --no-loadscope-reorder
+
+# Where it is set, each of the programs that the tests start would compile all modules anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help demo check test test-full test-libraries conformance upstream docs lint format bench bench-startup bench-tests bench-bugs bench-explain clean

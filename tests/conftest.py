@@ -8,6 +8,7 @@ ranks that are processes, or run a program many times. The order of the files is
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -95,6 +96,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None, N
     yield
     tests_of = Counter(item.path for item in items)
     items.sort(key=lambda item: _place(item.path, tests_of[item.path]))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is loaded while tests are collected stays: nothing for the garbage collector, which
+    many tests call."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
 
 
 def _place(file: Path, tests: int) -> tuple[bool, int]:

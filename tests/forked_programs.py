@@ -1,7 +1,7 @@
 """Run Python programs in forks of a process that has imported torch.
 
 The import takes most of the time of a small program. A program that must be seen to begin
-alone, or that a signal from outside ends, is started with `subprocess` instead.
+alone, or that needs a terminal, is started with `subprocess` instead.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-READ_AT_START = ("PYTHON", "LD_", "OMP_", "MKL_", "TORCH", "TMPDIR")
+READ_AT_START = ("PYTHON", "LD_", "OMP_", "MKL_", "TORCH_", "TORCHINDUCTOR", "TMPDIR")
 """Variables that the interpreter, torch and their libraries read only once."""
 
 
@@ -51,21 +52,108 @@ def run_forked(
             text=True,
             timeout=timeout,
         )
-    with tempfile.TemporaryDirectory() as place:
-        given, out, err = (Path(place, name) for name in ("in", "out", "err"))
-        given.write_text(input or "")
-        out.touch()
-        err.touch()
+    with start_forked(
+        command, cwd=cwd, env=environ, input=input, merged=merged, imported=imported
+    ) as program:
+        out, err = program.communicate(timeout)
+        return subprocess.CompletedProcess(command, program.wait(), out, err)
+
+
+class ForkedProgram:
+    """What `subprocess.Popen` is, for a program in a fork."""
+
+    def __init__(self, command: Sequence[str], place: tempfile.TemporaryDirectory[str]) -> None:
+        self.args = command
+        self.pid = 0
+        self.returncode: int | None = None
+        self._place = place
+        self._given, self._out, self._err, self._end = (
+            Path(place.name, name) for name in ("in", "out", "err", "end")
+        )
+        os.mkfifo(self._end)
+        self._ended = os.open(self._end, os.O_RDONLY | os.O_NONBLOCK)
+
+    def start(
+        self,
+        server: _Server,
+        folder: Path,
+        environ: Mapping[str, str],
+        input: str | None,
+        merged: bool,
+    ) -> None:
+        self._given.write_text(input or "")
+        self._out.touch()
+        self._err.touch()
         request = {
-            "command": list(command[1:]),
-            "folder": str(cwd or Path.cwd()),
-            "environ": environ,
-            "in": str(given),
-            "out": str(out),
-            "err": None if merged else str(err),
+            "command": list(self.args[1:]),
+            "folder": str(folder),
+            "environ": dict(environ),
+            "in": str(self._given),
+            "out": str(self._out),
+            "err": None if merged else str(self._err),
+            "ended": str(self._end),
         }
-        status = _server(tuple(imported)).run(request, timeout)
-        return subprocess.CompletedProcess(command, status, out.read_text(), err.read_text())
+        self.pid = server.fork(request)
+
+    def wait_for(self, text: str, timeout: float = 50) -> None:
+        """Until it has written this to standard output."""
+        end = time.monotonic() + timeout
+        while text not in self._out.read_text():
+            assert self.poll() is None, self.communicate()
+            assert time.monotonic() < end, self._out.read_text()
+            time.sleep(0.02)
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            if not select.select([self._ended], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(str(self.args), timeout or 0)
+            self.returncode = os.waitstatus_to_exitcode(int(os.read(self._ended, 32)))
+        return self.returncode
+
+    def poll(self) -> int | None:
+        try:
+            return self.wait(0)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """What it wrote, when it has ended."""
+        self.wait(timeout)
+        return self._out.read_text(), self._err.read_text()
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def __enter__(self) -> ForkedProgram:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.poll() is None:
+            os.killpg(self.pid, signal.SIGKILL)
+            self.wait()
+        os.close(self._ended)
+        self._place.cleanup()
+
+
+def start_forked(
+    command: Sequence[str],
+    *,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    input: str | None = None,
+    merged: bool = False,
+    imported: Sequence[str] = ("torch.distributed",),
+) -> ForkedProgram:
+    """Start what `run_forked` runs. Leave its `with` block to end it and to forget it."""
+    assert command[0] == sys.executable
+    program = ForkedProgram(command, tempfile.TemporaryDirectory())
+    environ = os.environ if env is None else env
+    program.start(_server(tuple(imported)), cwd or Path.cwd(), environ, input, merged)
+    return program
 
 
 def _read_at_start(environ: Mapping[str, str]) -> dict[str, str]:
@@ -80,19 +168,15 @@ class _Server:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
 
-    def run(self, request: Mapping[str, object], timeout: float) -> int:
+    def fork(self, request: Mapping[str, object]) -> int:
+        """Begin this program; its process id."""
         with self._lock:
             process = self._process
             if process is None or process.poll() is not None:
                 process = self._process = self._start()
             assert process.stdin and process.stdout
             print(json.dumps(request), file=process.stdin, flush=True)
-            child = int(process.stdout.readline())
-            if select.select([process.stdout], [], [], timeout)[0]:
-                return os.waitstatus_to_exitcode(int(process.stdout.readline()))
-            os.killpg(child, signal.SIGKILL)
-            process.stdout.readline()
-            raise subprocess.TimeoutExpired(str(request["command"]), timeout)
+            return int(process.stdout.readline())
 
     def _start(self) -> subprocess.Popen[str]:
         process = subprocess.Popen(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.forked_programs import run_forked
 
 ROOT = Path(__file__).parent.parent
 TESTS = sorted((ROOT / "examples").glob("test_*.py"))
@@ -22,13 +23,8 @@ def _tier(path: Path) -> object:
 @pytest.mark.parametrize("example", [*map(_tier, EXAMPLES)])
 def test_example_runs_on_four_ranks(example: Path) -> None:
     name = example.relative_to(ROOT)
-    done = subprocess.run(
-        [sys.executable, "-m", "phalanx", "run", "-n", "4", str(name)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=50,
-    )
+    command = [sys.executable, "-m", "phalanx", "run", "-n", "4", str(name)]
+    done = run_forked(command, cwd=ROOT, timeout=50)
     assert done.returncode == 0, done.stderr
     assert done.stdout
     assert f"phalanx run -n 4 {name}" in example.read_text(), "it says how to run it"
@@ -40,13 +36,8 @@ def test_example_runs_on_four_ranks(example: Path) -> None:
 def test_tests_on_ranks_pass(example: Path, engine: str) -> None:
     name = example.relative_to(ROOT)
     command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", str(name)]
-    done = subprocess.run(
-        [sys.executable, *command, "--ranks-engine", engine],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=50,
-    )
+    command += ["--ranks-engine", engine]
+    done = run_forked([sys.executable, *command], cwd=ROOT, timeout=50)
     assert done.returncode == 0, done.stdout
     assert f"pytest {name}" in example.read_text(), "it says how to run it"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import pickle
-import subprocess
 import sys
 from dataclasses import FrozenInstanceError, replace
 from typing import Any
@@ -22,6 +21,7 @@ from phalanx.options import (
     function_options,
     read_flag,
 )
+from tests.forked_programs import run_forked
 
 
 @pytest.mark.parametrize(
@@ -207,8 +207,7 @@ print(*sorted(name for name in sys.modules if name.startswith("phalanx.engines."
 )
 def test_an_engine_loads_no_other(engine: str, others: tuple[str, ...]) -> None:
     line = [sys.executable, "-c", LOADED, engine]
-    done = subprocess.run(line, capture_output=True, text=True, check=True, timeout=60)
-    loaded = done.stdout.split()
+    loaded = run_forked(line, timeout=60).stdout.split()
     assert engine in loaded
     folders = tuple(f"phalanx.engines.{folder}" for folder in others)
     assert [name for name in loaded if name.startswith(folders)] == []

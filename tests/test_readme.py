@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import doctest
 import re
-import subprocess
-import sys
 from pathlib import Path
+
+from tests.testing.pytest_runs import run_pytest
 
 README = Path(__file__).parents[1] / "README.md"
 
@@ -19,15 +19,9 @@ def blocks() -> list[tuple[str, str]]:
 def test_the_first_report_is_what_the_first_program_gives(tmp_path: Path) -> None:
     (_, program), (_, report) = blocks()[:2]
     (tmp_path / "test_step.py").write_text(program)
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "test_step.py"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=50,
-    )
-    assert done.returncode == 1, done.stderr
-    assert report in done.stdout
+    ran = run_pytest(tmp_path, "test_step.py")
+    assert ran.code == 1
+    assert report in ran.text
 
 
 def test_it_is_on_the_first_screen() -> None:

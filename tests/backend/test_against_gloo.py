@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 
 import phalanx
 from tests.backend.programs import PROGRAMS, RANKS
+from tests.forked_programs import start_forked
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -20,19 +21,16 @@ ROOT = Path(__file__).parent.parent.parent
 def on_gloo(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What every rank of the processes got from each program."""
     folder = tmp_path_factory.mktemp("gloo")
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.backend.programs", str(rank), str(folder)],
-            cwd=ROOT,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(RANKS)
-    ]
+    command = [sys.executable, "-m", "tests.backend.programs"]
     ends = []
-    for process in processes:
-        _, text = process.communicate(timeout=50)
-        ends.append((process.returncode, text))
+    with ExitStack() as stack:
+        processes = [
+            stack.enter_context(start_forked([*command, str(rank), str(folder)], cwd=ROOT))
+            for rank in range(RANKS)
+        ]
+        for process in processes:
+            _, text = process.communicate(timeout=50)
+            ends.append((process.returncode, text))
     failed = [f"rank {rank}: {end[1]}" for rank, end in enumerate(ends) if end[0]]
     assert not failed, "\n".join(failed)
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(RANKS)]

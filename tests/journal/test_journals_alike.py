@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -16,6 +15,7 @@ import torch.distributed as dist
 import phalanx
 from phalanx.journal.events import Posted, WaitBegan, WaitEnded
 from phalanx.journal.reader import Journal
+from tests.forked_programs import run_forked
 
 ONCE = ("met", "completed")
 """Of a slot or a message there is one, written by whoever comes last."""
@@ -86,7 +86,7 @@ if __name__ == "__main__":
     with open({str(result)!r}, "wb") as file:
         pickle.dump(journals[-1].reader(), file)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = run_forked([sys.executable, "-c", program], timeout=50)
     assert done.returncode == 0, done.stderr
     with result.open("rb") as file:
         journal: Journal = pickle.load(file)

@@ -113,6 +113,7 @@ def _run(
         timeout=timeout,
         merged=True,
         fresh=fresh,
+        imported=("torch.distributed", "pytest"),
     )
     return done.returncode, done.stdout
 

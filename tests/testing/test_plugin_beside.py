@@ -430,14 +430,18 @@ def test_nothing_of_ranks_is_left_for_other_tests(tmp_path: Path) -> None:
 
 
 def test_what_a_wide_fixture_has_patched_stays_patched_between_tests(tmp_path: Path) -> None:
-    """And what it puts back in the end is what it found."""
+    """And what it puts back in the end is what it found. What somebody has frozen for the
+    collector stays frozen, too."""
     source = """
+        import gc
         import os
         import pytest
         import time
         from unittest import mock
 
         OWN = (time.sleep, os.umask)
+        gc.freeze()
+        FROZEN = gc.get_freeze_count()
 
         @pytest.fixture(scope="session", autouse=True)
         def patched():
@@ -452,6 +456,7 @@ def test_what_a_wide_fixture_has_patched_stays_patched_between_tests(tmp_path: P
 
         def test_alone(patched):
             assert (time.sleep, os.umask) == patched
+            assert gc.get_freeze_count() > FROZEN / 2  # some go with what held them
     """
     (tmp_path / "test_it.py").write_text(textwrap.dedent(source))
     ran = run_pytest(tmp_path, "-rA")

@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 import phalanx
 from phalanx.engines.processes.processes_engine import ProcessesEngine, ProcessSettings
+from tests.forked_programs import run_forked
 
 GLOO: dict[str, Any] = {"engine": "processes", "backend": "gloo", "timeout": 30.0}
 
@@ -350,9 +351,7 @@ def test_a_closed_world_refuses() -> None:
 
 def run_script(path: Path, source: str, *args: str) -> subprocess.CompletedProcess[str]:
     path.write_text(textwrap.dedent(source))
-    return subprocess.run(
-        [sys.executable, *args, str(path)], capture_output=True, text=True, timeout=50
-    )
+    return run_forked([sys.executable, *args, str(path)], timeout=50)
 
 
 @pytest.mark.slow
@@ -415,9 +414,7 @@ def test_the_command_line_runs_a_script_on_processes(tmp_path) -> None:
 
     def launch(word: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "phalanx", "run", "-n", "2", "--engine", "processes"]
-        return subprocess.run(
-            [*command, str(script), word], capture_output=True, text=True, timeout=50
-        )
+        return run_forked([*command, str(script), word], timeout=50)
 
     done = launch("ok")
     assert (done.returncode, done.stdout) == (0, "[0-1] sum 2 ['ok'] __main__\n")

@@ -25,6 +25,7 @@ import phalanx
 from phalanx.engines.processes import fork_server
 from phalanx.engines.processes.rank_processes import RankProcesses
 from phalanx.options import Options
+from tests.forked_programs import start_forked
 
 GLOO: dict[str, Any] = {"engine": "processes", "backend": "gloo", "timeout": 30.0}
 
@@ -244,18 +245,13 @@ def program(tmp_path):
     script.write_text(textwrap.dedent(PROGRAM))
     told = tmp_path / "told"
     told.mkdir()
-    with subprocess.Popen(
-        [sys.executable, str(script), str(told)], stderr=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            while len([name for name in os.listdir(told) if name in "01"]) < 2:
-                assert process.poll() is None
-                time.sleep(0.05)
-            numbers = {int(n) for rank in "01" for n in (told / rank).read_text().split()}
-            assert len(numbers) == 3
-            yield process, numbers
-        finally:
-            process.kill()
+    with start_forked([sys.executable, str(script), str(told)]) as process:
+        while len([name for name in os.listdir(told) if name in "01"]) < 2:
+            assert process.poll() is None
+            time.sleep(0.05)
+        numbers = {int(n) for rank in "01" for n in (told / rank).read_text().split()}
+        assert len(numbers) == 3
+        yield process, numbers
 
 
 def test_the_program_is_killed(program) -> None:

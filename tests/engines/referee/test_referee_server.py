@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import socket
-import subprocess
 import sys
 import time
+from contextlib import ExitStack
 
 import pytest
 
@@ -13,6 +13,7 @@ import phalanx
 from phalanx.engines.referee.referee_server import DIED, RefereeServer, _Caller
 from phalanx.engines.remote import frames as wire
 from phalanx.engines.remote.frames import Decoder, encode
+from tests.forked_programs import start_forked
 
 PROGRAM = """
 import os, sys, torch, torch.distributed as dist
@@ -60,15 +61,14 @@ def server():
 def launch(server: RefereeServer, what: str) -> list[str]:
     store = free_port()
     given = [str(server.port), str(store), server.token, what]
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(rank), *given],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    return [rank.communicate(timeout=50)[0].strip() for rank in ranks]
+    with ExitStack() as stack:
+        ranks = [
+            stack.enter_context(
+                start_forked([sys.executable, "-c", PROGRAM, str(rank), *given])
+            )
+            for rank in range(2)
+        ]
+        return [rank.communicate(timeout=50)[0].strip() for rank in ranks]
 
 
 @pytest.mark.slow

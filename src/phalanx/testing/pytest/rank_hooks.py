@@ -40,6 +40,7 @@ class _RankTests:
     def __init__(self, config: pytest.Config) -> None:
         self._logs = QuickLogs(config)
         self._are_on = False
+        self._froze = False
 
     def turn_to(self, item: Any) -> None:
         """The next test begins."""
@@ -48,15 +49,18 @@ class _RankTests:
         elif not self._are_on:
             self._are_on = True
             # torch alone is half a million objects, and looking through them takes as long as
-            # a hundred small tests.
-            gc.freeze()
+            # a hundred small tests. What somebody has frozen before stays so, as it is.
+            self._froze = not gc.get_freeze_count()
+            if self._froze:
+                gc.freeze()
             self._logs.begin()
 
     def end(self) -> None:
         if self._are_on:
             self._are_on = False
             self._logs.end()
-            gc.unfreeze()
+            if self._froze:
+                gc.unfreeze()
 
 
 _rank_tests = pytest.StashKey[_RankTests]()
