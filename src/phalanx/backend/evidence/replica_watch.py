@@ -58,7 +58,7 @@ from phalanx.checks.replicas.replica_samples import (
     SamplerFacts,
     Settings,
 )
-from phalanx.journal.events import Noted
+from phalanx.journal.events import Noted, Place
 from phalanx.system import monotonic
 
 MOST_RECORDS = 64
@@ -154,10 +154,11 @@ class ReplicaWatch:
         )
         self._records: dict[Any, _Record] = {}
         self._meshes: dict[Any, int] = {}
-        self._wrapped: weakref.WeakKeyDictionary[Any, dict[str, Any]] = (
+        self._wrapped: weakref.WeakKeyDictionary[Any, tuple[list[str], Any, Place]] = (
             weakref.WeakKeyDictionary()
         )
-        """Checksums of the parameters of models when DDP had wrapped them, by name."""
+        """The names of models' parameters, their checksums when DDP had wrapped them, and
+        where that was."""
         self._is_broken = False
 
     def wrapped(self, model: Any) -> None:
@@ -166,7 +167,7 @@ class ReplicaWatch:
             return
         named = [each for each in model.module.named_parameters() if _is_readable(each[1])]
         values = checksums([_local(parameter) for _, parameter in named])
-        self._wrapped[model] = dict(zip((name for name, _ in named), values, strict=True))
+        self._wrapped[model] = [name for name, _ in named], values, callsite.mark(3)
 
     def before(self, optimizer: Optimizer) -> None:
         stepped = self._stepped.get(optimizer)
@@ -245,11 +246,13 @@ class ReplicaWatch:
                     yield _Part(record, model.process_group, list(named.values()), model)
 
     def _add_wrapped(self, record: _Record, model: Any) -> None:
-        known = self._wrapped.get(model, {})
-        names = record.replica.names
-        if all(name in known for name in names):
-            values = tuple(known[name] for name in names)
-            record.replica = record.replica._replace(wrapped=values)
+        if model not in self._wrapped:
+            return
+        names, values, place = self._wrapped[model]
+        known = dict(zip(names, settled(values), strict=True))
+        if all(name in known for name in record.replica.names):
+            then = tuple(known[name] for name in record.replica.names)
+            record.replica = record.replica._replace(wrapped=then, wrapped_at=place)
 
     def _of_meshes(self, optimizer: Optimizer, parameters: Sequence[Any]) -> Iterator[_Part]:
         """DTensors on the processor, by the dimension that replicates them. Elsewhere what

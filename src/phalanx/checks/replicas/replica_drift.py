@@ -224,7 +224,7 @@ def _drift_finding(replicas: Mapping[int, Replica], drift: Drift) -> Finding:
         severity="warning",
         ranks=odd if drift.left_out is None else drift.left_out[0],
         headline=why.headline,
-        blocks=tuple(_blocks(one, drift, odd)),
+        blocks=(*_wrapping(one, drift), *_blocks(one, drift, odd)),
         facts=(
             ("differs", f"{shown} ({len(drift.differing)} of {len(one.names)} parameters)"),
             ("agreed", agreed),
@@ -232,6 +232,15 @@ def _drift_finding(replicas: Mapping[int, Replica], drift: Drift) -> Finding:
         ),
         hint=why.hint,
     )
+
+
+def _wrapping(one: Replica, drift: Drift) -> Iterator[CallBlock]:
+    """Where DDP has made the replicas equal, if they differ before the first step."""
+    site = site_of(one.wrapped_at)
+    first = drift.at[min(drift.at)]
+    if site is not None and first.step == 1 and not first.after:
+        op = Op(one.ranks[0], "DistributedDataParallel", Group("world", one.ranks), site=site)
+        yield CallBlock(one.ranks, op, ("made the replicas equal, for the last time",))
 
 
 def _blocks(one: Replica, drift: Drift, odd: Sequence[int]) -> Iterator[CallBlock]:

@@ -62,7 +62,8 @@ class Replica(NamedTuple):
     """The parameters of one model that one optimizer of a rank steps. `ranks` have the
     replicas, `number` tells models of the same ranks apart. Replicas of another `machine`
     (host, device, threads) are not compared. `order` is how the optimizer has them; `wrapped`
-    are checksums of when DDP had wrapped the model, empty if that is not known."""
+    are checksums of when DDP had wrapped the model, empty if that is not known, and
+    `wrapped_at` says where."""
 
     ranks: tuple[int, ...]
     number: int
@@ -74,6 +75,7 @@ class Replica(NamedTuple):
     order: tuple[str, ...]
     samples: tuple[Sample, ...]
     wrapped: tuple[Any, ...] = ()
+    wrapped_at: Place = None
 
 
 def odd_ranks(classes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
