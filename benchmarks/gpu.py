@@ -6,7 +6,9 @@ Each figure is the time that all ranks together need for one call or one step. B
 a floor that is measured in the same run: for collectives the bytes that have to be read and
 written, moved by one plain copy; for training steps the same step of one rank alone, as often
 as there are ranks. One rank alone has torch's fake group of the same size, so that it does the
-same work and sends nothing. Needs CUDA; runs from `src/` with torch alone.
+same work and sends nothing. Two lines tell what is not ours to change: a small call on tensors
+of the processor, which is all engine, and a DDP step of one rank on NCCL. Needs CUDA; runs from
+`src/` with torch alone.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import argparse
 import cProfile
 import json
+import os
 import pstats
 import sys
 import time
@@ -27,7 +30,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
+SOURCES = os.environ.get("PHALANX_SRC") or str(Path(__file__).parents[1] / "src")
+sys.path.insert(0, SOURCES)  # another version can be measured beside this one
 import phalanx
 
 MIB = 1 << 20
@@ -144,6 +148,66 @@ def tensor_parallel(device: str) -> Step:
     return training(parallelize_module(network(device), mesh, plan), device)
 
 
+class Block(nn.Module):
+    """A layer of a GPT: attention and a network of two layers."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.q, self.k, self.v = (nn.Linear(width, width) for _ in range(3))
+        self.out = nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, length, _ = x.shape
+        y = self.norm1(x)
+        parts = (
+            each(y).view(rows, length, -1, x.shape[-1] // self.heads).transpose(1, 2)
+            for each in (self.q, self.k, self.v)
+        )
+        seen = nn.functional.scaled_dot_product_attention(*parts, is_causal=True)
+        x = x + self.out(seen.transpose(1, 2).reshape(rows, length, -1))
+        return x + self.down(nn.functional.gelu(self.up(self.norm2(x))))
+
+
+def gpt(device: str) -> Step:
+    """Eight ranks: two stages of a pipeline, two parts of each layer, two parts of the data."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    mesh = init_device_mesh("cuda", (2, 2, 2), mesh_dim_names=("pp", "dp", "tp"))
+    torch.manual_seed(0)
+    width, length, rows = 512, 128, 8
+    stage = mesh.get_local_rank("pp")
+    blocks = nn.Sequential(*(Block(width, 8) for _ in range(2))).to(device)
+    wide = dict.fromkeys(("q", "k", "v", "up"), ColwiseParallel())
+    plan: Any = {**wide, "out": RowwiseParallel(), "down": RowwiseParallel()}
+    for block in blocks:
+        parallelize_module(block, mesh["tp"], plan)
+    group = mesh.get_group("dp")
+    part = PipelineStage(blocks, stage, 2, torch.device(device, 0), group=mesh.get_group("pp"))
+    schedule = ScheduleGPipe(part, 4, loss_fn=nn.functional.mse_loss)
+    optimizer = torch.optim.SGD(blocks.parameters(), lr=1e-4)
+    batch = torch.randn(rows, length, width, device=device)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        schedule.step(batch) if stage == 0 else schedule.step(target=batch)
+        for parameter in blocks.parameters():
+            if parameter.grad is not None:
+                grad: Any = parameter.grad
+                dist.all_reduce(getattr(grad, "_local_tensor", grad), group=group)
+        optimizer.step()
+
+    return step
+
+
 STEPS = (
     Figure("DDP step", ddp, 1.6),
     Figure("FSDP2 step", fsdp2, 1.8),
@@ -226,6 +290,21 @@ def launch_time() -> float:
     return (time.perf_counter() - start) / 2000
 
 
+def on_cpu(device: str) -> Step:
+    tensor = torch.zeros(4)
+    return lambda: dist.all_reduce(tensor)
+
+
+def ddp_on_nccl(loops: int) -> float:
+    """What DDP itself adds to a step, without any other rank."""
+    store = dist.HashStore()
+    dist.init_process_group("nccl", store=store, rank=0, world_size=1)
+    try:
+        return min(seconds(ddp, loops, "cuda") for _ in range(2))
+    finally:
+        dist.destroy_process_group()
+
+
 def peak(prepare: Callable[[str], Step], *, ranks: int) -> int:
     """Bytes of the GPU that some steps of all ranks needed at most."""
     torch.cuda.empty_cache()
@@ -291,7 +370,18 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
             flush=True,
         )
         found.append(_row(figure, best, floor))
+    if not options.only or options.only in "GPT step":
+        best = min(in_ranks(Figure("", gpt, 0), 20, ranks=8) for _ in range(2))
+        print(f"GPT step, 2 x 2 x 2 ranks: {best * 1e3:.1f} ms", flush=True)
+        found.append({"name": "GPT step", "value": best})
     if not options.only:
+        engine = min(in_ranks(Figure("", on_cpu, 0), 2000, ranks=ranks) for _ in range(3))
+        print(f"all_reduce 16 B on tensors of the processor: {engine * 1e6:.0f} us")
+        own = ddp_on_nccl(60)
+        print(
+            f"DDP step of one rank on NCCL: {own * 1e3:.2f} ms, {ranks} x {ranks * own * 1e3:.1f}"
+        )
+        found += [{"name": "engine", "value": engine}, {"name": "DDP on NCCL", "value": own}]
         one, all_of_them = peak(alone, ranks=1), peak(ddp, ranks=ranks)
         print(
             f"peak memory of DDP: {all_of_them / MIB:.0f} MiB; {ranks} x one model alone: "
