@@ -30,8 +30,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-SOURCES = os.environ.get("PHALANX_SRC") or str(Path(__file__).parents[1] / "src")
-sys.path.insert(0, SOURCES)  # another version can be measured beside this one
+# Another version of the sources can be measured beside this one.
+sys.path.insert(0, os.environ.get("PHALANX_SRC") or str(Path(__file__).parents[1] / "src"))
 import phalanx
 
 MIB = 1 << 20
@@ -193,7 +193,7 @@ def gpt(device: str) -> Step:
     group = mesh.get_group("dp")
     part = PipelineStage(blocks, stage, 2, torch.device(device, 0), group=mesh.get_group("pp"))
     schedule = ScheduleGPipe(part, 4, loss_fn=nn.functional.mse_loss)
-    optimizer = torch.optim.SGD(blocks.parameters(), lr=1e-4)
+    optimizer = torch.optim.SGD(blocks.parameters(), lr=1e-4, foreach=False)
     batch = torch.randn(rows, length, width, device=device)
 
     def step() -> None:
@@ -378,9 +378,7 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
         engine = min(in_ranks(Figure("", on_cpu, 0), 2000, ranks=ranks) for _ in range(3))
         print(f"all_reduce 16 B on tensors of the processor: {engine * 1e6:.0f} us")
         own = ddp_on_nccl(60)
-        print(
-            f"DDP step of one rank on NCCL: {own * 1e3:.2f} ms, {ranks} x {ranks * own * 1e3:.1f}"
-        )
+        print(f"DDP step of one rank on NCCL, {ranks} times: {ranks * own * 1e3:.1f} ms")
         found += [{"name": "engine", "value": engine}, {"name": "DDP on NCCL", "value": own}]
         one, all_of_them = peak(alone, ranks=1), peak(ddp, ranks=ranks)
         print(
