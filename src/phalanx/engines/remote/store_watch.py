@@ -10,6 +10,7 @@ later. What does both at once (`add`, `compare_set`) is told as a change and as 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -23,6 +24,7 @@ from phalanx.backend.stores.store_keys import (
     store_fields,
     uses_of_program,
 )
+from phalanx.backend.stores.store_proofs import NOTHING, proof_of
 
 
 def store_patches(rank: int, tell: Callable[..., None]) -> Iterator[tuple[Any, str, Any]]:
@@ -46,9 +48,9 @@ def _telling(rank: int, tell: Callable[..., None], name: str, original: Any) -> 
         result = original(self, *args, **kwargs)
         if after:
             found = result is not False if name == "check" else True
-            _tell(rank, tell, self, name, args, kwargs, found=found)
+            _tell(rank, tell, self, name, args, kwargs, found=found, answer=result)
         elif name in _ANSWERING:
-            _tell(rank, tell, self, name, args, kwargs, looks=True)
+            _tell(rank, tell, self, name, args, kwargs, looks=True, answer=result)
         return result
 
     return use
@@ -64,10 +66,20 @@ def _tell(
     *,
     found: bool = True,
     looks: bool = False,
+    answer: Any = None,
 ) -> None:
     for place, key, shown, value in uses_of_program(store, name, args, kwargs):
         where = (rank, place) if isinstance(place, int) else place  # one of this process only
-        kind, fields = store_fields(where, key, shown, name, value=value, found=found)
+        proof = NOTHING
+        if name == "add" and not looks:
+            proof = (value if type(value) is int else None), "dropped"  # the look tells more
+        elif name in ("get", "add"):
+            proof = proof_of(sys._getframe(2), name, answer)
+        kind, fields = store_fields(
+            where, key, shown, name, value=value, found=found, proof=proof
+        )
         if looks:
-            kind, fields = "store-read", (*fields[:4], found)
+            proves, used = proof
+            is_read = value == 0 or used == "dropped"
+            kind, fields = "store-read", (*fields[:4], found, proves, used if is_read else "")
         tell(kind, callsite.mark(2), *fields)
