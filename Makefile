@@ -23,7 +23,7 @@ demo: $(READY) ## train a DDP script on 4 ranks in one process
 check: lint ## lint, types, and the tests that start no program: before each commit (2 minutes)
 	$(BIN)/pytest -q -m "not slow and not programs" $(PARALLEL)
 
-test: lint ## lint, types, and all tests but the slow ones: what CI runs (12 minutes)
+test: lint ## lint, types, and all tests but the slow ones: what CI runs (5 minutes)
 	$(BIN)/pytest -q -m "not slow" $(PARALLEL)
 
 test-full: lint ## everything, one test after another

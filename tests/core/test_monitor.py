@@ -176,7 +176,9 @@ def impatient(monkeypatch):
     monkeypatch.setattr(launcher, "AFTER_FAILURE", Patience(nudge=0.05, again=0.1, give_up=0.5))
 
 
-def test_a_rank_that_computes_for_ever_is_thrown_out(bench, impatient) -> None:
+def test_a_rank_that_computes_for_ever_is_thrown_out(bench, monkeypatch) -> None:
+    monkeypatch.setattr(launcher, "AFTER_FAILURE", Patience(nudge=0.05, again=2.0, give_up=5.0))
+
     def endless(strand):
         turns = 0
         try:

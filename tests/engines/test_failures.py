@@ -401,16 +401,16 @@ def test_a_run_over_its_limit_ends_although_its_ranks_move() -> None:
 def test_over_the_limit_ranks_that_sleep_or_wait_for_their_threads_are_named() -> None:
     def body(context: object) -> None:
         if dist.get_rank() == 0:
-            threading.Thread(target=time.sleep, args=(2,), name="left behind").start()
+            threading.Thread(target=time.sleep, args=(3,), name="left behind").start()
         else:
             time.sleep(1000)
 
-    engine = threads_engine.ThreadsEngine(threads_engine.Settings(ranks=2, limit=0.2))
+    engine = threads_engine.ThreadsEngine(threads_engine.Settings(ranks=2, limit=1))
     with pytest.raises(phalanx.StallError) as caught:
         engine.run(body)
     engine.close()
     text = str(caught.value)
-    assert text.startswith("over the limit of 0.2 s; rank 0 has returned, but not its thread\n")
+    assert text.startswith("over the limit of 1 s; rank 0 has returned, but not its thread\n")
     assert "returned; its thread left behind has not ended" in text
     assert ">  time.sleep(1000)" in text
 

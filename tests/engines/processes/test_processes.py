@@ -349,9 +349,11 @@ def test_a_closed_world_refuses() -> None:
 # -- scripts ------------------------------------------------------------------------------
 
 
-def run_script(path: Path, source: str, *args: str) -> subprocess.CompletedProcess[str]:
+def run_script(
+    path: Path, source: str, *, fresh: bool = False
+) -> subprocess.CompletedProcess[str]:
     path.write_text(textwrap.dedent(source))
-    return run_forked([sys.executable, *args, str(path)], timeout=50)
+    return run_forked([sys.executable, str(path)], timeout=50, fresh=fresh)
 
 
 @pytest.mark.slow
@@ -371,6 +373,7 @@ def test_functions_and_classes_of_a_script_travel(tmp_path) -> None:
             found = phalanx.run(program, ranks=2, engine="processes", backend="gloo")
             print([type(each) is Answer and each.rank for each in found])
         """,
+        fresh=True,  # with a main module of its own, which results are looked up in
     )
     assert (done.stdout, done.stderr) == ("[0, 1]\n", "")
 
