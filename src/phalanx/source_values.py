@@ -80,7 +80,7 @@ def fate_of(place: Mark, function: str, *, computed: bool = False) -> Fate | Non
     if flow.is_unclear:
         return None
     uses = set(flow.uses)
-    if flow.is_in_loop_that_sleeps():
+    if flow.is_polled(uses):
         uses.add(POLLED)
     sole = flow.comparisons[0] if len(flow.comparisons) == 1 and flow.ends == 1 else None
     return Fate(frozenset(uses), flow.returned, flow.returned_computed, sole)
@@ -127,6 +127,8 @@ class _Flow:
         self.ends = 0
         self.comparisons: list[tuple[str, ast.expr]] = []
         self.returned = self.returned_computed = self.is_unclear = False
+        self.is_accumulated = False
+        """Whether a variable is changed by it, as `weight -= lr * weight` does."""
 
     def follow(self, node: ast.AST, *, computed: bool, compared: bool) -> None:
         """The value of `node` goes to what is around it."""
@@ -191,6 +193,7 @@ class _Flow:
             for target in targets:
                 self._bound(target, computed, compared)
         elif isinstance(around, ast.AugAssign):
+            self.is_accumulated = True
             self._bound(around.target, computed=True, compared=compared)
         elif isinstance(around, _LOOPS) and not isinstance(around, ast.While):
             self._bound(around.target, computed, compared)
@@ -335,12 +338,19 @@ class _Flow:
         inside = (node for part in (*test.body, *test.orelse) for node in ast.walk(part))
         return loops and any(isinstance(node, _EXITS) for node in inside)
 
-    def is_in_loop_that_sleeps(self) -> bool:
-        return any(
-            isinstance(node, ast.Call) and called_name(node) == "sleep"
-            for loop in self._loops_around_call()
-            for node in ast.walk(loop)
-        )
+    def is_polled(self, uses: set[str]) -> bool:
+        """Whether a loop around the call sleeps between two looks. One that goes on for a
+        number of rounds fixed before does not wait for anything: it watches, if it sleeps in
+        each round and goes on with nothing that it saw."""
+        goes_on = "used" in uses or self.is_accumulated
+        for loop in self._loops_around_call():
+            if not any(_is_sleep(node) for node in ast.walk(loop)):
+                continue
+            if isinstance(loop, ast.While) or _may_end_early(loop):
+                return True
+            if not goes_on and any(_is_sleep(node) for node in _always_done(loop)):
+                return True
+        return False
 
     def _loops_around_call(self) -> Iterator[ast.AST]:
         node: ast.AST | None = self._call
@@ -363,6 +373,24 @@ _MIRRORED = {"Lt": "Gt", "Gt": "Lt", "LtE": "GtE", "GtE": "LtE"}
 def _has(node: ast.AST, line: int) -> bool:
     first = int(getattr(node, "lineno", 0))
     return first <= line <= int(getattr(node, "end_lineno", None) or first)
+
+
+def _is_sleep(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and called_name(node) == "sleep"
+
+
+def _may_end_early(loop: ast.AST) -> bool:
+    return any(isinstance(node, (ast.Break, ast.Return)) for node in ast.walk(loop))
+
+
+def _always_done(loop: ast.AST) -> Iterator[ast.AST]:
+    """What is in a loop, but for branches."""
+    waiting = [loop]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        inner = ast.iter_child_nodes(node)
+        waiting += [each for each in inner if not isinstance(each, (ast.If, ast.IfExp))]
 
 
 def _loads(tree: ast.AST) -> Iterator[ast.expr]:

@@ -99,6 +99,8 @@ def test_counters_that_may_be_read(program) -> None:
         programs.progress_taken_for_final,
         programs.the_last_checkpoint,
         programs.progress_collected_in_a_list,
+        programs.a_rate_that_each_round_takes,
+        programs.a_plan_in_a_loop_where_the_writer_sleeps,
     ],
 )
 def test_a_key_that_is_still_set_again(program) -> None:
@@ -112,6 +114,9 @@ def test_a_key_that_is_still_set_again(program) -> None:
         programs.the_slowest_is_printed_now_and_then,
         programs.a_heartbeat,
         programs.the_latest_weights_each_time,
+        programs.a_watcher_that_sleeps_as_often,
+        programs.a_rate_for_each_round,
+        programs.a_rate_that_is_looked_for_until_it_is_new,
         programs.a_state_that_is_waited_for,
         programs.a_clock_that_is_waited_for,
         programs.final_and_behind_a_barrier,
