@@ -90,6 +90,25 @@ def test_what_is_not_understood_is_not_said(place, body: str) -> None:
     assert fate is None or strongest(fate.uses) in ("used", "dropped")
 
 
+@pytest.mark.parametrize(
+    ("body", "is_total"),
+    [
+        ("total = get()\n    print(total)", True),
+        ("print('samples in all:', get())", True),
+        ("n = get()\n    log.info('Total: %d', n)", True),
+        ("x.total_rows = get()\n    print(x.total_rows)", True),
+        ("print('samples', get())", False),
+        ("total = get()\n    print(f'{total} of {x} done')", False),
+        ("total = get()\n    print('so far', total)", False),
+        ("total = 3\n    print(get(), total)", False),
+        ("print(f'{get()}/{x} in total')", False),
+    ],
+)
+def test_what_the_program_calls_a_total(place, body: str, is_total: bool) -> None:
+    fate = fate_of(place(f"def f():\n    {body}\n"), "get")
+    assert fate is not None and fate.is_total == is_total
+
+
 def test_a_comparison_is_told_if_it_is_all(place) -> None:
     def compared(body: str) -> str | None:
         fate = fate_of(place(f"def f():\n    {body}\n"), "get")

@@ -214,6 +214,22 @@ def a_sum_in_an_attribute() -> None:
     dist.all_reduce(Loader().share())
 
 
+class Samples:
+    def add(self, n: int) -> None:
+        store().add("samples", n)
+
+    def total(self) -> int:
+        return store().add("samples", 0)
+
+
+def a_total_that_one_rank_prints() -> None:
+    samples = Samples()
+    samples.add(10 + dist.get_rank())
+    if dist.get_rank() == 0:
+        print("samples:", samples.total())
+    dist.barrier()
+
+
 # -- counters that may be read ----------------------------------------------------------
 
 
@@ -260,6 +276,49 @@ def tickets() -> None:
 def a_sum_that_is_printed() -> None:
     store().add("done", 1)
     print(f"{int(store().get('done'))} of {dist.get_world_size()}")
+    dist.barrier()
+
+
+def a_total_behind_a_barrier() -> None:
+    samples = Samples()
+    samples.add(10)
+    dist.barrier()
+    if dist.get_rank() == 0:
+        print("samples:", samples.total())
+
+
+def a_total_now_and_then() -> None:
+    samples = Samples()
+    for step in range(4):
+        samples.add(10)
+        if dist.get_rank() == 0 and step % 2 == 0:
+            print("samples:", samples.total())
+    dist.barrier()
+
+
+def a_total_on_the_way() -> None:
+    samples = Samples()
+    for step in range(4):
+        samples.add(10)
+        if dist.get_rank() == 0 and step == 2:
+            print("samples:", samples.total())
+    dist.barrier()
+
+
+def a_total_of_those_who_are_done() -> None:
+    store().add("done", 1)
+    if dist.get_rank() == 0:
+        total = store().add("done", 0)
+        print(f"{total} of {dist.get_world_size()} are done")
+    dist.barrier()
+
+
+def a_total_that_somebody_watches() -> None:
+    samples = Samples()
+    if dist.get_rank() == 0:
+        print("samples:", samples.total())
+    else:
+        samples.add(10)
     dist.barrier()
 
 

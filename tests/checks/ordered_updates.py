@@ -79,6 +79,28 @@ def an_optimizer_that_is_given_each() -> None:
     assert optimizer.weight.numel() == 1
 
 
+class Server:
+    def __init__(self) -> None:
+        self.average = torch.zeros(1)
+
+    def mix(self, update: torch.Tensor) -> None:
+        self.average.mul_(0.5).add_(update, alpha=0.5)
+
+    def serve(self) -> None:
+        for _ in range(others()):
+            update = torch.empty_like(self.average)
+            dist.recv(update)
+            self.mix(update)
+
+
+def a_server_that_makes_room_for_each() -> None:
+    if dist.get_rank() != 0:
+        return send()
+    server = Server()
+    server.serve()
+    assert server.average.numel() == 1
+
+
 def next_part() -> torch.Tensor:
     part = torch.empty(1)
     dist.recv(part)

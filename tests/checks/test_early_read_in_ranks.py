@@ -67,6 +67,7 @@ def test_barriers_by_keys_that_order(program) -> None:
         programs.a_sum_that_a_function_returns,
         programs.a_sum_asked_by_add,
         programs.a_sum_in_an_attribute,
+        programs.a_total_that_one_rank_prints,
     ],
 )
 def test_a_counter_that_others_may_still_add_to(program) -> None:
@@ -84,6 +85,11 @@ def test_a_counter_that_others_may_still_add_to(program) -> None:
         programs.tickets,
         programs.a_sum_that_is_printed,
         programs.a_sum_that_is_logged,
+        programs.a_total_behind_a_barrier,
+        programs.a_total_now_and_then,
+        programs.a_total_on_the_way,
+        programs.a_total_of_those_who_are_done,
+        programs.a_total_that_somebody_watches,
         programs.a_number_that_one_rank_gives,
         programs.a_flag_that_ends_a_loop,
         programs.a_monitor_beside,

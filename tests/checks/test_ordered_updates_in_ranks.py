@@ -27,6 +27,7 @@ def findings(program: Any) -> list[Any]:
         (programs.momentum_in_place, "speed.mul_(0.9).add_(part, alpha=0.1)"),
         (programs.an_object_that_takes_one_at_a_time, "self.mean = self.decay * self.mean +"),
         (programs.an_optimizer_that_is_given_each, "self.velocity = 0.9 * self.velocity +"),
+        (programs.a_server_that_makes_room_for_each, "self.average.mul_(0.5).add_(update,"),
         (programs.halved_each_time, "blend = (blend + given) / 2"),
         (programs.a_difference_of_two_that_a_function_received, "second - first"),
         (programs.a_difference_of_two_that_a_function_filled, "one - 2 * two"),
