@@ -42,7 +42,9 @@ _KEEPING = {"add": 1, "append": 1, "extend": 1, "insert": 2}
 
 _TOTAL = frozenset({"altogether", "overall", "total", "totals"})
 _SAYS_TOTAL = re.compile(r"\b(altogether|in all|overall|total)\b", re.IGNORECASE)
-_SAYS_PART = re.compile(r"\b(already|now|of|out of|progress|so far|until now)\b|/", re.IGNORECASE)
+_SAYS_PART = re.compile(
+    r"\b(already|now|of|out of|progress|so far|until now)\b|/", re.IGNORECASE
+)
 """What a program writes beside a total, and beside a number that is still to grow."""
 
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
