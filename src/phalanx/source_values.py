@@ -21,7 +21,8 @@ from phalanx.source_text import function_around, parsed
 POLLED = "polled"
 LEVELS = ("dropped", "shown", "computed", "used")
 """What becomes of a value, the weakest first. `shown`: printed, logged, or a branch asks for
-it; `computed`: something is made of it, which is shown; `used`: all the rest."""
+it; `computed`: something is made of it, which is shown (a value that is shown as a total counts
+as such, see `Fate.is_total`); `used`: all the rest."""
 
 _SAME = frozenset(
     (
