@@ -56,6 +56,7 @@ LAYER_OF = {
     "source_flows": "words",
     "source_text": "words",
     "source_updates": "words",
+    "source_pairs": "words",
     "source_uses": "words",
     "source_values": "words",
     "system": "words",

@@ -27,7 +27,7 @@ def place(tmp_path: Path):
             found.append((frame.f_code, frame.f_lasti))
             raise LookupError
 
-        names: dict[str, Any] = {"get": get, "recv": get, "g": print, "x": 0}
+        names: dict[str, Any] = {"get": get, "recv": get, "g": print, "x": 0, "sleep": print}
         exec(compile(file.read_text(), str(file), "exec"), names)
         with pytest.raises(LookupError):
             names["f"]()
@@ -56,6 +56,24 @@ def place(tmp_path: Path):
         ("while True:\n        if get() < 4:\n            break", "polled"),
         ("n = 0\n    while n < 4:\n        n = get()", "polled"),
         ("for _ in x, x:\n        print(get())\n        sleep(1)", "polled"),
+        ("for _ in x, x:\n        ns = [get()]\n        sleep(1)\n    print(ns)", "polled"),
+        ("for _ in x, x:\n        print(100 * get())\n        sleep(1)", "polled"),
+        (
+            "for _ in x, x:\n        if get() > 3:\n            break\n        sleep(1)",
+            "polled",
+        ),
+        (
+            "for _ in x, x:\n        n = get()\n        if n:\n            return g(n)\n"
+            "        sleep(1)",
+            "polled",
+        ),
+        ("while x < 9:\n        g(get())\n        sleep(1)", "polled"),
+        ("for _ in x, x:\n        g(get())\n        sleep(1)", "used"),
+        (
+            "w = 1\n    for _ in x, x:\n        w -= get() * w\n        sleep(1)\n    print(w)",
+            "computed",
+        ),
+        ("for _ in x, x:\n        if x:\n            sleep(1)\n        print(get())", "shown"),
         ("for _ in [1]:\n        n = get()\n        g(n)", "used"),
     ],
 )
@@ -70,6 +88,25 @@ def test_what_becomes_of_a_value(place, body: str, use: str) -> None:
 def test_what_is_not_understood_is_not_said(place, body: str) -> None:
     fate = fate_of(place(f"def f():\n    {body}\n"), "get")
     assert fate is None or strongest(fate.uses) in ("used", "dropped")
+
+
+@pytest.mark.parametrize(
+    ("body", "is_total"),
+    [
+        ("total = get()\n    print(total)", True),
+        ("print('samples in all:', get())", True),
+        ("n = get()\n    log.info('Total: %d', n)", True),
+        ("x.total_rows = get()\n    print(x.total_rows)", True),
+        ("print('samples', get())", False),
+        ("total = get()\n    print(f'{total} of {x} done')", False),
+        ("total = get()\n    print('so far', total)", False),
+        ("total = 3\n    print(get(), total)", False),
+        ("print(f'{get()}/{x} in total')", False),
+    ],
+)
+def test_what_the_program_calls_a_total(place, body: str, is_total: bool) -> None:
+    fate = fate_of(place(f"def f():\n    {body}\n"), "get")
+    assert fate is not None and fate.is_total == is_total
 
 
 def test_a_comparison_is_told_if_it_is_all(place) -> None:

@@ -26,7 +26,8 @@ _SAME = frozenset(
 _HARMLESS = frozenset(
     (
         *("append", "barrier", "debug", "extend", "info", "isend", "log", "print", "send"),
-        *("sleep", "warning"),
+        *("sleep", "warning", "empty_like", "zeros_like", "ones_like", "full_like"),
+        *("rand_like", "randn_like", "len", "range", "numel", "size", "dim", "tolist"),
     )
 )
 """Functions that leave the numbers alone that they are given."""

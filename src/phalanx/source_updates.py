@@ -57,7 +57,7 @@ def received_at(place: Mark) -> list[Received]:
     tree = parsed(place[0].co_filename)
     if tree is None:
         return []
-    found = _receive(tree, line_at(*place))
+    found = receive_at(tree, line_at(*place))
     here = [] if found is None else [found]
     for _ in range(MOST_CALLS):
         callers = list(_handed_on(here[0])) if len(here) == 1 else []
@@ -67,7 +67,8 @@ def received_at(place: Mark) -> list[Received]:
     return here if len({id(each.scope) for each in here}) == 1 else []
 
 
-def _receive(tree: ast.Module, line: int) -> Received | None:
+def receive_at(tree: ast.Module, line: int) -> Received | None:
+    """The receive at a line, if its answer, who sent, is dropped."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and node.lineno <= line <= (node.end_lineno or 0):
             call = node.value
@@ -130,7 +131,7 @@ def _following(received: Received) -> list[ast.stmt]:
     """The statements behind this one, to the end of the loop around it or of the function."""
     found: list[ast.stmt] = []
     node: ast.AST = received.statement
-    for block, owner in _blocks_around(received):
+    for block, owner in blocks_around(received):
         found += block[[id(each) for each in block].index(id(node)) + 1 :]
         if isinstance(owner, _LOOPS):
             break
@@ -138,7 +139,7 @@ def _following(received: Received) -> list[ast.stmt]:
     return found
 
 
-def _blocks_around(received: Received) -> list[tuple[list[ast.stmt], ast.AST]]:
+def blocks_around(received: Received) -> list[tuple[list[ast.stmt], ast.AST]]:
     """The lists of statements around this one in its function, innermost first, and whose."""
     owners: dict[int, tuple[list[ast.stmt], ast.AST]] = {}
     for node in ast.walk(received.scope):
@@ -156,7 +157,7 @@ def _blocks_around(received: Received) -> list[tuple[list[ast.stmt], ast.AST]]:
 def find_update(received: Received) -> tuple[str, int] | None:
     """The update behind a receive that runs again and again which gives another result if two
     messages are exchanged, as `m = 0.9 * m + g` does and `m += g` does not; and its line."""
-    loop = next((o for _, o in _blocks_around(received) if isinstance(o, _LOOPS)), None)
+    loop = next((o for _, o in blocks_around(received) if isinstance(o, _LOOPS)), None)
     after = _following(received)
     functions = _functions_of(received.tree)
     start = _changing(received, loop, after, functions)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -20,7 +21,8 @@ from phalanx.source_text import function_around, parsed
 POLLED = "polled"
 LEVELS = ("dropped", "shown", "computed", "used")
 """What becomes of a value, the weakest first. `shown`: printed, logged, or a branch asks for
-it; `computed`: something is made of it, which is shown; `used`: all the rest."""
+it; `computed`: something is made of it, which is shown (a value that is shown as a total counts
+as such, see `Fate.is_total`); `used`: all the rest."""
 
 _SAME = frozenset(
     (
@@ -39,6 +41,13 @@ _SHOWING = (
 _KEEPING = {"add": 1, "append": 1, "extend": 1, "insert": 2}
 """Methods by which a list or a set keeps what it is given, and how many arguments they have."""
 
+_TOTAL = frozenset({"altogether", "overall", "total", "totals"})
+_SAYS_TOTAL = re.compile(r"\b(altogether|in all|overall|total)\b", re.IGNORECASE)
+_SAYS_PART = re.compile(
+    r"\b(already|now|of|out of|progress|so far|until now)\b|/", re.IGNORECASE
+)
+"""What a program writes beside a total, and beside a number that is still to grow."""
+
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _EXITS = (ast.Break, ast.Continue, ast.Return)
@@ -48,12 +57,14 @@ _EXITS = (ast.Break, ast.Continue, ast.Return)
 class Fate:
     """`uses` are of `LEVELS`, or `POLLED`; `returned` says that the caller gets it as well, and
     `computed` that it gets something made of it. `comparison` is (operator, other side) if all
-    that becomes of the value is that it is compared once."""
+    that becomes of the value is that it is compared once. `is_total` says that the program
+    calls it a total where it shows it."""
 
     uses: frozenset[str]
     returned: bool = False
     computed: bool = False
     comparison: tuple[str, ast.expr] | None = None
+    is_total: bool = False
 
 
 def strongest(uses: frozenset[str]) -> str:
@@ -80,10 +91,10 @@ def fate_of(place: Mark, function: str, *, computed: bool = False) -> Fate | Non
     if flow.is_unclear:
         return None
     uses = set(flow.uses)
-    if flow.is_in_loop_that_sleeps():
+    if flow.is_polled(uses):
         uses.add(POLLED)
     sole = flow.comparisons[0] if len(flow.comparisons) == 1 and flow.ends == 1 else None
-    return Fate(frozenset(uses), flow.returned, flow.returned_computed, sole)
+    return Fate(frozenset(uses), flow.returned, flow.returned_computed, sole, flow.is_total())
 
 
 def _call_of(tree: ast.Module, place: Mark, function: str) -> ast.Call | None:
@@ -127,6 +138,9 @@ class _Flow:
         self.ends = 0
         self.comparisons: list[tuple[str, ast.expr]] = []
         self.returned = self.returned_computed = self.is_unclear = False
+        self.is_accumulated = False
+        """Whether a variable is changed by it, as `weight -= lr * weight` does."""
+        self._called_total = self._called_partial = False
 
     def follow(self, node: ast.AST, *, computed: bool, compared: bool) -> None:
         """The value of `node` goes to what is around it."""
@@ -191,6 +205,7 @@ class _Flow:
             for target in targets:
                 self._bound(target, computed, compared)
         elif isinstance(around, ast.AugAssign):
+            self.is_accumulated = True
             self._bound(around.target, computed=True, compared=compared)
         elif isinstance(around, _LOOPS) and not isinstance(around, ast.While):
             self._bound(around.target, computed, compared)
@@ -210,6 +225,7 @@ class _Flow:
         function = self._function_of(around)
         if function is self._function_of(self._call):
             self.returned = True
+            self._is_called(str(getattr(function, "name", "")))
             self.returned_computed = self.returned_computed or computed
             self.ends += 1
             return
@@ -220,6 +236,20 @@ class _Flow:
             self.is_unclear = True
         elif self._is_new(f"{name}()", 0, computed):
             self._follow_all(callers, computed, compared)
+
+    def _is_called(self, name: str) -> None:
+        """A variable or a function of this name has the value."""
+        words = set(re.findall("[a-z]+", name.lower()))
+        self._called_total = self._called_total or bool(words & _TOTAL)
+
+    def _is_shown_by(self, call: ast.Call) -> None:
+        parts = (node.value for node in ast.walk(call) if isinstance(node, ast.Constant))
+        text = " ".join(part for part in parts if isinstance(part, str))
+        self._called_total = self._called_total or _SAYS_TOTAL.search(text) is not None
+        self._called_partial = self._called_partial or _SAYS_PART.search(text) is not None
+
+    def is_total(self) -> bool:
+        return self._called_total and not self._called_partial
 
     def _function_of(self, node: ast.AST | None) -> ast.AST | None:
         while node is not None and not isinstance(node, _FUNCTIONS):
@@ -241,6 +271,7 @@ class _Flow:
             self._bound(call.func.value, computed, compared, after=call.lineno)
             return None
         if any(word in name.lower() for word in _SHOWING):
+            self._is_shown_by(call)
             self._end("computed" if computed else "shown")
             return None
         inside = [
@@ -267,11 +298,13 @@ class _Flow:
             for each in target.elts:
                 self._bound(each, computed, compared)
         elif isinstance(target, ast.Name):
+            self._is_called(target.id)
             line = target.lineno if after is None else after
             scope = function_around(self._tree, line)
             self._follow_name(target.id, scope, line, computed, compared)
         elif isinstance(target, ast.Attribute):
             text = ast.unparse(target)
+            self._is_called(target.attr)
             if self._is_new(text, 0, computed):
                 uses = [n for n in _loads(self._tree) if ast.unparse(n) == text]
                 self._follow_all(uses, computed, compared)
@@ -335,12 +368,19 @@ class _Flow:
         inside = (node for part in (*test.body, *test.orelse) for node in ast.walk(part))
         return loops and any(isinstance(node, _EXITS) for node in inside)
 
-    def is_in_loop_that_sleeps(self) -> bool:
-        return any(
-            isinstance(node, ast.Call) and called_name(node) == "sleep"
-            for loop in self._loops_around_call()
-            for node in ast.walk(loop)
-        )
+    def is_polled(self, uses: set[str]) -> bool:
+        """Whether a loop around the call sleeps between two looks. One that goes on for a
+        number of rounds fixed before does not wait for anything: it watches, if it sleeps in
+        each round and goes on with nothing that it saw."""
+        goes_on = "used" in uses or self.is_accumulated
+        for loop in self._loops_around_call():
+            if not any(_is_sleep(node) for node in ast.walk(loop)):
+                continue
+            if isinstance(loop, ast.While) or _may_end_early(loop):
+                return True
+            if not goes_on and any(_is_sleep(node) for node in _always_done(loop)):
+                return True
+        return False
 
     def _loops_around_call(self) -> Iterator[ast.AST]:
         node: ast.AST | None = self._call
@@ -363,6 +403,24 @@ _MIRRORED = {"Lt": "Gt", "Gt": "Lt", "LtE": "GtE", "GtE": "LtE"}
 def _has(node: ast.AST, line: int) -> bool:
     first = int(getattr(node, "lineno", 0))
     return first <= line <= int(getattr(node, "end_lineno", None) or first)
+
+
+def _is_sleep(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and called_name(node) == "sleep"
+
+
+def _may_end_early(loop: ast.AST) -> bool:
+    return any(isinstance(node, (ast.Break, ast.Return)) for node in ast.walk(loop))
+
+
+def _always_done(loop: ast.AST) -> Iterator[ast.AST]:
+    """What is in a loop, but for branches."""
+    waiting = [loop]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        inner = ast.iter_child_nodes(node)
+        waiting += [each for each in inner if not isinstance(each, (ast.If, ast.IfExp))]
 
 
 def _loads(tree: ast.AST) -> Iterator[ast.expr]:

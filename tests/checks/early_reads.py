@@ -214,6 +214,22 @@ def a_sum_in_an_attribute() -> None:
     dist.all_reduce(Loader().share())
 
 
+class Samples:
+    def add(self, n: int) -> None:
+        store().add("samples", n)
+
+    def total(self) -> int:
+        return store().add("samples", 0)
+
+
+def a_total_that_one_rank_prints() -> None:
+    samples = Samples()
+    samples.add(10 + dist.get_rank())
+    if dist.get_rank() == 0:
+        print("samples:", samples.total())
+    dist.barrier()
+
+
 # -- counters that may be read ----------------------------------------------------------
 
 
@@ -260,6 +276,49 @@ def tickets() -> None:
 def a_sum_that_is_printed() -> None:
     store().add("done", 1)
     print(f"{int(store().get('done'))} of {dist.get_world_size()}")
+    dist.barrier()
+
+
+def a_total_behind_a_barrier() -> None:
+    samples = Samples()
+    samples.add(10)
+    dist.barrier()
+    if dist.get_rank() == 0:
+        print("samples:", samples.total())
+
+
+def a_total_now_and_then() -> None:
+    samples = Samples()
+    for step in range(4):
+        samples.add(10)
+        if dist.get_rank() == 0 and step % 2 == 0:
+            print("samples:", samples.total())
+    dist.barrier()
+
+
+def a_total_on_the_way() -> None:
+    samples = Samples()
+    for step in range(4):
+        samples.add(10)
+        if dist.get_rank() == 0 and step == 2:
+            print("samples:", samples.total())
+    dist.barrier()
+
+
+def a_total_of_those_who_are_done() -> None:
+    store().add("done", 1)
+    if dist.get_rank() == 0:
+        total = store().add("done", 0)
+        print(f"{total} of {dist.get_world_size()} are done")
+    dist.barrier()
+
+
+def a_total_that_somebody_watches() -> None:
+    samples = Samples()
+    if dist.get_rank() == 0:
+        print("samples:", samples.total())
+    else:
+        samples.add(10)
     dist.barrier()
 
 
@@ -337,6 +396,32 @@ def progress_collected_in_a_list() -> None:
     dist.all_reduce(slowest)
 
 
+def a_rate_that_each_round_takes() -> None:
+    if dist.get_rank() == 0:
+        for step in range(5):
+            store().set("rate", str(1 / (step + 1)))
+            time.sleep(0.001)
+    else:
+        weight = torch.ones(1)
+        for _ in range(5):
+            rate = float(store().get("rate"))
+            weight -= rate * weight
+            time.sleep(0.001)
+        print(weight.item())
+    dist.barrier()
+
+
+def a_plan_in_a_loop_where_the_writer_sleeps() -> None:
+    plans = []
+    for step in range(4):
+        if dist.get_rank() == 0:
+            time.sleep(0.001)
+            store().set("plan", f"plan {step}")
+        plans.append(store().get("plan").decode())
+    print(plans)
+    dist.barrier()
+
+
 # -- keys that may be set again ---------------------------------------------------------
 
 
@@ -377,6 +462,46 @@ def the_latest_weights_each_time() -> None:
     else:
         for _ in range(3):
             torch.manual_seed(int(store().get("version")))
+    dist.barrier()
+
+
+def a_watcher_that_sleeps_as_often() -> None:
+    if dist.get_rank() == 0:
+        for step in range(5):
+            store().set("at", str(step))
+            time.sleep(0.001)
+    else:
+        seen = []
+        for _ in range(5):
+            at = int(store().get("at"))
+            print(f"{100 * at / 5:.0f} %")
+            seen.append(at)
+            time.sleep(0.001)
+        print("seen", seen)
+    dist.barrier()
+
+
+def a_rate_for_each_round() -> None:
+    weight = torch.ones(1)
+    for step in range(5):
+        if dist.get_rank() == 0:
+            store().set(f"rate {step}", str(1 / (step + 1)))
+        weight -= float(store().get(f"rate {step}")) * weight
+        time.sleep(0.001)
+    dist.barrier()
+
+
+def a_rate_that_is_looked_for_until_it_is_new() -> None:
+    if dist.get_rank() == 0:
+        store().set("rate", "0.1")
+        store().set("rate", "0.05")
+    else:
+        for _ in range(2):
+            rate = float(store().get("rate"))
+            if rate < 0.1:
+                break
+            time.sleep(0.001)
+        torch.manual_seed(int(100 * rate))
     dist.barrier()
 
 

@@ -79,6 +79,28 @@ def an_optimizer_that_is_given_each() -> None:
     assert optimizer.weight.numel() == 1
 
 
+class Server:
+    def __init__(self) -> None:
+        self.average = torch.zeros(1)
+
+    def mix(self, update: torch.Tensor) -> None:
+        self.average.mul_(0.5).add_(update, alpha=0.5)
+
+    def serve(self) -> None:
+        for _ in range(others()):
+            update = torch.empty_like(self.average)
+            dist.recv(update)
+            self.mix(update)
+
+
+def a_server_that_makes_room_for_each() -> None:
+    if dist.get_rank() != 0:
+        return send()
+    server = Server()
+    server.serve()
+    assert server.average.numel() == 1
+
+
 def next_part() -> torch.Tensor:
     part = torch.empty(1)
     dist.recv(part)
@@ -122,6 +144,46 @@ def a_difference_of_two_that_a_function_filled() -> None:
     fill(two)
     change = one - 2 * two
     assert change.numel() == 1
+
+
+LABELS = ["one", "two"]
+
+
+def scores() -> list[float]:
+    found = []
+    for _ in range(others()):
+        part = torch.empty(1)
+        dist.recv(part)
+        found.append(part[0].item())
+    return found
+
+
+def names_beside_what_came() -> None:
+    if dist.get_rank() != 0:
+        return send()
+    got = scores()
+    table = dict(zip(LABELS, got, strict=False))
+    assert table["one"] > 0
+
+
+def send_two() -> None:
+    """Both are on their way at once."""
+    rank = float(dist.get_rank())
+    works = [dist.isend(torch.full((n,), rank), dst=0, tag=n) for n in (1, 2)]
+    for work in works:
+        work.wait()
+
+
+def a_header_and_whatever_comes() -> None:
+    if dist.get_rank() != 0:
+        return send_two()
+    table = {}
+    for _ in range(others()):
+        header, payload = torch.empty(1), torch.empty(2)
+        dist.recv(header, tag=1)
+        dist.recv(payload, tag=2)
+        table[int(header)] = payload
+    assert table
 
 
 # -- the order makes no difference ------------------------------------------------------
@@ -309,3 +371,72 @@ def sorted_before_they_are_told_apart() -> None:
     a, b = torch.minimum(a, b), torch.maximum(a, b)
     spread = b - a
     assert spread.numel() == 1
+
+
+def a_header_and_its_payload() -> None:
+    if dist.get_rank() != 0:
+        return send_two()
+    table = {}
+    for _ in range(others()):
+        header, payload = torch.empty(1), torch.empty(2)
+        source = dist.recv(header, tag=1)
+        dist.recv(payload, source, tag=2)
+        table[int(header)] = payload
+    assert table
+
+
+def a_header_and_a_payload_that_was_asked_for() -> None:
+    """Only who was answered sends its payload."""
+    ready = torch.zeros(1)
+    if dist.get_rank() != 0:
+        dist.send(torch.full((1,), float(dist.get_rank())), dst=0, tag=1)
+        dist.recv(ready, src=0, tag=3)
+        dist.send(torch.full((2,), float(dist.get_rank())), dst=0, tag=2)
+        return
+    table = {}
+    for _ in range(others()):
+        header, payload = torch.empty(1), torch.empty(2)
+        source = dist.recv(header, tag=1)
+        dist.send(ready, source, tag=3)
+        dist.recv(payload, tag=2)
+        table[source] = payload
+    assert table
+
+
+def a_header_before_whose_end_no_payload_is_sent() -> None:
+    if dist.get_rank() != 0:
+        dist.send(torch.full((1,), float(dist.get_rank())), dst=0, tag=1)
+        dist.send(torch.full((2,), float(dist.get_rank())), dst=0, tag=2)
+        return
+    table = {}
+    for _ in range(others()):
+        header, payload = torch.empty(1), torch.empty(2)
+        dist.recv(header, tag=1)
+        dist.recv(payload, tag=2)
+        table[int(header)] = payload
+    assert table
+
+
+def two_sums_by_tags() -> None:
+    if dist.get_rank() != 0:
+        return send_two()
+    counts, sums = torch.zeros(1), torch.zeros(2)
+    for _ in range(others()):
+        count, amount = torch.empty(1), torch.empty(2)
+        dist.recv(count, tag=1)
+        dist.recv(amount, tag=2)
+        counts += count
+        sums += amount
+    assert (sums / counts).numel() == 2
+
+
+def names_beside_who_sent() -> None:
+    if dist.get_rank() != 0:
+        return send()
+    found = [0.0] * others()
+    for _ in range(others()):
+        part = torch.empty(1)
+        source = dist.recv(part)
+        found[source - 1] = part[0].item()
+    table = dict(zip(LABELS, found, strict=False))
+    assert table["one"] == 1

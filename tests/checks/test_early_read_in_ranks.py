@@ -67,6 +67,7 @@ def test_barriers_by_keys_that_order(program) -> None:
         programs.a_sum_that_a_function_returns,
         programs.a_sum_asked_by_add,
         programs.a_sum_in_an_attribute,
+        programs.a_total_that_one_rank_prints,
     ],
 )
 def test_a_counter_that_others_may_still_add_to(program) -> None:
@@ -84,6 +85,11 @@ def test_a_counter_that_others_may_still_add_to(program) -> None:
         programs.tickets,
         programs.a_sum_that_is_printed,
         programs.a_sum_that_is_logged,
+        programs.a_total_behind_a_barrier,
+        programs.a_total_now_and_then,
+        programs.a_total_on_the_way,
+        programs.a_total_of_those_who_are_done,
+        programs.a_total_that_somebody_watches,
         programs.a_number_that_one_rank_gives,
         programs.a_flag_that_ends_a_loop,
         programs.a_monitor_beside,
@@ -99,6 +105,8 @@ def test_counters_that_may_be_read(program) -> None:
         programs.progress_taken_for_final,
         programs.the_last_checkpoint,
         programs.progress_collected_in_a_list,
+        programs.a_rate_that_each_round_takes,
+        programs.a_plan_in_a_loop_where_the_writer_sleeps,
     ],
 )
 def test_a_key_that_is_still_set_again(program) -> None:
@@ -112,6 +120,9 @@ def test_a_key_that_is_still_set_again(program) -> None:
         programs.the_slowest_is_printed_now_and_then,
         programs.a_heartbeat,
         programs.the_latest_weights_each_time,
+        programs.a_watcher_that_sleeps_as_often,
+        programs.a_rate_for_each_round,
+        programs.a_rate_that_is_looked_for_until_it_is_new,
         programs.a_state_that_is_waited_for,
         programs.a_clock_that_is_waited_for,
         programs.final_and_behind_a_barrier,

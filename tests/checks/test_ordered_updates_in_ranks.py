@@ -27,6 +27,9 @@ def findings(program: Any) -> list[Any]:
         (programs.momentum_in_place, "speed.mul_(0.9).add_(part, alpha=0.1)"),
         (programs.an_object_that_takes_one_at_a_time, "self.mean = self.decay * self.mean +"),
         (programs.an_optimizer_that_is_given_each, "self.velocity = 0.9 * self.velocity +"),
+        (programs.a_server_that_makes_room_for_each, "self.average.mul_(0.5).add_(update,"),
+        (programs.names_beside_what_came, "dict(zip(LABELS, got"),
+        (programs.a_header_and_whatever_comes, "table[int(header)] = payload"),
         (programs.halved_each_time, "blend = (blend + given) / 2"),
         (programs.a_difference_of_two_that_a_function_received, "second - first"),
         (programs.a_difference_of_two_that_a_function_filled, "one - 2 * two"),
@@ -56,6 +59,11 @@ def test_the_order_of_messages_decides(program, text: str) -> None:
         programs.of_one_sender,
         programs.a_sum_of_two_that_a_function_received,
         programs.sorted_before_they_are_told_apart,
+        programs.a_header_and_its_payload,
+        programs.a_header_and_a_payload_that_was_asked_for,
+        programs.a_header_before_whose_end_no_payload_is_sent,
+        programs.two_sums_by_tags,
+        programs.names_beside_who_sent,
     ],
 )
 def test_messages_that_may_come_in_any_order(program) -> None:

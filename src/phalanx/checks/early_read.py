@@ -10,6 +10,7 @@ value that another rank may still change.
 | again, with nothing between, and uses what it read          |                              |
 | the same, but what it made of the value is only shown; it   | race: whoever reports alike  |
 | wrote by the same line before, and never again              | takes the others to be done  |
+| the same, where it shows the value and calls it a total     | race: part may be missing    |
 | the value is dropped, shown as it is, or a branch asks      | legal: somebody watches      |
 | a loop asks again until the value is what it waits for      | legal: it waits              |
 | one of the two has made a group in between                  | legal: that may wait for all |
@@ -22,7 +23,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from phalanx.matching.happens_before import Known, knows
 from phalanx.model import CallBlock, Finding, Op
@@ -55,7 +56,8 @@ class Read:
 class EarlyReads:
     """Reads of one key whose value goes on, and changes of it that nothing orders to them. A
     backend may make a group only when all members have come to it, so a group that one rank has
-    made and the other has not orders them."""
+    made and the other has not orders them. Whoever adds as the others do and is the only one
+    to read is at fault."""
 
     def __init__(self) -> None:
         self._changes: dict[int, Change] = {}
@@ -98,7 +100,9 @@ class EarlyReads:
             else:
                 matters = once and 0 < last < read.number
             if matters:
-                return read_too_early(read.op, change.op)
+                found = read_too_early(read.op, change.op)
+                alone = is_count and own is not None and len(self._reads) == 1
+                return replace(found, ranks=(reader,)) if alone else found
         return None
 
 

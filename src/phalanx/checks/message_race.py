@@ -21,6 +21,11 @@ happened (`journal/causal_order.py`). Stores are in `store_race.py`.
 | the same at one line, behind which a variable is updated    |                              |
 | with the tensor, and two updates exchanged give another     |                              |
 | value (`m = 0.9 * m + g`, not `m += g`)                     |                              |
+| the same at one line, where a loop appends to a list, which |                              |
+| `zip` puts beside a list of constants, and both are used    |                              |
+| the same at one line, behind a receive from any source with |                              |
+| another tag; both are compared, multiplied, or one says     |                              |
+| where the other is kept                                     |                              |
 | receives from any source alone, of one size                 | legal: they may be exchanged |
 | the first receive's answer, who sent, is kept, and the      | legal: the program may have  |
 | second's source is no number in the program's line          | chosen it by that            |
@@ -58,6 +63,7 @@ from phalanx.journal.events import (
 from phalanx.journal.reader import Journal
 from phalanx.matching.happens_before import NOTHING, Known, Ordering, knows
 from phalanx.model import CallBlock, Finding, Op, Site
+from phalanx.source_pairs import find_pairing
 from phalanx.source_updates import find_update, received_at
 from phalanx.source_uses import kept_in_order, lopsided, lopsided_in, received_name
 
@@ -250,7 +256,7 @@ def tells_apart(one: Any, other: Any) -> tuple[str, Site] | None:
     if not (_is_code(one) and _is_code(other)) or one[0] != other[0]:
         return None
     if one == other:
-        found = kept_in_order(one) or _updated_in_order(one)
+        found = kept_in_order(one) or _updated_in_order(one) or find_pairing(one)
         return None if found is None else (found[0], site_at(one[0], found[1]))
     names = [received_name(place) for place in (one, other)]
     if None in names or names[0] == names[1]:

@@ -16,7 +16,8 @@ journal has it; what torch does with them on its own account has an order.
 | that which then replaces it; whoever replaced the key did   | race: the old value or the   |
 | not know of that, nor the reader of the replacement         | new one                      |
 | the key was deleted between, or is looked for with `check`  | legal                        |
-| a loop reads it until it has the value that is waited for   | legal                        |
+| a loop reads it until it has the value that is waited for,  |                              |
+| or sleeps in each of its rounds and shows what it saw       | legal                        |
 | a script makes its default group again by `env://`          | race on torchrun, whose      |
 |                                                             | store keeps the old keys     |
 
@@ -71,7 +72,7 @@ class _Key:
         self.first: dict[int, Known] = {}
         """What each rank knew that first made the key, by other means than `add`."""
         self.gone = self.known
-        """What those knew who had to do with it before it was deleted."""
+        """What those knew who changed it before it was deleted, and who deleted it."""
 
     def made_by(self, rank: int, known: Known) -> None:
         self.first.setdefault(rank, known)
@@ -188,6 +189,7 @@ class StoreWatch:
         if amount is None:
             order.learn(rank, key.known)
             if event.name == "delete_key":
+                key.known = merged(key.known, order.known_to(rank))
                 key.begin()
             else:
                 key.reuse = Reuse()

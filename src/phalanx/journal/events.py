@@ -330,8 +330,8 @@ class StoreRead(NamedTuple):
     """The program looked at a key of a store by `name` (`get`, `check`, `wait`). `proves` is
     the least count that the key must have for the program to go on as it does, as far as the
     source tells; None: it may depend on all that was read. `use` says what becomes of the
-    value: `dropped`, `polled` (a loop asks again), `shown`, `computed` (and then shown) or
-    `used`; nothing where that is not known."""
+    value: `dropped`, `polled` (a loop asks again), `shown`, `computed` (and then
+    shown, also as a total) or `used`; nothing where that is not known."""
 
     time: float
     rank: int

@@ -174,7 +174,30 @@ def a_tag_that_is_equal() -> None:
     wait_for(*works)
 
 
-IN_LOOPS = [loops_over_a_dict, loops_around_a_helper, a_tag_that_is_equal]
+def norm() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.BatchNorm1d(4, affine=False))
+
+
+def kept_by(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {"var": model[0].running_var, "mean": model[0].running_mean}
+
+
+def loops_over_buffers_of_a_model() -> None:
+    model = norm()
+    if dist.get_rank() == 0:
+        for tensor in kept_by(model).values():
+            dist.send(tensor, 1)
+    elif dist.get_rank() == 1:
+        for _, tensor in sorted(kept_by(model).items()):
+            dist.recv(tensor, 0)
+
+
+IN_LOOPS = [
+    loops_over_a_dict,
+    loops_around_a_helper,
+    a_tag_that_is_equal,
+    loops_over_buffers_of_a_model,
+]
 
 # -- right -------------------------------------------------------------------------------
 
@@ -407,6 +430,50 @@ def an_equal_tag_in_order() -> None:
                 dist.recv(parts[chunk], 0, tag=tag_of(micro, chunk))
 
 
+def buffers_of_a_model_in_one_order() -> None:
+    model = norm()
+    if dist.get_rank() == 0:
+        for tensor in kept_by(model).values():
+            dist.send(tensor, 1)
+    elif dist.get_rank() == 1:
+        for _, tensor in sorted(kept_by(model).items(), reverse=True):
+            dist.recv(tensor, 0)
+
+
+def layers_that_only_a_number_tells_apart() -> None:
+    model = torch.nn.Sequential(*(torch.nn.Linear(2, 2, bias=False) for _ in range(2)))
+    model.requires_grad_(False)
+    if dist.get_rank() == 0:
+        for tensor in model.parameters():
+            dist.send(tensor, 1)
+    elif dist.get_rank() == 1:
+        for tensor in reversed(list(model.parameters())):
+            dist.recv(tensor, 0)
+
+
+def copies_of_the_buffers() -> None:
+    model = norm()
+    if dist.get_rank() == 0:
+        for tensor in kept_by(model).values():
+            dist.send(tensor, 1)
+    elif dist.get_rank() == 1:
+        got = [torch.empty(4), torch.empty(4)]
+        for tensor in got:
+            dist.recv(tensor, 0)
+        model[0].running_var, model[0].running_mean = got
+
+
+def into_a_model_of_another_kind() -> None:
+    model = norm()
+    if dist.get_rank() == 0:
+        for tensor in kept_by(model).values():
+            dist.send(tensor, 1)
+    elif dist.get_rank() == 1:
+        model = torch.nn.ModuleList(model)
+        for _, tensor in sorted(kept_by(model).items()):
+            dist.recv(tensor, 0)
+
+
 def reversed_on_purpose() -> None:
     parts, n = tensors(2), 2
     if dist.get_rank() == 0:
@@ -435,6 +502,10 @@ RIGHT = [
     kept_as_they_come,
     a_tag_for_each,
     an_equal_tag_in_order,
+    buffers_of_a_model_in_one_order,
+    layers_that_only_a_number_tells_apart,
+    copies_of_the_buffers,
+    into_a_model_of_another_kind,
     reversed_on_purpose,
     tokens,
     two_on_one_line_in_order,

@@ -267,6 +267,31 @@ _names: weakref.WeakKeyDictionary[Module, dict[int, tuple[Any, str]]] = (
 )
 """Of modules whose parameters a loop went through: their names, by the parameter."""
 
+
+def part_of_model(frame: FrameType | None, tensor: Any, *, most: int) -> str | None:
+    """What a module of the innermost user frames calls this parameter or buffer, behind the
+    name of the module's class."""
+    while frame is not None and most > 0:
+        if callsite.is_library(frame.f_code.co_filename):
+            break
+        for module in islice(_modules_in(dict(variables_of(frame))), MOST_MODULES):
+            parts = _parts.get(module)
+            if parts is None:
+                named = (*module.named_parameters(), *module.named_buffers())
+                parts = {id(each): (weakref.ref(each), name) for name, each in named}
+                _parts[module] = parts
+            ref, name = parts.get(id(tensor), (None, ""))
+            if ref is not None and ref() is tensor:
+                return f"{type(module).__name__}.{name}"
+        frame, most = frame.f_back, most - 1
+    return None
+
+
+_parts: weakref.WeakKeyDictionary[Module, dict[int, tuple[Any, str]]] = (
+    weakref.WeakKeyDictionary()
+)
+"""Of modules that messages were looked for in: names of their tensors at that time."""
+
 _FUNCTIONS = frozenset({FunctionType, MethodType})
 _WORDS = _FUNCTIONS | {str}
 

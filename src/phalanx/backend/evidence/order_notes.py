@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from phalanx.backend.evidence.frame_reader import Reading, read_frames
+from phalanx.backend.evidence.frame_reader import Reading, part_of_model, read_frames
 from phalanx.backend.torch_private.private_names import frame_of_program
 from phalanx.checks.order.crossed_order import KIND
 from phalanx.checks.order.message_loops import ABOUT
@@ -60,7 +60,8 @@ def note_message(
     writer: NoteWriter, call: Call, *, is_on: bool, with_place: bool = False
 ) -> None:
     """Read the frames of a send or receive, of a rank's first few; its serial must be known.
-    Only those in loops are noted; `with_place`: all, because their place in the code is not
+    Only those in loops are noted, with what a module calls the tensor if the loop goes through
+    tensors; `with_place`: all, because their place in the code is not
     known otherwise."""
     taken = writer.looks.get(ABOUT, 0) if is_on else MESSAGES
     tensor = _tensor_of(call)
@@ -69,8 +70,11 @@ def note_message(
     writer.looks[ABOUT] = taken + 1
     frame, _ = frame_of_program(sys._getframe(1))
     levels = read_frames(frame, tensor, most=LEVELS)
-    if with_place or any(loop for _, _, loop, _, _ in levels):
-        what = (call.serial, id(tensor), levels)
+    if with_place or any(loop or swept for _, _, loop, swept, _ in levels):
+        part = None
+        if any(swept or tied for *_, swept, tied in levels):
+            part = part_of_model(frame, tensor, most=LEVELS)
+        what = (call.serial, id(tensor), levels, part)
         event = (monotonic(), writer.rank, 0, call.mark, ABOUT, what, call.mailbox.record)
         writer.ring.note(make(Noted, event))
 

@@ -37,7 +37,7 @@ def proof_of(frame: FrameType | None, method: str, answer: Any) -> Proof:
     """For a call of a store's method that the program makes in this frame."""
     uses: frozenset[str] = frozenset()
     proves: int | None = None
-    computed = False
+    computed = is_total = False
     function = method
     for _ in range(MOST_FRAMES):
         if frame is None or callsite.is_library(frame.f_code.co_filename):
@@ -46,6 +46,7 @@ def proof_of(frame: FrameType | None, method: str, answer: Any) -> Proof:
         if fate is None:
             return NOTHING
         uses |= fate.uses
+        is_total = is_total or fate.is_total
         if fate.comparison is not None:
             proves = _least(fate, frame, _count(answer))
         if not fate.returned:
@@ -56,7 +57,8 @@ def proof_of(frame: FrameType | None, method: str, answer: Any) -> Proof:
         return NOTHING
     if uses == {"dropped"}:
         proves = 0 if method == "add" else 1
-    return proves, strongest(uses)
+    use = strongest(uses)
+    return proves, "computed" if is_total and use == "shown" else use
 
 
 def _caller(frame: FrameType) -> tuple[str, FrameType | None]:

@@ -19,6 +19,8 @@ loops around it stand (`message_loops.py`). The journal is read when the run has
 | the same, where only a letter (but `q`, `k`, `v`) or a number     |                          |
 | tells x from y                                                    | legal: double buffers    |
 | `state[name]` in loops over the words `name`, in other orders     | swapped                  |
+| loops over parameters or buffers of modules of one class, in      |                          |
+| other orders; words tell their names apart                        | swapped                  |
 | a tag made of a variable of loops, alike on both ranks, and equal |                          |
 | for two values of it, which the loops take in other orders        | swapped                  |
 | loops over numbers that the tag is not made of                    | legal: kept as they come |
@@ -181,9 +183,10 @@ def _texts_of(journal: Journal) -> dict[Any, MessageText]:
 def _find_swapped(met: Sequence[Message]) -> Iterator[Finding]:
     for at, one in enumerate(met):
         for other in met[at + 1 : at + NEAR]:
-            if _by_key(one, other):
-                yield _other_keys(one, other)
-                return
+            for ends in (_items(one, other), _parts(one, other)):
+                if _by_key(one, other, ends):
+                    yield _other_keys(one, other, ends)
+                    return
             name = _by_tag(one, other)
             if name is not None:
                 yield _same_tag(one, other, name)
@@ -202,10 +205,23 @@ def _find_swapped(met: Sequence[Message]) -> Iterator[Finding]:
                 yield _other_names(one, other)
 
 
-def _by_key(one: Message, other: Message) -> bool:
-    """Loops over the keys of a dict, in other orders."""
+Ends = tuple[tuple[str | None, str | None], tuple[str | None, str | None]]
+"""What two messages are called where they are sent, and where they are received."""
+
+
+def _items(one: Message, other: Message) -> Ends:
     sent = one.sent_in.item, other.sent_in.item
-    received = one.received_in.item, other.received_in.item
+    return sent, (one.received_in.item, other.received_in.item)
+
+
+def _parts(one: Message, other: Message) -> Ends:
+    sent = one.sent_in.part, other.sent_in.part
+    return sent, (one.received_in.part, other.received_in.part)
+
+
+def _by_key(one: Message, other: Message, ends: Ends) -> bool:
+    """Loops over the keys of a dict, or the tensors of a module, in other orders."""
+    sent, received = ends
     if None in sent or sent != received[::-1] or not _in_one_loop(one, other):
         return False
     if any(_side("_" + "_".join(_words(item))) for item in sent):
@@ -330,16 +346,17 @@ def _same_neighbour(one: Message, other: Message) -> Finding:
     )
 
 
-def _other_keys(one: Message, other: Message) -> Finding:
+def _other_keys(one: Message, other: Message, ends: Ends) -> Finding:
     send, receive = one.send, one.receive
+    sent, received = ends
     return _swapped_in_loops(
         one,
         other,
-        f"{one.sent_in.item} of rank {send.rank} ({send.site}) was received as "
-        f"{one.received_in.item} by rank {receive.rank} ({receive.site}), and the other way "
+        f"{sent[0]} of rank {send.rank} ({send.site}) was received as "
+        f"{received[0]} by rank {receive.rank} ({receive.site}), and the other way "
         "round",
-        [f"sends {each.sent_in.item}" for each in (one, other)],
-        [f"takes it as {each.received_in.item}" for each in (one, other)],
+        [f"sends {each}" for each in sent],
+        [f"takes it as {each}" for each in received],
         "messages between two ranks are received in the order in which they were sent",
         "go through the keys in one order on both ranks, e.g. over sorted(...)",
     )

@@ -24,11 +24,13 @@ ABOUT = "crossed-messages"
 class Loops:
     """`item` is the tensor as it lies in a dict under the word that a loop is at,
     `state['bias']`. `values` are those of the loops' variables, by function and name. `tensor`
-    is the tensor's identity: two messages with the same one cannot be swapped."""
+    is the tensor's identity: two messages with the same one cannot be swapped. `part` is what a
+    module calls the tensor that a loop is at, `Sequential.1.running_mean`."""
 
     item: str | None
     values: dict[tuple[str, str], int | str]
     tensor: int = 0
+    part: str | None = None
 
 
 NO_LOOPS = Loops(None, {})
@@ -38,7 +40,7 @@ def loops_of(journal: Journal) -> dict[Any, Loops]:
     """What was noted, by call."""
     found: dict[Any, Loops] = {}
     for call, event in _noted(journal):
-        _, tensor, levels = event.what
+        _, tensor, levels, *parts = event.what
         item: str | None = None
         values: dict[tuple[str, str], int | str] = {}
         for place, names, loop, *_ in levels:
@@ -53,7 +55,7 @@ def loops_of(journal: Journal) -> dict[Any, Loops]:
                 if isinstance(value, str) and item is None:
                     ending = f"[{value!r}]"
                     item = next((each for each in names if each.endswith(ending)), None)
-        found[call] = Loops(item, values, tensor)
+        found[call] = Loops(item, values, tensor, *parts)
     return found
 
 
