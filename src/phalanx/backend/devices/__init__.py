@@ -1,1 +1,1 @@
-"""GPUs: streams, and which device a rank means where there are fewer than ranks."""
+"""GPUs: streams, kernels, and which device a rank means where there are fewer than ranks."""
