@@ -32,16 +32,14 @@ def mark(depth: int = 1) -> Mark | None:
         frame: FrameType | None = sys._getframe(depth)
     except ValueError:
         return None
-    known = _library  # `mark_of`, written out: this is done for every call
-    while frame is not None:
-        code = frame.f_code
-        file = code.co_filename
-        skip = known.get(file)
-        if skip is None:
-            skip = known[file] = is_library_file(file)
-        if not skip:
-            return code, frame.f_lasti
-        frame = frame.f_back
+    known = _library.get
+    while frame is not None:  # `mark_of`, for every call: the usual frame costs one look
+        if known(frame.f_code.co_filename):
+            frame = frame.f_back
+        elif known(frame.f_code.co_filename) is None:
+            return mark_of(frame)
+        else:
+            return frame.f_code, frame.f_lasti
     return None
 
 

@@ -57,7 +57,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[Row]]:
 
 def call(name: str, **about: Any) -> Any:
     usual = {"inputs": (), "outputs": (), "op": None, "root": None, "facts": ((), ())}
-    return SimpleNamespace(name=name, uneven=False, **{**usual, **about})
+    return SimpleNamespace(name=name, uneven=False, plain=False, **{**usual, **about})
 
 
 def numbers(rank: int, size: int = SIZE, turn: int = 0) -> Tensor:

@@ -38,7 +38,7 @@ from phalanx.errors import PhalanxError
 from phalanx.journal.events import Completed, Met, Posted, described, make
 from phalanx.journal.writer import MOST_PARTS
 from phalanx.matching.mailboxes import GroupMailbox
-from phalanx.matching.slots import Call, Slot
+from phalanx.matching.slots import Call, Slot, finish_all
 from phalanx.system import monotonic
 
 _UNSET = timedelta(0)
@@ -499,8 +499,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         record, failed = last.mailbox.record, errors is not None
         event = (monotonic(), mover.rank, 0, None, record, last.number, (), failed)
         mover.ring.flow.append(make(Completed, event))
-        for index, call in enumerate(calls):
-            call.finish(errors[index] if errors else None)
+        finish_all(calls, errors)
 
     def _exchange(self, call: Call, sample: Tensor) -> OpWork:
         strand = call.strand

@@ -48,6 +48,7 @@ _ReduceScatterOptions = dist.ReduceScatterOptions
 _STRIDED = torch.strided
 _UNEVEN: dict[str, Any] = {"uneven": True}
 _STACKING: dict[str, Any] = {"stacking": True}
+_MOST_KNOWN = 1024
 
 
 class RankGroup(Endpoint):
@@ -60,6 +61,11 @@ class RankGroup(Endpoint):
         self._passed = self._admission.passed
         self._check = self._admission.check
         self._check_outputs = self._admission.check_outputs
+        self._sees_all = second is not None
+        """Whether a profile takes notes of every call."""
+        self._flat: dict[Any, Any] = {}
+        """Signatures of calls with one input and one output that have passed all checks, by
+        what `_facts_of` says."""
 
     def _config(self) -> str | None:
         """torch's description of the backends, by device; not before the group is made."""
@@ -95,6 +101,7 @@ class RankGroup(Endpoint):
         key = ("all_reduce", INPUT, code, dtype, on_cpu)
         if key in self._passed and first.layout is _STRIDED and first.is_contiguous():
             call.signature = ("all_reduce", code, (dtype, first.shape, on_cpu))
+            call.plain = True
         else:
             self._check("all_reduce", first, code)
             call.signature = signature_of(call)
@@ -190,7 +197,15 @@ class RankGroup(Endpoint):
         self, output: Tensor, input: Tensor, opts: Any = None
     ) -> OpWork | None:
         call = self._call("all_gather_into_tensor")
-        return self._gather_flat(call, [output], [input], opts)
+        facts = self._facts_of(call, output, input)
+        signature = self._flat.get(facts)
+        if signature is None:
+            return self._gather_flat(call, [output], [input], opts, facts)
+        call.inputs, call.outputs = [input], [output]
+        call.signature, call.plain = signature, True
+        if type(opts) is not _AllgatherOptions:
+            opts = options(_AllgatherOptions, opts)
+        return self._submit(call, data_movement.all_gather_into_tensor, opts, input)
 
     _allgather_base = all_gather_single
 
@@ -293,7 +308,16 @@ class RankGroup(Endpoint):
         opts: Any = None,
     ) -> OpWork | None:
         call = self._call("reduce_scatter_tensor")
-        return self._reduce_flat(call, [outputTensor], [inputTensor], opts)
+        if type(opts) is not _ReduceScatterOptions:
+            opts = options(_ReduceScatterOptions, opts)
+        call.op = reduce_op(opts.reduceOp)
+        facts = self._facts_of(call, outputTensor, inputTensor)
+        signature = self._flat.get(facts)
+        if signature is None:
+            return self._reduce_flat(call, [outputTensor], [inputTensor], opts, facts)
+        call.inputs, call.outputs = [inputTensor], [outputTensor]
+        call.signature, call.plain = signature, True
+        return self._submit(call, data_movement.reduce_scatter_tensor, opts, inputTensor)
 
     _reduce_scatter_base = reduce_scatter_single
 
@@ -328,10 +352,16 @@ class RankGroup(Endpoint):
         *,
         timeout: Any = None,
     ) -> OpWork | None:
-        opts = options(dist.AllToAllOptions, opts, timeout=timeout)
         call = self._call("all_to_all_single")
+        opts = options(dist.AllToAllOptions, opts, timeout=timeout)
         outgoing = arguments.as_splits(call.name, "input", input_split_sizes)
         incoming = arguments.as_splits(call.name, "output", output_split_sizes)
+        facts = None if outgoing or incoming else self._facts_of(call, output, input)
+        signature = self._flat.get(facts)
+        if signature is not None:
+            call.inputs, call.outputs, call.facts = [input], [output], (outgoing, incoming)
+            call.signature, call.plain = signature, True
+            return self._submit(call, data_movement.all_to_all_single, opts, input)
         alike = alike_or_not(input, output)
         self._check(call.name, input, **alike)
         self._check(call.name, output, None, OUTPUT, **alike)
@@ -346,6 +376,8 @@ class RankGroup(Endpoint):
         call.inputs, call.outputs, call.facts = [input], [output], (outgoing, incoming)
         even = not outgoing and not incoming and input.shape == output.shape
         call.signature = signature_of(call, even=even)
+        if even and facts is not None:
+            self._remember(facts, call.signature)
         return self._submit(call, data_movement.all_to_all_single, opts, input)
 
     alltoall_base = all_to_all_single
@@ -425,7 +457,12 @@ class RankGroup(Endpoint):
         )
 
     def _gather_flat(
-        self, call: Call, outputs: list[Tensor], inputs: list[Tensor], opts: Any
+        self,
+        call: Call,
+        outputs: list[Tensor],
+        inputs: list[Tensor],
+        opts: Any,
+        facts: Any = None,
     ) -> OpWork | None:
         opts = options(_AllgatherOptions, opts)
         arguments.check_pairs(call.name, outputs, inputs)
@@ -435,10 +472,17 @@ class RankGroup(Endpoint):
             overlaps.check_own_part(call.name, given, output, call.member)
         call.inputs, call.outputs = inputs, outputs
         call.signature = signature_of(call)
+        if facts is not None:
+            self._remember(facts, call.signature)
         return self._submit(call, data_movement.all_gather_into_tensor, opts, inputs[0])
 
     def _reduce_flat(
-        self, call: Call, outputs: list[Tensor], inputs: list[Tensor], opts: Any
+        self,
+        call: Call,
+        outputs: list[Tensor],
+        inputs: list[Tensor],
+        opts: Any,
+        facts: Any = None,
     ) -> OpWork | None:
         opts = options(_ReduceScatterOptions, opts)
         arguments.check_pairs(call.name, outputs, inputs)
@@ -449,7 +493,44 @@ class RankGroup(Endpoint):
             overlaps.check_own_part(call.name, output, given, call.member)
         call.inputs, call.outputs = inputs, outputs
         call.signature = signature_of(call)
+        if facts is not None:
+            self._remember(facts, call.signature)
         return self._submit(call, data_movement.reduce_scatter_tensor, opts, inputs[0])
+
+    def _facts_of(self, call: Call, output: Tensor, given: Tensor) -> Any:
+        """What the checks of a call with these two tensors depend on, besides the group: where
+        it passed once, it passes again. None if they depend on more, because a tensor does not
+        lie in memory as usual, or the two share it."""
+        if (
+            self._sees_all
+            or type(output) is not Tensor
+            or type(given) is not Tensor
+            or output.layout is not _STRIDED
+            or given.layout is not _STRIDED
+            or output.requires_grad
+            or given.requires_grad
+            or not output.is_contiguous()
+            or not given.is_contiguous()
+        ):
+            return None
+        try:
+            low, start = output.data_ptr(), given.data_ptr()
+        except RuntimeError:  # it stands for others, as in functorch
+            return None
+        if low < start + given.nbytes and start < low + output.nbytes:
+            return None
+        op = call.op
+        if op is not None:
+            if op[1] is not None:
+                return None
+            op = op[0]
+        device = (output.is_cpu, given.is_cpu)
+        return call.name, op, output.dtype, output.shape, given.dtype, given.shape, device
+
+    def _remember(self, facts: Any, signature: Any) -> None:
+        if len(self._flat) >= _MOST_KNOWN:
+            self._flat.clear()
+        self._flat[facts] = signature
 
     def _check_flat(
         self, name: str, code: int | None, given: Tensor, *, whole: Tensor, part: Tensor

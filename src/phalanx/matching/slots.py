@@ -7,7 +7,7 @@ arrived. `mailboxes.py` holds the open slots of a group.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from phalanx.callsite import Mark
@@ -42,6 +42,9 @@ class Call:
     point: Any = None
     facts: Any = None
     uneven = False
+    plain = False
+    """Whether it is known to have one input, and perhaps one output, that lie in memory as
+    usual, and apart."""
     done = False
     waited = False
     asynchronous = False
@@ -108,6 +111,21 @@ class Call:
             self.waiters = None
         if self.whole is not None:
             self.whole.finish_part(error)
+
+
+def finish_all(calls: Sequence[Call], errors: Sequence[Exception] | None) -> None:
+    """The ops of all members of a collective are complete, with `errors` for each."""
+    if errors is not None or any(c.callbacks or c.whole for c in calls):
+        for index, call in enumerate(calls):
+            call.finish(errors[index] if errors else None)
+        return
+    woken: list[Strand] = []  # the same, written out, with one look at the mutex
+    for call in calls:
+        call.done = True
+        if call.waiters:
+            woken += call.waiters
+            call.waiters = None
+    calls[0].strand.baton.wake_all(woken)
 
 
 class Slot:

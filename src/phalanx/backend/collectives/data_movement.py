@@ -14,7 +14,9 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
+from phalanx.backend.collectives import flat_movement
 from phalanx.backend.collectives.call_signature import order_of
+from phalanx.backend.collectives.flat_movement import is_flat
 from phalanx.backend.collectives.reduction import (
     PREMUL_SUM,
     Reduction,
@@ -94,6 +96,9 @@ def all_gather_each(calls: list[Call]) -> None:
 
 def all_gather_into_tensor(calls: list[Call]) -> None:
     """One flat or stacked output for each input."""
+    if is_flat(calls):
+        flat_movement.all_gather(calls)
+        return
     _copy_each(
         (piece, sender.inputs[index])
         for call in calls
@@ -130,6 +135,9 @@ def reduce_scatter(calls: list[Call]) -> None:
 
 def reduce_scatter_tensor(calls: list[Call]) -> None:
     reduction = _reduction(calls)
+    if is_flat(calls):
+        flat_movement.reduce_scatter(calls, reduction)
+        return
     if calls[0].uneven:
         check_order(calls)
     for index in range(len(calls[0].outputs)):
@@ -146,6 +154,9 @@ def all_to_all(calls: list[Call]) -> None:
 
 def all_to_all_single(calls: list[Call]) -> None:
     """`facts` are the splits along dimension 0, (input, output), empty for even ones."""
+    if is_flat(calls):
+        flat_movement.all_to_all(calls)
+        return
     count = len(calls)
     if calls[0].uneven:
         check_order(calls)

@@ -63,10 +63,13 @@ def is_fused(calls: list[Call]) -> bool:
         return False
     given, taken = plan.given, plan.taken
     device, dtype = given[0].get_device(), given[0].dtype
+    plain = all(call.plain for call in calls)
     for tensor in given if taken is given else (*given, *taken):
-        if tensor.get_device() != device or tensor.dtype is not dtype:
+        if tensor.get_device() != device:
             return False
-        if tensor.layout is not torch.strided or not tensor.is_contiguous():
+        if not plain and not (
+            tensor.dtype is dtype and tensor.layout is torch.strided and tensor.is_contiguous()
+        ):
             return False
     op = COPY if first.op is None else first.op[0]
     if op != COPY:

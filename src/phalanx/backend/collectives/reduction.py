@@ -64,7 +64,7 @@ class Reduction:
 
     def _whole(self, tensors: Sequence[Tensor]) -> None:
         total, *others = tensors
-        self._accumulate(total, others)
+        self.accumulate(total, others)
         if others and total.is_cuda:
             copy_each(others, [total] * len(others))
             return
@@ -94,19 +94,19 @@ class Reduction:
         def reduce(tensors: Sequence[Tensor]) -> None:
             out, first, *others = tensors
             if home is None or home == 0:
-                self._accumulate(out if home == 0 else out.copy_(first), others)
+                self.accumulate(out if home == 0 else out.copy_(first), others)
             else:
                 total = first.clone()
-                self._accumulate(total, others)
+                self.accumulate(total, others)
                 out.copy_(total)
 
         _in_blocks([target, *inputs], reduce)
 
-    def _accumulate(self, total: Tensor, others: list[Tensor]) -> None:
+    def accumulate(self, total: Tensor, others: list[Tensor]) -> None:
         """`total` holds the first input and gets the result."""
         if total.dtype in _NARROW:
             wide = total.float()
-            self._accumulate(wide, [tensor.float() for tensor in others])
+            self.accumulate(wide, [tensor.float() for tensor in others])
             total.copy_(wide)
             return
         if not total.is_cpu:

@@ -82,6 +82,17 @@ def run_in_order(calls: list[Call], move: Callable[[], None]) -> None:
     if not points:
         move()
         return
+    index = points[0].device
+    stream = current_raw_stream(index)
+    for point in points:
+        if point.device != index or point.stream != stream:
+            break
+    else:  # the usual case: nobody has to wait
+        move()
+        reached = StreamPoint(index, stream)
+        for call in calls:
+            call.point = reached
+        return
     done = {
         index: StreamPoint(index, current_raw_stream(index))
         for index in {point.device: None for point in points}
