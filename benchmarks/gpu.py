@@ -6,8 +6,10 @@ Each figure is the time that all ranks together need for one call or one step. B
 a floor that is measured in the same run: for collectives the bytes that have to be read and
 written, moved by one plain copy; for training steps the same step of one rank alone, as often
 as there are ranks. One rank alone has torch's fake group of the same size, so that it does the
-same work and sends nothing. Two lines tell what is not ours to change: a small call on tensors
-of the processor, which is all engine, and a DDP step of one rank on NCCL. Needs CUDA; runs from
+same work and sends nothing. Three lines tell what is not ours to change: what a small call
+takes without Phalanx (torch's own Python in each rank, below a function mode that does nothing;
+a hand-over from thread to thread on one core; one launch), a small call on tensors of the
+processor, which is all engine, and a DDP step of one rank on NCCL. Needs CUDA; runs from
 `src/` with torch alone.
 """
 
@@ -19,6 +21,7 @@ import json
 import os
 import pstats
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,6 +32,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 # Another version of the sources can be measured beside this one.
 sys.path.insert(0, os.environ.get("PHALANX_SRC") or str(Path(__file__).parents[1] / "src"))
@@ -290,6 +294,65 @@ def launch_time() -> float:
     return (time.perf_counter() - start) / 2000
 
 
+class _PassOn(TorchFunctionMode):
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+class _NoGroup(dist.ProcessGroup):
+    """A group that does nothing."""
+
+    def allreduce(self, *args: Any) -> None: ...
+
+
+def call_of_torch() -> float:
+    """Seconds of `dist.all_reduce` in one rank, without what a group does."""
+    tensor = torch.ones(4, device="cuda")
+    with fake_group(1), _PassOn():
+        group: Any = _NoGroup(0, 1)
+        world: Any = dist.distributed_c10d._world
+        world.pg_group_ranks[group], world.pg_map[group] = {0: 0}, ("gloo", None)
+        return _best(lambda: dist.all_reduce(tensor, group=group))
+
+
+def hand_over() -> float:
+    """Seconds from one thread to the next in a ring of eight on one core."""
+    gates, times = [threading.Lock() for _ in range(8)], []
+
+    def run(index: int) -> None:
+        os.sched_setaffinity(0, {max(cores)})
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        for _ in range(20):
+            start = time.perf_counter()
+            for _ in range(300):
+                gates[index].acquire()
+                gates[(index + 1) % 8].release()
+            times.append((time.perf_counter() - start) / 300 / 8)
+
+    cores = os.sched_getaffinity(0)
+    for gate in gates:
+        gate.acquire()
+    threads = [threading.Thread(target=run, args=(index,)) for index in range(8)]
+    for thread in threads:
+        thread.start()
+    gates[0].release()
+    for thread in threads:
+        thread.join()
+    return min(times)
+
+
+def _best(step: Step) -> float:
+    times = []
+    for _ in range(20):
+        start = time.perf_counter()
+        for _ in range(500):
+            step()
+        times.append((time.perf_counter() - start) / 500)
+    return min(times)
+
+
 def on_cpu(device: str) -> Step:
     tensor = torch.zeros(4)
     return lambda: dist.all_reduce(tensor)
@@ -377,6 +440,11 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     if not options.only:
         engine = min(in_ranks(Figure("", on_cpu, 0), 2000, ranks=ranks) for _ in range(3))
         print(f"all_reduce 16 B on tensors of the processor: {engine * 1e6:.0f} us")
+        call, turn = call_of_torch(), hand_over()
+        print(
+            f"torch's own call {call * 1e6:.1f} us, a hand-over {turn * 1e6:.1f} us: with one "
+            f"launch {(ranks * (call + turn) + launch) * 1e6:.0f} us for {ranks} ranks"
+        )
         own = ddp_on_nccl(60)
         print(f"DDP step of one rank on NCCL, {ranks} times: {ranks * own * 1e3:.1f} ms")
         found += [{"name": "engine", "value": engine}, {"name": "DDP on NCCL", "value": own}]

@@ -61,7 +61,7 @@ def log(monkeypatch: pytest.MonkeyPatch, current: dict[int, int]) -> Log:
 
 def call(point: StreamPoint | None, *parts: Any) -> Any:
     device = None if point is None else point.device
-    return SimpleNamespace(device=device, point=point, parts=parts)
+    return SimpleNamespace(device=device, point=point, parts=parts, asynchronous=True)
 
 
 def move(calls: list[Any], log: Log) -> None:
@@ -74,6 +74,14 @@ def test_ranks_on_one_stream_wait_for_nothing(log) -> None:
     for each in calls:
         cuda_streams.wait_for_point(each)
     assert log == ["move"]
+
+
+def test_a_call_that_has_waited_needs_no_point(log) -> None:
+    calls = [call(StreamPoint(0, 0)) for _ in range(2)]
+    calls[0].asynchronous = False
+    move(calls, log)
+    assert calls[0].point is None
+    assert calls[1].point is not None
 
 
 def test_data_moves_after_other_streams_and_before_they_go_on(log, current) -> None:

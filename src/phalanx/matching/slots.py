@@ -115,17 +115,23 @@ class Call:
 
 def finish_all(calls: Sequence[Call], errors: Sequence[Exception] | None) -> None:
     """The ops of all members of a collective are complete, with `errors` for each."""
-    if errors is not None or any(c.callbacks or c.whole for c in calls):
-        for index, call in enumerate(calls):
-            call.finish(errors[index] if errors else None)
+    if errors is not None:
+        for call, error in zip(calls, errors, strict=True):
+            call.finish(error)
         return
-    woken: list[Strand] = []  # the same, written out, with one look at the mutex
+    woken: list[Strand] = []
     for call in calls:
-        call.done = True
-        if call.waiters:
-            woken += call.waiters
+        if call.callbacks or call.whole is not None:
+            break
+        woken += call.waiters or ()
+    else:  # the usual case, with one look at the mutex
+        for call in calls:
+            call.done = True
             call.waiters = None
-    calls[0].strand.baton.wake_all(woken)
+        calls[0].strand.baton.wake_all(woken)
+        return
+    for call in calls:
+        call.finish()
 
 
 class Slot:

@@ -87,11 +87,11 @@ def run_in_order(calls: list[Call], move: Callable[[], None]) -> None:
     for point in points:
         if point.device != index or point.stream != stream:
             break
-    else:  # the usual case: nobody has to wait
+    else:  # the usual case: nobody has to wait, but who waits later on another stream
         move()
         reached = StreamPoint(index, stream)
         for call in calls:
-            call.point = reached
+            call.point = reached if call.asynchronous else None
         return
     done = {
         index: StreamPoint(index, current_raw_stream(index))
