@@ -12,7 +12,7 @@ PARALLEL := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test test-full test-libraries conformance upstream docs lint format bench bench-startup bench-tests bench-bugs bench-explain clean
+.PHONY: help demo check test test-full test-libraries conformance upstream docs lint format bench bench-startup bench-tests bench-bugs bench-explain chaos clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -70,6 +70,9 @@ bench-bugs: $(READY) ## run wrong programs on Gloo, DETAIL and Phalanx; write do
 
 bench-explain: $(READY) ## let wrong programs hang under torchrun and explain their dumps; write docs/explain.md (an hour)
 	$(BIN)/python benchmarks/explain.py --write docs/explain.md
+
+chaos: $(READY) ## inject faults into runs on all engines, at random moments (half an hour)
+	$(BIN)/python -m tests.chaos.run
 
 clean: ## remove the virtual environment and all caches
 	rm -rf .venv .venv-libraries build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
