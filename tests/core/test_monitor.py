@@ -44,17 +44,18 @@ def test_looks_that_take_long_are_rare(bench, monkeypatch) -> None:
 
     def look() -> None:
         looks.append(round(now[0], 3))
-        spent[0] += 0.01 if len(looks) == 2 else 0.0
+        spent[0] += {2: 0.01, 4: 1.0}.get(len(looks), 0.0)
 
     watched = monitor.Monitor(bench.baton)
     bench.baton.on_look = look
-    for tick in range(200):
+    for tick in range(300):
         now[0] = tick * 0.005
         watched.check()
     gaps = [after - before for before, after in pairwise(looks)]
     assert gaps[0] == pytest.approx(monitor.LOOK)
     assert gaps[1] == pytest.approx(0.01 * monitor.REST)
     assert gaps[2] == pytest.approx(monitor.LOOK)
+    assert gaps[3] == pytest.approx(monitor.MOST_REST)
 
 
 def test_many_threads_are_checked_less_often() -> None:

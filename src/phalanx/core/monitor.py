@@ -30,9 +30,10 @@ of all threads, and every deadline is compared."""
 
 LOOK = 0.02
 """Seconds between two looks for ranks that can never move again while others do."""
-REST = 40
+REST, MOST_REST = 40, 0.5
 """How many times as long as a look takes no other follows: with a thousand ranks it takes
-milliseconds, in which no rank runs."""
+milliseconds, in which no rank runs. And for how many seconds at most: what one has found may
+need the next."""
 
 _TASKS = "/proc/self/task"
 
@@ -65,7 +66,8 @@ class Monitor:
         if now >= self._look_at and baton.on_look is not None and not baton.stopping:
             spent = time.thread_time()
             baton.on_look()
-            self._look_at = now + max(LOOK, REST * (time.thread_time() - spent))
+            rest = REST * (time.thread_time() - spent)
+            self._look_at = now + min(max(LOOK, rest), MOST_REST)
         self._arrange_threads(now, process, hand_overs)
         spent = cpu_time(holder) if holder is not None else 0.0
         if baton.has_timer():
