@@ -12,7 +12,7 @@ PARALLEL := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test test-full test-libraries conformance upstream docs lint format bench bench-startup bench-tests bench-bugs bench-explain chaos clean
+.PHONY: help demo check test test-full test-libraries conformance upstream docs lint format bench bench-startup bench-tests bench-bugs bench-explain bench-scale chaos clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -58,6 +58,9 @@ format: $(READY) ## let ruff rewrite the sources
 
 bench: $(READY) ## compare all_reduce with torch's threaded group and with Gloo
 	$(BIN)/python benchmarks/all_reduce.py
+
+bench-scale: $(READY) ## measure many ranks beside as many bare threads (5 minutes)
+	$(BIN)/python benchmarks/scale.py
 
 bench-startup: $(READY) ## compare phalanx run with the import of torch.distributed
 	$(BIN)/python benchmarks/startup.py

@@ -6,6 +6,7 @@ import hashlib
 import queue
 import threading
 import time
+from itertools import pairwise
 
 import pytest
 
@@ -33,6 +34,33 @@ def test_a_holder_that_blocks_natively_loses_the_baton_until_it_comes_back(bench
     bench.run(blocking, writer)
     assert bench.log[0] == OUTSIDE and "letter" in bench.log
     assert bench.log[-1] == RUNNING and not bench.errors
+
+
+def test_looks_that_take_long_are_rare(bench, monkeypatch) -> None:
+    """A rank waits while the monitor looks."""
+    now, spent, looks = [0.0], [0.0], []
+    monkeypatch.setattr(monitor, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "thread_time", lambda: spent[0])
+
+    def look() -> None:
+        looks.append(round(now[0], 3))
+        spent[0] += {2: 0.01, 4: 1.0}.get(len(looks), 0.0)
+
+    watched = monitor.Monitor(bench.baton)
+    bench.baton.on_look = look
+    for tick in range(300):
+        now[0] = tick * 0.005
+        watched.check()
+    gaps = [after - before for before, after in pairwise(looks)]
+    assert gaps[0] == pytest.approx(monitor.LOOK)
+    assert gaps[1] == pytest.approx(0.01 * monitor.REST)
+    assert gaps[2] == pytest.approx(monitor.LOOK)
+    assert gaps[3] == pytest.approx(monitor.MOST_REST)
+
+
+def test_many_threads_are_checked_less_often() -> None:
+    assert monitor.tick_for(4) == monitor.tick_for(500) == monitor.TICK
+    assert monitor.tick_for(4096) == 8 * monitor.TICK
 
 
 def test_a_holder_that_computes_keeps_the_baton(bench) -> None:

@@ -131,7 +131,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         super()._set_group_name(name)
         self._name = name
         context = self._context
-        members = tuple(self.options.global_ranks_in_group) or tuple(range(self._count))
+        members = self.options.global_ranks_in_group or range(self._count)
         self._place = self._meeting_key()
         self._mailbox = self._session.mailbox(self._place, name, members)
         self._note_backend(self._backend_name)

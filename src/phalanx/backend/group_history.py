@@ -59,17 +59,21 @@ def noting(original: Any) -> Any:
         if context is not None and KIND in context.session.kinds:
             _, _, ranks, backend, _, name = args[:6]
             if ranks and str(name).isdigit():  # else it is named by its members, who alone call
-                _note(context, tuple(ranks), str(backend), callsite.mark(2))
-        return original(*args, **kwargs)
+                note_creation(context, tuple(ranks), str(backend), callsite.mark(2))
+        made = original(*args, **kwargs)
+        if context is not None and context.makes is not None:
+            context.makes.append((args, kwargs))
+        return made
 
     return make
 
 
-def _note(
+def note_creation(
     context: RankContext, ranks: tuple[int, ...], backend: str, mark: Mark | None
 ) -> None:
+    """A rank makes a group, as a member or not. Raises, or waits, where it does not fit."""
     strand = here.strand
-    creations = _creations(context)
+    creations = creations_of(context)
     if strand is None or creations is None:
         return
     call = creations.add(context.rank, (ranks, backend), mark)
@@ -109,7 +113,7 @@ def note_split(
         raise context.session.report(verdict)
 
 
-def _creations(context: RankContext) -> GroupCreations | None:
+def creations_of(context: RankContext) -> GroupCreations | None:
     """Those of the rank's default group."""
     group = context.torch_state.default_pg
     if group is None or group._mailbox is None:

@@ -19,9 +19,10 @@ from torch.distributed.algorithms.join import Join
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
+from phalanx.backend import mesh_groups
 from phalanx.backend.endpoint import CPP_NAME
 from phalanx.backend.session import context_here
-from phalanx.backend.torch_private import private, private_devices
+from phalanx.backend.torch_private import private, private_devices, private_meshes
 from phalanx.core.strand import here
 
 Patch = tuple[Any, str, Any]
@@ -159,13 +160,18 @@ def ddp_log_entries(backend: str) -> dict[str, Any]:
 
 
 def mesh_patches() -> list[Patch]:
-    """DTensor remembers plans per process, by mesh; but they hold for one rank only."""
+    """DTensor remembers plans per process, by mesh; but they hold for one rank only. What
+    ranks work out alike about a mesh is kept once."""
     make = DeviceMesh.__init__
 
     def make_for_rank(mesh: Any, *args: Any, **kwargs: Any) -> None:
-        make(mesh, *args, **kwargs)
         context = context_here()
-        if context is not None:
-            private.set_mesh_owner(mesh, context.rank)
+        if context is None:
+            make(mesh, *args, **kwargs)
+            return
+        with private_meshes.made_by(mesh, partial(mesh_groups.make, context)):
+            make(mesh, *args, **kwargs)
+        private.set_mesh_owner(mesh, context.rank)
+        private_meshes.share_ranks(mesh, context.session.meshes)
 
     return [(DeviceMesh, "__init__", make_for_rank)]

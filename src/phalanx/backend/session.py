@@ -37,14 +37,29 @@ Environ = dict[str, str] | Callable[[], dict[str, str]]
 """A rank's environment, or how it is made."""
 
 
+class Places(dict[Any, dict[int, int]]):
+    """For each group of a rank, the places of its members. torch makes such a table for each
+    rank and never changes it. Equal ones become one: a thousand ranks would keep a million
+    numbers."""
+
+    def __init__(self, known: dict[Any, dict[int, int]]) -> None:
+        super().__init__()
+        self._known = known
+
+    def __setitem__(self, group: Any, places: dict[int, int]) -> None:
+        key = tuple(places)
+        found = self._known.setdefault(key, places)
+        super().__setitem__(group, found if found == places else places)
+
+
 class TorchState:
     """What `torch.distributed` keeps once per process, held here once per rank."""
 
-    def __init__(self) -> None:
+    def __init__(self, places: dict[Any, dict[int, int]]) -> None:
         self.default_pg: Any = None
         self.pg_map: dict[Any, Any] = {}
         self.pg_names: dict[Any, str] = {}
-        self.pg_group_ranks: dict[Any, dict[int, int]] = {}
+        self.pg_group_ranks = Places(places)
         self.pg_backend_config: dict[Any, str] = {}
         self.group_count = 0
         self.tags_to_pg: dict[str, list[Any]] = {}
@@ -62,13 +77,15 @@ class RankContext:
         self.session = session
         self.rank = rank
         self._environ = environ
-        self.torch_state = state or TorchState()
+        self.torch_state = state or TorchState(session.places)
         self.saved: dict[str, Any] = {}
         self.last_call: Call | None = None
         self.initialised = False
         self.incarnations: dict[str, int] = {}
         self.helpers: list[threading.Thread] = []
         self.uses_pools = False  # whether threads of a pool have worked for the rank
+        self.makes: list[Any] | None = None
+        """What the rank gives to torch's maker of groups, while somebody wants to know."""
         self.held: dict[Strand, Call] = {}
         self.holds: dict[int, int] = {}
         """Calls that are held up for a moment, and how often for which thread; see
@@ -205,6 +222,8 @@ class Session:
         """Of how many calls in a row `evidence/order_notes.py` takes notes."""
         self.compares_roots = "rank-space" in self.kinds
         self.follows_results = "lost-result" in self.kinds
+        self.places: dict[Any, dict[int, int]] = {}
+        """Where the members of groups are in them, by the members."""
         self.ranks = [
             RankContext(self, rank, environ, state)
             for rank, (environ, state) in enumerate(itertools.zip_longest(environs, states))
@@ -214,6 +233,8 @@ class Session:
         self._ended = [0, 0, 0]
         self.leftovers: list[Wait] = []
         """What was still open in groups when their last member destroyed them."""
+        self.meshes: dict[Any, Any] = {}
+        """The groups of each kind of mesh; see `mesh_groups.py`."""
         self.stores: dict[str, Store] = {}
         self.store_waiters: list[Strand] = []
         self.renumber: Callable[[RankContext, int], None] | None = None
@@ -286,10 +307,11 @@ class Session:
         collectives, messages, groups = map(sum, zip(*all_counts, strict=True))
         return Tally(self.size, collectives, messages, groups, raised=tuple(self.raised))
 
-    def mailbox(self, key: tuple[str, int], name: str, ranks: tuple[int, ...]) -> GroupMailbox:
+    def mailbox(self, key: tuple[str, int], name: str, members: Sequence[int]) -> GroupMailbox:
         """The mailbox of a group; the first member to come makes it."""
         found = self.mailboxes.get(key)
         if found is None:
+            ranks = tuple(members)
             shown = "world" if len(ranks) == self.size and name == "0" else f"group {name}"
             found = self.mailboxes[key] = GroupMailbox(shown, ranks)
             self.journal.keep(found.record)

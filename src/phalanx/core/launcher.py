@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from phalanx.core.baton import Baton
-from phalanx.core.monitor import TICK, Monitor
+from phalanx.core.monitor import TICK, Monitor, tick_for
 from phalanx.core.strand import DONE, OUTSIDE, RUNNING, Strand
 from phalanx.core.thread_pool import RankThreadPool, no_daemon
 from phalanx.errors import RankInterrupted, RankStopped
-from phalanx.system import monotonic, sleep
+from phalanx.system import collect_for, monotonic, sleep
 
 Body = Callable[[Strand], None]
 
@@ -87,10 +87,12 @@ class Launcher:
         self._left = len(strands)
         self._unclaimed.update(strands)
         threads: list[threading.Thread] = []
+        put_back = collect_for(len(strands))
         try:
             self.baton.affinity.visit()
             stuck = self._run_all(strands, bodies, threads)
         finally:
+            put_back()
             self.baton.affinity.end()
         for thread, strand in zip(threads, strands, strict=False):
             if strand not in stuck:
@@ -180,7 +182,8 @@ class Launcher:
         self.baton.stop(at_once=True, interrupted=by_key)
 
     def _supervise(self, strands: Sequence[Strand]) -> list[Strand]:
-        while not self._all_done.acquire(True, TICK):
+        tick = tick_for(len(strands))
+        while not self._all_done.acquire(True, tick):
             self.baton.affinity.go_home()
             self._monitor.check()
             if self._on_tick is not None:

@@ -24,8 +24,16 @@ own threads may be working for it."""
 APART = 0.2
 """Seconds for which the threads stay apart after the one core was busy with other work."""
 
+MANY_THREADS = 512
+"""From so many threads on there are fewer ticks: in each of them the system adds up the time
+of all threads, and every deadline is compared."""
+
 LOOK = 0.02
 """Seconds between two looks for ranks that can never move again while others do."""
+REST, MOST_REST = 40, 0.5
+"""How many times as long as a look takes no other follows: with a thousand ranks it takes
+milliseconds, in which no rank runs. And for how many seconds at most: what one has found may
+need the next."""
 
 _TASKS = "/proc/self/task"
 
@@ -43,7 +51,8 @@ class Monitor:
         self._tick = self.moved_at, time.process_time(), 0
         self._apart_until = 0.0
         self._progress = 0
-        self._looked_at = self.moved_at
+        self._look_at = self.moved_at + LOOK
+        """When to look next."""
 
     def check(self) -> None:
         """Push the holder outside if it blocks, and fire timers that are due."""
@@ -54,9 +63,11 @@ class Monitor:
         baton.fire_due()
         holder, hand_overs = baton.holder, baton.hand_overs
         now, process = monotonic(), time.process_time()
-        if now - self._looked_at >= LOOK and baton.on_look is not None and not baton.stopping:
-            self._looked_at = now
+        if now >= self._look_at and baton.on_look is not None and not baton.stopping:
+            spent = time.thread_time()
             baton.on_look()
+            rest = REST * (time.thread_time() - spent)
+            self._look_at = now + min(max(LOOK, rest), MOST_REST)
         self._arrange_threads(now, process, hand_overs)
         spent = cpu_time(holder) if holder is not None else 0.0
         if baton.has_timer():
@@ -101,6 +112,11 @@ class Monitor:
         if process - self._process > 0.2 * (now - self._since):
             self.moved_at = now
         self._since, self._process = now, process
+
+
+def tick_for(threads: int) -> float:
+    """Seconds between two checks of so many threads."""
+    return TICK * max(1.0, threads / MANY_THREADS)
 
 
 def is_asleep(native: int) -> bool:

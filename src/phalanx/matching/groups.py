@@ -36,6 +36,9 @@ _RULE = (
 Made = tuple[tuple[int, ...], str]
 """A group as ranks make it: its members and its backend."""
 
+Spot = tuple[Made, Mark | Site | None]
+"""A group, and where a rank made it."""
+
 
 class Creation(NamedTuple):
     """One call of `new_group`: by which rank, for which members and backend, from where.
@@ -51,9 +54,7 @@ class Creation(NamedTuple):
     holds: bool = False
 
     def as_op(self) -> Op:
-        members, backend = self.group
-        site = self.place if isinstance(self.place, Site) else resolve(self.place)
-        return Op(self.rank, "new_group", Group(backend, members), site=site)
+        return _op(self.rank, (self.group, self.place))
 
 
 class GroupCreations:
@@ -68,9 +69,9 @@ class GroupCreations:
     ) -> None:
         self._world = world
         self._has_begun = has_begun or (lambda member: True)
-        self.made: dict[int, list[Creation]] = {}
-        self.first: list[Creation] = []
-        """Who came first, by number."""
+        self.made: dict[int, list[Spot]] = {}
+        self.first: list[Spot] = []
+        """What was made first, by number."""
         self._mixed: set[int] = set()
         """Numbers at which not all ranks make the same group, which may be in order."""
         self.disagree_at: int | None = None
@@ -80,24 +81,46 @@ class GroupCreations:
     def add(
         self, rank: int, group: Made, place: Mark | Site | None, *, holds: bool = False
     ) -> Creation:
-        own = self.made.setdefault(rank, [])
-        number = len(own)
-        call = Creation(rank, number, group, place, holds)
-        own.append(call)
+        """Ranks that make the same at the same line share what is kept of it: with thousands
+        of ranks there are millions of these calls."""
+        own = self.made.get(rank)
+        if own is None:
+            own = self.made[rank] = []
+        number, spot = len(own), (group, place)
         if number == len(self.first):
-            self.first.append(call)
-            return call
-        if self.first[number].group != group:
+            self.first.append(spot)
+        first = self.first[number]
+        same = first[0] == group
+        if same:
+            spot = first if first[1] == place else (first[0], place)
+        else:
             self._mixed.add(number)
-        if number in self._mixed and self.disagree_at is None:
+        own.append(spot)
+        if self._mixed and number in self._mixed and self.disagree_at is None:
             there = {
-                member: self.made[each][number].group
+                member: self.made[each][number][0]
                 for member, each in self._known_ranks()
                 if len(self.made.get(each, ())) > number
             }
             if do_clash(there):
                 self.disagree_at = number
-        return call
+        return Creation(rank, number, group, place, holds)
+
+    def last_of(self, rank: int, count: int) -> list[Spot]:
+        """So many groups that the rank has made last."""
+        return self.made.get(rank, [])[-count:]
+
+    def repeat(self, rank: int, spots: list[Spot], place: Mark | Site | None) -> bool:
+        """The rank makes these groups at this place; all at once, if that is what came first
+        there. False: the groups are to be added one by one."""
+        own = self.made.setdefault(rank, [])
+        number = len(own)
+        if spots[0][1] != place or self.first[number : number + len(spots)] != spots:
+            return False
+        if self._mixed or self.disagree_at is not None:
+            return False
+        own += spots
+        return True
 
     def missing(self, call: Creation) -> tuple[int, ...]:
         """Whom a call waits for: members that have not come to theirs, or, where calls
@@ -135,8 +158,8 @@ class GroupCreations:
         """Where calls disagree, the rank's own call at that number."""
         at = self.disagree_at
         own = self.made.get(call.rank, ())
-        shown = own[at] if at is not None and at < len(own) else call
-        return Wait(op=shown.as_op(), needs=self.needs(call))
+        shown = call.as_op() if at is None or at >= len(own) else _op(call.rank, own[at])
+        return Wait(op=shown, needs=self.needs(call))
 
     def needs(self, call: Creation) -> tuple[int, ...]:
         """The ranks without which the call can never end; none if not all of them are known."""
@@ -149,6 +172,8 @@ class GroupCreations:
 
     def find_missing(self, gone: Collection[int] | None = None) -> Finding | None:
         """Who made fewer groups than others and cannot any more; None: all have ended."""
+        if len({len(self.made.get(rank, ())) for rank in self._ranks()}) < 2:
+            return None
         found = find_missing_creation(self._ops())
         if found is None or gone is None or set(gone).issuperset(found.ranks):
             return found
@@ -162,9 +187,21 @@ class GroupCreations:
         self.waiting.clear()
         self.disagree_at = None
 
+    def _ranks(self) -> list[int]:
+        """Those that take part."""
+        return [rank for member, rank in self._known_ranks() if self._has_begun(member)]
+
     def _ops(self) -> dict[int, list[Op]]:
-        ranks = [rank for member, rank in self._known_ranks() if self._has_begun(member)]
-        return {rank: [call.as_op() for call in self.made.get(rank, ())] for rank in ranks}
+        return {
+            rank: [_op(rank, spot) for spot in self.made.get(rank, ())]
+            for rank in self._ranks()
+        }
+
+
+def _op(rank: int, spot: Spot) -> Op:
+    (members, backend), place = spot
+    site = place if isinstance(place, Site) else resolve(place)
+    return Op(rank, "new_group", Group(backend, members), site=site)
 
 
 def find_creation_mismatch(made: Mapping[int, Sequence[Op]], number: int) -> Finding | None:

@@ -54,9 +54,10 @@ class GroupMailbox:
         if holder != rank:
             return holder
         self.ends[rank] = end
-        self.is_renumbered = self.is_renumbered or self.ranks[member] != rank
-        self.ranks = (*self.ranks[:member], rank, *self.ranks[member + 1 :])
-        self.record.ranks = self.ranks
+        if self.ranks[member] != rank:
+            self.is_renumbered = True
+            self.ranks = (*self.ranks[:member], rank, *self.ranks[member + 1 :])
+            self.record.ranks = self.ranks
         return None
 
     def has_member(self, member: int) -> bool:

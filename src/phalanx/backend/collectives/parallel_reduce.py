@@ -22,7 +22,7 @@ from phalanx.core.strand import here
 
 WORTHWHILE = 4 << 20
 """Bytes of one tensor from which on lanes pay."""
-BLOCK_BYTES = 1 << 19
+BLOCK_BYTES = 1 << 20
 
 MOST_LANES = 4
 SHARED_BLOCK_BYTES = 8 << 20
