@@ -46,7 +46,7 @@ def wake_store_waiters(strand: Strand | None) -> None:
     """Some key changed: whoever waits for a store in this run looks again."""
     if strand is None:
         return
-    with _holding_baton(strand):
+    with holding_baton(strand):
         session = strand.local.session
         waiters, session.store_waiters = session.store_waiters, []
         for waiter in waiters:
@@ -67,7 +67,7 @@ def wait_for_keys(
     assert strand is not None
     why = StoreWait(call, keys, callsite.mark(2))
     limit = strand.baton.clock.now() + timeout.total_seconds()
-    with _holding_baton(strand):
+    with holding_baton(strand):
         while not is_there():
             until = min(limit, strand.baton.clock.now() + POLL) if shared_outside else limit
             sleeping = shared_outside or explicit
@@ -91,7 +91,7 @@ def _check_time(strand: Strand, why: StoreWait, limit: float, timeout: timedelta
 
 
 @contextmanager
-def _holding_baton(strand: Strand) -> Iterator[None]:
+def holding_baton(strand: Strand) -> Iterator[None]:
     """A thread that a rank started runs without the baton. If it looked or woke others so,
     a key could be set between a rank's look and its park, and wake nobody."""
     visiting = strand.state is not RUNNING
@@ -107,6 +107,10 @@ def _holding_baton(strand: Strand) -> Iterator[None]:
 class InProcessStore(dist.HashStore):  # type: ignore[misc]
     """What the rendezvous hands out: torch's own store in memory, shared by the ranks."""
 
+    address = ""
+    """Where the ranks said they would meet that got it."""
+    waits_for_clients = False
+    """Whether torch's own store at this address lets nobody have it before all ranks do."""
     has_queues = False
     """Whether something was ever put into a queue, which torch does not count as a key."""
 
