@@ -6,6 +6,7 @@ same in-process store. Threads that are nobody's go to torch's own function.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -13,7 +14,7 @@ from urllib.parse import parse_qs, urlsplit
 from torch.distributed.distributed_c10d import Store
 
 from phalanx.backend.session import RankContext, context_here
-from phalanx.backend.stores.store import InProcessStore
+from phalanx.backend.stores.store import InProcessStore, refuse_rpc
 
 Found = tuple[Store, int, int]
 
@@ -23,6 +24,7 @@ def make_rendezvous(original: Any) -> Any:
         context = context_here()
         if context is None:
             return original(url, rank, world_size, **kwargs)
+        refuse_rpc(context, sys._getframe(1))
         return _meet(context, url, rank, world_size)
 
     return rendezvous

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from types import FrameType
 from typing import Any
 
 import torch.distributed
@@ -19,9 +20,11 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from phalanx import callsite
 from phalanx.backend.call_events import store_used
+from phalanx.backend.session import RankContext
 from phalanx.backend.stores.store_keys import CHANGING, keys_in, remembering, uses_of_program
 from phalanx.backend.stores.store_proofs import NOTHING, proof_of
 from phalanx.core.strand import RUNNING, Strand, here
+from phalanx.errors import WrongCommand
 from phalanx.source_values import POLLED
 
 dist: Any = torch.distributed  # torch's type stubs leave several of the names below out
@@ -254,6 +257,18 @@ def _underlying(store: Any) -> Any:
     return store
 
 
+def refuse_rpc(context: RankContext, caller: FrameType | None) -> None:
+    """Raise `WrongCommand` if it is `init_rpc` that makes a store in a rank."""
+    while caller is not None and context.session.size > 1:
+        name = str(caller.f_globals.get("__name__"))
+        if name.startswith("torch.distributed.rpc"):
+            raise WrongCommand(
+                "torch.distributed.rpc has one agent in each process, and here ranks are "
+                "threads of one process: take engine='processes'"
+            )
+        caller = caller.f_back if name.startswith("torch.distributed") else None
+
+
 def _stepping_out(original: Any) -> Any:
     """Constructors that wait for peers natively: the rank leaves the baton meanwhile."""
 
@@ -262,6 +277,7 @@ def _stepping_out(original: Any) -> Any:
         if strand is None:
             original(self, *args, **kwargs)
             return
+        refuse_rpc(strand.local, sys._getframe(1))
         strand.baton.leave(strand)
         try:
             original(self, *args, **kwargs)
