@@ -4,7 +4,9 @@ its environment."""
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 import phalanx
+from tests.support import assert_silent
 
 
 def own_rank() -> int:
@@ -209,6 +212,134 @@ def test_a_rank_that_does_not_come_is_named() -> None:
         phalanx.run(program, ranks=2, init=False)
     assert caught.value.verdict is not None
     assert caught.value.verdict.cause == "finished-peer"
+
+
+def meet_at(address: str | None, size: int, number: int) -> float:
+    store = None if address else dist.HashStore()
+    dist.init_process_group(
+        "gloo", init_method=address, store=store, rank=number, world_size=size
+    )
+    found = total()
+    dist.destroy_process_group()
+    return found
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("places", "headline"),
+    [
+        (["tcp://h:1", "tcp://h:2"], "rank 0 waits in {} at tcp://h:1, rank 1 at tcp://h:2"),
+        (
+            ["tcp://h:2", "tcp://h:1", "tcp://h:1"],
+            "ranks 1, 2 wait in {} at tcp://h:1, rank 0 at tcp://h:2",
+        ),
+        (
+            ["file:///tmp/a", "file:///tmp/b"],
+            "rank 0 waits in {} at file:///tmp/a, rank 1 at file:///tmp/b",
+        ),
+        (
+            [None, None],
+            "rank 0 waits in {} at store=HashStore() of rank 0, "
+            "rank 1 at store=HashStore() of rank 1",
+        ),
+    ],
+)
+def test_ranks_that_meet_nobody_are_told_where_each_of_them_waits(
+    places: list[str | None], headline: str, seed: int
+) -> None:
+    size = len(places)
+    with pytest.raises(phalanx.CollectiveMismatchError) as caught:
+        phalanx.run(
+            lambda: meet_at(places[own_rank()], size, own_rank()),
+            ranks=size,
+            init=False,
+            seed=seed,
+        )
+    first, *_ = str(caught.value).splitlines()
+    assert first == headline.format("init_process_group")
+
+
+def test_sizes_that_differ_at_one_address_are_told() -> None:
+    sizes, numbers = [2, 3, 3], [0, 0, 1]
+    with pytest.raises(phalanx.CollectiveMismatchError) as caught:
+        phalanx.run(
+            lambda: meet_at("tcp://h:1", sizes[own_rank()], numbers[own_rank()]),
+            ranks=3,
+            init=False,
+        )
+    first, *_ = str(caught.value).splitlines()
+    assert first == (
+        "ranks 1, 2 wait in init_process_group at tcp://h:1, world_size=3, "
+        "rank 0 at tcp://h:1, world_size=2"
+    )
+    assert caught.value.verdict is not None and caught.value.verdict.ranks == (0,)
+
+
+def test_the_error_is_raised_where_ranks_wait() -> None:
+    found: list[str] = []
+
+    def program() -> None:
+        try:
+            meet_at(f"tcp://h:{own_rank()}", 2, own_rank())
+        except phalanx.CollectiveMismatchError as error:
+            found.append(str(error).partition("\n")[0])
+            raise
+
+    with pytest.raises(phalanx.CollectiveMismatchError) as caught:
+        phalanx.run(program, ranks=2, init=False)
+    assert found == [str(caught.value).partition("\n")[0]] * 2
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_nobody_leaves_init_before_all_have_come(seed: int) -> None:
+    come: list[int] = []
+
+    def program() -> int:
+        come.append(own_rank())
+        dist.init_process_group("gloo")
+        return len(come)
+
+    assert phalanx.run(program, ranks=3, init=False, seed=seed) == [3, 3, 3]
+
+
+def test_a_group_of_nccl_over_the_store_of_torchrun_waits_for_nobody() -> None:
+    come: list[int] = []
+
+    def program() -> int:
+        dist.init_process_group("nccl")
+        come.append(own_rank())
+        seen = len(come)
+        dist.destroy_process_group()
+        return seen
+
+    assert phalanx.run(program, ranks=2, init=False) == [1, 2]
+
+
+def test_a_world_made_again_elsewhere_by_all_and_worlds_beside_each_other_are_right() -> None:
+    def program() -> list[float]:
+        pair, place = divmod(own_rank(), 2)
+        return [
+            meet_at("tcp://h:1", 4, own_rank()),
+            meet_at(f"tcp://h:{2 + pair}", 2, place),
+            meet_at("tcp://h:1", 4, own_rank()),
+            meet_at(f"tcp://h:{4 + own_rank()}", 1, 0),
+        ]
+
+    assert_silent(program, ranks=4, init=False)
+
+
+def test_an_init_that_times_out_is_over() -> None:
+    def program() -> bool:
+        if own_rank() == 1:
+            time.sleep(0.5)
+            return False
+        try:
+            dist.init_process_group("gloo", timeout=timedelta(seconds=0.1))
+        except dist.DistStoreError as error:
+            return "1 of 2 ranks came to tcp://127.0.0.1:29500" in str(error)
+        return False
+
+    assert phalanx.run(program, ranks=2, init=False) == [True, False]
 
 
 VARIABLES = {

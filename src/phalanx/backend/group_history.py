@@ -4,7 +4,8 @@ disagree.
 `torch_patches.py` puts `noting` around torch's maker of groups, which every rank calls, members
 and others. What disagrees is decided in `matching/groups.py` and `checks/group_lifecycle.py`. A
 rank whose `new_group` does not fit waits until all others have come to theirs, so that all can
-be asked who is odd; or until they cannot come any more.
+be asked who is odd; or until they cannot come any more. In `init_process_group` ranks wait as
+`stores/init_meeting.py` says.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 from phalanx import callsite
 from phalanx.backend.evidence.env_groups import SCRIPT, note_default_group
 from phalanx.backend.session import RankContext, context_here
+from phalanx.backend.stores.init_meeting import meet
 from phalanx.callsite import Mark, resolve
 from phalanx.checks.group_lifecycle import find_split_mismatch
 from phalanx.core.strand import RUNNING, Strand, here
@@ -63,6 +65,8 @@ def noting(original: Any) -> Any:
         made = original(*args, **kwargs)
         if context is not None and context.makes is not None:
             context.makes.append((args, kwargs))
+        if context is not None and not args[2] and not context.session.makes_world:
+            meet(context, made[0])
         return made
 
     return make

@@ -27,7 +27,7 @@ from phalanx.cli.run_end import (
     sharing_lines,
     with_caught,
 )
-from phalanx.cli.self_spawned import WorldsPrinter, WorldsPrinters, tell_launch
+from phalanx.cli.self_spawned import WorldsPrinter, WorldsPrinters, alone_line, tell_launch
 from phalanx.cli.streams import redirected
 from phalanx.engines.torchrun.torchrun_options import LAUNCHER_FLAGS, WITH_VALUE
 from phalanx.errors import UsageError
@@ -247,6 +247,8 @@ def _run(arguments: argparse.Namespace) -> int:
     if not arguments.quiet:
         for line in sharing_lines(shared):
             print(line, file=sys.stderr)
+        if launches and launch.worlds_of_one and not launch.worlds and launch.error is None:
+            print(alone_line(_replay_alone(options, arguments)), file=sys.stderr)
         for tally, error in ends:
             print_closing(tally, findings if tally is ends[-1][0] else [], error, options)
     return with_caught(status, [tally for tally, _ in ends], options)
@@ -440,6 +442,11 @@ def _replay(options: Options, arguments: argparse.Namespace) -> str:
     if options.engine == "torchrun":
         program = [*_launcher_words(arguments), *program]
     return options.command(*program, size={"ranks": arguments.ranks, "nnodes": nnodes})
+
+
+def _replay_alone(options: Options, arguments: argparse.Namespace) -> str:
+    """The command that runs it on one rank."""
+    return _replay(options, argparse.Namespace(**{**vars(arguments), "ranks": "1"}))
 
 
 def _launcher_words(arguments: argparse.Namespace) -> list[str]:

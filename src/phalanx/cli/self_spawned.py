@@ -114,12 +114,21 @@ def tell_launch(launch: Any, script: str, tell: Callable[[BaseException], int]) 
             f"their own and nothing was checked; give phalanx what is started: "
             f"{_command(launch.launched)}"
         )
-    if not launch.worlds:
+    if not launch.worlds and not launch.worlds_of_one:
         raise UsageError(
             f"{script} ended without starting any ranks; say how many are to run it: "
             f"phalanx run -n 4 {script}"
         )
     return 0
+
+
+def alone_line(command: str) -> str:
+    """The last line for a program that was only ever a world of one; `command` is the one that
+    runs it on a rank."""
+    return (
+        "phalanx: the program was a world of one on torch's own backend, and not checked; "
+        f"checked as a rank: {command}"
+    )
 
 
 def _show_messages(error: BaseException) -> None:

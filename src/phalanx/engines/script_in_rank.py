@@ -23,6 +23,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from phalanx.backend.evidence.departures import left_by, note_departure
 from phalanx.backend.evidence.env_groups import ScriptProcess
+from phalanx.backend.torch_private.private_registries import has_used_rpc
 from phalanx.emulation.patch_installer import replaced
 from phalanx.emulation.patch_table import RANK_PROCESS
 from phalanx.engines.program import Program
@@ -92,7 +93,8 @@ def end_pools() -> None:
 
 @contextmanager
 def _noted() -> Iterator[list[bool]]:
-    """A list that is no longer empty once the program has called `init_process_group`."""
+    """A list that is no longer empty once the program has called `init_process_group`, or at
+    its end if it has called `init_rpc`."""
     calls: list[bool] = []
     name = "init_process_group"
     original = getattr(c10d, name)
@@ -103,3 +105,5 @@ def _noted() -> Iterator[list[bool]]:
 
     with replaced(RANK_PROCESS, [(owner, name, init_process_group) for owner in (dist, c10d)]):
         yield calls
+    if has_used_rpc():
+        calls.append(True)

@@ -6,6 +6,7 @@ the baton may touch it; for ranks in processes the referee alone does.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from phalanx.journal.events import GroupRecord
@@ -63,6 +64,14 @@ class GroupMailbox:
     def has_member(self, member: int) -> bool:
         """Whether a rank has ever taken this place."""
         return member in self._places
+
+    def came(self) -> Collection[int]:
+        """The ranks that have ever taken a place; as many as `size` once all are there."""
+        return self._places.values()
+
+    def vacate(self, member: int) -> None:
+        """The rank that took this place gave up before the others had come."""
+        self.ends.pop(self._places.pop(member), None)
 
     def is_known(self, member: int) -> bool:
         """Whether `ranks` tells which rank this member is. Until somebody takes the place, it

@@ -4,6 +4,8 @@ Used by the engine when ranks cannot move. The rules, each a `mismatch`:
 
 - every member of the default group waits in the same operation, some on the default group and
   some on another group of the same members;
+- ranks wait in `init_process_group` at different addresses, or at one with different sizes,
+  and are as many as the world of one of them;
 - a receive waits, and the rank it waits for is blocked in a send to it, or has returned after
   one, with the same tag on another group.
 
@@ -19,13 +21,63 @@ from phalanx.matching.hints import name_ranks
 from phalanx.model import CallBlock, Finding, Op, Wait
 
 DEFAULT = "world"
+_SHOWN_PLACES = 3
+INIT = "init_process_group"
+"""The call whose group is named by the address where its members meet, and by its size."""
 
 
 def find_other_group(
     waits: Sequence[Wait], sends: Iterable[Op] = (), gone: Collection[int] = ()
 ) -> Finding | None:
     """`sends` are messages that nobody has received, `gone` ranks that have returned."""
-    return _find_collective(waits) or _find_message(waits, list(sends), gone)
+    found = _find_address(waits) or _find_collective(waits)
+    return found or _find_message(waits, list(sends), gone)
+
+
+def _find_address(waits: Sequence[Wait]) -> Finding | None:
+    places: dict[str, list[Op]] = {}
+    for wait in waits:
+        if wait.op.name == INIT:
+            places.setdefault(wait.op.group.name, []).append(wait.op)
+    ops = [op for each in places.values() for op in each]
+    if len(places) < 2 or len(ops) < min(len(op.group.ranks) for op in ops):
+        return None
+    many, *others = sorted(places.values(), key=len, reverse=True)
+    decided = len(many) > sum(map(len, others))
+    differs = _what_differs(places)
+    return Finding(
+        kind="mismatch",
+        severity="error",
+        ranks=tuple(sorted(op.rank for each in others for op in each)) if decided else (),
+        headline=_where(many, others, whole="world_size" in differs),
+        blocks=(
+            *_blocks(many),
+            *(b for each in others for b in _blocks(each, "<- differs" if decided else "")),
+        ),
+        facts=(
+            ("differs", differs if decided else f"{differs} (no majority: cannot be decided)"),
+            ("rule", "the ranks of a world meet at one address, with one world_size"),
+        ),
+    )
+
+
+def _what_differs(places: Iterable[str]) -> str:
+    parts = zip(*(place.rsplit(", ", 1) for place in places), strict=True)
+    words = zip(("address", "world_size"), parts, strict=True)
+    return " and ".join(word for word, given in words if len(set(given)) > 1)
+
+
+def _where(many: Sequence[Op], others: Sequence[Sequence[Op]], *, whole: bool) -> str:
+    """Who waits where; the `whole` place, or the address alone."""
+    shown = [many, *others[:_SHOWN_PLACES]]
+    places = [ops[0].group.name for ops in shown]
+    at = places if whole else [place.rsplit(", ", 1)[0] for place in places]
+    who = [name_ranks(op.rank for op in ops) for ops in shown]
+    text = f"{who[0]} {'waits' if len(many) == 1 else 'wait'} in {INIT} at {at[0]}"
+    parts = [text, *(f"{ranks} at {where}" for ranks, where in zip(who, at, strict=True))]
+    del parts[1]
+    left = len(others) - _SHOWN_PLACES
+    return ", ".join(parts + [f"others at {left} more"] * (left > 0))
 
 
 def _find_collective(waits: Sequence[Wait]) -> Finding | None:

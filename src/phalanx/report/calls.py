@@ -13,6 +13,8 @@ _SOURCE_ROOTED = frozenset(
     {"broadcast", "scatter", "broadcast_object_list", "scatter_object_list"}
 )
 _RECEIVES = frozenset({"recv", "irecv"})
+_INIT = "init_process_group"
+_MAKING = frozenset({"new_group", _INIT})
 _SENDS = frozenset({"send", "isend"})
 _SHOWN_ITEMS = 6
 _SHOWN_CALLERS = 4
@@ -50,6 +52,8 @@ def call_text(op: Op) -> str:
         return f'{short_name(op)}("{op.key}")'
     if op.name == "new_group":
         return f"new_group({_numbers_text(op.group.ranks)}, {op.group.name})"
+    if op.name == _INIT and op.group.name != "world":  # where ranks wait, it has the address
+        return f"{_INIT}({op.group.name})"
     return f"{op.name}({', '.join(_arguments(op))})"
 
 
@@ -66,7 +70,7 @@ def call_pieces(op: Op, *, where: bool = False) -> tuple[str, ...]:
         pieces += [tensors, devices_text(op)]
     if where and op.number is not None:
         pieces.append(f"group {group_text(op.group)}, call #{op.number}")
-    elif where and op.key is None and op.group.name != "world" and op.name != "new_group":
+    elif where and op.key is None and op.group.name != "world" and op.name not in _MAKING:
         pieces.append(f"group {group_text(op.group)}")
     return tuple(pieces)
 

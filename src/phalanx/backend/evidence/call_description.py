@@ -10,6 +10,7 @@ from torch import Tensor
 
 from phalanx.backend.collectives.call_signature import order_of
 from phalanx.backend.group_history import CreationWait
+from phalanx.backend.stores.init_meeting import InitWait
 from phalanx.backend.stores.store import StoreWait
 from phalanx.callsite import Mark, resolve
 from phalanx.checks.message_race import hint_taken
@@ -71,7 +72,7 @@ def describe_wait(strand: Strand, size: int, reader: TensorReader) -> Wait | Non
     why = strand.why
     if isinstance(why, Call):
         return describe_pending(why, reader)
-    if isinstance(why, CreationWait):
+    if isinstance(why, (CreationWait, InitWait)):
         return why.describe()
     if isinstance(why, StoreWait):
         world = Group("world", everyone(size))

@@ -6,6 +6,7 @@ same in-process store. Threads that are nobody's go to torch's own function.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -13,7 +14,7 @@ from urllib.parse import parse_qs, urlsplit
 from torch.distributed.distributed_c10d import Store
 
 from phalanx.backend.session import RankContext, context_here
-from phalanx.backend.stores.store import InProcessStore
+from phalanx.backend.stores.store import InProcessStore, refuse_rpc
 
 Found = tuple[Store, int, int]
 
@@ -23,6 +24,7 @@ def make_rendezvous(original: Any) -> Any:
         context = context_here()
         if context is None:
             return original(url, rank, world_size, **kwargs)
+        refuse_rpc(context, sys._getframe(1))
         return _meet(context, url, rank, world_size)
 
     return rendezvous
@@ -44,7 +46,14 @@ def _meet(context: RankContext, url: str, rank: int, world_size: int) -> Iterato
     check_size(context, rank, size)
     note_rank(context, rank)
     # Some of the ranks may make a smaller world there before all make theirs.
-    yield _store_at(context, f"{_address(context, parts)} of {size}"), rank, size
+    address = _address(context, parts)
+    yield _store_at(context, address, size, _waits(context, parts.scheme)), rank, size
+
+
+def _waits(context: RankContext, scheme: str) -> bool:
+    """A TCPStore waits for its clients, but not that of torchrun's agent."""
+    is_agents = scheme == "env" and "TORCHELASTIC_RUN_ID" in context.environ
+    return scheme != "file" and not is_agents
 
 
 def _check_address(context: RankContext, scheme: str) -> None:
@@ -93,16 +102,21 @@ def check_size(context: RankContext, rank: int, size: int) -> None:
 
 def _address(context: RankContext, parts: Any) -> str:
     if parts.scheme == "file":
-        return f"file:{parts.netloc}{parts.path}"
+        return f"file://{parts.netloc}{parts.path}"
     if parts.scheme == "tcp":
-        return f"tcp:{parts.hostname}:{parts.port}"
+        return f"tcp://{parts.hostname}:{parts.port}"
     host = context.environ.get("MASTER_ADDR", "")
-    return f"tcp:{host}:{context.environ.get('MASTER_PORT', '')}"
+    return f"tcp://{host}:{context.environ.get('MASTER_PORT', '')}"
 
 
-def _store_at(context: RankContext, address: str) -> Store:
+def _store_at(context: RankContext, address: str, size: int, waits: bool) -> Store:
     """Each rank's n-th rendezvous at an address meets the others' n-th: initialising again
     after `destroy_process_group` must not find the old keys."""
-    turn = context.incarnations.get(address, 0)
-    context.incarnations[address] = turn + 1
-    return context.session.stores.setdefault(f"{address}#{turn}", InProcessStore())
+    place = f"{address} of {size}"
+    turn = context.incarnations.get(place, 0)
+    context.incarnations[place] = turn + 1
+    store: Any = context.session.stores.setdefault(f"{place}#{turn}", InProcessStore())
+    store.address = f"{address} (time {turn + 1})" if turn else address
+    store.waits_for_clients = waits
+    found: Store = store
+    return found

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from types import FrameType
 from typing import Any
 
 import torch.distributed
@@ -19,9 +20,11 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from phalanx import callsite
 from phalanx.backend.call_events import store_used
+from phalanx.backend.session import RankContext
 from phalanx.backend.stores.store_keys import CHANGING, keys_in, remembering, uses_of_program
 from phalanx.backend.stores.store_proofs import NOTHING, proof_of
 from phalanx.core.strand import RUNNING, Strand, here
+from phalanx.errors import WrongCommand
 from phalanx.source_values import POLLED
 
 dist: Any = torch.distributed  # torch's type stubs leave several of the names below out
@@ -46,7 +49,7 @@ def wake_store_waiters(strand: Strand | None) -> None:
     """Some key changed: whoever waits for a store in this run looks again."""
     if strand is None:
         return
-    with _holding_baton(strand):
+    with holding_baton(strand):
         session = strand.local.session
         waiters, session.store_waiters = session.store_waiters, []
         for waiter in waiters:
@@ -67,7 +70,7 @@ def wait_for_keys(
     assert strand is not None
     why = StoreWait(call, keys, callsite.mark(2))
     limit = strand.baton.clock.now() + timeout.total_seconds()
-    with _holding_baton(strand):
+    with holding_baton(strand):
         while not is_there():
             until = min(limit, strand.baton.clock.now() + POLL) if shared_outside else limit
             sleeping = shared_outside or explicit
@@ -91,7 +94,7 @@ def _check_time(strand: Strand, why: StoreWait, limit: float, timeout: timedelta
 
 
 @contextmanager
-def _holding_baton(strand: Strand) -> Iterator[None]:
+def holding_baton(strand: Strand) -> Iterator[None]:
     """A thread that a rank started runs without the baton. If it looked or woke others so,
     a key could be set between a rank's look and its park, and wake nobody."""
     visiting = strand.state is not RUNNING
@@ -107,6 +110,10 @@ def _holding_baton(strand: Strand) -> Iterator[None]:
 class InProcessStore(dist.HashStore):  # type: ignore[misc]
     """What the rendezvous hands out: torch's own store in memory, shared by the ranks."""
 
+    address = ""
+    """Where the ranks said they would meet that got it."""
+    waits_for_clients = False
+    """Whether torch's own store at this address lets nobody have it before all ranks do."""
     has_queues = False
     """Whether something was ever put into a queue, which torch does not count as a key."""
 
@@ -250,6 +257,18 @@ def _underlying(store: Any) -> Any:
     return store
 
 
+def refuse_rpc(context: RankContext, caller: FrameType | None) -> None:
+    """Raise `WrongCommand` if it is `init_rpc` that makes a store in a rank."""
+    while caller is not None and context.session.size > 1:
+        name = str(caller.f_globals.get("__name__"))
+        if name.startswith("torch.distributed.rpc"):
+            raise WrongCommand(
+                "torch.distributed.rpc has one agent in each process, and here ranks are "
+                "threads of one process: take engine='processes'"
+            )
+        caller = caller.f_back if name.startswith("torch.distributed") else None
+
+
 def _stepping_out(original: Any) -> Any:
     """Constructors that wait for peers natively: the rank leaves the baton meanwhile."""
 
@@ -258,6 +277,7 @@ def _stepping_out(original: Any) -> Any:
         if strand is None:
             original(self, *args, **kwargs)
             return
+        refuse_rpc(strand.local, sys._getframe(1))
         strand.baton.leave(strand)
         try:
             original(self, *args, **kwargs)

@@ -47,3 +47,9 @@ BEHIND_LIBRARY = "torch._library"
 
 # 2.11-2.13: the module that defines `torch.Tensor` with its methods in Python.
 OF_TENSOR = "torch._tensor"
+
+
+def has_used_rpc() -> bool:
+    """2.11-2.13: whether this process has called `init_rpc`, which counts its calls."""
+    rpc: Any = sys.modules.get("torch.distributed.rpc")
+    return bool(getattr(rpc, "_init_counter", 0))

@@ -17,6 +17,7 @@ import sys
 import sysconfig
 from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 RANK_NAMES = frozenset(
     {
@@ -207,6 +208,22 @@ def lacks_rank_0(processes: Sequence[Any], environs: Sequence[Mapping[str, str]]
     numbers = find_numbers(processes, environs)
     expected = find_expected(processes, environs)
     return numbers is not None and min(numbers) == 1 and expected == len(numbers) + 1
+
+
+def asked_size(given: Mapping[str, Any], environ: Mapping[str, str]) -> int:
+    """The number of ranks that a call of `init_process_group` with these arguments asks for:
+    by `world_size`, by the address, or by the environment. -1: nothing says it."""
+    size = given.get("world_size", -1)
+    if isinstance(size, int) and size != -1:
+        return size
+    address = given.get("init_method") or "env://"
+    if given.get("store") is not None or not isinstance(address, str):
+        return -1
+    parts = urlsplit(address)
+    texts = parse_qs(parts.query).get("world_size", [])
+    if not texts and parts.scheme == "env":
+        texts = [environ.get("WORLD_SIZE", "")]
+    return int(texts[-1]) if texts and texts[-1].isdecimal() else -1
 
 
 LAUNCHER = "torch.distributed.elastic"

@@ -284,17 +284,22 @@ class SpawningProgram:
         rank: its group and the other ranks are gone, and the process could be a rank of the
         next world."""
         parent_rank = self.parent_rank
-        if (
-            parent_rank is None
-            or not parent_rank.is_free()
-            or not could_be_rank(process, dict(os.environ))
-        ):
+        if parent_rank is None or not could_be_rank(process, dict(os.environ)):
+            return False
+        has_left = self.leaves_rank()
+        parent_rank.is_overdue |= not has_left and parent_rank.is_free()
+        return has_left
+
+    def leaves_rank(self) -> bool:
+        """Whether the program, which is a rank, stops being one now: its group and the other
+        ranks are gone. Blocks for ranks that are about to end."""
+        parent_rank = self.parent_rank
+        if parent_rank is None or not parent_rank.is_free():
             return False
         limit = monotonic() + HELD
         for child in parent_rank.children:
             child.wait(max(0.0, limit - monotonic()))
         if not parent_rank.is_alone():
-            parent_rank.is_overdue = True
             return False
         self.parent_state = parent_rank.give_up()
         self.parent_rank = None

@@ -7,6 +7,7 @@ the ranks of a world (`spawned_ranks.py`), which runs in a thread beside it.
 
 from __future__ import annotations
 
+import inspect
 import multiprocessing
 import multiprocessing.context
 import multiprocessing.process
@@ -17,7 +18,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -34,7 +35,7 @@ from phalanx.core.strand import here
 from phalanx.emulation.children.parent_rank import ParentRank
 from phalanx.emulation.children.parent_state import put_environ
 from phalanx.emulation.children.spawn_payload import SpawnPayload
-from phalanx.emulation.children.spawn_rules import is_torch_spawn
+from phalanx.emulation.children.spawn_rules import asked_size, is_torch_spawn
 from phalanx.emulation.children.spawned_ranks import (
     HELD,
     LONG,
@@ -77,6 +78,8 @@ class LaunchResult:
     worlds: list[WorldEnd] = field(default_factory=list)
     observed: bool = False
     """Whether the program has looked at the exit code of a rank that failed."""
+    worlds_of_one: int = 0
+    """How often the program made a group of itself alone, which torch's own backend has."""
     launched: list[Any] = field(default_factory=list)
     """Commands that show that torch's own launcher was used; see `Programs`."""
 
@@ -174,7 +177,7 @@ class _Launching:
         sys.argv = list(self._program.argv)
         sys.path.insert(0, self._program.search_path)
         parent = _Parent()
-        initialise = _initialising(dist.init_process_group, self._join, self._check_round)
+        initialise = _initialising(dist.init_process_group, self._enter_init)
         take_out = put_in(SELF_SPAWNING, _patches(initialise, parent, self._stores))
         set_family(self._family)
         try:
@@ -216,8 +219,27 @@ class _Launching:
         number = len(self._family.children)
         return SpawnPayload(process, number, forked=forked, modules=modules)
 
+    def _enter_init(self, given: Mapping[str, Any]) -> None:
+        """`init_process_group` is called with these arguments: by a rank, or by the program
+        itself. Alone in its world the program needs no ranks: torch's own group is what it
+        gets, before, between and after worlds that it starts."""
+        is_one = asked_size(given, os.environ) == 1
+        if is_one:
+            self._family.leaves_rank()
+        strand = here.strand
+        if strand is not None:
+            self._check_round()
+            child = strand.local.saved.get("child")
+            lacks_program = child is not None and child.lacks_rank_0
+            size = given.get("world_size", -1)
+            _check_size(strand.local.session.size, size, lacks_program=lacks_program)
+        elif is_one:
+            self.launch.worlds_of_one += 1
+        elif not dist.is_initialized():  # else torch says so
+            self._join()
+
     def _join(self) -> None:
-        """The program itself calls `init_process_group`."""
+        """The program itself makes the group of ranks that it has started."""
         family = self._family
         if family.parent_rank is not None or not family.has_pending():
             script = self._program.argv[0]
@@ -479,19 +501,16 @@ def _saved(key: str) -> Any:
     return None if strand is None else strand.local.saved.get(key)
 
 
-def _initialising(original: Any, join: Callable[[], None], check: Callable[[], None]) -> Any:
-    pid = getpid()
+def _initialising(original: Any, enter: Callable[[Mapping[str, Any]], None]) -> Any:
+    pid, signature = getpid(), inspect.signature(original)
 
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
-        strand = here.strand
-        if strand is not None:
-            size = kwargs.get("world_size", args[3] if len(args) > 3 else -1)
-            check()
-            child = strand.local.saved.get("child")
-            lacks_program = child is not None and child.lacks_rank_0
-            _check_size(strand.local.session.size, size, lacks_program=lacks_program)
-        elif getpid() == pid:  # else a process that the program forked
-            join()
+        try:
+            given = signature.bind(*args, **kwargs).arguments
+        except TypeError:  # torch says so
+            return original(*args, **kwargs)
+        if getpid() == pid:  # else a process that the program forked
+            enter(given)
         return original(*args, **kwargs)
 
     return init_process_group

@@ -14,6 +14,7 @@ from types import FrameType
 from phalanx.backend.evidence.call_description import TensorReader, everyone
 from phalanx.backend.group_history import CreationWait
 from phalanx.backend.session import Session
+from phalanx.backend.stores.init_meeting import InitWait
 from phalanx.backend.stores.store import StoreWait
 from phalanx.core.baton import Baton
 from phalanx.core.strand import DONE, OUTSIDE, PARKED, Strand
@@ -91,6 +92,8 @@ class StrandNodes:
             needs, any_of = needs_of(why, reader)
         elif isinstance(why, CreationWait):
             needs, any_of = why.needs(), False
+        elif isinstance(why, InitWait):
+            needs, any_of = why.needs()
         else:
             return node._replace(free=True)
         return node._replace(needs=needs, any_of=any_of, free=not (needs or any_of))
