@@ -8,6 +8,7 @@ other hooks and the fixtures. A run without such a test is the same as without P
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Generator, Iterable, Sequence
 from importlib import import_module
 from typing import Any
@@ -90,6 +91,16 @@ def pytest_configure(config: pytest.Config) -> None:
             given_of(config)
         except UsageError as error:
             raise pytest.UsageError(str(error)) from None
+    _tell_the_run(config)
+
+
+def _tell_the_run(config: pytest.Config) -> None:
+    """Where this pytest is the program of `phalanx run`, its hooks tell the run about tests."""
+    runs = sys.modules.get("phalanx.engines.suite_of_run")
+    suite = None if runs is None else runs.active()
+    if suite is not None and suite.enter():
+        hooks = import_module("phalanx.testing.suite_hooks")
+        config.pluginmanager.register(hooks.SuiteHooks(suite), "phalanx-suite")
 
 
 # -- looking for tests on ranks ---------------------------------------------------------------
