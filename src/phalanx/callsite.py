@@ -21,6 +21,8 @@ Mark = tuple[CodeType, int]
 
 _OWN_ROOT = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _STDLIB_ROOT = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
+_RUNNERS = ("pytest", "_pytest", "pluggy")
+"""Packages that run a program's tests, and are in no line of it."""
 _library: dict[str, bool] = {}
 """By file: to hash a name is far cheaper than to hash a code object."""
 
@@ -151,6 +153,8 @@ def is_library_file(filename: str) -> bool:
     if f"{os.sep}site-packages{os.sep}torch{os.sep}" in filename:
         return True
     if f"{os.sep}torch{os.sep}distributed{os.sep}" in filename:
+        return True
+    if any(f"{os.sep}site-packages{os.sep}{name}{os.sep}" in filename for name in _RUNNERS):
         return True
     if filename.endswith(f"{os.sep}typing_extensions.py"):  # around what torch has deprecated
         return True

@@ -463,6 +463,8 @@ class Tally:
     silenced: tuple[Silenced, ...] = ()
     raised: tuple[Verdict, ...] = ()
     """Errors of ours that ranks met with, whether the program caught them or not."""
+    worlds: int = 1
+    """How many worlds are summed up; `ranks` is then the size of the largest."""
 
 
 def rank_list(ranks: Iterable[int], *, width: int = 40) -> str:

@@ -79,8 +79,8 @@ def test_async_fixture(later):
 MARKED_LATE = """
 import pytest
 
-def pytest_collection_modifyitems(items):
-    for item in items:
+def pytest_collection_finish(session):
+    for item in session.items:
         if item.name == "test_marked_late":
             item.add_marker(pytest.mark.ranks(2))
 """

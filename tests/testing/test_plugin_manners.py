@@ -176,6 +176,7 @@ DECLARED = {
     "pytest_addoption",
     "pytest_configure",
     "pytest_generate_tests",
+    "pytest_collection_modifyitems",
     "pytest_collection_finish",
 }
 """The hooks that Phalanx has in every run: its options and markers, and to look for tests."""

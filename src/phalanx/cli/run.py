@@ -22,6 +22,7 @@ from phalanx.cli.run_end import (
     end_recording,
     outcome_of,
     print_closing,
+    print_closing_of_worlds,
     print_error,
     print_findings,
     sharing_lines,
@@ -60,6 +61,9 @@ print alike are shown once, with their ranks: "[0-3] epoch 1 loss 0.42".
 Without -n, SCRIPT is run once, as Python would, and the processes that it starts become the
 ranks: those of torch.multiprocessing.spawn and start_processes, and those of Process that an
 argument numbers 0, 1, 2, ... Data loaders' workers and pools stay processes.
+
+A test suite runs as it is: "phalanx run -m pytest tests/" if tests start their ranks, and
+"phalanx run -n 2 -m pytest tests/" if torchrun would start pytest. Reports name the test.
 """
 
 EPILOG = """\
@@ -199,6 +203,8 @@ def _run(arguments: argparse.Namespace) -> int:
     from phalanx.emulation.modules.isolation_rule import script_rule
     from phalanx.engines.engine import check_gpus
     from phalanx.engines.program import load_module, load_script
+    from phalanx.engines.running_test import test_reader
+    from phalanx.engines.suite_of_run import exit_status
 
     check_gpus(options)
     shared: list[tuple[Any, int]] = []
@@ -207,6 +213,7 @@ def _run(arguments: argparse.Namespace) -> int:
     rule = script_rule(options.isolate, options.share, program.search_path)
     findings: list[Verdict] = []
     tallies: list[Tally] = []
+    statuses: list[int] = []
     replay = _replay(options, arguments)
     recording = _recording(options, arguments, replay)
     with ExitStack() as stack:
@@ -223,12 +230,15 @@ def _run(arguments: argparse.Namespace) -> int:
             "on_devices": lambda *which: shared.append(which),
             "on_journal": recording.follow,
             "replay": replay,
+            "test_of": test_reader(),
+            "on_exit": statuses.append if program.is_pytest else None,
             "environ": _environ(arguments),
             "modules": rule if options.engine == "threads" else None,
         }
         if launches:
             tell_error = partial(print_error, initialised=True, script=arguments.script)
-            launch = _launched(program, options, told, WorldsPrinters(printers, tell_error))
+            worlds = WorldsPrinters(printers, tell_error)
+            launch, untold = _launched(program, options, told, worlds)
         else:
             run = _on_processes if options.engine == "processes" else _on_threads
             initialised, error = outcome_of(lambda: run(program, options, told, printers))
@@ -236,11 +246,12 @@ def _run(arguments: argparse.Namespace) -> int:
     if launches:
         error = next((world.error for world in launch.worlds if world.error), None)
         timeline = end_recording(recording, error, findings, quiet=arguments.quiet)
-        status = tell_launch(launch, arguments.script, tell_error)
+        status = tell_launch(launch, arguments.script, tell_error) or untold
         ends = [(world.tally, world.error) for world in launch.worlds if world.tally]
     else:
         timeline = end_recording(recording, error, findings, quiet=arguments.quiet)
         status = print_error(error, initialised or ranks == 1, arguments.script)
+        status = status or exit_status(statuses)
         ends = [(tally, error) for tally in tallies[-1:]]
     if timeline:
         print(timeline, file=sys.stderr)
@@ -249,8 +260,7 @@ def _run(arguments: argparse.Namespace) -> int:
             print(line, file=sys.stderr)
         if launches and launch.worlds_of_one and not launch.worlds and launch.error is None:
             print(alone_line(_replay_alone(options, arguments)), file=sys.stderr)
-        for tally, error in ends:
-            print_closing(tally, findings if tally is ends[-1][0] else [], error, options)
+        print_closing_of_worlds(ends, findings, options)
     return with_caught(status, [tally for tally, _ in ends], options)
 
 
@@ -300,12 +310,25 @@ def _printer(
 
 def _launched(
     program: Program, options: Options, told: dict[str, Any], printers: WorldsPrinters
-) -> Any:
+) -> tuple[Any, int]:
+    """What came of it, and the exit status for errors of ours that no test has met with."""
     from phalanx.engines.run_settings import Settings
+    from phalanx.engines.suite_of_run import activate
     from phalanx.engines.threads.self_spawning_scripts import run_launched
 
     collection.resume()
-    return run_launched(program, Settings.of(options, **told), printers)
+    settings = Settings.of(options, **told)
+    if not program.is_pytest:
+        return run_launched(program, settings, printers), 0
+    from phalanx.engines.threads.suite_worlds import SuiteWorlds
+
+    suite = SuiteWorlds(printers)
+    activate(suite)
+    try:
+        launch = run_launched(program, settings, suite)
+    finally:
+        activate(None)
+    return launch, 3 if suite.untold else 0
 
 
 def _on_threads(

@@ -9,6 +9,7 @@ import shlex
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from phalanx.errors import (
@@ -22,7 +23,7 @@ from phalanx.errors import (
 )
 from phalanx.model import Tally, Verdict
 from phalanx.options import Options
-from phalanx.report.closing import render_closing
+from phalanx.report.closing import render_closing, sum_up
 from phalanx.report.layout import count
 from phalanx.report.text import render_kind
 
@@ -114,6 +115,34 @@ def print_closing(
     else:
         line = f"phalanx: {count(tally.ranks, 'rank')}, not checked (--checks none)"
     print(line, file=sys.stderr)
+
+
+def print_closing_of_worlds(
+    ends: Sequence[tuple[Tally, BaseException | None]],
+    findings: Sequence[Verdict],
+    options: Options,
+) -> None:
+    """The same for all worlds of a script that starts its ranks itself."""
+    if len(ends) == 1:
+        print_closing(ends[0][0], findings, ends[0][1], options)
+    if len(ends) < 2:
+        return
+    found, tallies = list(findings), []
+    for tally, error in ends:
+        ours = verdicts_of(error)
+        found += ours
+        tallies.append(replace(tally, raised=()) if ours else tally)
+    if any(not isinstance(error, RankFailedError) for _, error in ends) or found:
+        print_closing(sum_up(tallies), found, None, options)
+
+
+def verdicts_of(error: BaseException | None) -> Sequence[Verdict]:
+    """What an error of ours is about."""
+    if isinstance(error, HazardError):
+        return error.findings
+    verdict = getattr(error, "verdict", None)
+    is_ours = isinstance(error, (VerdictError, InvalidCallError))
+    return [verdict] if is_ours and isinstance(verdict, Verdict) else []
 
 
 def with_caught(status: int, tallies: Sequence[Tally], options: Options) -> int:

@@ -26,6 +26,9 @@ from phalanx.errors import (
 from phalanx.model import Finding, Names, RankFailure, Site, Verdict, ViewBlock
 from phalanx.report.text import render, render_kind
 
+WRAPPERS = ("torch/distributed/c10d_logger.py", "torch/distributed/distributed_c10d.py")
+"""Files of torch's layers between the program's line and ours."""
+
 
 class InvalidCallError(errors.InvalidCallError, RankFailedError):
     """The error of a run in which a rank failed because its own call was wrong."""
@@ -147,10 +150,7 @@ def _walk(trace: Any) -> list[Any]:
 
 
 def _is_wrapper(filename: str) -> bool:
-    """Whether it is one of torch's layers between the program's line and ours."""
-    return filename.endswith(
-        ("torch/distributed/c10d_logger.py", "torch/distributed/distributed_c10d.py")
-    )
+    return filename.endswith(WRAPPERS)
 
 
 def was_stopped(error: BaseException) -> bool:

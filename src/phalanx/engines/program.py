@@ -31,6 +31,13 @@ class Program:
     imported: frozenset[str] = frozenset()
     """Modules that were imported in order to find it. The ranks import them again."""
 
+    @property
+    def is_pytest(self) -> bool:
+        """Whether it is pytest, whose exit status says what became of the tests."""
+        if self.spec is not None:
+            return self.spec.name.partition(".")[0] in ("pytest", "_pytest")
+        return os.path.basename(self.path) in ("pytest", "py.test")
+
     def names_of_main(self) -> dict[str, Any]:
         """What Python itself puts into `__main__` before it executes the program."""
         file = os.path.abspath(self.path)

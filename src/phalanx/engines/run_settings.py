@@ -17,6 +17,7 @@ from phalanx.checks.silencing import split_silenced
 from phalanx.emulation.modules.isolation_rule import IsolationRule
 from phalanx.emulation.state.environ import environ_of_process
 from phalanx.engines.outcome import check_findings
+from phalanx.engines.running_test import TestOf
 from phalanx.journal.writer import JournalWriter
 from phalanx.model import Silenced, Tally, Verdict
 from phalanx.options import Options
@@ -46,6 +47,11 @@ class Settings(Options):
     """Whether ranks have no numbers before they make their default group."""
     modules: IsolationRule | None = None
     """Which packages every rank imports for itself; None: none."""
+    test_of: TestOf | None = None
+    """For reports, where the program may be pytest; None: they name no tests."""
+    on_exit: Callable[[int], Any] | None = None
+    """Called with the exit status of each rank's pytest, if that is the program: it ends its
+    rank, and nobody else."""
     on_devices: Callable[[DeviceMap, int], Any] | None = None
     """Called with the GPUs that ranks may name, if not those that are there, and with how many
     ranks there are."""

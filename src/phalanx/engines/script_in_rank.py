@@ -12,7 +12,7 @@ import marshal
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
@@ -28,6 +28,7 @@ from phalanx.emulation.patch_installer import replaced
 from phalanx.emulation.patch_table import RANK_PROCESS
 from phalanx.engines.program import Program
 from phalanx.engines.remote.idle_threads import only_joining
+from phalanx.engines.suite_of_run import activate
 from phalanx.model import Leave
 
 
@@ -40,6 +41,7 @@ class Script:
     argv: tuple[str, ...]
     search_path: str
     module: str | None
+    is_pytest: bool = False
 
 
 def as_script(program: Program) -> Script:
@@ -49,11 +51,20 @@ def as_script(program: Program) -> Script:
         argv=program.argv,
         search_path=program.search_path,
         module=None if program.spec is None else program.spec.name,
+        is_pytest=program.is_pytest,
     )
 
 
-def execute(script: Script) -> bool:
-    """In a rank: be that script. Its threads are waited for, as at the end of a program."""
+def execute(
+    script: Script,
+    *,
+    tell_test: Callable[[str], None],
+    statuses: list[int] | None = None,
+) -> bool:
+    """In a rank: be that script. Its threads are waited for, as at the end of a program. Where
+    it is pytest, `tell_test` is called with each test, and `statuses` takes the exit status."""
+    if script.is_pytest:
+        activate(SuiteInProcess(tell_test))
     ScriptProcess.is_script = True
     main = ModuleType("__main__")
     names: dict[str, Any] = main.__dict__
@@ -71,7 +82,9 @@ def execute(script: Script) -> bool:
             exec(marshal.loads(script.code), names)
             note_departure(Leave("end"))
         except SystemExit as end:
-            if end.code not in (None, 0):
+            if script.is_pytest and statuses is not None and isinstance(end.code, int):
+                statuses.append(int(end.code))
+            elif end.code not in (None, 0):
                 raise
             note_departure(left_by(end))
             initialised.append(True)
@@ -81,6 +94,34 @@ def execute(script: Script) -> bool:
             if thread is not threading.current_thread() and not thread.daemon:
                 thread.join()
     return bool(initialised)
+
+
+class SuiteInProcess:
+    """What hooks of pytest tell in a rank that is a process."""
+
+    def __init__(self, tell_test: Callable[[str], None]) -> None:
+        self._tell_test = tell_test
+        self._is_inside = False
+
+    def enter(self) -> bool:
+        entered, self._is_inside = not self._is_inside, True
+        return entered
+
+    def collect(self, tests: Sequence[str]) -> None: ...
+
+    def begin_test(self, test: str) -> None:
+        self._tell_test(test)
+
+    def fail(self, error: str) -> None: ...
+
+    def settle(self, *, passed: bool) -> BaseException | None:
+        return None
+
+    def why_stopped(self) -> str | None:
+        return None
+
+    def leave(self) -> None:
+        self._is_inside = False
 
 
 def end_pools() -> None:

@@ -24,6 +24,7 @@ from phalanx.core.baton import Baton
 from phalanx.core.strand import DONE, OUTSIDE, PARKED, RUNNING, Strand
 from phalanx.emulation.stdlib.blocking import Blocked
 from phalanx.engines.outcome import Outcomes
+from phalanx.engines.running_test import BetweenTests
 from phalanx.errors import text_of
 from phalanx.model import Group, Leave, Op, RankView, Site, Snapshot, Status, ViewBlock, Wait
 from phalanx.system import current_frames
@@ -124,6 +125,8 @@ def _view(
     reader: TensorReader,
 ) -> RankView:
     context: RankContext = strand.local
+    if isinstance(strand.why, BetweenTests):
+        return _view_between(context, strand.why, reader)
     error = outcomes.ranks[strand.rank].error
     wait = describe_wait(strand, session.size, reader) if strand.state is PARKED else None
     wait = wait or _describe_blocked(strand, session.size)
@@ -136,6 +139,17 @@ def _view(
         site=_site(strand, frame) if wait is None or wait.op.site is None else None,
         error=None if error is None else _first_line(error),
         left=_left(context) if strand.state is DONE and error is None else None,
+    )
+
+
+def _view_between(context: RankContext, gap: BetweenTests, reader: TensorReader) -> RankView:
+    """Of a rank that has ended its test and makes no call before the others have."""
+    return RankView(
+        rank=context.rank,
+        status="finished" if gap.error is None else "failed",
+        last=_last_op(context, reader, None, None),
+        error=gap.error,
+        left=gap.left,
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import chain
 
 from phalanx.kinds import ALL, ALWAYS
 from phalanx.model import RankFailure, Tally, Verdict, rank_list
@@ -44,6 +45,28 @@ def render_closing(
     return ascii_text("\n".join(lines))
 
 
+def sum_up(tallies: Sequence[Tally]) -> Tally:
+    """One for several worlds of a run. What the engine of one does not know is unknown of all.
+
+    >>> sum_up([Tally(2, collectives=3, groups=1), Tally(4, collectives=1, groups=1)])
+    Tally(ranks=4, collectives=4, messages=None, groups=2, silenced=(), raised=(), worlds=2)
+    """
+    return Tally(
+        max(each.ranks for each in tallies),
+        _sum([each.collectives for each in tallies]),
+        _sum([each.messages for each in tallies]),
+        _sum([each.groups for each in tallies]),
+        tuple(chain.from_iterable(each.silenced for each in tallies)),
+        tuple(chain.from_iterable(each.raised for each in tallies)),
+        sum(each.worlds for each in tallies),
+    )
+
+
+def _sum(numbers: Sequence[int | None]) -> int | None:
+    known = [each for each in numbers if each is not None]
+    return sum(known) if len(known) == len(numbers) else None
+
+
 def find_caught(tally: Tally, error: Verdict | None) -> Sequence[Verdict]:
     """The errors that the program caught. None where an error of ours ended the run: the report
     is about that one."""
@@ -69,6 +92,8 @@ def _checked(tally: Tally) -> str:
     if tally.groups:
         what += f" on {count(tally.groups, 'group')}"
     ranks = count(tally.ranks, "rank")
+    if tally.worlds > 1:
+        ranks = f"{tally.worlds} worlds of up to {ranks}"
     return f"{ranks}, {what}" if what else ranks
 
 

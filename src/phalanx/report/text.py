@@ -52,8 +52,8 @@ def render(verdict: Verdict, *, replay: str | None = None) -> str:
     raise TypeError(f"no report for a {type(verdict).__name__}")
 
 
-FIRST = frozenset({"branch", "paired"})
-"""Labels of names that say how it began: they come right below the headline."""
+FIRST = frozenset({"branch", "paired", "test"})
+"""Labels of names that say how or where it began: they come right below the headline."""
 
 
 def _lines(verdict: Verdict, is_first: bool) -> list[str]:

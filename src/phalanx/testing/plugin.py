@@ -8,6 +8,7 @@ other hooks and the fixtures. A run without such a test is the same as without P
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Generator, Iterable, Sequence
 from importlib import import_module
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 
 from phalanx.errors import UsageError
 from phalanx.testing.pytest_compat.pytest_private_calls import (
+    LATE_MARKS,
     add_late_fixtures,
     marks_by_call,
     unknown_fixtures,
@@ -76,6 +78,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         ("shared", "fixtures that are made once per test, whatever their scope"),
     ):
         parser.addini(f"ranks_{name}", text, "args", default=[])
+    text = "tests that use a fixture run on ranks, a line for each: dist_env: 4, init=False"
+    parser.addini("ranks_for_fixture", text, "linelist", default=[])
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -83,13 +87,24 @@ def pytest_configure(config: pytest.Config) -> None:
     for text in MARKERS.values():
         config.addinivalue_line("markers", text)
     names = [name.replace("-", "_") for name, *_ in OPTIONS]
-    if any(config.getoption(name) or config.getini(name) for name in names):
+    given = any(config.getoption(name) or config.getini(name) for name in names)
+    if given or config.getini("ranks_for_fixture"):
         from phalanx.testing.collection.given_options import given_of
 
         try:
             given_of(config)
         except UsageError as error:
             raise pytest.UsageError(str(error)) from None
+    _tell_the_run(config)
+
+
+def _tell_the_run(config: pytest.Config) -> None:
+    """Where this pytest is the program of `phalanx run`, its hooks tell the run about tests."""
+    runs = sys.modules.get("phalanx.engines.suite_of_run")
+    suite = None if runs is None else runs.active()
+    if suite is not None and suite.enter():
+        hooks = import_module("phalanx.testing.suite_hooks")
+        config.pluginmanager.register(hooks.SuiteHooks(suite), "phalanx-suite")
 
 
 # -- looking for tests on ranks ---------------------------------------------------------------
@@ -121,22 +136,42 @@ def _is_about_ranks(marks: Iterable[pytest.Mark]) -> bool:
     return any(mark.name in MARKERS for mark in marks)
 
 
+def _has_fixture_on_ranks(metafunc: pytest.Metafunc) -> bool:
+    """Whether the ini file has a line about a fixture of the test, or it is planned anew."""
+    config = metafunc.config
+    if LATE_MARKS in config.stash:
+        return True
+    lines = config.getini("ranks_for_fixture")
+    return any(line.partition(":")[0].strip() in metafunc.fixturenames for line in lines)
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> Generator[None, Any, Any]:
     """Make the number of ranks the first parameter of a test on ranks. Marks of `pytest.param`
     are known when all other parameters are."""
-    if _is_about_ranks(metafunc.definition.iter_markers()):
+    if _is_about_ranks(metafunc.definition.iter_markers()) or _has_fixture_on_ranks(metafunc):
         hooks = _register_rank_hooks(metafunc.config)
         add_late_fixtures(metafunc, FIXTURES)
         return (yield from hooks.add_parameter(metafunc))
     result = yield
-    if any(map(_is_about_ranks, marks_by_call(metafunc))):
+    if _is_about_ranks(metafunc.definition.iter_markers()):
+        hooks = _register_rank_hooks(metafunc.config)
+        add_late_fixtures(metafunc, FIXTURES)
+        hooks.add_late_parameter(metafunc)
+    elif any(map(_is_about_ranks, marks_by_call(metafunc))):
         hooks = _register_rank_hooks(metafunc.config)
         add_late_fixtures(metafunc, FIXTURES)
         hooks.plan_marked_calls(metafunc)
     elif not FIXTURES.isdisjoint(unknown_fixtures(metafunc)):
         _register_rank_hooks(metafunc.config)
     return result
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Markers that came after a test was collected count, too."""
+    if config.pluginmanager.has_plugin(RANK_HOOKS) or _has_rank_tests(items):
+        _register_rank_hooks(config).plan_late_items(items)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -61,6 +61,15 @@ def set_family(family: Any) -> None:
     _family = family
 
 
+def take_observed() -> bool:
+    """Whether the program has looked at the exit code of a rank that failed, since this was
+    asked the last time."""
+    observed = _family is not None and _family.observed
+    if observed:
+        _family.observed = False
+    return observed
+
+
 def process_patches() -> list[tuple[Any, str, Any]]:
     """(owner, attribute, replacement) for what starts processes and counts them."""
     active = _active_children(multiprocessing.process.active_children)

@@ -447,6 +447,8 @@ class CallInProgress:
         )
         handling = {r: each.handling for r, each in self._positions.items() if each.handling}
         verdict = with_handled(verdict, handling)
+        if self._codec is not None:
+            verdict = self._codec.with_tests(verdict)
         return error_for(verdict, self._replay)
 
     def _stalled(self, rank: int) -> RankView:

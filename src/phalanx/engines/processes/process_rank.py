@@ -241,6 +241,12 @@ def leave_note(data: bytes) -> None:
         rank.leave_note(data)
 
 
+def tell_test(test: str) -> None:
+    """In a rank: that its program is pytest, and begins this test."""
+    for rank in _here:
+        rank.tell_test(test)
+
+
 def _value_of(fn: Any, args: Any, kwargs: Any) -> Any:
     """A program that ends by `sys.exit()` has succeeded, as with threads."""
     try:

@@ -11,6 +11,7 @@ import sys
 
 import torch
 
+from phalanx.engines.processes.process_rank import tell_test
 from phalanx.engines.processes.processes_engine import ProcessesEngine, ProcessSettings
 from phalanx.engines.program import Program
 from phalanx.engines.script_in_rank import Script, as_script, execute
@@ -22,16 +23,23 @@ def run_program_in_processes(program: Program, settings: ProcessSettings) -> boo
     `os._exit`."""
     engine = ProcessesEngine(settings)
     try:
-        return any(engine.call(_start, [as_script(program)], may_exit=True))
+        ends = engine.call(_start, [as_script(program)], may_exit=True)
     finally:
         engine.close()
+    told = [end for end in ends if isinstance(end, tuple)]
+    if settings.on_exit is not None:
+        for _, status in told:
+            settings.on_exit(status)
+    return len(told) < len(ends) or any(initialised for initialised, _ in told)
 
 
-def _start(script: Script) -> bool:
-    """Its random numbers are those of no other rank, as in a process that was started."""
+def _start(script: Script) -> tuple[bool, int]:
+    """What `execute` returns, and the exit status if it is pytest. Its random numbers are those
+    of no other rank, as in a process that was started."""
     random.seed()
     torch.default_generator.seed()
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()
-    return execute(script)
+    statuses = [0]
+    return execute(script, tell_test=tell_test, statuses=statuses), statuses[-1]

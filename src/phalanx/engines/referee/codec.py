@@ -19,6 +19,12 @@ from phalanx.engines.referee.remote_referee import RemoteReferee
 from phalanx.engines.remote import frames
 from phalanx.engines.remote.frames import Decoder, Frame, Record, encode
 from phalanx.engines.remote.rank_notes import read_notes
+from phalanx.engines.running_test import (
+    VerdictType,
+    last_tests,
+    with_tests,
+    with_tests_of_calls,
+)
 from phalanx.errors import VerdictError
 from phalanx.journal.reader import ClockOffset
 from phalanx.journal.writer import JournalWriter
@@ -83,7 +89,7 @@ class RefereeCodec:
 
     def find_at_end(self) -> list[Verdict]:
         """Once all ranks have returned."""
-        return find_at_end(self.host)
+        return with_tests_of_calls(find_at_end(self.host), self.referee.read_journal())
 
     def past(self, rank: int, records: Iterable[Record]) -> Outgoing:
         """Calls of a rank that met on the fast path, and that it could not tell of."""
@@ -206,10 +212,14 @@ class RefereeCodec:
             return self._render(reply.verdict)[2]
         return reply.text.encode()
 
+    def with_tests(self, verdict: VerdictType) -> VerdictType:
+        """The verdict with the tests of pytest that ranks have said they are in."""
+        return with_tests(verdict, last_tests(self.referee.read_journal()))
+
     def _render(self, verdict: Verdict) -> tuple[Verdict, VerdictError, bytes]:
         known = self._rendered.get(id(verdict))
         if known is None or known[0] is not verdict:
-            error = error_for(verdict, self._replay)
+            error = error_for(self.with_tests(verdict), self._replay)
             body = pickle.dumps((str(error), verdict), pickle.HIGHEST_PROTOCOL)
             known = self._rendered[id(verdict)] = verdict, error, body
         return known

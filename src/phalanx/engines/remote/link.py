@@ -23,6 +23,7 @@ from phalanx.callsite import Mark, resolve
 from phalanx.engines.remote import frames
 from phalanx.engines.remote.frames import Decoder, Frame, Record, encode
 from phalanx.engines.remote.idle_threads import is_mute, leave_executors, watch_executors
+from phalanx.engines.remote.rank_notes import RankNotes
 from phalanx.engines.remote.shared_memory_path import (
     MOST_PAST,
     PATIENCE,
@@ -32,6 +33,7 @@ from phalanx.engines.remote.shared_memory_path import (
 )
 from phalanx.engines.remote.watched_groups import Limit
 from phalanx.engines.remote.watcher import Watcher
+from phalanx.engines.running_test import note_of
 from phalanx.errors import PhalanxError, RankStopped, VerdictError, text_of
 from phalanx.kinds import ALL
 from phalanx.matching.announcement import Form, GroupForm, message_signature_of, signature_of
@@ -129,6 +131,14 @@ class Link:
         notes = self._watcher.take_notes()
         if notes is not None:
             self._send(encode(frames.NOTES, body=notes))
+
+    def tell_test(self, test: str) -> None:
+        """The rank is pytest, and begins this test."""
+        notes = RankNotes(self.rank)
+        notes.ring.note(note_of(self.rank, test))
+        data = notes.take({})
+        if data is not None:
+            self._send(encode(frames.NOTES, body=data))
 
     def tell_dropped(self) -> None:
         """The program of this rank has failed: what it had dropped may be the reason."""

@@ -112,6 +112,11 @@ class RemoteRank:
             self.rank, given, lambda begins: self.tell_own(Asking(self.rank, begins))
         )
 
+    def tell_test(self, test: str) -> None:
+        """The program is pytest, and begins this test."""
+        if self.link is not None:
+            self.link.tell_test(test)
+
     def run(self, body: Callable[[], T], on_error: Callable[[BaseException], T]) -> T:
         """What the user's code returns, or what `on_error` makes of its error. A process that
         it has forked ends here. The referee is told what only this process has seen: everything

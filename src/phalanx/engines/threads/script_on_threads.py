@@ -23,6 +23,8 @@ from phalanx.emulation.random import randomness
 from phalanx.emulation.state.exits import call_own_hook
 from phalanx.engines.program import Program
 from phalanx.engines.run_settings import Settings
+from phalanx.engines.suite_of_run import activate
+from phalanx.engines.threads.suite_on_threads import SuiteOnThreads
 from phalanx.engines.threads.threads_engine import ThreadsEngine
 from phalanx.errors import RankExited
 from phalanx.model import Leave
@@ -35,15 +37,19 @@ def run_program(program: Program, settings: Settings) -> bool:
     engine = ThreadsEngine(replace(settings, modules=rule))
     settled: list[bool] = []
     hook = sys.excepthook
+    suite = SuiteOnThreads(settings.ranks) if program.is_pytest else None
 
     def body(context: RankContext) -> None:
         try:
             _execute(program, context)
             context.left = Leave("end")
             _finalise(rule)
-        except SystemExit:
+        except SystemExit as end:
             settled.append(True)
-            raise
+            if settings.on_exit is None or not isinstance(end.code, int):
+                raise
+            context.left = left_by(end)
+            settings.on_exit(int(end.code))
         except Exception as error:
             call_own_hook(error, hook)
             raise
@@ -54,15 +60,19 @@ def run_program(program: Program, settings: Settings) -> bool:
             context.left = left_by(end)
         finally:
             settled.append(context.initialised)
+            if suite is not None:
+                suite.gone(context.rank)
 
     search_path, folders = list(sys.path), set(sys.path_importer_cache)
     sys.path.insert(0, program.search_path)
     for name in program.imported:
         rule.decide(name.partition(".")[0])
     try:
+        activate(suite)
         with randomness.script(settings.seed):
             engine.run(body)
     finally:
+        activate(None)
         engine.close()
         sys.path[:] = search_path
         for name in filter(rule.covers, program.imported):

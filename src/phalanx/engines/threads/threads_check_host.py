@@ -9,6 +9,8 @@ from phalanx.checks import registry
 from phalanx.checks.group_lifecycle import KIND as MISMATCH
 from phalanx.checks.message_race import RaceWatch
 from phalanx.checks.unwaited_work import KIND
+from phalanx.engines.running_test import TestOf
+from phalanx.engines.threads.suite_on_threads import with_tests_at_end
 from phalanx.journal.events import Noted
 from phalanx.model import Unmet, Verdict
 from phalanx.system import monotonic
@@ -35,8 +37,10 @@ class ThreadsCheckHost:
         return self._session.must_share_gpus()
 
 
-def find_at_end(session: Session, unmet: Sequence[Unmet]) -> list[Verdict]:
-    """What can be seen only now."""
+def find_at_end(
+    session: Session, unmet: Sequence[Unmet], test_of: TestOf | None = None
+) -> list[Verdict]:
+    """`unmet`, and what can be seen only now."""
     for note in session.group_watch.take():
         session.journal.add(note)
     for context in session.ranks:
@@ -48,4 +52,5 @@ def find_at_end(session: Session, unmet: Sequence[Unmet]) -> list[Verdict]:
     host = ThreadsCheckHost(session, unmet)
     missing = session.referee.find_missing_groups() if MISMATCH in session.kinds else []
     reshaped = session.referee.take_reshaped()
-    return [*missing, *reshaped, *registry.find_at_end(session.journal.reader(), host)]
+    found = registry.find_at_end(session.journal.reader(), host)
+    return with_tests_at_end([*unmet, *missing, *reshaped, *found], session, test_of)

@@ -92,6 +92,7 @@ from phalanx.engines.run_settings import (
 from phalanx.engines.snapshots import group_views, is_debugging, take_snapshot, user_stacks
 from phalanx.engines.threads.referee_host import Judge
 from phalanx.engines.threads.renumbering import exchange
+from phalanx.engines.threads.suite_on_threads import tests_now, with_tests_now
 from phalanx.engines.threads.threads_check_host import find_at_end
 from phalanx.engines.threads.threads_watch import ThreadsWatch
 from phalanx.errors import RankStopped, UsageError, VerdictError
@@ -261,7 +262,7 @@ class ThreadsEngine:
         def report(verdict: Verdict) -> VerdictError:
             verdict = with_paths(verdict, find_stacks(session.ranks))
             verdict = with_handled(verdict, find_handling(session.ranks))
-            named = with_names(session, verdict)
+            named = with_tests_now(with_names(session, verdict), session, settings.test_of)
             session.raised.append(named)
             session.journal.found(verdict)
             return error_for(named, settings.replay)
@@ -389,7 +390,7 @@ class _Run:
                 completion.complete_all(self.session)
             unheard = find_unheard(self.session)
             unmet = self._find_leftovers()
-            late = [*unmet, *find_at_end(self.session, unmet)]
+            late = find_at_end(self.session, unmet, settings.test_of)
             self.findings = [*unheard, *late]
             for found in late:  # the others were written when they were raised
                 self.session.journal.found(found)
@@ -521,9 +522,10 @@ class _Run:
 
     def _stop_others(self, rank: int, error: BaseException) -> None:
         if not self.outcomes.stopped_at:
+            tests = tests_now(self.session, self.settings.test_of)
             names = names_for_failure(self.session, rank, error)
             hint = hint_for(error, self.session.devices, ranks=self.settings.ranks)
-            self.outcomes.names = (*names, *hint)
+            self.outcomes.names = (*tests, *names, *hint)
             snapshot = take_snapshot(self.session, self.baton, self.outcomes)
             others = [view for view in snapshot.ranks if view.status != "failed"]
             self.outcomes.stopped_at = group_views(others)

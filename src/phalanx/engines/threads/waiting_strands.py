@@ -19,6 +19,7 @@ from phalanx.backend.stores.store import StoreWait
 from phalanx.core.baton import Baton
 from phalanx.core.strand import DONE, OUTSIDE, PARKED, Strand
 from phalanx.emulation.stdlib.blocking import Blocked, is_frame_of_tool, is_idle_worker, is_tool
+from phalanx.engines.running_test import BetweenTests
 from phalanx.matching.descriptions import needs_of
 from phalanx.matching.partial_look import Standing, WaitPosition
 from phalanx.matching.slots import Call
@@ -94,6 +95,8 @@ class StrandNodes:
             needs, any_of = why.needs(), False
         elif isinstance(why, InitWait):
             needs, any_of = why.needs()
+        elif isinstance(why, BetweenTests):
+            needs, any_of = why.missing(), False
         else:
             return node._replace(free=True)
         return node._replace(needs=needs, any_of=any_of, free=not (needs or any_of))

@@ -127,7 +127,7 @@ class TorchrunRank(RemoteRank):
         initialised: list[bool] = []
 
         def body() -> None:
-            initialised.append(execute(as_script(program)))
+            initialised.append(execute(as_script(program), tell_test=self.tell_test))
 
         status: int | None = self.run(body, self._tell_failure)
         if status is None:

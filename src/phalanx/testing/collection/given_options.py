@@ -6,7 +6,9 @@ an error at the start, and otherwise when the first test on ranks is collected.
 
 from __future__ import annotations
 
+import ast
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -25,9 +27,40 @@ def given_of(config: pytest.Config) -> Given:
     return config.stash[_given]
 
 
+def marks_for_fixtures(config: pytest.Config) -> Mapping[str, pytest.Mark]:
+    """By fixture: the marker that the ini file gives to each test that uses it."""
+    if _for_fixtures not in config.stash:
+        lines = config.getini("ranks_for_fixture")
+        config.stash[_for_fixtures] = dict(map(_fixture_line, lines))
+    return config.stash[_for_fixtures]
+
+
+_for_fixtures = pytest.StashKey[Mapping[str, pytest.Mark]]()
+
+
+def _fixture_line(line: str) -> tuple[str, pytest.Mark]:
+    """`dist_env: 4, init=False`: a name, and what stands in `ranks(...)`."""
+    name, colon, text = line.partition(":")
+    name = name.strip()
+    try:
+        call = ast.parse(f"ranks({text.strip()})", mode="eval").body
+        assert isinstance(call, ast.Call)
+        args = [ast.literal_eval(each) for each in call.args]
+        kwargs = {str(each.arg): ast.literal_eval(each.value) for each in call.keywords}
+    except (SyntaxError, ValueError, AssertionError):
+        args, kwargs = [], {}
+    if not colon or not name.isidentifier() or not args or "None" in kwargs:
+        raise UsageError(
+            f"ranks_for_fixture = {line}: give the name of a fixture and what stands in the "
+            "marker, a line for each, e.g. dist_env: 4, or dist_env: 2, 4, init=False"
+        )
+    return name, pytest.mark.ranks.with_args(*args, **kwargs).mark
+
+
 def _read_options(config: pytest.Config) -> Given:
     sizes, engines, options = _parse(config.getoption, "--ranks", "-")
     default_sizes, default_engines, defaults = _parse(config.getini, "ranks", "_")
+    marks_for_fixtures(config)
     if config.getoption("ranks_strict"):
         options["strict"] = True
     defaults["strict"] = bool(config.getini("ranks_strict"))

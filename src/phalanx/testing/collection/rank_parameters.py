@@ -6,6 +6,7 @@ have a marker of ours.
 
 from __future__ import annotations
 
+import unittest
 from collections.abc import Generator, Sequence
 from typing import Any, NoReturn
 
@@ -13,7 +14,7 @@ import pytest
 
 from phalanx.engines.engine import check_gpus, check_here
 from phalanx.errors import UsageError
-from phalanx.testing.collection.given_options import given_of
+from phalanx.testing.collection.given_options import given_of, marks_for_fixtures
 from phalanx.testing.collection.marker import (
     PARAMETER,
     Plan,
@@ -21,8 +22,14 @@ from phalanx.testing.collection.marker import (
     find_conflict,
     find_plan,
     is_about_ranks,
+    is_ranks_marker,
 )
-from phalanx.testing.pytest_compat.pytest_private_calls import marks_by_call, plan_anew
+from phalanx.testing.pytest_compat.pytest_private_calls import (
+    LATE_MARKS,
+    made_anew,
+    marks_by_call,
+    plan_anew,
+)
 
 Ways = list[tuple[str, Ranks, list[pytest.Mark]]]
 """The id, the way and the marks of each item."""
@@ -44,24 +51,37 @@ def conflict_of(item: Any) -> str | None:
 
 def add_parameter(metafunc: pytest.Metafunc) -> Generator[None, Any, Any]:
     """The body of a wrapper of `pytest_generate_tests`."""
-    own = _closest_first(metafunc.definition)
-    ways, problem = _ways(own, metafunc)
+    ways, problem = _parametrize(metafunc)
+    result = yield
+    _finish(metafunc, ways, problem)
+    return result
+
+
+def add_late_parameter(metafunc: pytest.Metafunc) -> None:
+    """The same for a marker that another `pytest_generate_tests` has put on the function."""
+    _finish(metafunc, *_parametrize(metafunc))
+
+
+def _parametrize(metafunc: pytest.Metafunc) -> tuple[Ways, str | None]:
+    ways, problem = _ways(_marks_of(metafunc), metafunc)
     if ways:
         metafunc.fixturenames.append(PARAMETER)
         values = [pytest.param(way, marks=marks) for _, way, marks in ways]
         metafunc.parametrize(PARAMETER, values, ids=[each for each, *_ in ways], indirect=True)
-    result = yield
+    return ways, problem
+
+
+def _finish(metafunc: pytest.Metafunc, ways: Ways, problem: str | None) -> None:
     marked = [any(map(is_about_ranks, marks)) for marks in marks_by_call(metafunc)]
     if problem and not (marked and all(marked)):
         _fail(metafunc, problem)
     if any(marked):
         plan_marked_calls(metafunc, ways)
-    return result
 
 
 def plan_marked_calls(metafunc: pytest.Metafunc, ways: Ways | None = None) -> None:
     """Let the marks of `pytest.param` decide for the calls that have them."""
-    own = _closest_first(metafunc.definition)
+    own = _marks_of(metafunc)
     plan_anew(metafunc, PARAMETER, ways or [], lambda marks: _ways_of(marks, own, metafunc))
 
 
@@ -96,6 +116,62 @@ def _ways(markers: Sequence[pytest.Mark], metafunc: pytest.Metafunc) -> tuple[Wa
 
 def _fail(metafunc: pytest.Metafunc, problem: str) -> NoReturn:
     pytest.fail(f"{metafunc.definition.nodeid}: {problem}", pytrace=False)
+
+
+def _marks_of(metafunc: pytest.Metafunc) -> list[pytest.Mark]:
+    """Closest first: those that came late, those on the function and around it, and what the
+    ini file says about its fixtures."""
+    config = metafunc.config
+    by_fixture = marks_for_fixtures(config)
+    of_fixtures = [by_fixture[name] for name in metafunc.fixturenames if name in by_fixture]
+    late = config.stash.get(LATE_MARKS, ())
+    return [*late, *_closest_first(metafunc.definition), *of_fixtures]
+
+
+def plan_late_items(items: list[pytest.Item]) -> None:
+    """Replace items whose markers came after they were collected, as from a conftest's
+    `pytest_itemcollected` or `pytest_collection_modifyitems`, by items on ranks."""
+    planned: list[pytest.Item] = []
+    for item in items:
+        planned += _planned(item) if _is_late(item) else [item]
+    items[:] = planned
+
+
+def _is_late(item: pytest.Item) -> bool:
+    return (
+        isinstance(item, pytest.Function)
+        and not issubclass(item.cls or object, unittest.TestCase)
+        and way_of(item) is None
+        and conflict_of(item) is None
+        and any(map(is_ranks_marker, item.iter_markers()))
+    )
+
+
+def _planned(item: pytest.Item) -> list[pytest.Item]:
+    item.config.stash[LATE_MARKS] = list(reversed(item.own_markers))
+    try:
+        made = [each for each in made_anew(item) if _is_same_but_for_ranks(each, item)]
+    finally:
+        del item.config.stash[LATE_MARKS]
+    for each in made:
+        for mark in item.own_markers:
+            if mark not in each.own_markers:
+                each.add_marker(
+                    getattr(pytest.mark, mark.name).with_args(*mark.args, **mark.kwargs)
+                )
+        each.user_properties += item.user_properties
+        each.extra_keyword_matches.update(item.extra_keyword_matches)
+    return made
+
+
+def _is_same_but_for_ranks(made: Any, item: Any) -> bool:
+    return _indices(made) == _indices(item)
+
+
+def _indices(item: Any) -> dict[str, int]:
+    callspec = getattr(item, "callspec", None)
+    found = {} if callspec is None else callspec.indices
+    return {name: index for name, index in found.items() if name != PARAMETER}
 
 
 def _closest_first(node: Any) -> list[pytest.Mark]:

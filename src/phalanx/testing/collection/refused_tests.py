@@ -61,7 +61,8 @@ def _why(item: Any) -> str:
     if isinstance(item, pytest.Function) and not of_unittest:
         return (
             "it came after the test was collected. Put it on the function, the class, the "
-            "module (pytestmark) or a parameter (pytest.param)"
+            "module (pytestmark) or a parameter (pytest.param), or add it in the hook "
+            "pytest_generate_tests, pytest_itemcollected or pytest_collection_modifyitems"
         )
     return (
         "pytest cannot run this kind of test on ranks. Write a function or a plain class, or "

@@ -19,7 +19,9 @@ import pytest
 from phalanx.engines.terminal import remember_terminal
 from phalanx.testing.collection.marker import Ranks
 from phalanx.testing.collection.rank_parameters import (
+    add_late_parameter,
     add_parameter,
+    plan_late_items,
     plan_marked_calls,
     way_of,
 )
@@ -31,7 +33,14 @@ from phalanx.testing.collection.refused_tests import (
 from phalanx.testing.pytest_compat import pytest_private as private
 from phalanx.testing.pytest_compat.pytest_private_logs import QuickLogs
 
-__all__ = ["add_parameter", "begin", "finish_collection", "plan_marked_calls"]
+__all__ = [
+    "add_late_parameter",
+    "add_parameter",
+    "begin",
+    "finish_collection",
+    "plan_late_items",
+    "plan_marked_calls",
+]
 
 
 class _RankTests:

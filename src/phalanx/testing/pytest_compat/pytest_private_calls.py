@@ -10,7 +10,11 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from _pytest.scope import Scope
+
+LATE_MARKS = pytest.StashKey[Sequence[pytest.Mark]]()
+"""The marks of an item that is planned anew, while it is."""
 
 Way = tuple[str, Any, Sequence[Any]]
 """The id of a value, the value, and the marks that come with it."""
@@ -19,6 +23,11 @@ Way = tuple[str, Any, Sequence[Any]]
 def marks_by_call(metafunc: Any) -> list[list[Any]]:
     """What `pytest.param(..., marks=...)` says, for each call."""
     return [call.marks for call in metafunc._calls]
+
+
+def made_anew(item: Any) -> list[Any]:
+    """All items of the function that this one is of, made as at collection."""
+    return list(item.parent._genfunctions(item.originalname, item.function))
 
 
 def unknown_fixtures(metafunc: Any) -> list[str]:
