@@ -84,6 +84,11 @@ def site_at(code: CodeType, line: int) -> Site:
     return _site(code, line)
 
 
+def site_in(filename: str, line: int, function: str) -> Site:
+    """A place of which only the names are known, as in the text of a stack."""
+    return _named_site(filename, line, function, folder_here())
+
+
 def user_stack(frame: FrameType | None) -> tuple[Site, ...]:
     """The user frames of a thread, innermost last."""
     sites = []

@@ -39,6 +39,7 @@ Status = Literal[
     "ready",
     "computing",
     "outside",
+    "holding",
     "lingering",
     "moving",
     "finished",
@@ -383,6 +384,8 @@ class Stall(Verdict):
     blocks: tuple[ViewBlock, ...]
     stacks: dict[int, tuple[Site, ...]] = field(default_factory=dict)
     over_limit: bool = False
+    locked: bool = False
+    """Whether no thread could run, because code held Python's lock: that of `ranks`."""
     pending: tuple[Op, ...] = ()
     """What ranks that are not waiting have begun, and nobody has answered."""
     threads: tuple[tuple[tuple[int, ...], Site], ...] = ()

@@ -19,6 +19,7 @@ _FATES: Mapping[str, tuple[str, str]] = {
     "ready": ("is ready to run", "are ready to run"),
     "computing": ("computes", "compute"),
     "outside": ("is outside Phalanx's sight", "are outside Phalanx's sight"),
+    "holding": ("holds Python's lock", "hold Python's lock"),
     "lingering": ("has returned, but not its thread", "have returned, but not their threads"),
     "moving": ("can still move", "can still move"),
     "finished": ("has returned", "have returned"),
@@ -132,6 +133,8 @@ def _pieces(block: ViewBlock) -> tuple[str, ...]:
         return (f"failed: {view.error or 'unknown error'}",)
     if view.status == "lingering":
         return (f"returned; its thread {view.thread} has not ended",)
+    if view.status == "holding":
+        return ("holds Python's lock",)
     if view.status == "outside":
         return ("outside Phalanx's sight",)
     return ("ready to run" if view.status == "ready" else view.status,)

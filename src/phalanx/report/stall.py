@@ -43,6 +43,8 @@ def render_stall(verdict: Stall, *, replay: str | None = None) -> str:
 
 
 def headline_stall(verdict: Stall) -> str:
+    if verdict.locked:
+        return _headline_of_locked(verdict)
     if not all(block.view.traced for block in verdict.blocks):
         return _headline_of_processes(verdict)
     start = _start(verdict)
@@ -70,7 +72,19 @@ def _start(verdict: Stall) -> str:
     return f"no rank moved for {verdict.seconds:g} s" if verdict.seconds else "no rank moves"
 
 
+def _headline_of_locked(verdict: Stall) -> str:
+    start = _start(verdict)
+    holding = [block for block in verdict.blocks if block.view.status == "holding"]
+    if not holding:
+        return f"{start}; code outside Phalanx's sight holds Python's lock"
+    ranks = rank_list(verdict.ranks, width=_HEADLINE_RANKS)
+    who = f"{ranks} {verb(verdict.ranks, 'holds', 'hold')}"
+    return f"{start}; {who} Python's lock{_place(holding, verdict)}"
+
+
 def _proof(verdict: Stall) -> str:
+    if verdict.locked:
+        return "none: given more time, the code that holds the lock might have returned"
     if verdict.over_limit:
         return "none: given more time, the run might have ended"
     return "none: a rank that is out of sight may still go on"
@@ -116,7 +130,14 @@ def _site(rank: int, view: RankView, verdict: Stall) -> Site | None:
 
 def _order(block: ViewBlock) -> tuple[int, int]:
     """Ranks outside of any call first: the reader must look at these."""
-    places = {"outside": 0, "computing": 1, "lingering": 2, "ready": 3, "sleeping": 4}
+    places = {
+        "holding": 0,
+        "outside": 0,
+        "computing": 1,
+        "lingering": 2,
+        "ready": 3,
+        "sleeping": 4,
+    }
     return places.get(block.view.status, 5 + (block.view.status != "waiting")), block.ranks[0]
 
 
@@ -130,7 +151,7 @@ def _split_by_stack(block: ViewBlock, verdict: Stall) -> list[ViewBlock]:
 def _block(block: ViewBlock, stack: tuple[Site, ...], fates: dict[int, str]) -> Block:
     view = block.view
     notes = [f"called from {site} in {site.function}" for site in reversed(stack[:-1])]
-    if view.wait is not None and view.status == "waiting":
+    if view.wait is not None and view.status == "waiting" and view.traced:
         notes.insert(0, need_text(view.wait, fates))
     elif view.last is not None and view.site is None and not stack:
         notes.insert(0, last_call_text(view.last, block.ranks))

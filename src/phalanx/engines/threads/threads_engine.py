@@ -54,7 +54,7 @@ from phalanx.checks.error_handlers import with_handled
 from phalanx.checks.unmatched_message import find_leftovers
 from phalanx.core.baton import Baton
 from phalanx.core.clock import Clock, RealClock, VirtualClock
-from phalanx.core.launcher import Launcher, end_threads
+from phalanx.core.launcher import Launcher
 from phalanx.core.schedule import schedule_from_seed
 from phalanx.core.strand import RUNNING, Strand, here
 from phalanx.core.thread_pool import FORGETS_LOCALS, RankThreadPool
@@ -70,9 +70,8 @@ from phalanx.emulation.run_patches import (
 from phalanx.emulation.state import fork, logs
 from phalanx.emulation.state.environ import environ_here
 from phalanx.emulation.state.switcher import RankSwitcher, switchers
-from phalanx.emulation.stdlib.executor_pools import finish_jobs, is_pool_worker, see_off
+from phalanx.emulation.stdlib.executor_pools import finish_jobs
 from phalanx.emulation.stdlib.rank_children import (
-    end_pools,
     end_processes,
     kill_processes,
     leave_if_forked,
@@ -89,21 +88,25 @@ from phalanx.engines.run_settings import (
     rank_environ,
     tell_findings,
 )
-from phalanx.engines.snapshots import group_views, is_debugging, take_snapshot, user_stacks
+from phalanx.engines.snapshots import (
+    group_views,
+    is_debugging,
+    take_snapshot,
+    user_stacks,
+)
+from phalanx.engines.threads.helper_threads import end_helpers, join_helpers
 from phalanx.engines.threads.referee_host import Judge
 from phalanx.engines.threads.renumbering import exchange
+from phalanx.engines.threads.run_lock_watch import RunLockWatch
 from phalanx.engines.threads.suite_on_threads import tests_now, with_tests_now
 from phalanx.engines.threads.threads_check_host import find_at_end
 from phalanx.engines.threads.threads_watch import ThreadsWatch
 from phalanx.errors import RankStopped, UsageError, VerdictError
 from phalanx.journal.events import RankEnded
 from phalanx.journal.reader import Journal
-from phalanx.model import Silenced, Unmet, Verdict
+from phalanx.model import Silenced, Stall, Unmet, Verdict
 from phalanx.report.positions import render_positions
 from phalanx.system import getpid, monotonic
-
-CALLBACK_THREAD = 1.0
-"""Seconds that callbacks may still take when all ranks have returned."""
 
 _one_run = threading.Lock()
 if hasattr(os, "register_at_fork"):  # a child of a rank is in no run
@@ -339,6 +342,7 @@ class _Run:
         self.door = LookDoor(watch, engine=settings.engine)
         if settings.on_watch is not None:
             settings.on_watch(watch)
+        self.lock_watch = RunLockWatch(settings, self.baton, self._stall_locked)
         if settings.late_numbers:
             session.renumber = partial(exchange, session, self.baton, self.outcomes)
 
@@ -359,10 +363,12 @@ class _Run:
         strands = [self.baton.add(context.rank, context) for context in self.session.ranks]
         self.signals.open()
         try:
+            self.lock_watch.begin()
             keep_groups_by_thread(True)
             with devices_mapped() if self.session.devices is not None else nullcontext():
                 stuck = launcher.run(strands, [self._main] * len(strands))
         finally:
+            self.lock_watch.end()
             keep_groups_by_thread(False)
             try:
                 self.switcher.restore()
@@ -371,7 +377,7 @@ class _Run:
                 self.door.close()
                 if logs.in_use and not switchers:
                     logs.relax()
-        self._end_helpers()
+        self._left_threads = end_helpers(self.session, self.baton)
         if launcher.interrupted is not None:
             raise launcher.interrupted
         for strand in stuck:
@@ -414,6 +420,7 @@ class _Run:
     def _tick(self) -> None:
         self.signals.serve()
         self.door.tick()
+        self.lock_watch.look()
         if self.settings.on_tick is not None:
             self.settings.on_tick()
 
@@ -437,6 +444,7 @@ class _Run:
             self.switcher.begin(context)
             enter_thread(context)
             context.saved[THREAD] = strand.ident
+            self.lock_watch.note_rank(context.rank, strand.ident, strand.native)
             self._init(context)
             if self._device is not None:
                 torch.set_default_device(self._device)
@@ -451,7 +459,7 @@ class _Run:
                 self.baton.run_pending_callbacks(strand)
             finish_jobs(context)
             if context.helpers:
-                self._join_helpers(context)
+                join_helpers(context)
         except BaseException as error:
             leave_if_forked(self.pid, error)
             self._tell_failure(outcome, error)
@@ -511,15 +519,6 @@ class _Run:
             if self.thread_pool is not None:
                 take_stock(context)
 
-    def _join_helpers(self, context: RankContext) -> None:
-        """As at the end of a process: threads that are no daemons are waited for."""
-        end_pools(context)
-        for thread in list(context.helpers):
-            if thread.is_alive() and not thread.daemon and not is_pool_worker(thread):
-                context.joining = thread
-                thread.join()
-        context.joining = None
-
     def _stop_others(self, rank: int, error: BaseException) -> None:
         if not self.outcomes.stopped_at:
             tests = tests_now(self.session, self.settings.test_of)
@@ -543,6 +542,13 @@ class _Run:
         self.outcomes.record(rank, error, stopping=False)
         self.baton.stop()
         return True
+
+    def _stall_locked(self, stall: Stall | None) -> None:
+        """No thread could run for too long, and now they can again: still it was a stall."""
+        stall = stall or self.judge.stalled(self.settings.timeout or IDLE_STALL)
+        error = self.session.report(stall)
+        self.outcomes.record(min(stall.ranks, default=0), error, stopping=False)
+        self.baton.stop()
 
     def _tell_positions(self) -> None:
         snapshot = take_snapshot(self.session, self.baton, self.outcomes)
@@ -576,24 +582,3 @@ class _Run:
             thread.start()
         finally:
             here.strand = outer
-
-    def _end_helpers(self) -> None:
-        for context in self.session.ranks:
-            see_off(context)
-        if not any(context.helpers for context in self.session.ranks):
-            return
-        self._left_threads = True
-        until = monotonic() + (0.0 if self.baton.stopping else CALLBACK_THREAD)
-        for context in self.session.ranks:
-            for callback_thread in list(context.callback_threads):
-                if callback_thread.thread is not None:
-                    callback_thread.thread.join(max(0.0, until - monotonic()))
-        threads = [
-            thread
-            for context in self.session.ranks
-            for thread in context.helpers
-            if not is_pool_worker(thread)
-        ]
-        end_threads(threads, patience=0.5)
-        for context in self.session.ranks:
-            context.helpers.clear()

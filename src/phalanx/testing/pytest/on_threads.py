@@ -15,6 +15,7 @@ from typing import Any
 
 from phalanx.backend.session import RankContext
 from phalanx.backend.torch_patches import leave_groups
+from phalanx.core import lock_watch
 from phalanx.core.strand import here
 from phalanx.core.thread_pool import RankThreadPool
 from phalanx.emulation.modules.isolation_rule import IsolationRule
@@ -59,6 +60,7 @@ def hold_patches() -> RankThreadPool:
         _between_tests.enter_context(patches_by_rank())
         _thread_pools.append(make_thread_pool())
         _between_tests.callback(_thread_pools[0].close)
+        _between_tests.callback(lock_watch.keep())
     return _thread_pools[0]
 
 

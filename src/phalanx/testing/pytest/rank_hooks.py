@@ -11,11 +11,13 @@ import gc
 import os
 import sys
 from collections.abc import Generator, Sequence
+from functools import partial
 from importlib import import_module
 from typing import Any
 
 import pytest
 
+from phalanx.core import lock_watch
 from phalanx.engines.terminal import remember_terminal
 from phalanx.testing.collection.marker import Ranks
 from phalanx.testing.collection.rank_parameters import (
@@ -50,6 +52,13 @@ class _RankTests:
         self._logs = QuickLogs(config)
         self._are_on = False
         self._froze = False
+        self._places: dict[int, int] = {}
+
+    def place_of(self, item: Any) -> int:
+        """Where it stands among all."""
+        if len(self._places) != len(item.session.items):
+            self._places = {id(each): n for n, each in enumerate(item.session.items)}
+        return self._places.get(id(item), len(self._places))
 
     def turn_to(self, item: Any) -> None:
         """The next test begins."""
@@ -78,7 +87,8 @@ _rank_tests = pytest.StashKey[_RankTests]()
 def begin(config: pytest.Config) -> None:
     """Called once per run of pytest, before this plugin is registered."""
     config.stash[_rank_tests] = _RankTests(config)
-    remember_terminal(private.standard_input(config))
+    remember_terminal(private.standard_stream(config, 0))
+    lock_watch.error_output = private.standard_stream(config, 2)
     plugins = config.pluginmanager
     invoke = plugins.get_plugin("pdbinvoke")
     if invoke is not None:
@@ -132,11 +142,29 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, Any, Any]:
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
     item.config.stash[_rank_tests].turn_to(item)
+    lock_watch.about_test = partial(_about, item)
     try:
         return (yield)
     finally:
         if way_of(item) is not None and (items := _loaded("items")) is not None:
             items.forget(item)
+        lock_watch.about_test = dict
+
+
+def _about(item: pytest.Item) -> dict[str, Any]:
+    """For a report that is made when pytest itself can do nothing any more. A worker of
+    pytest-xdist is replaced, and the other tests run in the next one."""
+    if hasattr(item.config, "workerinput"):
+        return {"test": item.nodeid}
+    after = item.session.items[item.config.stash[_rank_tests].place_of(item) + 1 :]
+    reporter = item.config.pluginmanager.get_plugin("terminalreporter")
+    failed = getattr(reporter, "stats", {}).get("failed", [])
+    return {"test": item.nodeid, "after": _named(after), "failed": _named(failed)}
+
+
+def _named(tests: Sequence[Any]) -> tuple[list[str], int]:
+    """The first of these, and how many they are."""
+    return [each.nodeid for each in tests[: lock_watch.MOST_TESTS]], len(tests)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -229,6 +257,7 @@ def _release() -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish() -> None:
     _release()
+    lock_watch.error_output = None
     if (processes := _loaded("on_processes")) is not None:
         processes.close_engines()
 

@@ -183,15 +183,16 @@ def leave_asserts_alone(plugins: Any) -> None:
     names.discard("phalanx")
 
 
-# -- standard input -------------------------------------------------------------------------
+# -- standard streams -----------------------------------------------------------------------
 
 
-def standard_input(config: Any) -> int:
-    """The descriptor of what was standard input when pytest began. While it captures, 0 is
-    something else, and it keeps a copy."""
+def standard_stream(config: Any, number: int) -> int:
+    """The descriptor of what was standard input (0) or standard error (2) when pytest began.
+    While it captures, that number is something else, and it keeps a copy."""
     manager = config.pluginmanager.get_plugin("capturemanager")
-    capture = getattr(getattr(manager, "_global_capturing", None), "in_", None)
-    return int(getattr(capture, "targetfd_save", 0))
+    name = {0: "in_", 2: "err"}[number]
+    capture = getattr(getattr(manager, "_global_capturing", None), name, None)
+    return int(getattr(capture, "targetfd_save", number))
 
 
 # -- items ----------------------------------------------------------------------------------
