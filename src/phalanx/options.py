@@ -19,6 +19,7 @@ from typing import Any
 
 from phalanx.errors import UsageError
 from phalanx.kinds import MOMENTS, check_profile, is_on, parse_checks
+from phalanx.secret_words import fold_secrets
 
 ENGINES = ("threads", "processes", "torchrun")
 FUNCTION_ENGINES = ("threads", "processes")
@@ -278,8 +279,8 @@ class Options:
 
     def command(self, *program: str, size: Mapping[str, str | None] | None = None) -> str:
         """The command line that repeats the run, ready to paste. `program` is what follows the
-        options. `size` is how the number of ranks was given, by the names of flags, where that
-        is not `--ranks` alone."""
+        options; what looks secret in it is folded. `size` is how the number of ranks was given,
+        by the names of flags, where that is not `--ranks` alone."""
         sizes = {"ranks": str(self.ranks)} if size is None else size
         words = [
             word for name, value in sizes.items() if value for word in (f"--{name}", value)
@@ -288,7 +289,7 @@ class Options:
             flag = FLAGS.get(name)
             if flag is not None and value != flag.default:
                 words += _flag_words(name, flag, value)
-        return shlex.join(["phalanx", "run", *words, *program])
+        return shlex.join(["phalanx", "run", *words, *fold_secrets(program)])
 
     def _said(self) -> Iterator[tuple[str, Any]]:
         """The options that differ from their defaults and belong to the run, in order."""

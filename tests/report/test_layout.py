@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phalanx.model import (
+    Finding,
     Group,
     Op,
     RankFailure,
@@ -17,11 +18,21 @@ from phalanx.model import (
     Stall,
     TensorSpec,
     ViewBlock,
+    Wait,
     rank_list,
 )
 from phalanx.report import calls, layout, text
 from phalanx.report.calls import call_pieces, call_text
-from phalanx.report.layout import Block, cut, labelled, lay_blocks, shorten, wrap
+from phalanx.report.layout import (
+    Block,
+    ascii_text,
+    cut,
+    labelled,
+    lay_blocks,
+    shorten,
+    visible,
+    wrap,
+)
 from phalanx.report.text import headline, render
 
 WORLD = Group("world", (0, 1))
@@ -189,6 +200,28 @@ def test_stall_headlines() -> None:
     busy = stall(RankView(0, "computing", site=a), RankView(1, "finished"))
     assert headline(busy) == "no rank moved for 2.5 s; rank 0 is computing at a.py:1"
     assert headline(stall(RankView(1, "finished"), seconds=0.0)) == "no rank moves"
+
+
+OBEYED = "\x1b]0;title\x07 \x1b[2J a\rb \x9b31m \x7f \u202e"
+
+
+def test_what_a_terminal_would_obey_is_shown_everywhere() -> None:
+    shown = "\\x1b]0;title\\x07 \\x1b[2J a\\x0db \\x9b31m \\x7f \\u202e"
+    assert visible(OBEYED) == ascii_text(OBEYED) == shown
+    assert visible("tab\there\nand \u00fc") == "tab\there\nand \u00fc"
+    site = Site(f"{OBEYED}.py", 3, OBEYED, f"x = 1 {OBEYED}")
+    op = Op(0, OBEYED, Group(OBEYED, (0, 1)), number=1, site=site)
+    view = RankView(1, "waiting", wait=Wait(op, (0,)), site=site)
+    verdicts = [
+        failure(raised=(((0,), f"ValueError: {OBEYED}\n{OBEYED}"),), sites={0: site}),
+        failure(raised=(((0,), "E"),), sites={}, stopped=(ViewBlock((1,), view),)),
+        Stall("stall", "error", (), seconds=1.0, blocks=(ViewBlock((1,), view),),
+              stacks={1: (site,)}, names=((OBEYED, OBEYED),)),
+        Finding("leak", "warning", (), headline=OBEYED, facts=((OBEYED, OBEYED),), hint=OBEYED),
+    ]  # fmt: skip
+    for verdict in verdicts:
+        told = render(verdict, replay=f"phalanx run {OBEYED}")
+        assert told.isascii() and told.replace("\n", "").isprintable(), repr(told)
 
 
 def test_user_text_becomes_ascii() -> None:

@@ -44,6 +44,7 @@ from phalanx.options import (
     read_flag,
     read_number,
 )
+from phalanx.report.layout import visible
 
 if TYPE_CHECKING:
     from phalanx.cli.live.live_display import LiveDisplay
@@ -166,7 +167,7 @@ def handle(arguments: argparse.Namespace) -> int:
     try:
         return _run(arguments)
     except UsageError as error:
-        print(f"phalanx: {_as_options(str(error))}", file=sys.stderr)
+        print(f"phalanx: {visible(_as_options(str(error)))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:  # before the ranks began
         print("phalanx: interrupted", file=sys.stderr)

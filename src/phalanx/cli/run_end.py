@@ -24,7 +24,7 @@ from phalanx.errors import (
 from phalanx.model import Tally, Verdict
 from phalanx.options import Options
 from phalanx.report.closing import render_closing, sum_up
-from phalanx.report.layout import count
+from phalanx.report.layout import count, visible
 from phalanx.report.text import render_kind
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def print_error(error: BaseException | None, initialised: bool, script: str) -> 
         if text is None:
             text = "".join(traceback.format_exception(error.__cause__))
         if text:  # the text of another machine stays there
-            print(text, file=sys.stderr)
+            print(visible(text), file=sys.stderr)
     print(f"{type(error).__name__}: {error}", file=sys.stderr)
     return 1
 

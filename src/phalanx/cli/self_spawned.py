@@ -16,6 +16,8 @@ from typing import Any, TextIO
 
 from phalanx.cli.folded_output import FoldingPrinter
 from phalanx.errors import RankExited, UsageError
+from phalanx.report.layout import visible
+from phalanx.secret_words import fold_secrets
 
 
 class WorldsPrinter:
@@ -149,7 +151,7 @@ def _command(launched: Sequence[Any]) -> str:
     words = [word for word in words[1:2] if word != "-u"] + words[2:]
     alike = sum(1 for each in launched if each == first)
     words = [_shorter(word) for word in words]
-    return f"phalanx run -n {alike} {shlex.join(words)}"
+    return f"phalanx run -n {alike} {shlex.join(fold_secrets(words))}"
 
 
 def _shorter(word: str) -> str:
@@ -177,4 +179,4 @@ def _show(error: BaseException) -> None:
     from phalanx.engines.outcome import trim_traceback
 
     trim_traceback(error)
-    print("".join(traceback.format_exception(error)), end="", file=sys.stderr)
+    print(visible("".join(traceback.format_exception(error))), end="", file=sys.stderr)

@@ -39,8 +39,34 @@ def count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
+_OBEYED = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]"
+)
+"""What terminals and editors obey instead of showing it, but for tabs and ends of lines."""
+
+
+def visible(text: str) -> str:
+    """The text with its control characters shown: programs name groups and raise errors as
+    they like, and a report moves no cursor and hides no line.
+
+    >>> print(visible("all_reduce\\x1b[2J"))
+    all_reduce\\x1b[2J
+    """
+    return _OBEYED.sub(_shown, text)
+
+
+def _shown(found: re.Match[str]) -> str:
+    number = ord(found[0])
+    return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}"
+
+
+def visible_line(text: str) -> str:
+    """The same in one line."""
+    return visible(text).replace("\n", "\\n").replace("\t", " ")
+
+
 def ascii_text(text: str) -> str:
-    return text.encode("ascii", "backslashreplace").decode("ascii")
+    return visible(text).encode("ascii", "backslashreplace").decode("ascii")
 
 
 def cut(text: str, width: int) -> str:
@@ -73,7 +99,7 @@ def wrap(text: str, width: int) -> list[str]:
 def labelled(label: str, text: str, *, whole: bool = False) -> list[str]:
     """`label     text`, following lines under the text. `whole` text is never broken."""
     lines = [ascii_text(text)] if whole else wrap(text, WIDTH - _LABEL_COLUMN)
-    return _hang(f"{_INDENT}{label}", lines, _LABEL_COLUMN)
+    return _hang(f"{_INDENT}{ascii_text(label)}", lines, _LABEL_COLUMN)
 
 
 def lay_blocks(blocks: Sequence[Block]) -> list[str]:

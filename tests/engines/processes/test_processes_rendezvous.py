@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -174,6 +175,19 @@ def store_at_the_address() -> bytes:
     return store.get(f"from {1 - dist.get_rank()}")
 
 
+def addresses_listened_at() -> set[str]:
+    """At the port of the address, as the system has them."""
+    dist.init_process_group("gloo")
+    dist.barrier()
+    port = f":{int(os.environ['MASTER_PORT']):04X}"
+    lines = [
+        line.split()
+        for table in ("/proc/net/tcp", "/proc/net/tcp6")
+        for line in Path(table).read_text().splitlines()[1:]
+    ]
+    return {line[1] for line in lines if line[1].endswith(port) and line[3] == "0A"}
+
+
 def visits_at_the_address() -> int:
     dist.init_process_group("gloo")
     dist.barrier()
@@ -239,6 +253,12 @@ def test_some_of_the_ranks_meet_at_the_address_that_all_were_given() -> None:
     with phalanx.World(ranks=3, **GLOO) as world:
         assert world.run(without_the_last) == [(0, 1.0), (1, 1.0), None]
         assert world.run(number_in_group) == [(0, 3.0), (1, 3.0), (2, 3.0)]
+
+
+def test_only_this_machine_reaches_the_store_at_the_address() -> None:
+    with phalanx.World(ranks=2, **GLOO) as world:
+        for found in world.run(addresses_listened_at):
+            assert [address.partition(":")[0] for address in found] == ["0100007F"]
 
 
 def test_an_address_that_the_program_chose_is_served_there() -> None:

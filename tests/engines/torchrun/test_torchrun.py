@@ -319,10 +319,10 @@ def test_what_torchs_launcher_refuses_is_one_line(phalanx) -> None:
 
 
 @pytest.mark.slow
-def test_without_a_store_of_torchs_launcher_there_are_no_checks(phalanx) -> None:
+def test_one_machine_needs_no_store_of_torchs_launcher(phalanx) -> None:
     done = phalanx("-n 2 ends.py well", TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
     assert (done.status, done.out) == (0, "[0-1] begin well\n[0-1] end of well\n")
-    assert done.err.startswith("phalanx: no checks: ") and done.err.count("\n") == 1
+    assert "no checks" not in done.err and "nothing found" in done.err
 
 
 # -- the end ------------------------------------------------------------------------------

@@ -7,11 +7,14 @@ import shutil
 import socket
 import time
 from collections import deque
+from dataclasses import fields
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from phalanx.engines.remote.control_messages import Position, Raised
 from phalanx.engines.torchrun import torchrun_options, torchrun_start
@@ -23,7 +26,14 @@ from phalanx.engines.torchrun.launch_outcome import (
     find_error,
     is_ended_from_outside,
 )
-from phalanx.engines.torchrun.launcher_messages import Done, Found, Hello, Progress, Stopped
+from phalanx.engines.torchrun.launcher_messages import (
+    Done,
+    Found,
+    Hello,
+    Progress,
+    Stopped,
+    read_hello,
+)
 from phalanx.engines.torchrun.standstill import Standstill
 from phalanx.engines.torchrun.torchrun_launcher import Launch
 from phalanx.engines.torchrun.torchrun_options import arguments_for
@@ -269,11 +279,18 @@ def test_a_greeting_waits_for_nobody_and_leaves_what_follows(greeting) -> None:
         HELLO.replace(b"secret", b"guess"),
         HELLO.replace(b'"secret"', b'"\\u00fc"'),
         HELLO.replace(b'"secret"', b"[1]"),
+        HELLO.replace(b'"secret"', b'"\\ud800"'),
+        HELLO.replace(b"7", b'"7"'),
+        HELLO.replace(b"agent", b"anything"),
+        b"[" * 990 + b"\n",
+        b'{"a":' * 190 + b"\n",
+        b"\xff\xfe\n",
+        b"null\n",
         b"no hello\n",
         b"x" * LONGEST_HELLO,
         b"",
     ],
-    ids=["guess", "umlaut", "list", "text", "long", "nothing"],
+    ids=lambda line: str(line[:20]),
 )
 def test_a_stranger_is_not_welcome(greeting, line) -> None:
     made, far, welcomed = greeting
@@ -284,6 +301,31 @@ def test_a_stranger_is_not_welcome(greeting, line) -> None:
     assert welcomed == [] and far.recv(1) == b""
 
 
+def hello_or_none(line: bytes) -> str | None:
+    made = Greeting(None, "secret", nothing)  # type: ignore[arg-type]
+    made._line = line
+    found = made._hello()
+    return None if found is None else found.token
+
+
+@given(st.binary(max_size=LONGEST_HELLO))
+@example(b'{"token": NaN, "stream": "agent", "pid": 1e999}')
+def test_any_line_is_a_hello_or_none(line) -> None:
+    assert hello_or_none(line) is None
+
+
+JSON = st.none() | st.booleans() | st.integers() | st.text(max_size=9) | st.just([{}])
+FIELDS = [each.name for each in fields(Hello)]
+
+
+@given(st.dictionaries(st.sampled_from(FIELDS), JSON | st.sampled_from(["secret", "agent"])))
+def test_any_fields_are_a_hello_or_none(given_fields) -> None:
+    line = json.dumps(given_fields).encode()
+    found = read_hello(line)
+    knows = found is not None and found.token == "secret"
+    assert hello_or_none(line) == ("secret" if knows else None)
+
+
 def test_a_caller_that_says_nothing_is_late(greeting, monkeypatch) -> None:
     made, _, welcomed = greeting
     assert not made.is_late
@@ -292,6 +334,14 @@ def test_a_caller_that_says_nothing_is_late(greeting, monkeypatch) -> None:
     assert made.is_late
     made.end()
     assert welcomed == []
+
+
+def test_the_name_of_the_socket_tells_nothing(monkeypatch) -> None:
+    """Everybody can read it in /proc/net/unix."""
+    monkeypatch.setattr(torchrun_start, "_start_agent", lambda settings, base: Agent())
+    with torchrun_start._started(SETTINGS) as started:
+        base = started.base
+        assert not any(base.token[at : at + 4] in base.address for at in range(28))
 
 
 # -- the launcher -------------------------------------------------------------------------

@@ -108,7 +108,7 @@ def test_ranks_that_have_ended_and_threads() -> None:
     assert [(row.who, row.state, row.call) for row in rows] == [
         ("0", "finished", "after all_reduce(op=SUM) #7"),
         ("0 worker", "waiting", "barrier() on dp #2"),
-        ("1", "failed", "ValueError: ?[31mred"),
+        ("1", "failed", "ValueError: \\x1b[31mred"),
         ("2", "lingering", "thread saver"),
     ]
 

@@ -85,3 +85,11 @@ def test_a_recording_without_calls(tmp_path: Path) -> None:
     assert facts["facts"]["program"] == "['odd', {}]"
     assert facts["status"] == "unknown"
     assert columns["start"] == []
+
+
+def test_what_a_terminal_would_obey_is_text_in_the_page(tmp_path: Path) -> None:
+    lines = [*words(op="a\x1b[2J", group="b\x1b[2J"), posted(0, [1], name="all\x1b[2J")]
+    facts, _ = unpacked(table_of_lines(tmp_path, 1, lines))
+    told = json.dumps(facts, ensure_ascii=False)
+    assert {f"{each}\\\\x1b[2J" in told for each in ("a", "b", "all")} == {True}, told
+    assert told.isprintable()

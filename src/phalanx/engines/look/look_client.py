@@ -25,6 +25,7 @@ from phalanx.engines.look.look_address import (
 )
 from phalanx.errors import UsageError
 from phalanx.report.live.live_rows import LiveRow, plain, rows_from_data
+from phalanx.secret_words import fold_secrets
 
 OPENS = 1.0
 """Seconds within which a run that has just begun can be asked."""
@@ -139,7 +140,7 @@ def _command_of(process: int) -> str:
             words = file.read(4096).rstrip(b"\0").split(b"\0")
     except OSError:
         return ""
-    return plain(" ".join(word.decode("utf-8", "replace") for word in words))
+    return plain(" ".join(fold_secrets([word.decode("utf-8", "replace") for word in words])))
 
 
 def _ask(address: LookAddress, question: bytes) -> SeenRun | None:

@@ -9,7 +9,9 @@ or none (figures in `docs/design.md`). Must never answer for another address.
 
 from __future__ import annotations
 
+import errno
 import os
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -124,12 +126,20 @@ class GroupRendezvous:
         return f"call {self._calls}/"
 
     def _serve_address(self, size: int) -> None:
-        """Somebody may look for a store at the address itself, as torch has one there."""
+        """Somebody may look for a store at the address itself, as torch has one there. torch
+        would serve it at all addresses of the machine; whoever is on the network can reach it
+        there."""
         given = self._start.environ
         host, port = given["MASTER_ADDR"], int(given["MASTER_PORT"])
-        with self._lock, suppress(DistError):  # somebody else has it
+        with self._lock, suppress(DistError, OSError):  # somebody else has it
             self._public = self._public or TCPStore(
-                host, port, size, is_master=True, wait_for_workers=False, multi_tenant=True
+                host,
+                port,
+                size,
+                is_master=True,
+                wait_for_workers=False,
+                multi_tenant=True,
+                master_listen_fd=_listener_at(_host(host) or host, port),
             )
 
     def _ours(self) -> c10d.Store:
@@ -170,6 +180,16 @@ def _wait_for_all(lobby: c10d.Store, rank: int, size: int, timeout: timedelta) -
                 f"Timed out after {timeout.total_seconds():g} seconds waiting for "
                 f"{whom} of {size} to make a group"
             ) from None
+
+
+def _listener_at(host: str, port: int) -> int | None:
+    """None if a store that the program has made is there: this process shares it."""
+    try:
+        return socket.create_server((host, port), backlog=128).detach()
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return None
+        raise
 
 
 def _number(url: SplitResult, name: str) -> int:

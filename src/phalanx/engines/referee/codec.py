@@ -7,7 +7,6 @@ socket.
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -25,6 +24,7 @@ from phalanx.engines.running_test import (
     with_tests,
     with_tests_of_calls,
 )
+from phalanx.engines.serialization.plain_messages import dump_plain, load_plain
 from phalanx.errors import VerdictError
 from phalanx.journal.reader import ClockOffset
 from phalanx.journal.writer import JournalWriter
@@ -170,15 +170,15 @@ class RefereeCodec:
                 rank, call_id, frame.number, blocking=blocking, timed=timed, threads=threads
             )
         if kind == frames.FORM:
-            referee.define_form(rank, frame.number, pickle.loads(frame.body))
+            referee.define_form(rank, frame.number, load_plain(frame.body))
         elif kind == frames.GROUP:
-            referee.define_group(rank, frame.number, pickle.loads(frame.body))
+            referee.define_group(rank, frame.number, load_plain(frame.body))
         elif kind == frames.CLOCK:
             referee.clocks[rank] = ClockOffset(*frames.clock_in(frame))
         elif kind == frames.LOG:
             return self._hear_log(rank, frames.log_in(frame))
         elif kind == frames.EVENTS:
-            self._hear_events(rank, pickle.loads(frame.body))
+            self._hear_events(rank, load_plain(frame.body))
         elif kind == frames.THREADS:
             return referee.tell_threads(rank, frame.flags & frames.MOST_THREADS)
         elif kind == frames.GIVE_UP:
@@ -186,7 +186,7 @@ class RefereeCodec:
         elif kind == frames.RECEIVED:
             return referee.received(rank, call_id, frame.number)
         elif kind == frames.FOUND:
-            return referee.found(rank, call_id, pickle.loads(frame.body))
+            return referee.found(rank, call_id, load_plain(frame.body))
         elif kind == frames.NOTES:
             for lane, events in read_notes(frame.body, referee.records()).items():
                 referee.journal.note(rank, lane, events, self._offset(rank))
@@ -220,6 +220,6 @@ class RefereeCodec:
         known = self._rendered.get(id(verdict))
         if known is None or known[0] is not verdict:
             error = error_for(self.with_tests(verdict), self._replay)
-            body = pickle.dumps((str(error), verdict), pickle.HIGHEST_PROTOCOL)
+            body = dump_plain((str(error), verdict))
             known = self._rendered[id(verdict)] = verdict, error, body
         return known

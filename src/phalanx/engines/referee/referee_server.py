@@ -1,8 +1,9 @@
 """The referee over TCP, in a thread of its own: for ranks that torchrun starts.
 
-Used by the torchrun engine's launcher, once for all nodes. Every rank says hello with the
-secret token, its rank and its generation; a later generation (torchrun restarts all ranks
-after a failure) begins with an empty referee. Whoever does not know the token is sent away.
+Used by the torchrun engine's launcher, once for all nodes. Ranks of its own machine are handed
+over by the launcher, which knows them (`adopt`). Every other rank says hello with the secret
+token and its rank. Ranks that torchrun starts again after a failure get a server of their own.
+Whoever does not know the token, or says to be a rank that is here, is sent away.
 What the referee does not understand ends the checks, and the ranks go on without them. Must
 never end a rank: torchrun does that.
 """
@@ -11,16 +12,16 @@ from __future__ import annotations
 
 import contextlib
 import hmac
-import secrets
 import selectors
 import socket
 import threading
+from collections import deque
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from phalanx.engines.look.remote_watch import Heard, heard_by
 from phalanx.engines.referee.codec import Outgoing, RefereeCodec
+from phalanx.engines.referee.referee_key import new_offer
 from phalanx.engines.remote import frames
 from phalanx.engines.remote.frames import Decoder
 from phalanx.engines.snapshots import group_views
@@ -36,6 +37,9 @@ READ_SIZE = 1 << 16
 GREETING = 10.0
 """Seconds that a caller has to say hello."""
 
+BACKLOG = 256
+"""Callers that may wait, so that strangers do not keep ranks out."""
+
 LOOK = 0.05
 """Seconds between two looks at ranks that wait."""
 
@@ -47,7 +51,7 @@ DIED = "died"
 
 
 class _Caller:
-    """A connection that has not said who it is, or a rank's. Pickles are read of those only
+    """A connection that has not said who it is, or a rank's. Messages are read of those only
     that knew the token."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -59,62 +63,60 @@ class _Caller:
 
 
 class RefereeServer:
-    """Listens until closed. `port` and `token` are for the ranks."""
+    """Listens until closed, on a port unless `host` is None. `offer` is for ranks of other
+    machines, `adopt` for those of this one."""
 
     def __init__(
         self,
         ranks: int,
         *,
-        host: str = "127.0.0.1",
-        port: int = 0,
-        token: str | None = None,
+        host: str | None = "127.0.0.1",
+        key: str = "",
         replay: str | None = None,
         kinds: frozenset[str] = ALL,
         profile: str | None = None,
         on_journal: Callable[[JournalWriter], Any] | None = None,
     ) -> None:
         self.ranks = ranks
-        self.token = token or secrets.token_hex(16)
-        self.generation = 0
-        self._new_codec = partial(RefereeCodec, ranks, replay, kinds=kinds, profile=profile)
         self._lock = threading.Lock()
-        self._on_journal = on_journal
-        self._codec = self._empty_codec()
+        self._codec = RefereeCodec(ranks, replay, kinds=kinds, profile=profile)
+        if on_journal is not None:
+            on_journal(self._codec.referee.journal)
         self._looked = 0.0
         self._left = threading.Condition(self._lock)
         self._failures: dict[int, str] = {}
         self._trouble: str | None = None
         self._strangers: set[_Caller] = set()
         self._callers: dict[int, _Caller] = {}
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._listener = socket.create_server((host, port), family=family, backlog=ranks)
-        self.port: int = self._listener.getsockname()[1]
+        self._adopted: deque[tuple[socket.socket, int]] = deque()
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._listener = None if host is None else _listen(host, ranks)
+        if self._listener is not None:
+            self._selector.register(self._listener, selectors.EVENT_READ)
+        self.offer = new_offer(_port_of(self._listener), key)
+        self.token = self.offer.token(key)
         self._wake, self._woken = socket.socketpair()
         self._selector.register(self._woken, selectors.EVENT_READ)
         self._thread = threading.Thread(target=self._serve, daemon=True, name="phalanx-referee")
         self._thread.start()
 
-    def _empty_codec(self) -> RefereeCodec:
-        """An empty referee, which ranks of a new generation will tell what they do."""
-        codec = self._new_codec()
-        if self._on_journal is not None:
-            self._on_journal(codec.referee.journal)
-        return codec
+    def adopt(self, connection: socket.socket, rank: int) -> None:
+        """A rank that is known to be one. From any thread."""
+        self._adopted.append((connection, rank))
+        with contextlib.suppress(OSError):
+            self._wake.send(b"a")
 
     # -- what came out ----------------------------------------------------------------------
 
     @property
     def error(self) -> VerdictError | None:
-        """What the referee found first in the latest generation, as the error that ranks
-        raise."""
+        """What the referee found first as the error that ranks raise."""
         with self._lock:
             return self._codec.error
 
     @property
     def trouble(self) -> str | None:
-        """Why the ranks of the latest generation go on unchecked, if they do."""
+        """Why the ranks go on unchecked, if they do."""
         with self._lock:
             return self._trouble
 
@@ -147,7 +149,7 @@ class RefereeServer:
             return self._codec.referee.tally()
 
     def read_journal(self, *, at_end: bool) -> Journal:
-        """What happened in the latest generation; `at_end`, once all is heard that ranks have
+        """What happened; `at_end`, once all is heard that ranks have
         said."""
         with self._lock:
             if at_end:
@@ -163,8 +165,9 @@ class RefereeServer:
     def close(self) -> None:
         self._wake.close()
         self._thread.join()
-        self._listener.close()
         self._woken.close()
+        while self._adopted:
+            self._adopted.pop()[0].close()
 
     # -- the thread -------------------------------------------------------------------------
 
@@ -182,8 +185,10 @@ class RefereeServer:
         patience = LOOK if self._callers else 1.0 if self._strangers else None
         for key, _ in self._selector.select(patience):
             if key.fileobj is self._woken:
-                return False
-            if key.fileobj is self._listener:
+                if not self._woken.recv(READ_SIZE):
+                    return False
+                self._take_adopted()
+            elif key.fileobj is self._listener:
                 self._accept()
             else:
                 self._attend(key.data)
@@ -201,9 +206,19 @@ class RefereeServer:
             if key.data is not None:
                 key.data.connection.close()
         self._selector.close()
-        self._listener.close()
+        if self._listener is not None:
+            self._listener.close()
+
+    def _take_adopted(self) -> None:
+        while self._adopted:
+            connection, rank = self._adopted.popleft()
+            caller = _Caller(connection)
+            self._selector.register(connection, selectors.EVENT_READ, caller)
+            with self._lock:
+                self._admit(caller, rank)
 
     def _accept(self) -> None:
+        assert self._listener is not None
         with contextlib.suppress(OSError):
             connection, _ = self._listener.accept()
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -268,28 +283,27 @@ class RefereeServer:
         known = hello.kind == frames.HELLO and hmac.compare_digest(
             hello.body, self.token.encode()
         )
-        if not known or not hello.call_id < self.ranks or hello.number < self.generation:
+        if known:
+            self._admit(caller, hello.call_id)
+        else:
+            self._hang_up(caller)
+
+    def _admit(self, caller: _Caller, rank: int) -> None:
+        if not 0 <= rank < self.ranks or rank in self._callers:
             self._hang_up(caller)
             return
-        if hello.number > self.generation:
-            self._begin(hello.number)
         if self._trouble is not None:
+            with contextlib.suppress(OSError):  # it goes on unchecked, as the others do
+                caller.connection.sendall(frames.encode(frames.PONG))
             self._hang_up(caller)
             return
         self._strangers.discard(caller)
-        caller.rank = hello.call_id
-        self._callers[caller.rank] = caller
-
-    def _begin(self, generation: int) -> None:
-        self.generation = generation
-        self._codec = self._empty_codec()
-        self._trouble = None
-        self._failures.clear()
-        self._callers.clear()
+        caller.rank = rank
+        self._callers[rank] = caller
 
     def _hear(self, caller: _Caller, rank: int, data: bytes) -> None:
         if self._callers.get(rank) is not caller:
-            return  # left over from an earlier generation
+            return
         self._send(self._codec.feed(rank, data))
         status = self._codec.referee.status_of(rank)
         caller.said_goodbye = status is not None
@@ -302,6 +316,15 @@ class RefereeServer:
             if caller is not None:
                 with contextlib.suppress(OSError):  # noticed when it is read from
                     caller.connection.sendall(data)
+
+
+def _listen(host: str, ranks: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, 0), family=family, backlog=max(ranks, BACKLOG))
+
+
+def _port_of(listener: socket.socket | None) -> int:
+    return 0 if listener is None else int(listener.getsockname()[1])
 
 
 def _named(error: Exception) -> str:

@@ -1,9 +1,9 @@
 """The frames that travel between a rank and the referee.
 
-Used by both ends. A frame is a header of fixed size and perhaps a pickle: calls that repeat
-need the header only. What a rank only has to tell, and nobody answers, waits for the next
-frame and travels before it as a `LOG`: four numbers for each thing. Must never know what a
-frame leads to.
+Used by both ends. A frame is a header of fixed size and perhaps a message of
+`serialization.plain_messages`: calls that repeat need the header only. What a rank only has to
+tell, and nobody answers, waits for the next frame and travels before it as a `LOG`: four
+numbers for each thing. Must never know what a frame leads to.
 """
 
 from __future__ import annotations
@@ -44,6 +44,9 @@ TIMED = 0x40
 MOST_THREADS = 0x3F
 """So many, or more."""
 
+
+LONGEST_BODY = 1 << 28
+"""Bytes. Notes of a long run are the longest that ranks say, some megabytes."""
 
 FORMS_KEPT = 4096
 """Forms that both ends keep when a rank has them forgotten, the newest ones: other threads of
@@ -111,7 +114,7 @@ def announced(beginning: bytes) -> int | None:
 
 
 class Decoder:
-    """Frames out of bytes as they come."""
+    """Frames out of bytes as they come. Raises `ValueError` at a length that no frame has."""
 
     def __init__(self) -> None:
         self._data = bytearray()
@@ -123,6 +126,8 @@ class Decoder:
             while len(self._data) - start >= size:
                 length, *rest = _HEADER.unpack_from(self._data, start)
                 kind, call_id, number, flags, time, thread = rest
+                if length > LONGEST_BODY:
+                    raise ValueError(f"a frame of {length} bytes")
                 end = start + size + length
                 if len(self._data) < end:
                     return

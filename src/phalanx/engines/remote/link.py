@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import os
-import pickle
 import select
 import socket
 import threading
@@ -34,6 +33,7 @@ from phalanx.engines.remote.shared_memory_path import (
 from phalanx.engines.remote.watched_groups import Limit
 from phalanx.engines.remote.watcher import Watcher
 from phalanx.engines.running_test import note_of
+from phalanx.engines.serialization.plain_messages import dump_plain, load_plain
 from phalanx.errors import PhalanxError, RankStopped, VerdictError, text_of
 from phalanx.kinds import ALL
 from phalanx.matching.announcement import Form, GroupForm, message_signature_of, signature_of
@@ -233,7 +233,7 @@ class Link:
         return None
 
     def _define(self, kind: int, number: int, form: object) -> int:
-        self._send(encode(kind, number=number, body=pickle.dumps(form)))
+        self._send(encode(kind, number=number, body=dump_plain(form)))
         return number
 
     def forget_forms(self) -> None:
@@ -310,7 +310,7 @@ class Link:
     def report(self, verdict: Verdict) -> VerdictError:
         """Tell the referee what this rank has found out by itself; the error to raise."""
         call_id = self.next_call_id()
-        self._send(encode(frames.FOUND, call_id, body=pickle.dumps(verdict)))
+        self._send(encode(frames.FOUND, call_id, body=dump_plain(verdict)))
         reply = None if self._off else self._await(call_id, None)
         if reply is None or reply.kind != frames.VERDICT:
             return error_for(verdict, None)
@@ -391,7 +391,7 @@ class Link:
         if told := self._told[:]:
             del self._told[: len(told)]
             resolved = [(*head, resolve(mark), fields) for *head, mark, fields in told]
-            data += encode(frames.EVENTS, body=pickle.dumps(resolved))
+            data += encode(frames.EVENTS, body=dump_plain(resolved))
         self._sent = monotonic()
         return data
 
@@ -478,18 +478,36 @@ def attach_tcp(
     *,
     token: str,
     rank: int,
-    generation: int = 0,
     kinds: frozenset[str] = ALL,
 ) -> Link:
-    """The same over a network. `generation` counts restarts of all ranks."""
+    """The same over a network. Raises `SentAway` if
+    the referee does not know this rank by that token, `OSError` if there is nobody."""
     connection = socket.create_connection((host, port), timeout=CONNECT)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    hello = encode(frames.HELLO, rank, generation, body=token.encode())
-    connection.sendall(hello)
+    hello = encode(frames.HELLO, rank, body=token.encode())
+    connection.sendall(hello + encode(frames.PING))
+    if not _is_answered(connection):
+        connection.close()
+        raise SentAway("the referee does not know this rank")
     offset = measure_clock(connection)
     if offset is not None:
         connection.sendall(frames.encode_clock(*offset))
     return attach(connection, rank=rank, kinds=kinds)
+
+
+class SentAway(ConnectionError):
+    """The referee has closed the connection instead of answering."""
+
+
+def _is_answered(connection: socket.socket) -> bool:
+    decoder = Decoder()
+    try:
+        while data := connection.recv(READ_SIZE):
+            if any(True for _ in decoder.feed(data)):
+                return True
+    except ConnectionError:
+        pass
+    return False
 
 
 def measure_clock(connection: socket.socket) -> tuple[float, float] | None:
@@ -547,7 +565,7 @@ def _may_communicate(thread: threading.Thread) -> bool:
 
 
 def _error_in(reply: Frame) -> VerdictError:
-    text, verdict = pickle.loads(reply.body)
+    text, verdict = load_plain(reply.body)
     return error_of(verdict, text)
 
 

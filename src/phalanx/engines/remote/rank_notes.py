@@ -2,20 +2,15 @@
 
 The referee keeps the journal and writes what ranks announce. What only a rank sees (the
 program's frames, who refers to a group, what was destroyed) it writes into a small ring of its
-own; the referee takes that in when the rank's program has ended. Code objects travel by value,
-and groups by their key.
+own; the referee takes that in when the rank's program has ended. Groups travel by their key.
 """
 
 from __future__ import annotations
 
-import functools
-import io
-import marshal
-import pickle
 from collections.abc import Mapping
-from types import CodeType
 from typing import Any
 
+from phalanx.engines.serialization.plain_messages import dump_plain, load_plain
 from phalanx.journal.events import GroupRecord
 from phalanx.journal.ring import Ring
 
@@ -45,14 +40,12 @@ class RankNotes:
         self.forget()
         if not any(lanes.values()):
             return None
-        file = io.BytesIO()
-        _NotesPickler(file, keys).dump(lanes)
-        return file.getvalue()
+        return dump_plain(lanes, keys)
 
 
 def read_notes(data: bytes, groups: Mapping[str, GroupRecord]) -> dict[Any, list[Any]]:
     """The events by lane, of groups that are known here."""
-    lanes: dict[Any, list[Any]] = _NotesUnpickler(io.BytesIO(data), groups).load()
+    lanes: dict[Any, list[Any]] = load_plain(data, lambda key: groups.get(key, _UNKNOWN))
     return {
         name: [event for event in events if _UNKNOWN not in event]
         for name, events in lanes.items()
@@ -64,33 +57,3 @@ _UNKNOWN = GroupRecord(0, "unknown", ())
 
 def _is_told(event: Any, keys: Mapping[GroupRecord, str]) -> bool:
     return all(each in keys for each in event if isinstance(each, GroupRecord))
-
-
-class _NotesPickler(pickle.Pickler):
-    def __init__(self, file: io.BytesIO, keys: Mapping[GroupRecord, str]) -> None:
-        super().__init__(file, pickle.HIGHEST_PROTOCOL)
-        self._keys = keys
-
-    def persistent_id(self, thing: Any) -> str | None:
-        return self._keys[thing] if isinstance(thing, GroupRecord) else None
-
-    def reducer_override(self, thing: Any) -> Any:
-        if isinstance(thing, CodeType):
-            return code_of, (marshal.dumps(thing),)
-        return NotImplemented
-
-
-class _NotesUnpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, groups: Mapping[str, GroupRecord]) -> None:
-        super().__init__(file)
-        self._groups = groups
-
-    def persistent_load(self, key: str) -> GroupRecord:
-        return self._groups.get(key, _UNKNOWN)
-
-
-@functools.lru_cache(maxsize=4096)
-def code_of(data: bytes) -> CodeType:
-    """One object for equal code: ranks run the same, and it is compared again and again."""
-    code: CodeType = marshal.loads(data)
-    return code

@@ -7,7 +7,6 @@ False says that it is at its end. Must never block.
 from __future__ import annotations
 
 import hmac
-import json
 import os
 import pickle
 import socket
@@ -18,7 +17,7 @@ from typing import Any
 
 from phalanx.engines.serialization import socket_wire
 from phalanx.engines.torchrun.launch_outcome import Incarnation
-from phalanx.engines.torchrun.launcher_messages import Hello
+from phalanx.engines.torchrun.launcher_messages import Hello, read_hello
 from phalanx.system import monotonic
 
 READ_SIZE = 1 << 16
@@ -128,9 +127,8 @@ class Greeting:
             self._welcome(self._end, hello)
 
     def _hello(self) -> Hello | None:
-        try:
-            hello = Hello(**json.loads(self._line))
-        except (ValueError, TypeError):
+        hello = read_hello(self._line)
+        if hello is None:
             return None
-        known = hmac.compare_digest(str(hello.token).encode(), self._token.encode())
-        return hello if known else None
+        given = hello.token.encode("utf-8", errors="surrogatepass")
+        return hello if hmac.compare_digest(given, self._token.encode()) else None

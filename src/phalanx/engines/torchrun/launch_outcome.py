@@ -57,6 +57,12 @@ class Incarnation:
     gone: set[int] = field(default_factory=set)
     lost: dict[int, float] = field(default_factory=dict)
     asking: set[int] = field(default_factory=set)
+    is_refereed: bool = False
+
+    @property
+    def known(self) -> tuple[int, int, str]:
+        """What their hellos say."""
+        return self.generation, self.ranks, self.meeting
 
     def take_leave(self, rank: int) -> None:
         """The rank's connection was closed."""

@@ -12,13 +12,13 @@ import json
 import os
 import socket
 from dataclasses import asdict, dataclass, field
-from typing import Literal
+from typing import Any, Literal, get_args
 
 from phalanx.kinds import is_on, parse_checks
 
 VARIABLE = "PHALANX_TORCHRUN"
 
-Stream = Literal["control", "out", "err", "agent"]
+Stream = Literal["control", "out", "err", "agent", "referee"]
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,8 @@ class Base:
     checks: str = "all"
     """As in `Options`."""
     own_output: bool = True
+    key: str = ""
+    """What the user gave to all machines; empty for nothing."""
     meeting: str = ""
     """Names the meeting of the machines that these ranks came out of. Machines count restarts
     each for itself, and not those because a machine came or went. Empty where it is unknown.
@@ -69,6 +71,18 @@ class Hello:
     meeting: str = ""
 
 
+def read_hello(line: bytes) -> Hello | None:
+    """None for whatever is none: strangers can call, too."""
+    try:
+        given: dict[str, Any] = json.loads(line)
+        hello = Hello(**given)
+    except (ValueError, TypeError, RecursionError):
+        return None
+    texts = {"token", "stream", "meeting"}
+    is_whole = all(type(v) is (str if k in texts else int) for k, v in vars(hello).items())
+    return hello if is_whole and hello.stream in get_args(Stream) else None
+
+
 def connect(base: Base, hello: Hello) -> socket.socket:
     """A connection to the launcher, after the first line."""
     end = socket.socket(socket.AF_UNIX)
@@ -91,19 +105,19 @@ def _path(address: str) -> str:
 
 @dataclass(frozen=True)
 class OpenReferee:
-    """From rank 0: serve the checks where all ranks can reach it. `host` is an address of
-    this machine, or empty for all of them."""
+    """From ranks of rank 0's machine: the checks of this world are wanted, over a connection of
+    the stream `referee`. Ranks of other machines reach them at `host`, an address of this
+    machine, or empty for all of them; None if there are no other machines."""
 
-    host: str
+    host: str | None
     ranks: int
 
 
 @dataclass(frozen=True)
 class RefereeIsOpen:
-    """The answer."""
+    """The answer, with what ranks of other machines may read."""
 
-    port: int
-    token: str
+    offer: str
 
 
 @dataclass(frozen=True)

@@ -222,6 +222,9 @@ class Launch:
             lines = Lines(end.fileno(), lambda text: self._show(now, rank, stream, text))
             self._selector.register(end, selectors.EVENT_READ, lines)
             return
+        if hello.stream == "referee":
+            self._pass_to_referee(end, hello)
+            return
         if hello.stream == "control":
             self._begin(hello)
             self._standstill.renew()
@@ -234,8 +237,7 @@ class Launch:
     def _begin(self, hello: Hello) -> None:
         """A rank has started; the first one of a restart starts a new world."""
         now = self._now
-        known = (now.generation, now.ranks, now.meeting)
-        if known == (hello.generation, hello.ranks, hello.meeting) and (
+        if now.known == (hello.generation, hello.ranks, hello.meeting) and (
             hello.rank not in now.members
         ):
             return
@@ -245,6 +247,14 @@ class Launch:
         self._loss = None
         first = hello.rank - hello.local_rank
         self._settings.on_world(hello.ranks, range(first, first + hello.local_ranks))
+
+    def _pass_to_referee(self, end: socket.socket, hello: Hello) -> None:
+        now = self._now
+        if (hello.generation, hello.ranks, hello.meeting) != now.known or not now.is_refereed:
+            end.close()
+            return
+        assert self._referee is not None
+        self._referee.adopt(end, hello.rank)
 
     def _tell_restart(self) -> None:
         error = find_error(self._now, self._referee, None)
@@ -315,18 +325,28 @@ class Launch:
         self._unchecked = True
 
     def _open_desk(self, member: Member, wish: OpenReferee) -> None:
+        """Each world has a referee of its own, which its first rank that asks opens."""
+        if member.now is not self._now:
+            return
+        if not self._now.is_refereed:
+            self._replace_referee(wish)
+        assert self._referee is not None
+        member.send(RefereeIsOpen(str(self._referee.offer)))
+
+    def _replace_referee(self, wish: OpenReferee) -> None:
         if self._referee is not None:
             self._referee.close()
         given = self._settings
         self._referee = RefereeServer(
             ranks=wish.ranks,
             host=wish.host,
+            key=self._base.key,
             replay=given.replay,
             kinds=given.kinds,
             profile=given.profile,
             on_journal=given.on_journal,
         )
-        member.send(RefereeIsOpen(self._referee.port, self._referee.token))
+        self._now.is_refereed = True
 
     # -- where ranks are --------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ import faulthandler
 import gc
 import os
 import pickle
+import socket
 import sys
 import time
 from contextlib import suppress
@@ -21,7 +22,8 @@ from typing import Any
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from phalanx.engines.program import Program, load_module, load_script
-from phalanx.engines.remote.link import Link, attach_tcp
+from phalanx.engines.referee.referee_key import KEY, read_offer
+from phalanx.engines.remote.link import Link, SentAway, attach, attach_tcp
 from phalanx.engines.remote.rank_main import RemoteRank, die_with_parent, flush_streams
 from phalanx.engines.script_in_rank import as_script, execute
 from phalanx.engines.serialization import socket_wire
@@ -52,6 +54,9 @@ from phalanx.engines.torchrun.rank_place import (
 from phalanx.errors import RankStopped, UsageError, VerdictError
 from phalanx.system import monotonic
 
+SENT_AWAY = 5.0
+"""Seconds until a rank that the referee does not know gives up."""
+
 
 def main(arguments: list[str]) -> int:
     base = read_base()
@@ -66,8 +71,7 @@ def main(arguments: list[str]) -> int:
         kind, name, *rest = arguments
         program = (load_module if kind == "module" else load_script)(name, rest)
         store = open_store(place)
-        kinds = frozenset(base.kinds)
-        rank.link = find_referee(rank, place, store, kinds) if base.checked else None
+        rank.link = find_referee(rank, place, store, base) if base.checked else None
     except Exception as error:
         rank.tell(rank.describe_failure(error, _pickled))
         return 1
@@ -81,9 +85,10 @@ class TorchrunRank(RemoteRank):
     def __init__(self, base: Base, place: RankPlace) -> None:
         self._base = base
         self._place = place
-        super().__init__(Connection(self._connect("control").detach()), place.rank)
+        super().__init__(Connection(self.connect("control").detach()), place.rank)
 
-    def _connect(self, stream: Stream) -> Any:
+    def connect(self, stream: Stream) -> socket.socket:
+        """A new connection to the launcher."""
         place = self._place
         hello = Hello(
             token=self._base.token,
@@ -102,7 +107,7 @@ class TorchrunRank(RemoteRank):
         """What this process and its children print goes to the launcher, with our number."""
         streams: tuple[tuple[Stream, int], ...] = (("out", 1), ("err", 2))
         for stream, fd in streams:
-            with self._connect(stream) as end:
+            with self.connect(stream) as end:
                 os.dup2(end.fileno(), fd)
 
     def tell(self, message: Any) -> None:
@@ -166,34 +171,67 @@ class TorchrunRank(RemoteRank):
 
 
 def find_referee(
-    rank: TorchrunRank, place: RankPlace, store: Store | None, kinds: frozenset[str]
+    rank: TorchrunRank, place: RankPlace, store: Store | None, base: Base
 ) -> Link | None:
-    """Attach the checks. Rank 0 has its launcher serve them and says where in the store that
-    torch's launcher serves; without such a store there are none."""
-    if store is None:
+    """Attach the checks, which rank 0's launcher serves: to its own ranks over its own socket.
+    To ranks of other machines rank 0 says where in the store that torch's launcher serves;
+    without such a store there are none."""
+    several = place.ranks > place.local_ranks
+    if several and store is None:
         reason = "torch's launcher shares no store with the ranks (use --rdzv-backend c10d)"
         rank.tell(Unchecked(place.rank, reason))
         return None
     key = f"phalanx referee {place.world}"
-    if place.rank == 0:
-        referee = rank.ask(OpenReferee(_address_to_serve(place), place.ranks))
-        assert isinstance(referee, RefereeIsOpen)
-        store.set(key, f"{referee.port} {referee.token}")
-    deadline = monotonic() + PATIENCE
+    if place.rank != place.local_rank:
+        assert store is not None
+        return _attach_from_afar(place, store, key, base)
+    host = _address_to_serve(place) if several else None
+    referee = rank.ask(OpenReferee(host, place.ranks))
+    assert isinstance(referee, RefereeIsOpen)
+    if several and place.rank == 0:
+        assert store is not None
+        store.set(key, referee.offer)
+    return attach(rank.connect("referee"), rank=place.rank, kinds=base.kinds)
+
+
+def _attach_from_afar(place: RankPlace, store: Store, key: str, base: Base) -> Link:
+    """Over the network. What the store says may be of a world that is gone, so it is read again
+    if that leads nowhere."""
+    began = monotonic()
     while True:
-        port, token = store.get(key).decode().split()
+        offer = read_offer(store.get(key))
+        if offer is None:
+            raise UsageError(
+                f"rank {place.rank} found in torch's store where the checks are, and cannot "
+                "read it; run the same version of Phalanx on all machines, or run with "
+                "--checks none"
+            )
         try:
             return attach_tcp(
-                place.master, int(port), token=token, rank=place.rank, kinds=kinds
+                place.master,
+                offer.port,
+                token=offer.token(base.key),
+                rank=place.rank,
+                kinds=base.kinds,
             )
-        except OSError as error:  # perhaps that of a world that is gone
-            if monotonic() > deadline:
-                raise UsageError(
-                    f"rank {place.rank} found no way to the checks, which rank 0's machine "
-                    f"serves on {place.master}:{port}: {error}; let this port through, or run "
-                    "with --checks none"
-                ) from None
+        except OSError as error:
+            seconds = monotonic() - began
+            if seconds > (SENT_AWAY if isinstance(error, SentAway) else PATIENCE):
+                what = _unreachable(place, offer.port, error)
+                raise UsageError(f"{what}, or run with --checks none") from None
             time.sleep(0.1)
+
+
+def _unreachable(place: RankPlace, port: int, error: OSError) -> str:
+    if isinstance(error, SentAway):
+        return (
+            f"rank {place.rank} was sent away by the checks that rank 0's machine serves on "
+            f"{place.master}:{port}; set the same {KEY} on all machines"
+        )
+    return (
+        f"rank {place.rank} found no way to the checks, which rank 0's machine serves on "
+        f"{place.master}:{port}: {error}; let this port through"
+    )
 
 
 def _address_to_serve(place: RankPlace) -> str:

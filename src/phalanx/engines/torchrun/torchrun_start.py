@@ -21,6 +21,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from phalanx.engines.referee.referee_key import KEY, read_key
 from phalanx.engines.torchrun.launcher_messages import VARIABLE, Base, listen
 from phalanx.model import Tally, Verdict
 from phalanx.options import Options
@@ -100,13 +101,13 @@ class Started:
 @contextmanager
 def _started(settings: TorchrunSettings) -> Iterator[Started]:
     with ExitStack() as stack:
-        token = secrets.token_hex(16)
         base = Base(
-            address=_new_address(token, stack),
-            token=token,
+            address=_new_address(stack),
+            token=secrets.token_hex(16),
             logs=stack.enter_context(tempfile.TemporaryDirectory(prefix="phalanx-")),
             checks=settings.checks,
             own_output=not settings.raw_output,
+            key=read_key({**os.environ, **(settings.environ or {})}),
         )
         listener = stack.enter_context(listen(base.address))
         listener.setblocking(False)
@@ -119,10 +120,11 @@ def _started(settings: TorchrunSettings) -> Iterator[Started]:
                 agent.wait()
 
 
-def _new_address(token: str, stack: ExitStack) -> str:
-    """A name that is in no folder, where there are such names."""
+def _new_address(stack: ExitStack) -> str:
+    """A name that is in no folder, where there are such names. Everybody can read it, so it
+    tells nothing."""
     if sys.platform.startswith("linux"):
-        return f"@phalanx-{os.getpid()}-{token[:8]}"
+        return f"@phalanx-{os.getpid()}-{secrets.token_hex(8)}"
     folder = tempfile.mkdtemp(prefix="phalanx-")
     stack.callback(shutil.rmtree, folder, ignore_errors=True)
     return os.path.join(folder, "launcher")
@@ -130,6 +132,7 @@ def _new_address(token: str, stack: ExitStack) -> str:
 
 def _start_agent(settings: TorchrunSettings, base: Base) -> subprocess.Popen[bytes]:
     environ = {**os.environ, **(settings.environ or {}), VARIABLE: base.export()}
+    environ.pop(KEY, None)
     package = "phalanx.engines.torchrun"
     line = [*settings.launcher_options, "-m", f"{package}.torchrun_rank", *settings.program]
     pipe = None if settings.raw_output else subprocess.PIPE

@@ -14,6 +14,7 @@ from typing import Any
 from phalanx.journal.ring import Ring
 from phalanx.model import Op, RankView, Site, Snapshot, Wait, rank_list
 from phalanx.report.calls import call_text, short_name
+from phalanx.report.layout import visible_line
 from phalanx.report.situations import site_of
 
 NOTIFIED = "threading.Condition.wait"
@@ -215,10 +216,10 @@ def _stack_line(site: Site) -> str:
 def plain(text: str) -> str:
     """One line without anything that a terminal would act on.
 
-    >>> plain("a\\x1b[31mb")
-    'a?[31mb'
+    >>> print(plain("a\\x1b[31mb"))
+    a\\x1b[31mb
     """
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
+    return visible_line(text)
 
 
 def rows_as_data(rows: Sequence[LiveRow]) -> list[dict[str, Any]]:

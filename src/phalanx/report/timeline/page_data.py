@@ -15,6 +15,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from phalanx.report.layout import visible
 from phalanx.report.timeline.behaviour import fold_ranks
 from phalanx.report.timeline.calls_table import NEVER, NONE, CallsTable, RankCalls, size_of
 from phalanx.report.timeline.message_counts import MOST_PAIRS, count_messages, one_sided
@@ -39,6 +40,15 @@ _TYPES = (("b", 1 << 7), ("h", 1 << 15), ("i", 1 << 31))
 def page_data(table: CallsTable) -> bytes:
     """Everything that the page shows of a run."""
     return gzip.compress(_Pack(table).packed(), compresslevel=4, mtime=0)
+
+
+def _visible(value: Any) -> Any:
+    """Browsers show nothing for control characters, so text would read as what it is not."""
+    if isinstance(value, str):
+        return visible(value)
+    if isinstance(value, dict):
+        return {_visible(key): _visible(each) for key, each in value.items()}
+    return [*map(_visible, value)] if isinstance(value, (list, tuple)) else value
 
 
 class _Pack:
@@ -73,7 +83,8 @@ class _Pack:
         self._add("count", self._counts)
         self._add("first", [c.first + cut for c, cut in zip(ranks, self._cut, strict=True)])
         self._add_ends()
-        meta = json.dumps({**self._facts(), "columns": self._places}, allow_nan=False).encode()
+        facts = _visible({**self._facts(), "columns": self._places})
+        meta = json.dumps(facts, allow_nan=False).encode()
         head = len(meta).to_bytes(4, "little") + meta
         return b"".join([head, bytes(-len(head) % 8), *self._bytes])
 

