@@ -88,8 +88,7 @@ def _thread(ranks: tuple[int, ...], site: Site) -> str:
 
 def _headline_of_processes(verdict: Stall) -> str:
     """For ranks that are processes, all that is known is where they are."""
-    idle = f"no rank ended its call for {verdict.seconds:g} s"
-    parts = [_start(verdict) if verdict.over_limit else idle]
+    parts = [_start(verdict)]
     places: dict[str, list[int]] = {}
     for block in verdict.blocks:
         ended = block.view.status in ("finished", "failed")

@@ -90,11 +90,14 @@ class ProcessesEngine:
     ) -> list[Any]:
         """Call `fn` once per rank and return the values in rank order.
 
-        `timeout` (seconds without a rank that returns), `limit` (seconds in all), `on_output`
-        and `replay` stand in for those of the world, for this call. With `fresh` the ranks
-        begin as if they had just been started: no groups of before, a new default group,
-        environment, folder, arguments and random numbers as at first, and what else is in
-        `process_state.py`; ranks that died meanwhile are replaced. With `patient` the
+        `timeout` (seconds in which no rank calls, prints or ends), `limit` (seconds in all),
+        `on_output` and `replay` stand in for those of the world, for this call.
+
+        With `fresh` the ranks begin as if they had just been started: no groups of before, a
+        new default group, environment, folder, arguments and random numbers as at first, and
+        what else is in `process_state.py`; ranks that died meanwhile are replaced.
+
+        With `patient` the
         ranks that are left when one has died have as much time as without that. With
         `may_exit` a rank that leaves by `os._exit(0)` has not failed; its value is `EXITED`.
         With `bare` no group is made for ranks that have none any more. A call ends when the

@@ -123,6 +123,8 @@ class RankProcesses:
             shared_memory_path.make(len(starts)) if starts[0].has_fast_path else None
         )
         self.show = show
+        self.bytes_shown = 0
+        """How much the ranks have written."""
         self.codec = codec
         self.members: list[MemberProcess] = []
         self._selector = selectors.DefaultSelector()
@@ -285,6 +287,7 @@ class RankProcesses:
         if not data:  # the rank closed it: it would be ready to read for ever
             self._unregister(fd)
             return False
+        self.bytes_shown += len(data)
         lines, newline, rest = (member.rests[fd] + data).rpartition(b"\n")
         member.rests[fd] = rest
         if newline:

@@ -413,6 +413,7 @@ class _Run:
     def _tick(self) -> None:
         self.signals.serve()
         self.door.tick()
+        self.baton.note_calls(self.session.posted)
         if self.settings.on_tick is not None:
             self.settings.on_tick()
 

@@ -26,9 +26,16 @@ from phalanx.checks.order.paired_names import with_paired_names
 from phalanx.engines.look.look_door import LookDoor
 from phalanx.engines.look.remote_watch import LOOK, RemoteWatch
 from phalanx.engines.referee.referee_server import RefereeServer
-from phalanx.engines.remote.control_messages import Asking, Position, Raised, Where
+from phalanx.engines.remote.control_messages import (
+    Asking,
+    Position,
+    Progress,
+    Raised,
+    Where,
+)
 from phalanx.engines.run_settings import Settings, choose_findings, tell_findings
 from phalanx.engines.snapshots import group_views
+from phalanx.engines.standstill import LAST_ANSWER, Standstill
 from phalanx.engines.torchrun.connections import Greeting, Lines, Member
 from phalanx.engines.torchrun.launch_outcome import (
     Incarnation,
@@ -40,14 +47,11 @@ from phalanx.engines.torchrun.launcher_messages import (
     Exits,
     Found,
     Hello,
-    HowFar,
     OpenReferee,
-    Progress,
     RefereeIsOpen,
     Stopped,
     Unchecked,
 )
-from phalanx.engines.torchrun.standstill import Standstill
 from phalanx.engines.torchrun.torchrun_start import Started, TorchrunSettings
 from phalanx.errors import PhalanxError, RankFailedError
 from phalanx.journal.reader import Journal
@@ -183,16 +187,24 @@ class Launch:
             if self._now.asking - self._now.gone:  # somebody thinks, at a prompt
                 self._standstill.renew()
             if self._standstill.is_time_to_ask():
-                for member in self._now.living():
-                    member.send(HowFar())
+                self._standstill.ask(self._now.living())
             seconds = self._standstill.seconds()
-            if seconds is not None and self._now.living():
+            if seconds is not None and self._now.living() and self._is_still():
                 waiting = self._waiting()
                 self._ask_positions()
                 raise self._stall(seconds, waiting)
         deadline = monotonic() + LAST_OUTPUT
         while len(self._selector.get_map()) > 1 and monotonic() < deadline:
             self._hear(TICK)
+
+    def _is_still(self) -> bool:
+        """Whether the ranks, asked once more, still say so."""
+        living = self._now.living()
+        self._standstill.ask(living)
+        deadline = monotonic() + LAST_ANSWER
+        while self._standstill.awaits(self._now.living()) and monotonic() < deadline:
+            self._hear(TICK)
+        return self._standstill.seconds() is not None and bool(self._now.living())
 
     def _hear(self, timeout: float) -> None:
         for key, _ in self._selector.select(timeout):
@@ -242,6 +254,7 @@ class Launch:
         if now.ranks:
             self._tell_restart()
         self._now = Incarnation(hello.generation, hello.ranks, hello.meeting)
+        self._standstill.forget_ranks()
         self._loss = None
         first = hello.rank - hello.local_rank
         self._settings.on_world(hello.ranks, range(first, first + hello.local_ranks))
@@ -274,12 +287,13 @@ class Launch:
     # -- what ranks say ---------------------------------------------------------------------
 
     def take_in(self, member: Member, message: Any) -> None:
-        if member.now is self._now and _is_progress(member, message):
+        if member.now is self._now:
             if isinstance(message, Progress):
-                self._loss = None
-            elif not isinstance(message, Done):
-                self._note_loss()
-            self._standstill.renew()
+                self._loss = None if self._standstill.hear(message) else self._loss
+            elif message is None or isinstance(message, (Done, Raised, Found, Stopped)):
+                if not isinstance(message, Done):
+                    self._note_loss()
+                self._standstill.renew()
         if isinstance(message, OpenReferee):
             self._open_desk(member, message)
         elif isinstance(message, Position):
@@ -395,14 +409,6 @@ class Launch:
         self._selector.close()
         if self._referee is not None:
             self._referee.close()
-
-
-def _is_progress(member: Member, message: Any) -> bool:
-    """Whether the rank has moved: it has begun calls since it was asked before, or ended."""
-    if not isinstance(message, Progress):
-        return message is None or isinstance(message, (Done, Raised, Found, Stopped))
-    before, member.calls = member.calls, message.calls
-    return message.calls > before
 
 
 def _launcher_died(code: int) -> RankFailedError:

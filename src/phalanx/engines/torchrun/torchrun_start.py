@@ -107,6 +107,7 @@ def _started(settings: TorchrunSettings) -> Iterator[Started]:
             logs=stack.enter_context(tempfile.TemporaryDirectory(prefix="phalanx-")),
             checks=settings.checks,
             own_output=not settings.raw_output,
+            timed=settings.timeout is not None,
         )
         listener = stack.enter_context(listen(base.address))
         listener.setblocking(False)
