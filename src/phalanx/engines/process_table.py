@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 
 from phalanx.system import monotonic
 
@@ -34,9 +34,10 @@ def is_stopped(pid: int) -> bool:
     return fields is not None and fields[0] in ("T", "t")
 
 
-def is_at_disk(pid: int) -> bool:
+def is_at_work(pid: int) -> bool:
+    """Whether it computes, waits for a core to do so, or for a disk."""
     fields = _stat(pid)
-    return fields is not None and fields[0] == "D"
+    return fields is not None and fields[0] in ("R", "D")
 
 
 def family_of(pid: int) -> list[int]:
@@ -53,11 +54,26 @@ def family_of(pid: int) -> list[int]:
     return found
 
 
-def kill_all(pids: Iterable[int]) -> None:
+@contextmanager
+def held(pids: Iterable[int]) -> Iterator[list[int]]:
+    """File descriptors of processes, which stand for no others that come to have the same
+    number."""
+    found = []
+    try:
+        for pid in pids:
+            with suppress(AttributeError, OSError):
+                found.append(os.pidfd_open(pid))
+        yield found
+    finally:
+        for each in found:
+            os.close(each)
+
+
+def kill_all(processes: Iterable[int]) -> None:
     """By SIGKILL, which stopped processes hear, too."""
-    for pid in pids:
+    for each in processes:
         with suppress(OSError):
-            os.kill(pid, signal.SIGKILL)
+            signal.pidfd_send_signal(each, signal.SIGKILL)
 
 
 def named(what: str, pid: int) -> str:
@@ -91,4 +107,4 @@ class Work:
         ticks = sum(map(cpu_ticks, pids))
         used, elapsed = abs(ticks - self._ticks), now - self._looked
         self._ticks, self._looked = ticks, now
-        return used > LITTLE * elapsed * os.sysconf("SC_CLK_TCK") or any(map(is_at_disk, pids))
+        return used > LITTLE * elapsed * os.sysconf("SC_CLK_TCK") or any(map(is_at_work, pids))

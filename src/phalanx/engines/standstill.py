@@ -11,7 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Protocol
 
+from phalanx.backend.rank_errors import error_for
 from phalanx.engines.remote.control_messages import HowFar, Progress
+from phalanx.model import Stall
 from phalanx.system import monotonic
 
 LOOKS = 5
@@ -19,6 +21,19 @@ LOOKS = 5
 SLACK = 0.5
 LAST_ANSWER = 1.0
 """Seconds that ranks have to answer before they are said to stand still."""
+
+
+def stall_outside(seconds: float, awaited: str, replay: str | None) -> BaseException:
+    """The error for a run that waits in vain for something that is no rank."""
+    verdict = Stall(
+        kind="stall",
+        severity="error",
+        ranks=(),
+        seconds=round(seconds, 1),
+        blocks=(),
+        awaited=awaited,
+    )
+    return error_for(verdict, replay)
 
 
 class Askable(Protocol):

@@ -43,6 +43,8 @@ def render_stall(verdict: Stall, *, replay: str | None = None) -> str:
 
 
 def headline_stall(verdict: Stall) -> str:
+    if verdict.awaited:
+        return f"no sign of life for {verdict.seconds:g} s; waited for {verdict.awaited}"
     if not all(block.view.traced for block in verdict.blocks):
         return _headline_of_processes(verdict)
     start = _start(verdict)
@@ -71,7 +73,7 @@ def _start(verdict: Stall) -> str:
 
 
 def _proof(verdict: Stall) -> str:
-    if verdict.over_limit:
+    if verdict.over_limit or verdict.awaited:
         return "none: given more time, the run might have ended"
     return "none: a rank that is out of sight may still go on"
 

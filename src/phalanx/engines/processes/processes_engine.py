@@ -12,6 +12,7 @@ import socket
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,7 +38,7 @@ from phalanx.engines.serialization.serialization import (
     pack_call,
 )
 from phalanx.engines.terminal import find_input
-from phalanx.errors import HazardError, PhalanxWarning, UsageError, VerdictError
+from phalanx.errors import HazardError, PhalanxWarning, StallError, UsageError, VerdictError
 from phalanx.journal.reader import Journal
 from phalanx.journal.writer import JournalWriter
 from phalanx.model import Silenced, Verdict, rank_list
@@ -178,7 +179,8 @@ class ProcessesEngine:
             if self.settings.on_tally is not None:
                 self.settings.on_tally(replace(call.tally, silenced=tuple(self.silenced)))
             if not call.is_whole:
-                ranks_alive.kill()
+                with suppress(StallError):  # another error is on its way
+                    ranks_alive.kill()
             elif call.is_worn:
                 ranks_alive.close()
             else:
@@ -270,7 +272,14 @@ class ProcessesEngine:
                     profile=profile,
                     on_journal=self._tell_journal,
                 )
-            return RankProcesses(starts, listener, show=settings.on_output, codec=codec)
+            return RankProcesses(
+                starts,
+                listener,
+                show=settings.on_output,
+                codec=codec,
+                timeout=settings.timeout,
+                replay=self._replay or settings.replay,
+            )
 
 
 def _tell_dead(dead: Sequence[MemberProcess], replay: str | None) -> str:

@@ -25,6 +25,9 @@ from phalanx.engines.torchrun.launcher_messages import VARIABLE, Base, listen
 from phalanx.model import Tally, Verdict
 from phalanx.options import Options
 
+PATIENCE = 5.0
+"""Seconds that torch's launcher has to end when told to; then it is killed."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TorchrunSettings(Options):
@@ -117,7 +120,11 @@ def _started(settings: TorchrunSettings) -> Iterator[Started]:
         finally:
             if agent.poll() is None:  # interrupted before there was anybody to end it well
                 agent.terminate()
-                agent.wait()
+                try:
+                    agent.wait(PATIENCE)
+                except subprocess.TimeoutExpired:
+                    agent.kill()
+                    agent.wait()
 
 
 def _new_address(token: str, stack: ExitStack) -> str:
