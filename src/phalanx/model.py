@@ -390,6 +390,8 @@ class Stall(Verdict):
     """What ranks that are not waiting have begun, and nobody has answered."""
     threads: tuple[tuple[tuple[int, ...], Site], ...] = ()
     """Where threads are that ranks have started."""
+    awaited: str = ""
+    """What was waited for, if that was no rank."""
 
 
 @dataclass(frozen=True)

@@ -115,7 +115,8 @@ class Options:
     """When asynchronous operations complete; None: as early as they can without a seed, else
     when the seed says."""
     timeout: float | None = _option(
-        None, Flag("stop after SEC seconds without progress", "SEC", "seconds")
+        None,
+        Flag("stop after SEC seconds in which no rank calls, prints or ends", "SEC", "seconds"),
     )
     limit: float | None = _option(None, function=False)
     """Seconds that the whole run may take."""

@@ -200,6 +200,10 @@ def test_stall_headlines() -> None:
     busy = stall(RankView(0, "computing", site=a), RankView(1, "finished"))
     assert headline(busy) == "no rank moved for 2.5 s; rank 0 is computing at a.py:1"
     assert headline(stall(RankView(1, "finished"), seconds=0.0)) == "no rank moves"
+    outside = Stall("stall", "error", (), 2.0, (), awaited="the launcher (process 7) to end")
+    assert headline(outside) == (
+        "no sign of life for 2 s; waited for the launcher (process 7) to end"
+    )
 
 
 OBEYED = "\x1b]0;title\x07 \x1b[2J a\rb \x9b31m \x7f \u202e"

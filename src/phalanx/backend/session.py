@@ -301,6 +301,11 @@ class Session:
         per_machine = int(self.ranks[0].environ.get("LOCAL_WORLD_SIZE", self.size))
         return 0 < torch.cuda.device_count() < per_machine
 
+    @property
+    def posted(self) -> int:
+        """How many calls ranks have made."""
+        return sum(context.ring.posted for context in self.ranks)
+
     def tally(self) -> Tally:
         """How many collectives and messages there were, on how many groups."""
         all_counts = [self._ended, *map(_counts, self.mailboxes.values())]

@@ -85,6 +85,7 @@ class RankStream(io.TextIOBase):
                 return len(text)
             return self._original.write(text)
         sink = self.sink()
+        strand.baton.progress += 1
         if sink is None:
             self.show(strand.rank, text)
         else:

@@ -82,6 +82,7 @@ class Baton:
         from it."""
         self.progress = 0
         """Counts wake-ups and endings, but not the turns of a rank that polls."""
+        self._calls = 0
         self.frozen = False
         """Set while the holder runs a nested world: no other strand may get the baton."""
         self._ready: deque[Strand] = deque()
@@ -310,6 +311,12 @@ class Baton:
 
     def has_ready(self) -> bool:
         return bool(self._ready)
+
+    def note_calls(self, made: int) -> None:
+        """So many calls were made until now. Not every call wakes another strand."""
+        if made != self._calls:
+            self._calls = made
+            self.progress += 1
 
     def has_timer(self) -> bool:
         """Whether a strand counts on a timer, so that it continues by itself."""

@@ -243,9 +243,10 @@ def run(
     * `profile`: "nccl" or "gloo" judges the run by that backend's rules; hazards are errors.
     * `completion`: when asynchronous operations complete: "earliest", "latest" (as late as is
       legal), or "seeded" (drawn by the seed; the default with a seed).
-    * `timeout`: seconds without progress after which the run ends with a `StallError`. On
-      threads progress is a hand-over of the baton; without a timeout, a run in which no rank
-      even computes ends after 300 seconds. On processes progress is a rank that returns.
+    * `timeout`: the run ends with a `StallError` after so many seconds in which no rank
+      begins or ends a call of `torch.distributed`, uses a store, prints or ends; on threads
+      a hand-over of the baton counts, too. Computing does not. Without a timeout it does, and
+      a run without any sign of life ends after 300 seconds.
     * `isolate`: packages that every rank imports for itself, so that their globals are the
       rank's own.
     * `record`: a file for all that ranks do, which `phalanx report` shows. Without it the

@@ -45,6 +45,8 @@ def render_stall(verdict: Stall, *, replay: str | None = None) -> str:
 def headline_stall(verdict: Stall) -> str:
     if verdict.locked:
         return _headline_of_locked(verdict)
+    if verdict.awaited:
+        return f"no sign of life for {verdict.seconds:g} s; waited for {verdict.awaited}"
     if not all(block.view.traced for block in verdict.blocks):
         return _headline_of_processes(verdict)
     start = _start(verdict)
@@ -85,7 +87,7 @@ def _headline_of_locked(verdict: Stall) -> str:
 def _proof(verdict: Stall) -> str:
     if verdict.locked:
         return "none: given more time, the code that holds the lock might have returned"
-    if verdict.over_limit:
+    if verdict.over_limit or verdict.awaited:
         return "none: given more time, the run might have ended"
     return "none: a rank that is out of sight may still go on"
 
@@ -102,8 +104,7 @@ def _thread(ranks: tuple[int, ...], site: Site) -> str:
 
 def _headline_of_processes(verdict: Stall) -> str:
     """For ranks that are processes, all that is known is where they are."""
-    idle = f"no rank ended its call for {verdict.seconds:g} s"
-    parts = [_start(verdict) if verdict.over_limit else idle]
+    parts = [_start(verdict)]
     places: dict[str, list[int]] = {}
     for block in verdict.blocks:
         ended = block.view.status in ("finished", "failed")

@@ -314,7 +314,7 @@ def test_a_second_ctrl_c_ends_ranks_that_will_not_hear_the_first(tmp_path) -> No
 
 
 def test_a_rank_that_cannot_be_started_leaves_nothing_open(monkeypatch) -> None:
-    def fork(given: list[int]) -> int:
+    def fork(given: list[int], patience: float) -> int:
         raise OSError(errno.EAGAIN, "no more processes")
 
     def pipe_once() -> tuple[int, int]:
@@ -325,7 +325,8 @@ def test_a_rank_that_cannot_be_started_leaves_nothing_open(monkeypatch) -> None:
         raise OSError(errno.EMFILE, "too many open files")
 
     def start() -> None:
-        ranks_alive = SimpleNamespace(fork_server=SimpleNamespace(fork=fork), _fast_path=None)
+        server = SimpleNamespace(fork=fork)
+        ranks_alive = SimpleNamespace(fork_server=server, _fast_path=None, patience=1.0)
         RankProcesses._start(
             ranks_alive, SimpleNamespace(rank=0, options=Options(ranks=1)), None
         )  # type: ignore[arg-type]

@@ -301,7 +301,7 @@ def test_a_rank_that_hangs_while_others_have_returned(unchecked) -> None:
     error = stall(unchecked, 1.5, hang_on, 2)
     assert unchecked.run(dist.get_rank) == [0, 1, 2]
     lines = [line.strip() for line in str(error).splitlines()]
-    headline = "no rank ended its call for 1.5 s; ranks 0, 1 returned; rank 2 at"
+    headline = "no rank moved for 1.5 s; ranks 0, 1 returned; rank 2 at"
     assert lines[0].startswith(headline)
     assert error.verdict.ranks == (2,)
     assert [site.source for site in error.verdict.stacks[2]][-1] == "dist.barrier()"
@@ -311,7 +311,7 @@ def test_a_rank_that_hangs_while_others_have_returned(unchecked) -> None:
 
 def test_a_rank_that_lets_no_other_thread_run_is_found_all_the_same(world) -> None:
     error = stall(world, 0.5, hold_the_lock, 0)
-    assert str(error).startswith("no rank ended its call for 0.5 s; rank 0 at")
+    assert str(error).startswith("no rank moved for 0.5 s; rank 0 at")
     assert [site.source for site in error.verdict.stacks[0]] == ["lock(mutex)"]
 
 
@@ -327,7 +327,7 @@ def test_all_ranks_hang(world) -> None:
 def test_the_limit_of_a_world() -> None:
     with (
         phalanx.World(ranks=1, **{**GLOO, "timeout": 10.0}) as world,
-        pytest.raises(phalanx.StallError, match="no rank ended its call for 10 s"),
+        pytest.raises(phalanx.StallError, match="no rank moved for 10 s"),
     ):
         world.run(sleep_for, 60.0)
 

@@ -311,7 +311,7 @@ def test_nothing_is_proved_while_a_rank_computes() -> None:
         error = error_of(world, compute_while_others_wait)
     assert isinstance(error, phalanx.StallError)
     text = str(error)
-    assert text.startswith("no rank ended its call for 3 s; rank 0 at ")
+    assert text.startswith("no rank moved for 3 s; rank 0 at ")
     assert "needs rank 0, which is outside Phalanx's sight" in text
 
 

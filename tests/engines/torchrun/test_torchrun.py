@@ -263,7 +263,7 @@ def test_without_checks_nothing_is_compared(phalanx) -> None:
 def test_a_rank_that_computes_for_ever_is_a_stall(phalanx) -> None:
     done = phalanx("-n 2 --timeout 3 ends.py loop")
     assert done.status == 3
-    assert done.err.startswith("StallError: no rank ended its call for 3")
+    assert done.err.startswith("StallError: no rank moved for 3")
     assert "rank 1   outside Phalanx's sight\n           ends.py:29 in step" in done.err
     assert "needs rank 1, which is outside Phalanx's sight" in done.err
 

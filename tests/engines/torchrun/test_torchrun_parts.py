@@ -16,7 +16,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from phalanx.engines.remote.control_messages import Position, Raised
+from phalanx.engines.remote.control_messages import Position, Progress, Raised
+from phalanx.engines.standstill import Standstill
 from phalanx.engines.torchrun import torchrun_options, torchrun_start
 from phalanx.engines.torchrun.addresses import interface_of, is_here, is_loopback, own_address
 from phalanx.engines.torchrun.connections import LONGEST_HELLO, Greeting, Member
@@ -30,11 +31,9 @@ from phalanx.engines.torchrun.launcher_messages import (
     Done,
     Found,
     Hello,
-    Progress,
     Stopped,
     read_hello,
 )
-from phalanx.engines.torchrun.standstill import Standstill
 from phalanx.engines.torchrun.torchrun_launcher import Launch
 from phalanx.engines.torchrun.torchrun_options import arguments_for
 from phalanx.errors import (
@@ -218,7 +217,7 @@ def test_without_a_desk_the_others_are_referred_to() -> None:
 
 def test_a_standstill_is_over_its_time_whoever_computes(monkeypatch) -> None:
     now = [100.0]
-    monkeypatch.setattr("phalanx.engines.torchrun.standstill.monotonic", lambda: now[0])
+    monkeypatch.setattr("phalanx.engines.standstill.monotonic", lambda: now[0])
     still, unlimited = Standstill(5.0), Standstill(None)
     assert not still.is_time_to_ask()
     now[0] = 101.5
@@ -414,19 +413,19 @@ def test_the_last_words_of_ranks_before_a_restart_are_theirs(launch) -> None:
 def test_ranks_that_call_or_end_do_not_stand_still(launch, monkeypatch) -> None:
     old, old_end = begin(launch, 1, 0)
     member, end = begin(launch, 2, 1)
-    moved: list[object] = []
-    for who, message in [
-        (member, Progress(0, 3)),
-        (member, Progress(0, 3)),
-        (old, Progress(0, 9)),
-        (member, Progress(0, 4)),
-        (member, Position(0, 1, ())),
-        (old, None),
-        (member, Done(0, True)),
+    since = launch._standstill.idle
+    later = time.monotonic() + 100
+    for who, message, renews in [
+        (member, Progress(0, 0.0), False),
+        (old, Progress(0, later), False),
+        (member, Position(0, 1, ()), False),
+        (old, None, False),
+        (member, Progress(0, later), True),
+        (member, Done(0, True), True),
     ]:
-        monkeypatch.setattr(launch._standstill, "renew", lambda m=message: moved.append(m))
+        launch._standstill._since = 0.0
         launch.take_in(who, message)
-    assert moved == [Progress(0, 3), Progress(0, 4), Done(0, True)]
+        assert (since() < 50) is renews, message
     old_end.close()
     end.close()
 

@@ -190,6 +190,8 @@ def _note(
     proof = NOTHING
     if uses and name in _ANSWERED:
         proof = proof_of(sys._getframe(2), name, answer)
+    if uses and found:
+        strand.baton.progress += 1  # it need not hand the baton over
     for place, key, shown, value in uses:
         store_used(strand, place, key, shown, name, value=value, found=found, proof=proof)
     return proof[1] if uses else None

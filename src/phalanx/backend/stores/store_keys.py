@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch.distributed
@@ -70,6 +70,12 @@ def store_fields(
         return "store-written", (*common, None, value if is_count else None, *proof)
     digest = None if value is None else _digest(str(value))
     return "store-written", (*common, digest, None, *proof)
+
+
+def is_news(kind: str, fields: Sequence[Any]) -> bool:
+    """Whether such an event shows that the program goes on. To look for keys that are not there
+    is what a program does that polls."""
+    return kind != "store-read" or bool(fields[4])
 
 
 def _digest(text: str) -> int:

@@ -2,13 +2,15 @@
 
 A part of `private.py`, under the same rule: the name, the reason, the versions. Used by
 `emulation/modules/registrations.py`, because ranks that each import a module register what it
-defines once per rank, and by `engines/processes/group_rendezvous.py` (the kinds of rendezvous).
+defines once per rank, by `engines/processes/group_rendezvous.py` (the kinds of rendezvous), and
+by `engines/remote/rank_main.py` (the numbers of calls).
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 # 2.11-2.13: how `torch.library.register_fake` and `custom_op` register, and how `custom_op`
@@ -40,6 +42,21 @@ def rendezvous_patch(
     module = sys.modules[_RENDEZVOUS]
     handlers: dict[str, Any] = getattr(module, _HANDLERS_NAME)
     return module, _HANDLERS_NAME, handlers | {each: make(handlers[each]) for each in schemes}
+
+
+# 2.11-2.13: the number of a group's next call, messages included; the public flight recorder
+# has to be switched on before.
+_COUNT_NAME = "_get_sequence_number_for_group"
+
+
+def calls_made() -> int:
+    """By this process on the groups that it has now."""
+    module = sys.modules["torch.distributed.distributed_c10d"]
+    made = 0
+    for group in list(module._world.pg_map):
+        with suppress(Exception):  # a backend that does not count
+            made += getattr(group, _COUNT_NAME)()
+    return made
 
 
 # 2.11-2.13: the module behind `torch.library`, through which registrations go.

@@ -11,7 +11,7 @@ import contextlib
 import os
 import pickle
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from phalanx.core.launcher import CLEANING_UP
 from phalanx.engines.look.look_door import LookDoor
 from phalanx.engines.look.remote_watch import LOOK, RemoteWatch, heard_by
 from phalanx.engines.outcome import Outcome, Outcomes, find_error
+from phalanx.engines.process_table import Work
 from phalanx.engines.processes.rank_messages import (
     CallRequest,
     End,
@@ -34,7 +35,14 @@ from phalanx.engines.processes.rank_messages import (
 )
 from phalanx.engines.processes.rank_processes import MemberProcess, RankProcesses
 from phalanx.engines.referee.remote_check_host import find_reasons
-from phalanx.engines.remote.control_messages import DUMP_SIGNAL, Asking, Position, Raised, Where
+from phalanx.engines.remote.control_messages import (
+    DUMP_SIGNAL,
+    Asking,
+    Position,
+    Progress,
+    Raised,
+    Where,
+)
 from phalanx.engines.remote.failure_evidence import (
     Failure,
     death,
@@ -48,6 +56,7 @@ from phalanx.engines.remote.failure_evidence import (
 from phalanx.engines.run_settings import IDLE_STALL
 from phalanx.engines.serialization.serialization import unpack_value
 from phalanx.engines.snapshots import group_views
+from phalanx.engines.standstill import LAST_ANSWER, Standstill
 from phalanx.errors import RankStopped, UsageError
 from phalanx.model import (
     Group,
@@ -108,7 +117,10 @@ class CallInProgress:
         self._asking: set[int] = set()
         self._notes: dict[int, bytes] = {}
         self._late: dict[int, RankView | None] = {}
+        self._mute: set[int] = set()
+        """Who did not say where it is."""
         self._number = 0
+        self._life = _SignsOfLife(self._pending, timeout)
         self._looked = 0.0
         pending, asking, codec = self._pending, self._asking, self._codec
         self.watch = RemoteWatch(
@@ -175,7 +187,7 @@ class CallInProgress:
     def _gather(self) -> None:
         """Until every rank has answered, one has failed and the rest had their grace, or
         nothing has moved for too long."""
-        life = _SignsOfLife(self._pending, self._timeout)
+        self._life = life = _SignsOfLife(self._pending, self._timeout)
         started = monotonic()
         while self._pending:
             if self._failed and not self._waits_for_all():
@@ -183,26 +195,43 @@ class CallInProgress:
                 self._ask_positions()
                 self._listen(GRACE / 2, lambda: bool(self._pending))
                 return
-            left = life.left()
-            if self._limit is not None:
-                left = min(left, self._limit - (monotonic() - started))
+            life.look()
             before = monotonic()
-            if self._hear(min(left, TICK)):
-                life.renew()
+            self._hear(TICK)
+            if life.is_time_to_ask():
+                life.ask(self._pending.values())
             if self._asking & self._pending.keys():  # somebody thinks, at a prompt
                 life.renew()
                 started += monotonic() - before
             over_limit = self._limit is not None and monotonic() - started > self._limit
-            if over_limit or life.left() <= 0:
+            seconds = self._limit if over_limit else self._standstill()
+            if seconds is not None:
                 if self._failed and self._patient:
                     self._await_positions()
                     return
                 if self._pending and not self._failed:
-                    seconds = self._limit if self._limit and over_limit else life.idle()
                     self._note_late()
                     self._await_positions()
+                    self._count_calls()
                     # The verdict stands: asking may have woken a rank that slept.
                     raise self._with_values(self._stall(seconds, over_limit=over_limit))
+
+    def _standstill(self) -> float | None:
+        """How long nothing has moved, if that is too long. The ranks are asked once more."""
+        seconds = self._life.seconds()
+        if seconds is None:
+            return None
+        self._life.ask(self._pending.values())
+        self._listen(LAST_ANSWER, lambda: self._life.awaits(self._pending.values()))
+        still = self._life.seconds()
+        return None if still is None else min(seconds, still)
+
+    def _count_calls(self) -> None:
+        """Hear of all that ranks have done; those that do not answer will never tell."""
+        for member in self._pending.values():
+            self._ranks_alive.attend(member)
+            if member.rank in self._mute:
+                self._ranks_alive.attend_dead(member)
 
     def _waits_for_all(self) -> bool:
         """Whether ranks may die; one that raises has failed all the same."""
@@ -228,9 +257,10 @@ class CallInProgress:
         while goes_on() and monotonic() < deadline:
             self._hear(min(deadline - monotonic(), TICK))
 
-    def _hear(self, timeout: float) -> bool:
-        """Take in what ranks say; whether one of them has finished its call."""
-        before = len(self._pending)
+    def _hear(self, timeout: float) -> None:
+        """Take in what ranks say. What they print, and that one ends its call, says that they
+        live."""
+        before = len(self._pending), self._ranks_alive.bytes_shown
         for member, message in self._ranks_alive.hear(max(0.0, timeout)):
             self._take_in(member, message)
         if self._on_tick is not None:
@@ -239,7 +269,8 @@ class CallInProgress:
         if self._codec is not None and monotonic() - self._looked > TICK:
             self._ranks_alive.answer(self._codec.look())
             self._looked = monotonic()
-        return len(self._pending) < before
+        if before != (len(self._pending), self._ranks_alive.bytes_shown):
+            self._life.renew()
 
     def _take_in(self, member: MemberProcess, message: Any) -> None:
         rank = member.rank
@@ -248,6 +279,9 @@ class CallInProgress:
                 self.watch.take_in(message)
             elif message.number == self._number:
                 self._positions[rank] = message
+            return
+        if isinstance(message, Progress):
+            self._life.hear(message)
             return
         if isinstance(message, Note):
             self._notes[rank] = message.data
@@ -315,6 +349,7 @@ class CallInProgress:
         self._ask_positions()
         self._listen(PATIENCE, lambda: bool(self._silent()))
         silent = self._silent()
+        self._mute = {member.rank for member in silent}
         before = {member.rank: written_stack(member.stderr) for member in silent}
         for member in silent:
             with contextlib.suppress(OSError):
@@ -466,44 +501,15 @@ class CallInProgress:
         print(text, file=sys.stderr, flush=True)
 
 
-class _SignsOfLife:
-    """How long nothing has happened. With a timeout only a rank that finishes counts; without
-    one, ranks that compute do too, and the limit is a long one."""
+class _SignsOfLife(Standstill):
+    """How long nothing has happened. Without a timeout ranks that compute live as well, and
+    the limit is a long one."""
 
-    def __init__(self, members: dict[int, MemberProcess], timeout: float | None) -> None:
-        self._members = members
-        self._limit = IDLE_STALL if timeout is None else timeout
-        self._work_counts = timeout is None
-        self._work = 0
-        self._since = monotonic()
-        self._looked = self._since
+    def __init__(self, members: Mapping[int, MemberProcess], timeout: float | None) -> None:
+        super().__init__(IDLE_STALL if timeout is None else timeout)
+        pids = Work(lambda: [member.pid for member in members.values()])
+        self._work = pids if timeout is None else None
 
-    def renew(self) -> None:
-        self._since = monotonic()
-
-    def idle(self) -> float:
-        return monotonic() - self._since
-
-    def left(self) -> float:
-        if self._work_counts and monotonic() - self._looked > 1.0:
-            self._look()
-        return self._limit - self.idle()
-
-    def _look(self) -> None:
-        now = monotonic()
-        work = sum(_cpu_ticks(member.pid) for member in self._members.values())
-        # A rank that only waits uses a little, too: its threads look about.
-        if abs(work - self._work) > 0.05 * (now - self._looked) * os.sysconf("SC_CLK_TCK"):
-            self._since = now
-        self._work, self._looked = work, now
-
-
-def _cpu_ticks(pid: int) -> int:
-    """What the process has computed so far. Unknown (not Linux): the wall clock, so that
-    nothing is taken for standing still."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            fields = file.read().rpartition(")")[2].split()
-    except OSError:
-        return int(monotonic() * os.sysconf("SC_CLK_TCK"))
-    return int(fields[11]) + int(fields[12])
+    def look(self) -> None:
+        if self._work is not None and self._work.is_time_to_look() and self._work.goes_on():
+            self.renew()

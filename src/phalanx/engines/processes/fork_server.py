@@ -13,6 +13,8 @@ import errno
 import json
 import multiprocessing.spawn
 import os
+import select
+import signal
 import socket
 import struct
 import subprocess
@@ -20,14 +22,19 @@ import sys
 import threading
 from collections.abc import Sequence
 
+from phalanx.engines.process_table import LOOK, Work, is_stopped, named
 from phalanx.engines.processes.coverage_in_ranks import VARIABLES
 from phalanx.errors import PhalanxError
+from phalanx.system import monotonic
 
 REQUEST = "!Bi"
 REPLY = "!i"
 FORK, REAP, LOAD = 1, 2, 3
 READY = 1
 MOST_FDS = 6
+
+LONG = 300.0
+"""Seconds without any sign of life after which the parent is given up."""
 
 PATIENCE = 5.0
 """Seconds the parent has to end by itself when the program does."""
@@ -74,6 +81,15 @@ def _environ() -> dict[str, str]:
     return {**kept, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
 
+class ForkServerSilent(PhalanxError):
+    """The parent neither answers nor works."""
+
+    def __init__(self, seconds: float, awaited: str) -> None:
+        super().__init__(f"waited {seconds:g} s for {awaited}")
+        self.seconds = seconds
+        self.awaited = awaited
+
+
 class ForkServer:
     """A running parent. Requests of several threads take turns."""
 
@@ -103,31 +119,38 @@ class ForkServer:
     def pid(self) -> int:
         return self._process.pid
 
-    def preload(self, names: Sequence[str]) -> None:
+    def preload(self, names: Sequence[str], patience: float = LONG) -> None:
         """Have the parent load these before it forks again. Does not wait for it."""
         if self._preloaded.issuperset(names):
             return
         text = "\n".join(name for name in names if name not in self._preloaded).encode()
         self._preloaded.update(names)
         with self._lock, contextlib.suppress(OSError):  # the next request says it better
-            self._await_ready()
+            self._await_ready(patience)
             self._socket.sendall(struct.pack(REQUEST, LOAD, len(text)) + text)
 
-    def fork(self, fds: Sequence[int]) -> int:
+    def fork(self, fds: Sequence[int], patience: float = LONG) -> int:
         """Fork a rank that gets these file descriptors: control, output, error, perhaps the
         line to the referee, the fast path, the socket that the store is to be served on. Its
-        process number."""
+        process number. `ForkServerSilent` after so many seconds in which the parent neither
+        answers nor computes."""
         while self._abandoned:
-            self.reap(self._abandoned.pop())
-        self.preload(preloadable())
-        pid = self._ask(FORK, 0, fds)
+            self.reap(self._abandoned.pop(), patience)
+        self.preload(preloadable(), patience)
+        pid = self._ask(FORK, 0, fds, patience)
         if pid < 0:
             raise OSError(-pid, f"cannot start a rank: {os.strerror(-pid)}")
         return pid
 
-    def reap(self, pid: int) -> int:
-        """Kill a rank with all that it started, unless it is dead; its wait status."""
-        return self._ask(REAP, pid, ())
+    def reap(self, pid: int, patience: float = LONG) -> int:
+        """Kill a rank with all that it started, unless it is dead; its wait status. Raises as
+        `fork` does; then only what it started is killed."""
+        try:
+            return self._ask(REAP, pid, (), patience)
+        except PhalanxError:  # the rank ends with its parent
+            with contextlib.suppress(OSError):
+                os.killpg(pid, signal.SIGKILL)
+            raise
 
     def abandon(self, pid: int) -> None:
         """Reap it when next a rank is started. For the garbage collector, which may come by
@@ -136,8 +159,8 @@ class ForkServer:
 
     def close(self) -> None:
         self._socket.close()
-        if not self._ready:  # it may still be loading torch, and has no ranks
-            self._process.kill()
+        if not self._ready or is_stopped(self._process.pid):
+            self._process.kill()  # it may still be loading torch, or will not hear of the end
         try:
             self._process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
@@ -149,12 +172,12 @@ class ForkServer:
         self._socket.close()
         self._process.returncode = 0
 
-    def _ask(self, kind: int, pid: int, fds: Sequence[int]) -> int:
+    def _ask(self, kind: int, pid: int, fds: Sequence[int], patience: float) -> int:
         with self._lock:
             try:
-                self._await_ready()
+                self._await_ready(patience)
                 socket.send_fds(self._socket, [struct.pack(REQUEST, kind, pid)], list(fds))
-                return self._reply()
+                return self._reply(patience)
             except OSError as error:
                 _give_up(self)
                 raise PhalanxError(
@@ -165,13 +188,29 @@ class ForkServer:
                 _give_up(self)
                 raise
 
-    def _await_ready(self) -> None:
+    def _await_ready(self, patience: float) -> None:
         if not self._ready:
-            self._ready = self._reply() == READY
+            self._ready = self._reply(patience) == READY
 
-    def _reply(self) -> int:
+    def _await_answer(self, patience: float) -> None:
+        """Until there is one. To load torch takes long at times, but it takes a core, too."""
+        since, work = monotonic(), Work(lambda: [self.pid])
+        answer = select.poll()
+        answer.register(self._socket, select.POLLIN)
+        while not answer.poll(LOOK * 1000):
+            now = monotonic()
+            if not work.is_time_to_look():
+                continue
+            if work.goes_on():
+                since = now
+            elif now - since > patience:
+                what = named("the process from which ranks are started", self.pid)
+                raise ForkServerSilent(now - since, what)
+
+    def _reply(self, patience: float) -> int:
         data = b""
         while len(data) < struct.calcsize(REPLY):
+            self._await_answer(patience)
             more = self._socket.recv(struct.calcsize(REPLY) - len(data))
             if not more:
                 raise OSError(errno.EPIPE, os.strerror(errno.EPIPE))

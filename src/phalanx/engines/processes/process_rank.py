@@ -212,6 +212,8 @@ class _ProcessRank(RemoteRank):
             self.link = attach(
                 referee, rank=start.rank, fast_path=fast_path, kinds=start.options.kinds
             )
+        elif start.options.timeout is not None:
+            self.notice_calls()
         self._meeting.open()
         coverage_in_ranks.begin()
         self.attach_terminal(start.input)

@@ -12,6 +12,7 @@ import socket
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,7 +38,7 @@ from phalanx.engines.serialization.serialization import (
     pack_call,
 )
 from phalanx.engines.terminal import find_input
-from phalanx.errors import HazardError, PhalanxWarning, UsageError, VerdictError
+from phalanx.errors import HazardError, PhalanxWarning, StallError, UsageError, VerdictError
 from phalanx.journal.reader import Journal
 from phalanx.journal.writer import JournalWriter
 from phalanx.model import Silenced, Verdict, rank_list
@@ -90,11 +91,14 @@ class ProcessesEngine:
     ) -> list[Any]:
         """Call `fn` once per rank and return the values in rank order.
 
-        `timeout` (seconds without a rank that returns), `limit` (seconds in all), `on_output`
-        and `replay` stand in for those of the world, for this call. With `fresh` the ranks
-        begin as if they had just been started: no groups of before, a new default group,
-        environment, folder, arguments and random numbers as at first, and what else is in
-        `process_state.py`; ranks that died meanwhile are replaced. With `patient` the
+        `timeout` (seconds in which no rank calls, prints or ends), `limit` (seconds in all),
+        `on_output` and `replay` stand in for those of the world, for this call.
+
+        With `fresh` the ranks begin as if they had just been started: no groups of before, a
+        new default group, environment, folder, arguments and random numbers as at first, and
+        what else is in `process_state.py`; ranks that died meanwhile are replaced.
+
+        With `patient` the
         ranks that are left when one has died have as much time as without that. With
         `may_exit` a rank that leaves by `os._exit(0)` has not failed; its value is `EXITED`.
         With `bare` no group is made for ranks that have none any more. A call ends when the
@@ -175,7 +179,8 @@ class ProcessesEngine:
             if self.settings.on_tally is not None:
                 self.settings.on_tally(replace(call.tally, silenced=tuple(self.silenced)))
             if not call.is_whole:
-                ranks_alive.kill()
+                with suppress(StallError):  # another error is on its way
+                    ranks_alive.kill()
             elif call.is_worn:
                 ranks_alive.close()
             else:
@@ -267,7 +272,14 @@ class ProcessesEngine:
                     profile=profile,
                     on_journal=self._tell_journal,
                 )
-            return RankProcesses(starts, listener, show=settings.on_output, codec=codec)
+            return RankProcesses(
+                starts,
+                listener,
+                show=settings.on_output,
+                codec=codec,
+                timeout=settings.timeout,
+                replay=self._replay or settings.replay,
+            )
 
 
 def _tell_dead(dead: Sequence[MemberProcess], replay: str | None) -> str:

@@ -19,13 +19,15 @@ from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, Literal
 
-from phalanx.engines.processes.fork_server import ForkServer, fork_server
+from phalanx.engines.processes.fork_server import ForkServer, ForkServerSilent, fork_server
 from phalanx.engines.processes.rank_messages import End, Start
 from phalanx.engines.referee.codec import Outgoing, RefereeCodec
 from phalanx.engines.remote import shared_memory_path
+from phalanx.engines.run_settings import IDLE_STALL
 from phalanx.engines.serialization.buffers import Memory
 from phalanx.engines.serialization.socket_wire import receive, send
-from phalanx.errors import PhalanxError
+from phalanx.engines.standstill import stall_outside
+from phalanx.errors import PhalanxError, StallError
 from phalanx.system import monotonic
 
 GOODBYE = 5.0
@@ -117,12 +119,19 @@ class RankProcesses:
         *,
         show: OnOutput,
         codec: RefereeCodec | None,
+        timeout: float | None = None,
+        replay: str | None = None,
     ) -> None:
+        self._replay = replay
+        self.patience = IDLE_STALL if timeout is None else timeout
+        """Seconds for the fork server to give a sign of life; then a `StallError` is raised."""
         self.fork_server = fork_server()
         self._fast_path = (
             shared_memory_path.make(len(starts)) if starts[0].has_fast_path else None
         )
         self.show = show
+        self.bytes_shown = 0
+        """How much the ranks have written."""
         self.codec = codec
         self.members: list[MemberProcess] = []
         self._selector = selectors.DefaultSelector()
@@ -137,7 +146,8 @@ class RankProcesses:
                 self._register(member)
                 member.send(start)
         except BaseException:
-            self.kill()
+            with contextlib.suppress(StallError):
+                self.kill()
             raise
 
     @property
@@ -160,7 +170,10 @@ class RankProcesses:
             given += [listener.fileno()] if listener is not None else []
             os.set_blocking(out, False)
             os.set_blocking(err, False)
-            pid = self.fork_server.fork(given)
+            try:
+                pid = self.fork_server.fork(given, self.patience)
+            except ForkServerSilent as error:
+                raise self._stall(error, "to start ranks") from None
             ours.pop_all()
         return MemberProcess(start.rank, pid, Connection(control.detach()), out, err, referee)
 
@@ -204,15 +217,22 @@ class RankProcesses:
         if member.status is not None:
             return
         try:
-            member.status = self.fork_server.reap(member.pid)
+            member.status = self.fork_server.reap(member.pid, self.patience)
+        except ForkServerSilent as error:
+            member.status = 9
+            raise self._stall(error, f"to say how rank {member.rank} ended") from None
         except PhalanxError:
             member.status = 9  # the fork server is gone, and its ranks with it
-        try:
-            self._drain(member, at_end=True)
         finally:
-            for fd in _descriptors(member):
-                self._unregister(fd)
-            member.close()
+            try:
+                self._drain(member, at_end=True)
+            finally:
+                for fd in _descriptors(member):
+                    self._unregister(fd)
+                member.close()
+
+    def _stall(self, error: ForkServerSilent, wanted: str) -> BaseException:
+        return stall_outside(error.seconds, f"{error.awaited} {wanted}", self._replay)
 
     def _unregister(self, fd: int) -> None:
         if fd in self._selector.get_map():
@@ -285,6 +305,7 @@ class RankProcesses:
         if not data:  # the rank closed it: it would be ready to read for ever
             self._unregister(fd)
             return False
+        self.bytes_shown += len(data)
         lines, newline, rest = (member.rests[fd] + data).rpartition(b"\n")
         member.rests[fd] = rest
         if newline:
@@ -310,11 +331,18 @@ class RankProcesses:
         self.kill()
 
     def kill(self) -> None:
+        stall: StallError | None = None
         for member in self.members:
-            with contextlib.suppress(OSError, ValueError):  # nowhere to show its last lines
+            try:
                 self._end(member)
+            except StallError as error:
+                stall = stall or error
+            except (OSError, ValueError):  # nowhere to show its last lines
+                pass
         _open_worlds.discard(self)
         self._finalizer()
+        if stall is not None:
+            raise stall
 
 
 def _discard(

@@ -34,6 +34,19 @@ class Position:
 
 
 @dataclass(frozen=True)
+class HowFar:
+    """When did you last begin or end a call? Answered by a thread of the rank's own."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The answer, in monotonic time; 0 before the first call."""
+
+    rank: int
+    moved_at: float
+
+
+@dataclass(frozen=True)
 class Raised:
     """The call raised. `error` is its pickle where it has one; `when` is monotonic time;
     `call` is torch's call it came out of; `stopped` says that it came up while the rank was

@@ -18,6 +18,7 @@ from typing import Any
 
 from phalanx.backend.evidence.model_names import Facts, facts_of
 from phalanx.backend.rank_errors import OpTimeoutError, error_for, error_of
+from phalanx.backend.stores.store_keys import is_news
 from phalanx.callsite import Mark, resolve
 from phalanx.engines.remote import frames
 from phalanx.engines.remote.frames import Decoder, Frame, Record, encode
@@ -77,8 +78,8 @@ class Link:
         kinds: frozenset[str] = ALL,
     ) -> None:
         self.rank = rank
-        self.calls = 0
-        """How many were announced, roughly where several threads do."""
+        self.moved_at = 0.0
+        """When the program last began or ended a call, or used a store."""
         self._fast_path = fast_path
         self._members: dict[int, GroupForm] = {}
         self._rows: dict[str, Row | None] = {}
@@ -247,10 +248,9 @@ class Link:
     def announce(
         self, call_id: int, form: int, *, name: str, blocking: bool, limit: Limit
     ) -> bool:
-        self.calls += 1
+        posted = self.moved_at = monotonic()
         if self._off:
             return True
-        posted = monotonic()
         row = self._digests.get(form)
         if row is not None and self._meet_on_fast_path(row, blocking, limit):
             self._note_past(call_id, form, row[0], posted)
@@ -285,24 +285,27 @@ class Link:
             self.flush()
 
     def wait(self, call_id: int, *, name: str, limit: Limit) -> bool:
-        return self._ask(frames.WAIT, call_id, 0, 0, monotonic(), name=name, limit=limit)
+        began = self.moved_at = monotonic()
+        return self._ask(frames.WAIT, call_id, 0, 0, began, name=name, limit=limit)
 
     def note_wait(self, call_id: int) -> None:
         if not self._off:
             self._log.append((frames.WAITS, call_id, 0, monotonic()))
 
     def note_over(self, call_id: int, *, failed: bool = False) -> None:
+        now = self.moved_at = monotonic()
         if self._off:
             return
-        now = monotonic()
         self._log.append((frames.BROKEN if failed else frames.OVER, call_id, 0, now))
         if now - self._sent > BATCH:
             self.flush()
 
     def tell(self, what: str, mark: Mark | None, *fields: Any) -> None:
+        now = monotonic()
+        if is_news(what, fields):
+            self.moved_at = now
         if self._off:
             return
-        now = monotonic()
         self._told.append((what, now, _thread(), mark, fields))
         if len(self._told) >= MOST_TOLD or now - self._sent > BATCH:
             self.flush()

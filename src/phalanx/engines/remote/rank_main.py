@@ -29,10 +29,22 @@ from torch.distributed import distributed_c10d as c10d
 from phalanx import callsite
 from phalanx.backend.evidence.departures import take_departure
 from phalanx.backend.evidence.handled_errors import handling_of
+from phalanx.backend.stores.store_keys import is_news
+from phalanx.backend.torch_private.private_registries import calls_made
+from phalanx.emulation.patch_installer import put_in
+from phalanx.emulation.patch_table import WATCHED
 from phalanx.emulation.stdlib.rank_children import leave_if_forked
 from phalanx.engines.outcome import trim_traceback, was_stopped
-from phalanx.engines.remote.control_messages import Asking, Position, Raised, Where
+from phalanx.engines.remote.control_messages import (
+    Asking,
+    HowFar,
+    Position,
+    Progress,
+    Raised,
+    Where,
+)
 from phalanx.engines.remote.link import Link
+from phalanx.engines.remote.store_watch import store_patches
 from phalanx.engines.serialization.socket_wire import memories_of, receive, send
 from phalanx.engines.terminal import attach_terminal
 from phalanx.errors import text_of
@@ -54,6 +66,8 @@ class RemoteRank:
         """To the referee, once the engine has attached it."""
         self._control = control
         self._pid = getpid()
+        self._calls = 0
+        self._moved_at = 0.0
         self._sending = threading.Lock()
         self.main_thread = threading.get_ident()
 
@@ -80,7 +94,9 @@ class RemoteRank:
         with suppress(EOFError, OSError):
             while True:
                 order = receive(self._control)
-                if isinstance(order, Where):
+                if isinstance(order, HowFar):
+                    self.tell(self._progress())
+                elif isinstance(order, Where):
                     if self.link is not None:
                         self.link.flush()  # the run may end before the rank does
                     self.tell(self._position(order.number))
@@ -97,6 +113,30 @@ class RemoteRank:
     def main_frame(self) -> FrameType | None:
         """Where the main thread is."""
         return current_frames().get(self.main_thread)
+
+    def _progress(self) -> Progress:
+        """Where nothing is checked, the numbers that torch gives to calls tell of these."""
+        if self.link is not None:
+            return Progress(self.rank, self.link.moved_at)
+        made = calls_made()
+        if made != self._calls:
+            self._calls, self._moved_at = made, monotonic()
+        return Progress(self.rank, self._moved_at)
+
+    def notice_calls(self) -> None:
+        """For a rank that is not checked: notice that it uses a store or has waited."""
+
+        def note(kind: str, mark: object, *fields: Any) -> None:
+            if is_news(kind, fields):
+                self._moved_at = monotonic()
+
+        def wait(work: Any, *timeout: Any, **named: Any) -> Any:
+            done = original(work, *timeout, **named)
+            self._moved_at = monotonic()
+            return done
+
+        original = dist.Work.wait
+        put_in(WATCHED, [(dist.Work, "wait", wait), *store_patches(self.rank, note)])
 
     def _position(self, number: int) -> Position:
         frame = self.main_frame()

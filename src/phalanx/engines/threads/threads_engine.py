@@ -421,6 +421,7 @@ class _Run:
         self.signals.serve()
         self.door.tick()
         self.lock_watch.look()
+        self.baton.note_calls(self.session.posted)
         if self.settings.on_tick is not None:
             self.settings.on_tick()
 

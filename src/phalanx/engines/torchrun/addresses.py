@@ -10,8 +10,12 @@ import ipaddress
 import socket
 import struct
 import sys
+import threading
 from contextlib import suppress
 from pathlib import Path
+
+LOOK_UP = 1.0
+"""Seconds for a name that should be in a file of this machine."""
 
 _SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
 
@@ -37,6 +41,23 @@ def is_here(host: str, port: str = "") -> bool:
                 probe.bind((address[0], number, *address[2:]))
                 return True
     return False
+
+
+def network_trouble() -> str:
+    """Why programs of this machine may not find each other; empty if no reason is known. A
+    name that nobody answers for takes long to be looked up."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("127.0.0.1", 9))  # chooses a route; no packet leaves
+        except OSError as error:
+            return f"this machine has no loopback network (127.0.0.1: {error.strerror})"
+    found: list[str | None] = []
+    asking = threading.Thread(
+        target=lambda: found.append(own_address("localhost")), daemon=True
+    )
+    asking.start()
+    asking.join(LOOK_UP)
+    return "" if found and found[0] else 'this machine does not know the name "localhost"'
 
 
 def is_loopback(address: str) -> bool:

@@ -43,7 +43,6 @@ class Member:
         """Those it belongs to; it may be heard when others have been started."""
         self.rank = hello.rank
         self.pid = hello.pid
-        self.calls = 0
         self._control = control
 
     def send(self, message: Any) -> None:

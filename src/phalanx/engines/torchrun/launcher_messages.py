@@ -34,6 +34,8 @@ class Base:
     own_output: bool = True
     key: str = ""
     """What the user gave to all machines; empty for nothing."""
+    timed: bool = False
+    """Whether the run ends when ranks stand still."""
     meeting: str = ""
     """Names the meeting of the machines that these ranks came out of. Machines count restarts
     each for itself, and not those because a machine came or went. Empty where it is unknown.
@@ -126,19 +128,6 @@ class Unchecked:
 
     rank: int
     reason: str
-
-
-@dataclass(frozen=True)
-class HowFar:
-    """To a rank: how many calls have you begun? Answered by a thread of its own."""
-
-
-@dataclass(frozen=True)
-class Progress:
-    """The answer."""
-
-    rank: int
-    calls: int
 
 
 @dataclass(frozen=True)

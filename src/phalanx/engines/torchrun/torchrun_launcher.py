@@ -25,10 +25,26 @@ from phalanx.checks.error_handlers import with_handled
 from phalanx.checks.order.paired_names import with_paired_names
 from phalanx.engines.look.look_door import LookDoor
 from phalanx.engines.look.remote_watch import LOOK, RemoteWatch
+from phalanx.engines.process_table import (
+    Work,
+    family_of,
+    held,
+    is_stopped,
+    kill_all,
+    named,
+)
 from phalanx.engines.referee.referee_server import RefereeServer
-from phalanx.engines.remote.control_messages import Asking, Position, Raised, Where
+from phalanx.engines.remote.control_messages import (
+    Asking,
+    Position,
+    Progress,
+    Raised,
+    Where,
+)
 from phalanx.engines.run_settings import Settings, choose_findings, tell_findings
 from phalanx.engines.snapshots import group_views
+from phalanx.engines.standstill import LAST_ANSWER, Standstill, stall_outside
+from phalanx.engines.torchrun.addresses import network_trouble
 from phalanx.engines.torchrun.connections import Greeting, Lines, Member
 from phalanx.engines.torchrun.launch_outcome import (
     Incarnation,
@@ -40,15 +56,12 @@ from phalanx.engines.torchrun.launcher_messages import (
     Exits,
     Found,
     Hello,
-    HowFar,
     OpenReferee,
-    Progress,
     RefereeIsOpen,
     Stopped,
     Unchecked,
 )
-from phalanx.engines.torchrun.standstill import Standstill
-from phalanx.engines.torchrun.torchrun_start import Started, TorchrunSettings
+from phalanx.engines.torchrun.torchrun_start import PATIENCE, Started, TorchrunSettings
 from phalanx.errors import PhalanxError, RankFailedError
 from phalanx.journal.reader import Journal
 from phalanx.model import RankView, Silenced, Stall
@@ -63,8 +76,8 @@ MEETING = 10.0
 LAST_OUTPUT = 1.0
 """Seconds for what is still under way when the agent has ended."""
 
-PATIENCE = 5.0
-"""Seconds that the agent has to end when told to; then it is killed."""
+BRIEFLY = 1.0
+"""The same, where no rank lives that may have to clean up."""
 
 STDERR_KEPT = 40
 """Lines of standard error kept of each rank, for the report if it dies."""
@@ -77,6 +90,7 @@ class Launch:
         self._settings = settings
         self._now = Incarnation(-1, 0)
         self._standstill = Standstill(settings.timeout)
+        self._work = Work(lambda: family_of(started.agent.pid))
         self._loss: tuple[float, dict[int, RankView]] | None = None
         """How long ranks had stood still when one ended, and who waited for whom."""
         self._referee: RefereeServer | None = None
@@ -183,16 +197,49 @@ class Launch:
             if self._now.asking - self._now.gone:  # somebody thinks, at a prompt
                 self._standstill.renew()
             if self._standstill.is_time_to_ask():
-                for member in self._now.living():
-                    member.send(HowFar())
+                self._standstill.ask(self._now.living())
+            if not self._now.living():
+                self._look_at_launcher()
+                continue
             seconds = self._standstill.seconds()
-            if seconds is not None and self._now.living():
+            if seconds is not None and self._is_still():
                 waiting = self._waiting()
                 self._ask_positions()
                 raise self._stall(seconds, waiting)
         deadline = monotonic() + LAST_OUTPUT
         while len(self._selector.get_map()) > 1 and monotonic() < deadline:
             self._hear(TICK)
+
+    def _look_at_launcher(self) -> None:
+        """No rank lives, yet or any more. To start Python and torch takes long at times, but it
+        takes a core, too."""
+        if self._settings.timeout is None or not self._work.is_time_to_look():
+            return
+        if self._work.goes_on():
+            self._standstill.renew()
+        seconds = self._standstill.seconds()
+        if seconds is not None:
+            raise stall_outside(seconds, self._awaited(), self._settings.replay)
+
+    def _awaited(self) -> str:
+        agent, *others = family_of(self._agent.pid)
+        launcher = named("torch's launcher", agent)
+        if self._now.members:
+            return f"{launcher} to end"
+        if others:
+            return f"ranks to begin: {', '.join(named('a rank', each) for each in others)}"
+        meeting = self._settings.meeting
+        where = meeting() if meeting is not None else network_trouble()
+        return f"{launcher} to start ranks{where and '; '}{where}"
+
+    def _is_still(self) -> bool:
+        """Whether the ranks, asked once more, still say so."""
+        living = self._now.living()
+        self._standstill.ask(living)
+        deadline = monotonic() + LAST_ANSWER
+        while self._standstill.awaits(self._now.living()) and monotonic() < deadline:
+            self._hear(TICK)
+        return self._standstill.seconds() is not None and bool(self._now.living())
 
     def _hear(self, timeout: float) -> None:
         for key, _ in self._selector.select(timeout):
@@ -244,6 +291,7 @@ class Launch:
         if now.ranks:
             self._tell_restart()
         self._now = Incarnation(hello.generation, hello.ranks, hello.meeting)
+        self._standstill.forget_ranks()
         self._loss = None
         first = hello.rank - hello.local_rank
         self._settings.on_world(hello.ranks, range(first, first + hello.local_ranks))
@@ -284,12 +332,13 @@ class Launch:
     # -- what ranks say ---------------------------------------------------------------------
 
     def take_in(self, member: Member, message: Any) -> None:
-        if member.now is self._now and _is_progress(member, message):
+        if member.now is self._now:
             if isinstance(message, Progress):
-                self._loss = None
-            elif not isinstance(message, Done):
-                self._note_loss()
-            self._standstill.renew()
+                self._loss = None if self._standstill.hear(message) else self._loss
+            elif message is None or isinstance(message, (Done, Raised, Found, Stopped)):
+                if not isinstance(message, Done):
+                    self._note_loss()
+                self._standstill.renew()
         if isinstance(message, OpenReferee):
             self._open_desk(member, message)
         elif isinstance(message, Position):
@@ -402,27 +451,22 @@ class Launch:
         self._ending = True
         self._door.close()
         if agent.poll() is None:
-            agent.send_signal(self._farewell)  # it ends the ranks, then itself
-            deadline = monotonic() + PATIENCE
-            while agent.poll() is None and monotonic() < deadline:
-                with suppress(KeyboardInterrupt):
-                    self._hear(TICK)
-            agent.kill()
-            agent.wait()
+            with held(family_of(agent.pid)) as family:
+                if not is_stopped(agent.pid):
+                    agent.send_signal(self._farewell)  # it ends the ranks, then itself
+                    deadline = monotonic() + (PATIENCE if self._now.living() else BRIEFLY)
+                    while agent.poll() is None and monotonic() < deadline:
+                        with suppress(KeyboardInterrupt):
+                            self._hear(TICK)
+                if agent.poll() is None:  # those that it started may not know that it is gone
+                    kill_all(family)
+                agent.wait()
         for key in list(self._selector.get_map().values()):
             with suppress(OSError):
                 key.fileobj.close()  # type: ignore[union-attr]
         self._selector.close()
         if self._referee is not None:
             self._referee.close()
-
-
-def _is_progress(member: Member, message: Any) -> bool:
-    """Whether the rank has moved: it has begun calls since it was asked before, or ended."""
-    if not isinstance(message, Progress):
-        return message is None or isinstance(message, (Done, Raised, Found, Stopped))
-    before, member.calls = member.calls, message.calls
-    return message.calls > before
 
 
 def _launcher_died(code: int) -> RankFailedError:

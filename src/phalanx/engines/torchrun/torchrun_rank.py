@@ -34,9 +34,7 @@ from phalanx.engines.torchrun.launcher_messages import (
     Done,
     Found,
     Hello,
-    HowFar,
     OpenReferee,
-    Progress,
     RefereeIsOpen,
     Stopped,
     Stream,
@@ -72,6 +70,8 @@ def main(arguments: list[str]) -> int:
         program = (load_module if kind == "module" else load_script)(name, rest)
         store = open_store(place)
         rank.link = find_referee(rank, place, store, base) if base.checked else None
+        if rank.link is None and base.timed:
+            rank.notice_calls()
     except Exception as error:
         rank.tell(rank.describe_failure(error, _pickled))
         return 1
@@ -121,8 +121,7 @@ class TorchrunRank(RemoteRank):
         return socket_wire.receive(self._control)
 
     def take_order(self, order: Any) -> None:
-        if isinstance(order, HowFar):
-            self.tell(Progress(self.rank, 0 if self.link is None else self.link.calls))
+        """There are none but those that every remote rank knows."""
 
     # -- the script ---------------------------------------------------------------------------
 

@@ -26,6 +26,9 @@ from phalanx.engines.torchrun.launcher_messages import VARIABLE, Base, listen
 from phalanx.model import Tally, Verdict
 from phalanx.options import Options
 
+PATIENCE = 5.0
+"""Seconds that torch's launcher has to end when told to; then it is killed."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TorchrunSettings(Options):
@@ -108,6 +111,7 @@ def _started(settings: TorchrunSettings) -> Iterator[Started]:
             checks=settings.checks,
             own_output=not settings.raw_output,
             key=read_key({**os.environ, **(settings.environ or {})}),
+            timed=settings.timeout is not None,
         )
         listener = stack.enter_context(listen(base.address))
         listener.setblocking(False)
@@ -117,7 +121,11 @@ def _started(settings: TorchrunSettings) -> Iterator[Started]:
         finally:
             if agent.poll() is None:  # interrupted before there was anybody to end it well
                 agent.terminate()
-                agent.wait()
+                try:
+                    agent.wait(PATIENCE)
+                except subprocess.TimeoutExpired:
+                    agent.kill()
+                    agent.wait()
 
 
 def _new_address(stack: ExitStack) -> str:
