@@ -141,14 +141,15 @@ def mesh_figures(*shape: int) -> Figures:
 def large_figures(ranks: int) -> Figures:
     import all_reduce
 
-    large = all_reduce.LARGE
-    return {"large": all_reduce.phalanx_time(ranks, large, 1)}
+    size = all_reduce.LARGE
+    return {"large": min(all_reduce.phalanx_time(ranks, size, 1) for _ in range(3))}
 
 
 def copies_figures(ranks: int) -> Figures:
     import all_reduce
 
-    return {"large": all_reduce.copy_time(ranks, all_reduce.LARGE, 1)}
+    size = all_reduce.LARGE
+    return {"large": min(all_reduce.copy_time(ranks, size, 1) for _ in range(3))}
 
 
 MEASURES: dict[str, Callable[..., Figures]] = {
