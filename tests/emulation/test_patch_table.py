@@ -433,6 +433,7 @@ JUSTIFIED = {
     "testing.pytest_compat.pytest_private": "options of a session that is ours",
     "testing.pytest_compat.fixture_standins": "the monkeypatch of a test",
     "testing.torch_compat.cases": OURS,
+    "backend.torch_private.private_meshes": "gives one mesh its maker while it is being made",
     "backend.torch_private.private_settings": "writes a setting of torch, as programs do",
 }
 """Modules that set attributes by name, or of what they import from others, and why."""
