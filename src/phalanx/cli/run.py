@@ -203,8 +203,8 @@ def _run(arguments: argparse.Namespace) -> int:
     from phalanx.emulation.modules.isolation_rule import script_rule
     from phalanx.engines.engine import check_gpus
     from phalanx.engines.program import load_module, load_script
-    from phalanx.engines.running_test import test_reader
     from phalanx.engines.suite_of_run import exit_status
+    from phalanx.engines.tests_of_ranks import test_reader
 
     check_gpus(options)
     shared: list[tuple[Any, int]] = []
