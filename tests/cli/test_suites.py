@@ -104,3 +104,20 @@ def test_the_exit_status_is_that_of_pytest(tmp_path: Path) -> None:
             [sys.executable, "-m", "phalanx", "run", *run], cwd=tmp_path, timeout=120
         )
         assert done.returncode == 4, done.stderr
+
+
+def test_a_pool_of_processes_is_told_of(tmp_path: Path) -> None:
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    (tmp_path / "test_pool.py").write_text(
+        "import multiprocessing\n"
+        "def test_pool():\n"
+        "    with multiprocessing.get_context('fork').Pool(2) as pool:\n"
+        "        assert pool.map(abs, [-1, 2]) == [1, 2]\n"
+    )
+    run = ["-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    done = run_forked(
+        [sys.executable, "-m", "phalanx", "run", *run], cwd=tmp_path, timeout=120, merged=True
+    )
+    assert done.returncode == 0, done.stdout
+    assert "phalanx: the workers of multiprocessing.Pool stayed processes" in done.stdout
+    assert "phalanx.testing.Pool has the same methods on ranks" in done.stdout

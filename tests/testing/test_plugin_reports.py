@@ -24,7 +24,7 @@ FAILURES = re.compile(
 TIMELINE = re.compile(r"^  timeline  phalanx report \d+-\d+-\d+-[\w.-]+\n", re.MULTILINE)
 """The names of kept runs differ from run to run."""
 IMPORTS = "import pytest\nimport torch\nimport torch.distributed as dist\n\n\n"
-FIRST, *_, FAILS = re.findall(r"```python\n(.*?)```", GUIDE.read_text("utf-8"), re.DOTALL)
+FIRST, _, FAILS, *_ = re.findall(r"```python\n(.*?)```", GUIDE.read_text("utf-8"), re.DOTALL)
 STYLES = """
 import pytest
 

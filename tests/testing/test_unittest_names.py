@@ -122,6 +122,7 @@ OTHERS = [
     "DistributedFixture",
     "DistributedTest",
     "RanksDisagreeError",
+    "Pool",
     "assert_different_on_all_ranks",
     "assert_gradients_in_sync",
     "assert_replicas_in_sync",

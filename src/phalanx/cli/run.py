@@ -25,6 +25,7 @@ from phalanx.cli.run_end import (
     print_closing_of_worlds,
     print_error,
     print_findings,
+    print_unchecked_pool,
     sharing_lines,
     with_caught,
 )
@@ -204,8 +205,8 @@ def _run(arguments: argparse.Namespace) -> int:
     from phalanx.emulation.modules.isolation_rule import script_rule
     from phalanx.engines.engine import check_gpus
     from phalanx.engines.program import load_module, load_script
-    from phalanx.engines.running_test import test_reader
     from phalanx.engines.suite_of_run import exit_status
+    from phalanx.engines.tests_of_ranks import reader_of_tests
 
     check_gpus(options)
     shared: list[tuple[Any, int]] = []
@@ -231,7 +232,7 @@ def _run(arguments: argparse.Namespace) -> int:
             "on_devices": lambda *which: shared.append(which),
             "on_journal": recording.follow,
             "replay": replay,
-            "test_of": test_reader(),
+            "test_of": reader_of_tests(),
             "on_exit": statuses.append if program.is_pytest else None,
             "environ": _environ(arguments),
             "modules": rule if options.engine == "threads" else None,
@@ -262,6 +263,8 @@ def _run(arguments: argparse.Namespace) -> int:
         if launches and launch.worlds_of_one and not launch.worlds and launch.error is None:
             print(alone_line(_replay_alone(options, arguments)), file=sys.stderr)
         print_closing_of_worlds(ends, findings, options)
+        if launches and program.is_pytest and not ends:
+            print_unchecked_pool()
     return with_caught(status, [tally for tally, _ in ends], options)
 
 

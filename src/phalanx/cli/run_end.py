@@ -136,6 +136,18 @@ def print_closing_of_worlds(
         print_closing(sum_up(tallies), found, None, options)
 
 
+def print_unchecked_pool() -> None:
+    """For a suite without a world that keeps a pool, whose workers may form a group."""
+    from phalanx.emulation.stdlib.rank_children import has_started_pool
+
+    if has_started_pool():
+        print(
+            "phalanx: the workers of multiprocessing.Pool stayed processes, and what they did "
+            "was not checked; phalanx.testing.Pool has the same methods on ranks",
+            file=sys.stderr,
+        )
+
+
 def verdicts_of(error: BaseException | None) -> Sequence[Verdict]:
     """What an error of ours is about."""
     if isinstance(error, HazardError):

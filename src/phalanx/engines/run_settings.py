@@ -17,7 +17,7 @@ from phalanx.checks.silencing import split_silenced
 from phalanx.emulation.modules.isolation_rule import IsolationRule
 from phalanx.emulation.state.environ import environ_of_process
 from phalanx.engines.outcome import check_findings
-from phalanx.engines.running_test import TestOf
+from phalanx.engines.tests_of_ranks import TestOf
 from phalanx.journal.writer import JournalWriter
 from phalanx.model import Silenced, Tally, Verdict
 from phalanx.options import Options

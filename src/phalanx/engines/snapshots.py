@@ -24,7 +24,7 @@ from phalanx.core.baton import Baton
 from phalanx.core.strand import DONE, OUTSIDE, PARKED, RUNNING, Strand
 from phalanx.emulation.stdlib.blocking import Blocked
 from phalanx.engines.outcome import Outcomes
-from phalanx.engines.running_test import BetweenTests
+from phalanx.engines.tests_of_ranks import BetweenTests
 from phalanx.errors import text_of
 from phalanx.model import Group, Leave, Op, RankView, Site, Snapshot, Status, ViewBlock, Wait
 from phalanx.system import current_frames

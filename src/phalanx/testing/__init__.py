@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         once_per_rank as once_per_rank,
         once_per_test as once_per_test,
     )
+    from phalanx.testing.rank_pool import Pool as Pool
     from phalanx.testing.torch_compat.cases import (
         DEFAULT_WORLD_SIZE as DEFAULT_WORLD_SIZE,
         TIMEOUT_DEFAULT as TIMEOUT_DEFAULT,
@@ -118,6 +119,7 @@ if TYPE_CHECKING:
     )
 
 _MODULES = {
+    "rank_pool": ("Pool",),
     "agreement.value_differences": ("RanksDisagreeError",),
     "assertions": (
         "assert_different_on_all_ranks",

@@ -56,9 +56,22 @@ as_processes = False
 """Whether children of a rank that has no group are just processes: `--children processes`."""
 
 
+_POOL_WORKERS = ("multiprocessing.pool", "torch.multiprocessing.pool")
+_pools: list[Any] = []
+"""A worker of a pool that the program has started; one is enough."""
+
+
 def set_family(family: Any) -> None:
     global _family
     _family = family
+    if family is not None:
+        _pools.clear()
+
+
+def has_started_pool() -> bool:
+    """Whether the program has started a pool of `multiprocessing`. Its workers are no ranks:
+    they begin before anything says whether they will form a group."""
+    return bool(_pools)
 
 
 def take_observed() -> bool:
@@ -106,6 +119,9 @@ def _starting(original: Any, *, forked: bool) -> Any:
         if context is None:
             if _family is None:
                 return original(process)
+            target: Any = getattr(process, "_target", None)
+            if getattr(target, "__module__", None) in _POOL_WORKERS:
+                _pools[:] = [process.name]
             return _family.start(process, original, forked=forked)
         _check_nested(process, context)
         found = original(process)

@@ -243,6 +243,11 @@ def leave_note(data: bytes) -> None:
         rank.leave_note(data)
 
 
+def own_number() -> int:
+    """The number of the rank that this process is."""
+    return _here[0].rank
+
+
 def tell_test(test: str) -> None:
     """In a rank: that its program is pytest, and begins this test."""
     for rank in _here:

@@ -18,7 +18,7 @@ from phalanx.engines.referee.remote_referee import RemoteReferee
 from phalanx.engines.remote import frames
 from phalanx.engines.remote.frames import Decoder, Frame, Record, encode
 from phalanx.engines.remote.rank_notes import read_notes
-from phalanx.engines.running_test import (
+from phalanx.engines.tests_of_ranks import (
     VerdictType,
     last_tests,
     with_tests,

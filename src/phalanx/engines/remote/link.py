@@ -33,8 +33,8 @@ from phalanx.engines.remote.shared_memory_path import (
 )
 from phalanx.engines.remote.watched_groups import Limit
 from phalanx.engines.remote.watcher import Watcher
-from phalanx.engines.running_test import note_of
 from phalanx.engines.serialization.plain_messages import dump_plain, load_plain
+from phalanx.engines.tests_of_ranks import note_of
 from phalanx.errors import PhalanxError, RankStopped, VerdictError, text_of
 from phalanx.kinds import ALL
 from phalanx.matching.announcement import Form, GroupForm, message_signature_of, signature_of

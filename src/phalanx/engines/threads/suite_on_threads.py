@@ -14,7 +14,7 @@ from dataclasses import replace
 from phalanx.backend.rank_errors import OpTimeoutError
 from phalanx.backend.session import RankContext, Session
 from phalanx.core.strand import PARKED, Strand, here
-from phalanx.engines.running_test import (
+from phalanx.engines.tests_of_ranks import (
     BetweenTests,
     TestOf,
     began_in,

@@ -9,7 +9,7 @@ from phalanx.checks import registry
 from phalanx.checks.group_lifecycle import KIND as MISMATCH
 from phalanx.checks.message_race import RaceWatch
 from phalanx.checks.unwaited_work import KIND
-from phalanx.engines.running_test import TestOf
+from phalanx.engines.tests_of_ranks import TestOf
 from phalanx.engines.threads.suite_on_threads import with_tests_at_end
 from phalanx.journal.events import Noted
 from phalanx.model import Unmet, Verdict

@@ -19,7 +19,7 @@ from phalanx.backend.stores.store import StoreWait
 from phalanx.core.baton import Baton
 from phalanx.core.strand import DONE, OUTSIDE, PARKED, Strand
 from phalanx.emulation.stdlib.blocking import Blocked, is_frame_of_tool, is_idle_worker, is_tool
-from phalanx.engines.running_test import BetweenTests
+from phalanx.engines.tests_of_ranks import BetweenTests
 from phalanx.matching.descriptions import needs_of
 from phalanx.matching.partial_look import Standing, WaitPosition
 from phalanx.matching.slots import Call

@@ -31,7 +31,7 @@ Beginnings = Sequence[tuple[float, str]]
 """When a rank began its tests, in order of time, and which."""
 
 
-def test_reader() -> TestOf:
+def reader_of_tests() -> TestOf:
     """To be made before the program begins: what the environment says by then is a test that
     the program itself runs in."""
     return partial(_test_in, os.environ.get(VARIABLE))
