@@ -10,6 +10,7 @@ or none (figures in `docs/design.md`). Must never answer for another address.
 from __future__ import annotations
 
 import os
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -22,6 +23,7 @@ from torch.distributed import distributed_c10d as c10d
 from torch.distributed.constants import default_pg_timeout
 
 from phalanx.backend.torch_private import private_registries as private
+from phalanx.backend.torch_private.private_lookups import without_name_servers
 from phalanx.emulation.patch_installer import put_in
 from phalanx.emulation.patch_table import RANK_PROCESS
 from phalanx.engines.processes.rank_messages import Start
@@ -45,6 +47,10 @@ class GroupRendezvous:
         self._listener = listener
         self._lock = threading.Lock()
         self._kept: tuple[int, c10d.Store] | None = None
+        self._last: tuple[tuple[int, timedelta], c10d.Store] | None = None
+        self._meeting = threading.Lock()
+        """Held by the thread that meets the others over the connection that is kept: it waits
+        there, and nobody else could use the connection."""
         self._public: c10d.Store | None = None
         self._inits = 0
         self._calls = 0
@@ -103,8 +109,19 @@ class GroupRendezvous:
 
     def _meet(self, kind: str, rank: int, size: int, timeout: timedelta) -> c10d.Store:
         """A rank's n-th meeting is with the others' n-th, whichever process comes as it: so it
-        is counted in the store. `timeout` becomes that of the connection, hence a new one."""
-        connection = self._connect(timeout)
+        is counted in the store. `timeout` becomes that of the connection, so one does for all
+        groups that have the same. Whoever meets beside has one of its own."""
+        mine = kind == "group" and self._meeting.acquire(blocking=False)
+        try:
+            connection = self._usual(timeout) if mine else self._connect(timeout)
+            return self._meet_over(connection, kind, rank, size, timeout)
+        finally:
+            if mine:
+                self._meeting.release()
+
+    def _meet_over(
+        self, connection: c10d.Store, kind: str, rank: int, size: int, timeout: timedelta
+    ) -> c10d.Store:
         name = f"{self._call()}{kind} of {size}"
         call_ids = f"{name}: how often rank {rank} came"
         number = connection.add(call_ids, 1)
@@ -127,10 +144,9 @@ class GroupRendezvous:
         """Somebody may look for a store at the address itself, as torch has one there."""
         given = self._start.environ
         host, port = given["MASTER_ADDR"], int(given["MASTER_PORT"])
-        with self._lock, suppress(DistError):  # somebody else has it
-            self._public = self._public or TCPStore(
-                host, port, size, is_master=True, wait_for_workers=False, multi_tenant=True
-            )
+        with self._lock, suppress(DistError, OSError):  # somebody else has it
+            if self._public is None:
+                self._public = _serve(host, port, size)
 
     def _ours(self) -> c10d.Store:
         with self._lock:
@@ -140,18 +156,39 @@ class GroupRendezvous:
                 self._kept = (getpid(), self._connect(PATIENCE, listener))
             return self._kept[1]
 
+    def _usual(self, timeout: timedelta) -> c10d.Store:
+        """The connection of the last group, if it has the right limit."""
+        wanted = getpid(), timeout
+        if self._last is None or self._last[0] != wanted:
+            self._last = wanted, self._connect(timeout)
+        store = self._last[1]
+        store.set_timeout(timeout)
+        return store
+
     def _connect(self, timeout: timedelta, listener: int | None = None) -> c10d.Store:
         port = self._start.store_port
-        if listener is None:
-            return TCPStore(LOOPBACK, port, timeout=timeout, wait_for_workers=False)
-        return TCPStore(
-            LOOPBACK,
-            port,
-            is_master=True,
-            timeout=timeout,
-            wait_for_workers=False,
-            master_listen_fd=listener,
-        )
+        with without_name_servers():
+            if listener is None:
+                return TCPStore(LOOPBACK, port, timeout=timeout, wait_for_workers=False)
+            return TCPStore(
+                LOOPBACK,
+                port,
+                is_master=True,
+                timeout=timeout,
+                wait_for_workers=False,
+                master_listen_fd=listener,
+            )
+
+
+def _serve(host: str, port: int, size: int) -> c10d.Store:
+    """A store at this address. On loopback it has a socket of IPv4: callers that come over IPv6
+    would be looked up by a name server, as those are that call."""
+    given: dict[str, Any] = {"is_master": True, "wait_for_workers": False, "multi_tenant": True}
+    if _host(host) == LOOPBACK:
+        listener = socket.create_server((LOOPBACK, port))
+        given["master_listen_fd"] = listener.detach()
+    with without_name_servers():
+        return TCPStore(host, port, size, **given)
 
 
 def _wait_for_all(lobby: c10d.Store, rank: int, size: int, timeout: timedelta) -> None:
