@@ -24,6 +24,7 @@ from torch.distributed import distributed_c10d as c10d
 from torch.distributed.constants import default_pg_timeout
 
 from phalanx.backend.torch_private import private_registries as private
+from phalanx.backend.torch_private.private_lookups import without_name_servers
 from phalanx.emulation.patch_installer import put_in
 from phalanx.emulation.patch_table import RANK_PROCESS
 from phalanx.engines.processes.rank_messages import Start
@@ -47,6 +48,10 @@ class GroupRendezvous:
         self._listener = listener
         self._lock = threading.Lock()
         self._kept: tuple[int, c10d.Store] | None = None
+        self._last: tuple[tuple[int, timedelta], c10d.Store] | None = None
+        self._meeting = threading.Lock()
+        """Held by the thread that meets the others over the connection that is kept: it waits
+        there, and nobody else could use the connection."""
         self._public: c10d.Store | None = None
         self._inits = 0
         self._calls = 0
@@ -105,8 +110,19 @@ class GroupRendezvous:
 
     def _meet(self, kind: str, rank: int, size: int, timeout: timedelta) -> c10d.Store:
         """A rank's n-th meeting is with the others' n-th, whichever process comes as it: so it
-        is counted in the store. `timeout` becomes that of the connection, hence a new one."""
-        connection = self._connect(timeout)
+        is counted in the store. `timeout` becomes that of the connection, so one does for all
+        groups that have the same. Whoever meets beside has one of its own."""
+        mine = kind == "group" and self._meeting.acquire(blocking=False)
+        try:
+            connection = self._usual(timeout) if mine else self._connect(timeout)
+            return self._meet_over(connection, kind, rank, size, timeout)
+        finally:
+            if mine:
+                self._meeting.release()
+
+    def _meet_over(
+        self, connection: c10d.Store, kind: str, rank: int, size: int, timeout: timedelta
+    ) -> c10d.Store:
         name = f"{self._call()}{kind} of {size}"
         call_ids = f"{name}: how often rank {rank} came"
         number = connection.add(call_ids, 1)
@@ -132,15 +148,8 @@ class GroupRendezvous:
         given = self._start.environ
         host, port = given["MASTER_ADDR"], int(given["MASTER_PORT"])
         with self._lock, suppress(DistError, OSError):  # somebody else has it
-            self._public = self._public or TCPStore(
-                host,
-                port,
-                size,
-                is_master=True,
-                wait_for_workers=False,
-                multi_tenant=True,
-                master_listen_fd=_listener_at(_host(host) or host, port),
-            )
+            if self._public is None:
+                self._public = _serve(host, port, size)
 
     def _ours(self) -> c10d.Store:
         with self._lock:
@@ -150,18 +159,39 @@ class GroupRendezvous:
                 self._kept = (getpid(), self._connect(PATIENCE, listener))
             return self._kept[1]
 
+    def _usual(self, timeout: timedelta) -> c10d.Store:
+        """The connection of the last group, if it has the right limit."""
+        wanted = getpid(), timeout
+        if self._last is None or self._last[0] != wanted:
+            self._last = wanted, self._connect(timeout)
+        store = self._last[1]
+        store.set_timeout(timeout)
+        return store
+
     def _connect(self, timeout: timedelta, listener: int | None = None) -> c10d.Store:
         port = self._start.store_port
-        if listener is None:
-            return TCPStore(LOOPBACK, port, timeout=timeout, wait_for_workers=False)
-        return TCPStore(
-            LOOPBACK,
-            port,
-            is_master=True,
-            timeout=timeout,
-            wait_for_workers=False,
-            master_listen_fd=listener,
-        )
+        with without_name_servers():
+            if listener is None:
+                return TCPStore(LOOPBACK, port, timeout=timeout, wait_for_workers=False)
+            return TCPStore(
+                LOOPBACK,
+                port,
+                is_master=True,
+                timeout=timeout,
+                wait_for_workers=False,
+                master_listen_fd=listener,
+            )
+
+
+def _serve(host: str, port: int, size: int) -> c10d.Store:
+    """A store at this address and at no other, with a socket of IPv4: callers that come over
+    IPv6 would be looked up by a name server, as those are that call."""
+    given: dict[str, Any] = {"is_master": True, "wait_for_workers": False, "multi_tenant": True}
+    listener = _listener_at(_host(host) or host, port)
+    if listener is not None:
+        given["master_listen_fd"] = listener
+    with without_name_servers():
+        return TCPStore(host, port, size, **given)
 
 
 def _wait_for_all(lobby: c10d.Store, rank: int, size: int, timeout: timedelta) -> None:

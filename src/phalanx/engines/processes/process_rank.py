@@ -29,11 +29,12 @@ import torch.distributed as dist
 from phalanx.backend.devices.cuda_streams import default_backend
 from phalanx.backend.evidence.departures import left_by, note_departure
 from phalanx.emulation.patch_installer import put_in
-from phalanx.emulation.patch_table import RANK_PROCESS
+from phalanx.emulation.patch_table import RANK_PROCESS, WATCHED
 from phalanx.engines.processes import coverage_in_ranks
 from phalanx.engines.processes.fork_server import preloadable
 from phalanx.engines.processes.group_rendezvous import GroupRendezvous
 from phalanx.engines.processes.inherited_settings import take_over
+from phalanx.engines.processes.leaving_init import leaving_patches
 from phalanx.engines.processes.rank_beginning import Beginning, settle_in
 from phalanx.engines.processes.rank_messages import (
     CallRequest,
@@ -202,6 +203,7 @@ class _ProcessRank(RemoteRank):
         dist.set_debug_level_from_env()  # type: ignore[attr-defined]
         for name in start.imports:
             importlib.import_module(name)
+        put_in(WATCHED, leaving_patches())
         if self._referee is not None:
             fast_path = (
                 None

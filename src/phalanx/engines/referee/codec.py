@@ -18,13 +18,13 @@ from phalanx.engines.referee.remote_referee import RemoteReferee
 from phalanx.engines.remote import frames
 from phalanx.engines.remote.frames import Decoder, Frame, Record, encode
 from phalanx.engines.remote.rank_notes import read_notes
+from phalanx.engines.serialization.plain_messages import dump_plain, load_plain
 from phalanx.engines.tests_of_ranks import (
     VerdictType,
     last_tests,
     with_tests,
     with_tests_of_calls,
 )
-from phalanx.engines.serialization.plain_messages import dump_plain, load_plain
 from phalanx.errors import VerdictError
 from phalanx.journal.reader import ClockOffset
 from phalanx.journal.writer import JournalWriter
