@@ -65,6 +65,8 @@ class Baton:
         self.callback_thread = callback_thread
         self.on_look: Callable[[], None] | None = None
         """Called by the monitor now and then, in the launcher's thread."""
+        self.serves: Callable[[Strand], bool] | None = None
+        """Whether a thread of a rank that is outside waits for somebody to connect to it."""
         self.on_condemned: Callable[[Any], None] | None = None
         """Called by a strand whose wait ends with an error, with what it waited for."""
         self.affinity = CoreAffinity(shared_core)
@@ -90,6 +92,8 @@ class Baton:
         self._timer_ids = itertools.count(1)
         self._sleepers = 0
         self._outside = 0
+        self._idle_at: float | None = None
+        """When nobody ran at the last tick, and somebody was outside."""
         self._mutex = threading.Lock()
 
     # -- life of a strand -----------------------------------------------------------------
@@ -338,6 +342,8 @@ class Baton:
         """Wake the strands whose deadline has passed. The launcher calls this now and then,
         because a deadline may pass while a rank computes."""
         with self._mutex:
+            if self.clock.jumps:
+                self._let_time_pass()
             self._fire_due()
             granted = self._grant_if_free()
         _open(granted)
@@ -551,6 +557,22 @@ class Baton:
         self._drop_void_timers()
         limits = [s.limit for s in self.strands if s.state is PARKED and s.limit is not None]
         return min([self._timers[0][0], *limits])
+
+    def _let_time_pass(self) -> None:
+        """Nobody runs, and a clock that jumps has not jumped, since strands are outside. Those
+        that only serve others may do so for ever: it jumps all the same. What else they wait
+        for may take its time, so the time passes as it does."""
+        before, self._idle_at = self._idle_at, None
+        if self.holder is not None or self._ready or not self._outside:
+            return
+        self._idle_at = now = monotonic()
+        if before is None:
+            return
+        outside = (strand for strand in self.strands if strand.state is OUTSIDE)
+        if self._sleepers and self.serves is not None and all(map(self.serves, outside)):
+            self.clock.jump_to(self._next_moment())
+        else:
+            self.clock.jump_to(self.clock.now() + now - before)
 
     def _drop_void_timers(self) -> None:
         while self._timers and self._timers[0][1] != self._timers[0][2].timer:

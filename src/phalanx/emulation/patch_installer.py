@@ -11,6 +11,8 @@ original does.
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import os
 import sys
 import threading
@@ -38,7 +40,7 @@ def put_in(when: str, patches: Iterable[Patch]) -> Callable[[], None]:
             before = read(owner, name)
             ours = replacement if row.undo == IF_STILL_OURS else _ABSENT
             done.append((owner, name, before, ours))  # first, since Ctrl-C may come in between
-            setattr(owner, name, replacement)
+            _write(owner, name, replacement)
     except BaseException:
         _take_out(done)
         raise
@@ -83,9 +85,21 @@ def _put_back(owner: Any, name: str, before: Any, ours: Any) -> None:
     if ours is not _ABSENT and read(owner, name) is not ours:
         return
     if before is not _ABSENT:
-        setattr(owner, name, before)
+        _write(owner, name, before)
     elif name in vars(owner):
         delattr(owner, name)
+
+
+def _write(owner: Any, name: str, value: Any) -> None:
+    """Also into a class that is written in C, whose attributes cannot be set: everybody has
+    such a class by the name under which it was imported, and a subclass in its place would be
+    another class. Only of CPython's own, whose dictionary is that of the class."""
+    try:
+        setattr(owner, name, value)
+    except TypeError:
+        (attributes,) = gc.get_referents(vars(owner))
+        attributes[name] = value
+        ctypes.pythonapi.PyType_Modified(ctypes.py_object(owner))
 
 
 class Kept:

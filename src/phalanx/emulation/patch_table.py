@@ -26,6 +26,7 @@ HELPERS = "helper threads"
 OWN_MODULES = "own modules"
 SELF_SPAWNING = "self-spawning"
 FEWER_GPUS = "fewer GPUs"
+VIRTUAL_CLOCK = "virtual clock"
 COMMAND_LINE = "command line"
 PYTEST = "pytest"
 WATCHED = "watched"
@@ -40,6 +41,7 @@ MODES = {
     OWN_MODULES: "on threads, while ranks have modules of their own: scripts, and isolate=",
     SELF_SPAWNING: "on threads, while a script runs that starts its ranks itself",
     FEWER_GPUS: "on threads, while ranks name GPUs that are not there",
+    VIRTUAL_CLOCK: "on threads, while a run has a virtual clock: --clock virtual",
     COMMAND_LINE: "on threads, while the command line shows what ranks print",
     PYTEST: "on threads, while pytest runs tests on ranks",
     WATCHED: "in ranks that are processes (engine processes, torchrun) while they are watched",
@@ -424,6 +426,12 @@ _LATER_ON_THREADS = (
         SELF_SPAWNING,
         "a file store that a forked rank inherits stays open",
         "torch.distributed.FileStore.__init__",
+    ),
+    *_rows(
+        VIRTUAL_CLOCK,
+        "a rank that reads the time sees what its sleeps have skipped",
+        "time.time time_ns monotonic monotonic_ns perf_counter perf_counter_ns",
+        "datetime.datetime.now utcnow",
     ),
     *_rows(
         FEWER_GPUS,

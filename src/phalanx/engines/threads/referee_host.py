@@ -6,7 +6,8 @@ What the referee finds becomes an error in every rank that waits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from phalanx.backend.call_events import withdraw
 from phalanx.backend.evidence.call_description import describe_call
@@ -16,12 +17,18 @@ from phalanx.backend.session import Session
 from phalanx.core.baton import Baton
 from phalanx.core.strand import DONE, OUTSIDE, PARKED, Strand
 from phalanx.engines.outcome import Outcomes
-from phalanx.engines.snapshots import group_views, take_snapshot, thread_places, user_stacks
-from phalanx.engines.threads.waiting_strands import StrandNodes
+from phalanx.engines.snapshots import (
+    group_views,
+    take_snapshot,
+    thread_name,
+    thread_places,
+    user_stacks,
+)
+from phalanx.engines.threads.waiting_strands import SERVES, StrandNodes
 from phalanx.errors import VerdictError
 from phalanx.matching.partial_look import Standing, WaitPosition
 from phalanx.matching.slots import Call
-from phalanx.model import Op, Snapshot, Stall
+from phalanx.model import Op, Snapshot, Stall, Verdict
 from phalanx.system import monotonic, without_collection
 
 AT_FAULT = ("outside", "computing", "lingering")
@@ -116,7 +123,10 @@ class Judge(RankEvidence):
         verdict = without_collection(lambda: referee.find_verdict(self, list(stuck)))
         if verdict is None:
             return
-        error = self._session.report(verdict)
+        serving = self._nodes.serving(list(self._baton.strands), anew=True)
+        if any(at[1] is SERVES and strand not in serving for strand, at in stuck.items()):
+            return  # it has left that place, or its modules know torch by now
+        error = self._session.report(_with_serving(verdict, serving))
         doomed = [(s, at[0]) for s, at in stuck.items() if s.state in (PARKED, OUTSIDE)]
         if not doomed:
             return  # meanwhile the last rank has parked, and all were told
@@ -145,3 +155,14 @@ class Judge(RankEvidence):
     def take_snapshot(self, stuck: Sequence[Strand] | None) -> Snapshot:
         lost = None if stuck is None else set(stuck)
         return take_snapshot(self._session, self._baton, self._outcomes, stuck=lost)
+
+
+def _with_serving(verdict: Verdict, serving: Iterable[Strand]) -> Verdict:
+    """With what the proof takes for granted of threads that are out of sight."""
+    told = [
+        f"thread {thread_name(strand)} of rank {strand.rank} waits in accept() for a "
+        "connection; it has never called torch.distributed, nor do its modules know torch"
+        for strand in sorted(serving, key=lambda each: each.rank)
+    ]
+    beside = (("beside", text) for text in told[:MOST_PENDING])
+    return replace(verdict, names=(*verdict.names, *beside))

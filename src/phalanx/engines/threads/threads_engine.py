@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -71,6 +71,7 @@ from phalanx.emulation.state import fork, logs
 from phalanx.emulation.state.environ import environ_here
 from phalanx.emulation.state.switcher import RankSwitcher, switchers
 from phalanx.emulation.stdlib.executor_pools import finish_jobs
+from phalanx.emulation.stdlib.listening_threads import serves
 from phalanx.emulation.stdlib.rank_children import (
     end_processes,
     kill_processes,
@@ -78,6 +79,7 @@ from phalanx.emulation.stdlib.rank_children import (
 )
 from phalanx.emulation.stdlib.replaced_calls import enter_thread
 from phalanx.emulation.stdlib.signals import SignalDispatch
+from phalanx.emulation.stdlib.virtual_time import virtual_time
 from phalanx.engines.look.look_door import LookDoor
 from phalanx.engines.outcome import Outcome, Outcomes, find_error
 from phalanx.engines.run_settings import (
@@ -135,6 +137,7 @@ class ThreadsEngine:
         self._lone = False
         """Whether no thread is left that could look into the session."""
         self._busy = False
+        self._clock = VirtualClock() if settings.clock == "virtual" else None
         hold()
         self._holds = True
 
@@ -204,7 +207,8 @@ class ThreadsEngine:
             )
         session = self._session or self._new_session()
         self._session = None
-        run = _Run(self.settings, session, body, thread_pool=self._thread_pool)
+        settings, pool = self.settings, self._thread_pool
+        run = _Run(settings, session, body, thread_pool=pool, clock=self._clock)
         self.journal = session.journal.reader()
         outer, here.strand = here.strand, None
         excepthook = sys.excepthook
@@ -308,6 +312,7 @@ class _Run:
         body: Callable[[RankContext], Any],
         *,
         thread_pool: RankThreadPool | None = None,
+        clock: Clock | None = None,
     ) -> None:
         self.settings = settings
         self.pid = getpid()
@@ -325,10 +330,9 @@ class _Run:
         self._device = private_modes.default_device() if private.function_modes() else None
         """The caller's default device, which torch keeps for each thread."""
         self.switcher = RankSwitcher()
-        clock: Clock = VirtualClock() if settings.clock == "virtual" else RealClock()
         self.baton = Baton(
             schedule=schedule_from_seed(settings.seed),
-            clock=clock,
+            clock=clock or RealClock(),
             switcher=self.switcher,
             callback_thread=self._start_callback_thread,
             shared_core=thread_pool.shared_core if thread_pool is not None else None,
@@ -336,6 +340,7 @@ class _Run:
         self.judge = Judge(session, self.baton, self.outcomes)
         self.baton.on_stuck = self.judge.judge_stuck
         self.baton.on_look = self.judge.look
+        self.baton.serves = serves
         self.baton.on_condemned = self.judge.forget
         self.signals = SignalDispatch(self.baton, session.ranks)
         watch = ThreadsWatch(session, self.baton, self.outcomes)
@@ -365,7 +370,7 @@ class _Run:
         try:
             self.lock_watch.begin()
             keep_groups_by_thread(True)
-            with devices_mapped() if self.session.devices is not None else nullcontext():
+            with self._what_applies():
                 stuck = launcher.run(strands, [self._main] * len(strands))
         finally:
             self.lock_watch.end()
@@ -401,6 +406,15 @@ class _Run:
             for found in late:  # the others were written when they were raised
                 self.session.journal.found(found)
         return [outcome.value for outcome in self.outcomes.ranks]
+
+    def _what_applies(self) -> ExitStack:
+        """What is in place only in runs that ask for it."""
+        stack = ExitStack()
+        if self.session.devices is not None:
+            stack.enter_context(devices_mapped())
+        if self.settings.clock == "virtual":
+            stack.enter_context(virtual_time())
+        return stack
 
     def dissolve(self) -> bool:
         """After a run that went well: let go of what refers back, so that all of it ends here.

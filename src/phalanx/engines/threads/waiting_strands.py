@@ -8,7 +8,7 @@ looks is steady; all others count as free.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from types import FrameType
 
 from phalanx.backend.evidence.call_description import TensorReader, everyone
@@ -19,12 +19,16 @@ from phalanx.backend.stores.store import StoreWait
 from phalanx.core.baton import Baton
 from phalanx.core.strand import DONE, OUTSIDE, PARKED, Strand
 from phalanx.emulation.stdlib.blocking import Blocked, is_frame_of_tool, is_idle_worker, is_tool
+from phalanx.emulation.stdlib.listening_threads import is_accepting, knows_torch
 from phalanx.engines.tests_of_ranks import BetweenTests
 from phalanx.matching.descriptions import needs_of
 from phalanx.matching.partial_look import Standing, WaitPosition
 from phalanx.matching.slots import Call
 from phalanx.matching.waitgraph import Node
 from phalanx.system import current_frames
+
+SERVES = object()
+"""What a thread waits for that serves others: for nothing that a rank does."""
 
 
 class StrandNodes:
@@ -33,14 +37,38 @@ class StrandNodes:
     def __init__(self, session: Session, baton: Baton) -> None:
         self._session = session
         self._baton = baton
+        self._apart: dict[Strand, bool] = {}
 
     def positions(self) -> dict[Strand, WaitPosition]:
         """Where each strand stands that waits without counting on a timer."""
+        strands = list(self._baton.strands)
+        apart = self.serving(strands)
         return {
-            strand: (strand.granted, strand.why if strand.state is OUTSIDE else None)
-            for strand in list(self._baton.strands)
+            strand: (strand.granted, self._why(strand, apart))
+            for strand in strands
             if (strand.state is PARKED and not strand.timer) or strand.state is OUTSIDE
         }
+
+    @staticmethod
+    def _why(strand: Strand, apart: Container[Strand]) -> object:
+        if strand.state is not OUTSIDE:
+            return None
+        return SERVES if strand in apart else strand.why
+
+    def serving(self, strands: Sequence[Strand], *, anew: bool = False) -> set[Strand]:
+        """Threads that serve others and have nothing to do with torch. That takes long to find
+        out, so it is kept, unless it is to be found out `anew`."""
+        able = [s for s in strands if s.helper and s.state is OUTSIDE and not s.granted]
+        frames = _frames_of_others() if able else {}
+        found = set()
+        for strand in able:
+            frame = frames.get(strand.ident)
+            if frame is not None and is_accepting(frame):
+                if anew or strand not in self._apart:
+                    self._apart[strand] = not knows_torch(frame)
+                if self._apart[strand]:
+                    found.add(strand)
+        return found
 
     def ended(self) -> tuple[int, int]:
         """How many strands have ended, of how many."""
@@ -70,6 +98,8 @@ class StrandNodes:
             if seen is not None and seen[0] == strand.granted and not strand.pending_callbacks:
                 if strand.state is PARKED:
                     node = self._waiting(node, strand.why, reader)
+                elif seen[1] is SERVES:
+                    node = node._replace(needs=(strand.rank,), free=False)
                 elif strand.state is OUTSIDE:
                     if alone is None:
                         alone = self._is_alone(strands)
