@@ -61,7 +61,7 @@ LAYER_OF = {
     "source_values": "words",
     "system": "words",
     "options": "words",
-    "secret_words": "words",
+    "shown": "words",
 }
 WITHOUT_TORCH = {"core", "journal", "matching", "checks", "report", "words", "explain"}
 MAY_TOUCH_PRIVATE_TORCH = "phalanx.backend.torch_private."

@@ -12,6 +12,7 @@ import linecache
 import os
 import sys
 import threading
+from collections.abc import Iterator
 from types import CodeType, FrameType, TracebackType
 
 from phalanx.model import Site, StackLine
@@ -89,14 +90,27 @@ def site_in(filename: str, line: int, function: str) -> Site:
     return _named_site(filename, line, function, folder_here())
 
 
+MOST_FRAMES = 500
+"""Frames of the program that are looked at in a stack, from inside: to look at one of those of
+a deep recursion makes it an object, which takes memory and time."""
+
+
 def user_stack(frame: FrameType | None) -> tuple[Site, ...]:
-    """The user frames of a thread, innermost last."""
-    sites = []
-    while frame is not None:
-        if not is_library_file(frame.f_code.co_filename):
-            sites.append(_site(frame.f_code, frame.f_lineno or 0))
-        frame = frame.f_back
+    """The user frames of a thread, innermost last: the innermost `MOST_FRAMES` of them."""
+    sites: list[Site] = []
+    for each in near_frames(frame, 4 * MOST_FRAMES):
+        if not is_library(each.f_code.co_filename):
+            sites.append(_site(each.f_code, each.f_lineno or 0))
+            if len(sites) == MOST_FRAMES:
+                break
     return tuple(reversed(sites))
+
+
+def near_frames(frame: FrameType | None, most: int = MOST_FRAMES) -> Iterator[FrameType]:
+    """This frame and those around it, at most so many."""
+    while frame is not None and most > 0:
+        yield frame
+        frame, most = frame.f_back, most - 1
 
 
 def outer_places(
@@ -143,7 +157,7 @@ def raised_at(trace: TracebackType | None) -> Site | None:
     """The innermost user line of a traceback."""
     found = None
     while trace is not None:
-        if not is_library_file(trace.tb_frame.f_code.co_filename):
+        if not is_library(trace.tb_frame.f_code.co_filename):
             found = trace
         trace = trace.tb_next
     return _site(found.tb_frame.f_code, found.tb_lineno) if found else None

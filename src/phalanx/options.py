@@ -19,7 +19,7 @@ from typing import Any
 
 from phalanx.errors import UsageError
 from phalanx.kinds import MOMENTS, check_profile, is_on, parse_checks
-from phalanx.secret_words import fold_secrets
+from phalanx.shown.secret_words import fold_secrets
 
 ENGINES = ("threads", "processes", "torchrun")
 FUNCTION_ENGINES = ("threads", "processes")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import shlex
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -26,6 +25,7 @@ from phalanx.options import Options
 from phalanx.report.closing import render_closing, sum_up
 from phalanx.report.layout import count, visible
 from phalanx.report.text import render_kind
+from phalanx.shown.folded_stack import error_text
 
 if TYPE_CHECKING:
     from phalanx.backend.devices.device_map import DeviceMap
@@ -91,7 +91,7 @@ def print_error(error: BaseException | None, initialised: bool, script: str) -> 
         # An error of another process comes as text.
         text = getattr(error.__cause__.__cause__, "text", None)
         if text is None:
-            text = "".join(traceback.format_exception(error.__cause__))
+            text = error_text(error.__cause__)
         if text:  # the text of another machine stays there
             print(visible(text), file=sys.stderr)
     print(f"{type(error).__name__}: {error}", file=sys.stderr)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, TextIO
@@ -17,7 +16,8 @@ from typing import Any, TextIO
 from phalanx.cli.folded_output import FoldingPrinter
 from phalanx.errors import RankExited, UsageError
 from phalanx.report.layout import visible
-from phalanx.secret_words import fold_secrets
+from phalanx.shown.folded_stack import error_text
+from phalanx.shown.secret_words import fold_secrets
 
 
 class WorldsPrinter:
@@ -179,4 +179,4 @@ def _show(error: BaseException) -> None:
     from phalanx.engines.outcome import trim_traceback
 
     trim_traceback(error)
-    print(visible("".join(traceback.format_exception(error))), end="", file=sys.stderr)
+    print(visible(error_text(error)), end="", file=sys.stderr)

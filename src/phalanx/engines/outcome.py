@@ -136,8 +136,9 @@ def _trim(error: BaseException) -> None:
         if not is_own_file(trace.tb_frame.f_code.co_filename)
         and not _is_wrapper(trace.tb_frame.f_code.co_filename)
     ]
-    for index, trace in enumerate(kept):
-        trace.tb_next = kept[index + 1] if index + 1 < len(kept) else None
+    for trace, following in zip(kept, [*kept[1:], None], strict=False):
+        if trace.tb_next is not following:  # to set it walks through all that follow
+            trace.tb_next = following
     error.__traceback__ = kept[0] if kept else None
 
 

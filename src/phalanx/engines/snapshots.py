@@ -91,10 +91,9 @@ def is_debugging(baton: Baton) -> bool:
     frames = current_frames()
     for strand in baton.strands:
         frame = frames.get(strand.ident) if strand.state is not DONE else None
-        while frame is not None:
-            if frame.f_globals.get("__name__") in DEBUGGERS:
+        for each in callsite.near_frames(frame):
+            if each.f_globals.get("__name__") in DEBUGGERS:
                 return True
-            frame = frame.f_back
     return False
 
 
@@ -223,5 +222,4 @@ def _site(strand: Strand, frame: FrameType | None) -> Site | None:
     why = strand.why
     if isinstance(why, Blocked):
         return callsite.resolve(why.mark)
-    stack = callsite.user_stack(frame)
-    return stack[-1] if stack else None
+    return callsite.resolve(callsite.mark_of(frame))

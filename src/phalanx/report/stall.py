@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from phalanx.callsite import MOST_FRAMES
 from phalanx.model import Op, RankView, Site, Stall, ViewBlock, rank_list
 from phalanx.report.calls import call_text
 from phalanx.report.layout import Block, compose, labelled, lay_blocks, shorten, verb
@@ -17,8 +18,11 @@ from phalanx.report.situations import (
     site_of,
     situation_block,
 )
+from phalanx.shown.folded_stack import fold
 
 _HEADLINE_RANKS = 24
+SHOWN_CALLERS = 25
+"""So many lines from inside and from outside, of those by which a rank came where it is."""
 
 
 def render_stall(verdict: Stall, *, replay: str | None = None) -> str:
@@ -149,9 +153,18 @@ def _split_by_stack(block: ViewBlock, verdict: Stall) -> list[ViewBlock]:
     return [ViewBlock(tuple(ranks), block.view) for ranks in parts.values()]
 
 
+def _callers(stack: tuple[Site, ...]) -> list[str]:
+    """The lines through which a rank came where it is, innermost first."""
+    notes = [
+        f"called from {each} in {each.function}" if isinstance(each, Site) else str(each)
+        for each in fold(reversed(stack[:-1]), ends=SHOWN_CALLERS)
+    ]
+    return [*notes, "called from further lines"] if len(stack) >= MOST_FRAMES else notes
+
+
 def _block(block: ViewBlock, stack: tuple[Site, ...], fates: dict[int, str]) -> Block:
     view = block.view
-    notes = [f"called from {site} in {site.function}" for site in reversed(stack[:-1])]
+    notes = _callers(stack)
     if view.wait is not None and view.status == "waiting" and view.traced:
         notes.insert(0, need_text(view.wait, fates))
     elif view.last is not None and view.site is None and not stack:

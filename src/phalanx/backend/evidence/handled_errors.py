@@ -63,11 +63,7 @@ def handling_of(error: BaseException | None, frame: FrameType | None) -> Handlin
 
 
 def _around(frame: FrameType | None) -> set[FrameType]:
-    found = set()
-    while frame is not None:
-        found.add(frame)
-        frame = frame.f_back
-    return found
+    return set(callsite.near_frames(frame, 4 * callsite.MOST_FRAMES))
 
 
 def _said(error: BaseException) -> str:

@@ -25,7 +25,7 @@ from phalanx.engines.look.look_address import (
 )
 from phalanx.errors import UsageError
 from phalanx.report.live.live_rows import LiveRow, plain, rows_from_data
-from phalanx.secret_words import fold_secrets
+from phalanx.shown.secret_words import fold_secrets
 
 OPENS = 1.0
 """Seconds within which a run that has just begun can be asked."""

@@ -16,7 +16,6 @@ import pickle
 import signal
 import sys
 import threading
-import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -48,6 +47,7 @@ from phalanx.engines.remote.store_watch import store_patches
 from phalanx.engines.serialization.socket_wire import memories_of, receive, send
 from phalanx.engines.terminal import attach_terminal
 from phalanx.errors import text_of
+from phalanx.shown.folded_stack import error_text
 from phalanx.system import current_exceptions, current_frames, getpid, monotonic
 
 DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux
@@ -203,7 +203,7 @@ class RemoteRank:
             rank=self.rank,
             kind=type(error).__name__,
             message=text_of(error),
-            trace="".join(traceback.format_exception(error)),
+            trace=error_text(error),
             when=when,
             error=pickled(error),
             site=site,

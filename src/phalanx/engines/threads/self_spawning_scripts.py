@@ -17,7 +17,6 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -55,6 +54,7 @@ from phalanx.engines.run_settings import Settings
 from phalanx.engines.threads.threads_engine import ThreadsEngine
 from phalanx.errors import RankExited, RankStopped, UsageError
 from phalanx.model import Tally
+from phalanx.shown.folded_stack import error_text
 from phalanx.system import getpid, monotonic
 
 
@@ -449,7 +449,7 @@ def _run_spawned(
         child.is_ending = True
         trim_traceback(error)
         with open(error_file, "wb") as file:
-            pickle.dump("".join(traceback.format_exception(error)), file)
+            pickle.dump(error_text(error), file)
         raise
     return 0
 

@@ -11,11 +11,13 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from phalanx.callsite import MOST_FRAMES
 from phalanx.journal.ring import Ring
 from phalanx.model import Op, RankView, Site, Snapshot, Wait, rank_list
 from phalanx.report.calls import call_text, short_name
 from phalanx.report.layout import visible_line
 from phalanx.report.situations import site_of
+from phalanx.shown.folded_stack import fold
 
 NOTIFIED = "threading.Condition.wait"
 RUNNING = ("computing", "ready", "moving")
@@ -154,7 +156,7 @@ def _row(state: RunState, views: Sequence[RankView], with_stacks: bool) -> LiveR
         waits_for=plain(_waits_for(first, views)),
         seconds=round(max(idle, default=0.0), 1),
         thread=plain(_thread_of(first)),
-        stack=tuple(plain(_stack_line(site)) for site in stack),
+        stack=_stack_lines(stack),
     )
 
 
@@ -206,6 +208,12 @@ def _ranks_text(wait: Wait, views: Sequence[RankView]) -> str:
         return ""
     ranks = rank_list(needs, width=RANKS_WIDTH)
     return f"any of {ranks}" if wait.any_of and len(needs) > 1 else ranks
+
+
+def _stack_lines(stack: tuple[Site, ...]) -> tuple[str, ...]:
+    lines = ["[more lines further out]"] if len(stack) >= MOST_FRAMES else []
+    lines += [_stack_line(p) if isinstance(p, Site) else str(p) for p in fold(stack)]
+    return tuple(map(plain, lines))
 
 
 def _stack_line(site: Site) -> str:

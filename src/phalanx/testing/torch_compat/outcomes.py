@@ -153,7 +153,8 @@ def drop_harness_frames(error: BaseException) -> None:
             kept.append(trace)
         trace = trace.tb_next
     for each, following in zip(kept, [*kept[1:], None], strict=True):
-        each.tb_next = following
+        if each.tb_next is not following:  # to set it walks through all that follow
+            each.tb_next = following
     if kept:
         error.__traceback__ = kept[0]
 

@@ -6,11 +6,11 @@ import doctest
 
 import pytest
 
-from phalanx import secret_words
 from phalanx.cli.main import main
 from phalanx.engines.look import look_client
 from phalanx.options import Options
-from phalanx.secret_words import fold_secrets
+from phalanx.shown import secret_words
+from phalanx.shown.secret_words import fold_secrets
 
 SECRETS = [
     ["--api-key", "s3cr3t"],

@@ -1,0 +1,1 @@
+"""How what a program says is shown: stacks folded, secrets hidden. No torch, no layout."""
