@@ -165,6 +165,15 @@ dist.init_process_group("nccl")
 dist.destroy_process_group()
 """
 
+ELSEWHERE = """
+import os, torch.distributed as dist
+for port in range(29600, 29603):
+    os.environ["MASTER_PORT"] = str(port)
+    dist.init_process_group("gloo")
+    dist.barrier()
+    dist.destroy_process_group()
+"""
+
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
@@ -192,6 +201,13 @@ def test_a_default_group_made_again_finds_old_keys_on_torchrun(run, engine: str)
 
 def test_another_backend_has_other_keys(run) -> None:
     assert "nothing found" in run(OTHERS)
+
+
+@pytest.mark.parametrize(
+    "engine", ["threads", pytest.param("processes", marks=pytest.mark.programs)]
+)
+def test_another_address_has_another_store(run, engine: str) -> None:
+    assert "nothing found" in run(ELSEWHERE, "--engine", engine)
 
 
 def test_functions_are_not_started_by_torchrun() -> None:

@@ -2,12 +2,14 @@
 
 Under torchrun that leads to the store of its agent, which outlives `destroy_process_group`: the
 keys of the first group are still there, under the same names. Here each group has keys of its
-own, so the note is all that can be seen. Functions and tests are not started by torchrun, and
-nothing is noted for them. Deciding is done in `checks/store_race.py`.
+own, so the note is all that can be seen. A program that sets another address in between has
+another store. Functions and tests are not started by torchrun, and nothing is noted for them.
+Deciding is done in `checks/store_race.py`.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from types import FrameType
 from typing import Any
@@ -38,13 +40,15 @@ def note_default_group(
     if not (ScriptProcess.is_script or saved.get(SCRIPT)) or init_method_of(frame) != "env://":
         return
     mark = callsite.mark_of(frame)
-    made: list[tuple[Any, set[str]]] = saved.setdefault(_MADE, [])
+    address = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    made: dict[Any, list[tuple[Any, set[str]]]] = saved.setdefault(_MADE, {})
+    made_there = made.setdefault(address, [])
     devices = _devices(backend)
-    before = next((at for at, its in made if its & devices), None)
+    before = next((at for at, its in made_there if its & devices), None)
     if before is not None:
         writer.ring.add(Noted(monotonic(), writer.rank, 0, mark, KIND, before))
     else:
-        made.append((mark, devices))
+        made_there.append((mark, devices))
 
 
 def _devices(backend: str) -> set[str]:
