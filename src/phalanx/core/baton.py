@@ -272,19 +272,15 @@ class Baton:
 
     def wake(self, strand: Strand, error: BaseException | None = None) -> None:
         """Make a parked strand ready; with `error`, its wait raises that."""
-        with self._mutex:
-            if error is not None:
-                strand.error = error
-            if strand.state is PARKED:  # `_set_state`, written out: every collective wakes
-                self.progress += 1
-                strand.state = READY
-                self._ready.append(strand)
+        if error is not None:
+            strand.error = error
+        self.wake_all((strand,))
 
     def wake_all(self, strands: Sequence[Strand]) -> None:
         """Make those that are parked ready, in this order."""
         with self._mutex:
             for strand in strands:
-                if strand.state is PARKED:
+                if strand.state is PARKED:  # `_set_state`, written out: every collective wakes
                     self.progress += 1
                     strand.state = READY
                     self._ready.append(strand)
