@@ -62,7 +62,8 @@ print alike are shown once, with their ranks: "[0-3] epoch 1 loss 0.42".
 
 Without -n, SCRIPT is run once, as Python would, and the processes that it starts become the
 ranks: those of torch.multiprocessing.spawn and start_processes, and those of Process that an
-argument numbers 0, 1, 2, ... Data loaders' workers and pools stay processes.
+argument numbers 0, 1, 2, ... Data loaders' workers and pools stay processes. With --engine
+processes all of them stay what they are, and those that make a group are checked as ranks.
 
 A test suite runs as it is: "phalanx run -m pytest tests/" if tests start their ranks, and
 "phalanx run -n 2 -m pytest tests/" if torchrun would start pytest. Reports name the test.
@@ -198,6 +199,8 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.engine == "torchrun":
         return _run_by_torchrun(arguments)
     launches = starts_ranks_itself(arguments)
+    if launches and arguments.engine == "processes":
+        return _run_spawning(arguments)
     ranks, per_node = (1, 1) if launches else _count_ranks(arguments)
     only = _rank_numbers(arguments.rank) if launches else _shown_ranks(arguments.rank, ranks)
     options = read_options(arguments, ranks=ranks, per_node=per_node)
@@ -296,7 +299,6 @@ def starts_ranks_itself(arguments: argparse.Namespace) -> bool:
         arguments.ranks is None
         and arguments.nnodes == "1"
         and "WORLD_SIZE" not in os.environ
-        and arguments.engine == "threads"
         and arguments.children == "ranks"
     )
 
@@ -408,6 +410,51 @@ def _run_by_torchrun(arguments: argparse.Namespace) -> int:
     if tallies and not arguments.quiet:
         print_closing(tallies[-1], findings, error, options)
     return with_caught(status, tallies, options)
+
+
+def _run_spawning(arguments: argparse.Namespace) -> int:
+    """The script starts its ranks itself, and they are processes."""
+    from phalanx.cli.self_spawned import tell_spawned
+    from phalanx.engines.program import load_module, load_script
+    from phalanx.engines.run_settings import Settings
+    from phalanx.engines.spawned.spawning_launcher import run_spawning
+
+    if arguments.rank is not None:
+        raise UsageError(
+            "--rank without -n on processes: the script's processes print by themselves; leave "
+            "it out, or say how many ranks run the script, e.g. -n 4"
+        )
+    options = read_options(arguments, ranks=1)
+    (load_module if arguments.module else load_script)(arguments.script, [])  # is it there?
+    findings: list[Verdict] = []
+    replay = _replay(options, arguments)
+    recording = _recording(options, arguments, replay)
+    told: dict[str, Any] = {
+        "on_findings": findings.extend,
+        "on_journal": recording.follow,
+        "replay": replay,
+        "environ": _environ(arguments),
+    }
+    kind = "module" if arguments.module else "script"
+    collection.resume()
+    with recording:
+        words = [kind, arguments.script, *arguments.args]
+        try:
+            done = run_spawning(words, Settings.of(options, **told), quiet=arguments.quiet)
+        except KeyboardInterrupt:
+            return 130
+    print_findings(findings)
+    failed = [world.error for world in done.worlds if world.error is not None]
+    error = done.error or next(iter(failed), None)
+    timeline = end_recording(recording, error, findings, quiet=arguments.quiet)
+    status = tell_spawned(done, partial(print_error, initialised=True, script=arguments.script))
+    if timeline:
+        print(timeline, file=sys.stderr)
+    if not arguments.quiet:
+        for world in done.worlds:
+            last = findings if world is done.worlds[-1] else []
+            print_closing(world.tally, last, world.error, options)
+    return with_caught(status, [world.tally for world in done.worlds], options)
 
 
 def _count_ranks(arguments: argparse.Namespace) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any, TextIO
 
 from phalanx.cli.folded_output import FoldingPrinter
-from phalanx.errors import RankExited, UsageError
+from phalanx.errors import HazardError, RankExited, UsageError, VerdictError
 from phalanx.report.layout import visible
 from phalanx.shown.folded_stack import error_text
 from phalanx.shown.secret_words import fold_secrets
@@ -131,6 +131,33 @@ def alone_line(command: str) -> str:
         "phalanx: the program was a world of one on torch's own backend, and not checked; "
         f"checked as a rank: {command}"
     )
+
+
+def tell_spawned(done: Any, tell: Callable[[BaseException], int]) -> int:
+    """The same for ranks that are processes of the script, which has printed what it has to say
+    but for an error about a rank. What was found is told once, here."""
+    told = [tell(error) for error in _errors_to_tell(done)]
+    if not told and done.status == 0 and done.end is not None and done.end.how == "end":
+        # Ranks failed, and the script does not say that it knows.
+        told = [tell(world.error) for world in done.worlds if world.error is not None]
+    how, text = (done.end.how, done.end.text) if done.end is not None else ("", "")
+    if how == "error" or (how == "ranks" and not told):
+        print(text, end="", file=sys.stderr)
+    if done.error is not None:
+        return max(told)
+    status: int = done.status if done.status >= 0 else 128 - done.status
+    if how == "exit":
+        return status  # as the script wants it, which may have expected what was found
+    return max(told, default=status)
+
+
+def _errors_to_tell(done: Any) -> list[BaseException]:
+    """Of the worlds, those with a report, each report once; and that of a standstill."""
+    found: dict[str, BaseException] = {}
+    for error in (*(world.error for world in done.worlds), done.error):
+        if isinstance(error, (VerdictError, HazardError)):
+            found.setdefault(str(error), error)
+    return list(found.values())
 
 
 def _show_messages(error: BaseException) -> None:

@@ -140,11 +140,16 @@ _THREADS_AND_CHILDREN = (
         "a process that a rank starts gets the rank's environment, output and cores, and ends "
         "with the rank",
         "subprocess.Popen.__init__",
+        "multiprocessing.util.spawnv_passfds",
+        "os.fork system",
+    ),
+    *_rows(
+        THREADS,
+        "what a rank starts belongs to it, and what a script starts may be a rank",
         "multiprocessing.context.ForkProcess._Popen",
         "multiprocessing.context.SpawnProcess._Popen",
         "multiprocessing.context.ForkServerProcess._Popen",
-        "multiprocessing.util.spawnv_passfds",
-        "os.fork system",
+        also=RANK_PROCESS,
     ),
     *_rows(
         THREADS,
@@ -509,7 +514,8 @@ _IN_PROCESSES = (
     ),
     *_rows(
         RANK_PROCESS,
-        "whether a script has called it decides what its end means",
+        "whether a script has called it decides what its end means; a process that a script "
+        "has started is a rank from there on",
         "torch.distributed.init_process_group",
         f"{_C10D}.init_process_group",
     ),

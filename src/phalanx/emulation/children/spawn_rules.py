@@ -213,16 +213,37 @@ def lacks_rank_0(processes: Sequence[Any], environs: Sequence[Mapping[str, str]]
 def asked_size(given: Mapping[str, Any], environ: Mapping[str, str]) -> int:
     """The number of ranks that a call of `init_process_group` with these arguments asks for:
     by `world_size`, by the address, or by the environment. -1: nothing says it."""
-    size = given.get("world_size", -1)
-    if isinstance(size, int) and size != -1:
-        return size
+    return _asked("world_size", given, environ)
+
+
+def asked_rank(given: Mapping[str, Any], environ: Mapping[str, str]) -> int:
+    """The rank that the call makes its caller, found in the same places."""
+    return _asked("rank", given, environ)
+
+
+def asked_place(given: Mapping[str, Any], environ: Mapping[str, str]) -> str:
+    """Where the members of the group meet: an address, or the store that is given."""
+    store, address = given.get("store"), given.get("init_method") or "env://"
+    if store is not None:
+        where = getattr(store, "path", None) or getattr(store, "port", "")
+        return f"store={type(store).__name__}({where})"
+    parts = urlsplit(str(address))
+    if parts.scheme != "env":
+        return f"{parts.scheme}://{parts.netloc}{parts.path}"
+    return f"tcp://{environ.get('MASTER_ADDR', '')}:{environ.get('MASTER_PORT', '')}"
+
+
+def _asked(name: str, given: Mapping[str, Any], environ: Mapping[str, str]) -> int:
+    number = given.get(name, -1)
+    if isinstance(number, int) and number != -1:
+        return number
     address = given.get("init_method") or "env://"
     if given.get("store") is not None or not isinstance(address, str):
         return -1
     parts = urlsplit(address)
-    texts = parse_qs(parts.query).get("world_size", [])
+    texts = parse_qs(parts.query).get(name, [])
     if not texts and parts.scheme == "env":
-        texts = [environ.get("WORLD_SIZE", "")]
+        texts = [environ.get(name.upper(), "")]
     return int(texts[-1]) if texts and texts[-1].isdecimal() else -1
 
 

@@ -1,0 +1,319 @@
+"""Run a script that starts its ranks itself as plain Python would, and referee its worlds.
+
+Used by the command line. The script has a process of its own and shares the terminal. A
+process of it that makes a group says here which rank of which world it is (`spawned_rank.py`);
+ranks that name the same address and size are one world, with a referee of its own. When all of
+a world have left, what was found is told. Must never start ranks, nor decide what the script's
+end means.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import selectors
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from phalanx.backend.rank_errors import error_for
+from phalanx.engines.referee.referee_server import RefereeServer
+from phalanx.engines.run_settings import Settings, choose_findings, tell_findings
+from phalanx.engines.snapshots import group_views
+from phalanx.engines.spawned.spawned_messages import (
+    LONGEST,
+    VARIABLE,
+    Joins,
+    RefereeAddress,
+    ScriptEnd,
+    SpawnBase,
+    listen,
+    read_hello,
+    send_line,
+)
+from phalanx.errors import HazardError, PhalanxError, RankFailedError, VerdictError
+from phalanx.matching.other_group import INIT
+from phalanx.model import Group, Op, RankView, Silenced, Stall, Tally, Wait
+from phalanx.system import monotonic
+
+TICK = 0.05
+GREETING = 5.0
+"""Seconds that a caller has to say its first line."""
+GRACE = 5.0
+"""Seconds that the script has to end when it was interrupted, or when a run is given up."""
+
+
+@dataclass
+class SpawnedWorld:
+    """What came of one world: how much was checked, and its error, if it had one."""
+
+    tally: Tally
+    error: BaseException | None = None
+
+
+@dataclass
+class SpawnedEnd:
+    """What came of the script: its exit status, how it ended, what it has not printed yet, and
+    the worlds that there were."""
+
+    status: int = 0
+    end: ScriptEnd | None = None
+    worlds: list[SpawnedWorld] = field(default_factory=list)
+    error: VerdictError | None = None
+    """A standstill, by which the run was ended."""
+
+
+class _World:
+    """Ranks that meet at one address, and their referee."""
+
+    def __init__(self, joins: Joins, referee: RefereeServer) -> None:
+        self.place, self.size = joins.place, joins.size
+        self.referee = referee
+        self.lines: dict[int, socket.socket] = {}
+        self.has_lost = False
+        """Whether a rank has left: who comes now belongs to another world."""
+
+    def takes(self, joins: Joins) -> bool:
+        same = (self.place, self.size) == (joins.place, joins.size)
+        return same and not self.has_lost and joins.rank not in self.lines
+
+    def views(self) -> list[RankView]:
+        """What its ranks do; as long as some are missing, the others wait in `INIT`."""
+        if self.has_lost or len(self.lines) == self.size:
+            return list(self.referee.snapshot().ranks)
+        missing = tuple(rank for rank in range(self.size) if rank not in self.lines)
+        group = Group(f"{self.place}, world_size={self.size}", tuple(range(self.size)))
+        return [
+            RankView(rank, "waiting", Wait(Op(rank, INIT, group), missing))
+            for rank in sorted(self.lines)
+        ]
+
+
+def run_spawning(
+    words: Sequence[str], settings: Settings, *, quiet: bool = False
+) -> SpawnedEnd:
+    """Execute the script; `words` are its kind ("script" or "module"), its name and its
+    arguments. Blocks until it and its worlds have ended. Raises `KeyboardInterrupt` when it
+    was interrupted."""
+    launch = _Launch(settings)
+    try:
+        return launch.run(words, quiet=quiet)
+    finally:
+        launch.close()
+
+
+class _Launch:
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._base = SpawnBase(
+            address=f"phalanx-{os.getpid()}-{secrets.token_hex(8)}",
+            token=secrets.token_hex(16),
+            checks=settings.checks,
+        )
+        self._result = SpawnedEnd()
+        self._worlds: list[_World] = []
+        self._listener = listen(self._base.address)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._callers: dict[socket.socket, tuple[float, bytes]] = {}
+        self._moved: tuple[Any, float] = ((), monotonic())
+
+    def run(self, words: Sequence[str], *, quiet: bool) -> SpawnedEnd:
+        flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+        own = "phalanx.engines.spawned.spawned_script"
+        shown = subprocess.DEVNULL if quiet else None
+        script = subprocess.Popen(
+            [sys.executable, *flags, "-m", own, *words],
+            env={**os.environ, **(self._settings.environ or {}), VARIABLE: self._base.export()},
+            stdout=shown,
+        )
+        try:
+            self._wait(script)
+        except KeyboardInterrupt:
+            self._end(script, signal.SIGINT)
+            raise
+        self._result.status = script.returncode
+        return self._result
+
+    def _wait(self, script: subprocess.Popen[bytes]) -> None:
+        while script.poll() is None:
+            self._hear(TICK)
+            if self._result.error is None and self._stands_still():
+                self._result.error = error_for(self._stall(), self._settings.replay)
+                self._end(script, signal.SIGTERM)
+        deadline = monotonic() + GRACE
+        while (self._worlds or self._callers) and monotonic() < deadline:
+            self._hear(TICK)
+
+    def _end(self, script: subprocess.Popen[bytes], number: int) -> None:
+        """The ranks end with their lines, and the script by this signal."""
+        if script.poll() is None and number != signal.SIGINT:
+            script.send_signal(number)
+        for world in self._worlds:
+            for line in world.lines.values():
+                with suppress(OSError):
+                    line.shutdown(socket.SHUT_RDWR)
+        try:
+            script.wait(GRACE)
+        except (subprocess.TimeoutExpired, KeyboardInterrupt):
+            script.kill()
+            script.wait()
+
+    def close(self) -> None:
+        for world in self._worlds:
+            world.referee.close()
+        for key in list(self._selector.get_map().values()):
+            key.fileobj.close()  # type: ignore[union-attr]
+        self._selector.close()
+
+    # -- listening --------------------------------------------------------------------------
+
+    def _hear(self, timeout: float) -> None:
+        for key, _ in self._selector.select(timeout):
+            key.data()
+        for caller, (since, _) in list(self._callers.items()):
+            if monotonic() - since > GREETING:
+                self._hang_up(caller)
+        if self._settings.on_tick is not None:
+            self._settings.on_tick()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            caller, _ = self._listener.accept()
+            credentials = caller.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+            if struct.unpack("3i", credentials)[1] != os.getuid():
+                caller.close()
+                return
+            caller.setblocking(False)
+            self._callers[caller] = monotonic(), b""
+            self._watch(caller, lambda: self._greet(caller))
+
+    def _watch(self, line: socket.socket, on_read: Callable[[], Any]) -> None:
+        self._selector.register(line, selectors.EVENT_READ, on_read)
+
+    def _hang_up(self, line: socket.socket) -> None:
+        self._callers.pop(line, None)
+        self._selector.unregister(line)
+        line.close()
+
+    def _greet(self, caller: socket.socket) -> None:
+        since, known = self._callers[caller]
+        data = _read(caller)
+        if data is None:
+            return
+        known += data
+        self._callers[caller] = since, known
+        if data and b"\n" not in known and len(known) < LONGEST:
+            return
+        said = read_hello(known, self._base.token)
+        if isinstance(said, Joins) and 0 <= said.rank < said.size:
+            self._selector.unregister(caller)
+            del self._callers[caller]
+            self._join(caller, said)
+            return
+        if isinstance(said, ScriptEnd):
+            self._result.end = said
+        self._hang_up(caller)
+
+    # -- worlds -----------------------------------------------------------------------------
+
+    def _join(self, line: socket.socket, joins: Joins) -> None:
+        world = next((each for each in self._worlds if each.takes(joins)), None)
+        if world is None:
+            world = _World(joins, self._new_referee(joins.size))
+            self._worlds.append(world)
+        world.lines[joins.rank] = line
+        joined = world
+        self._watch(line, lambda: self._attend(joined, joins.rank, line))
+        send_line(line, RefereeAddress(world.referee.port, world.referee.token))
+
+    def _new_referee(self, size: int) -> RefereeServer:
+        given = self._settings
+        return RefereeServer(
+            size,
+            replay=given.replay,
+            kinds=given.kinds,
+            profile=given.profile,
+            on_journal=given.on_journal,
+        )
+
+    def _attend(self, world: _World, rank: int, line: socket.socket) -> None:
+        if _read(line) != b"":
+            return
+        self._selector.unregister(line)
+        line.close()
+        world.has_lost = True
+        del world.lines[rank]
+        for other in world.lines.values() if world.referee.failures else ():
+            with suppress(OSError):
+                other.send(b"!")  # the one that failed has ended
+        if not world.lines:
+            self._worlds.remove(world)
+            self._finish(world)
+
+    def _finish(self, world: _World) -> None:
+        """All of its ranks have left."""
+        referee = world.referee
+        silenced: list[Silenced] = []
+        error: BaseException | None = None
+        try:
+            found = referee.find_at_end()  # waits for what they said last
+            error = referee.error or _failure(referee)
+            if error is None:
+                findings, silenced = choose_findings(found, self._settings)
+                tell_findings(findings, self._settings)
+        except (VerdictError, HazardError) as finding:
+            error = finding
+        finally:
+            tally = replace(referee.tally(), silenced=tuple(silenced))
+            self._result.worlds.append(SpawnedWorld(tally, error))
+            referee.close()
+
+    # -- the time ---------------------------------------------------------------------------
+
+    def _stands_still(self) -> bool:
+        """Whether there are ranks, and none has called, come or gone for longer than it may."""
+        limit = self._settings.timeout
+        if limit is None:
+            return False
+        state = [
+            (id(world), sorted(world.lines), list(world.referee.hear()[1]))
+            for world in self._worlds
+        ]
+        known, since = self._moved
+        if not state or state != known:
+            self._moved = state, monotonic()
+            return False
+        return monotonic() - since > limit
+
+    def _stall(self) -> Stall:
+        """Of the ranks of all worlds; their numbers are those of their own world."""
+        views = [view for world in self._worlds for view in world.views()]
+        blocks = group_views(sorted(views, key=lambda view: view.rank))
+        seconds = self._settings.timeout or 0.0
+        return Stall("stall", "error", (), seconds=seconds, blocks=blocks)
+
+
+def _read(line: socket.socket) -> bytes | None:
+    """What has come; nothing at its end, None if it is not at its end."""
+    try:
+        return line.recv(LONGEST)
+    except BlockingIOError:
+        return None
+    except OSError:
+        return b""
+
+
+def _failure(referee: RefereeServer) -> PhalanxError | None:
+    """What ranks raised by themselves. The script, or Python for it, prints it."""
+    failures = referee.failures
+    if not failures:
+        return None
+    rank, text = next(iter(failures.items()))
+    return RankFailedError(f"rank {rank} raised {text}", {rank: PhalanxError(text)})

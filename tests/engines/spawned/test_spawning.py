@@ -1,0 +1,181 @@
+"""Scripts that start their ranks themselves, as real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from phalanx.emulation.children.spawn_rules import asked_place, asked_rank
+from phalanx.engines.spawned.spawned_messages import (
+    Joins,
+    ScriptEnd,
+    SpawnBase,
+    connect,
+    listen,
+    read_hello,
+)
+from tests.forked_programs import run_forked
+
+SCRIPT = """
+import os, sys, tempfile
+import torch, torch.distributed as dist, torch.multiprocessing as mp
+
+def work(rank, size, how, file):
+    own = f"{file}{rank}" if how == "apart" else file
+    dist.init_process_group("gloo", init_method="file://" + own, rank=rank, world_size=size)
+    if how == "raise" and rank == 1:
+        raise ValueError("bad batch")
+    if how == "leave" and rank == 1:
+        return
+    if how == "mismatch" and rank == 1:
+        dist.barrier()
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    if rank == 0:
+        print("total", int(total), flush=True)
+    dist.destroy_process_group()
+
+def start(way, how):
+    file = tempfile.mktemp()
+    if way == "spawn":
+        mp.spawn(work, (2, how, file), nprocs=2)
+        return []
+    others = [1] if way == "main" else [0, 1]
+    context = mp.get_context("fork")
+    children = [context.Process(target=work, args=(r, 2, how, file)) for r in others]
+    for child in children: child.start()
+    if way == "main":
+        work(0, 2, how, file)
+    for child in children: child.join()
+    return [child.exitcode for child in children]
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.destroy_process_group()
+    for way, how in (word.split("-") for word in sys.argv[1:]):
+        print(way, start(way, how), flush=True)
+"""
+
+
+def run(
+    folder: Path, *words: str, options: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
+    (folder / "script.py").write_text(SCRIPT)
+    command = [sys.executable, "-m", "phalanx", "run", "--no-record", "--engine", "processes"]
+    return run_forked([*command, *options, "script.py", *words], cwd=folder, timeout=110)
+
+
+CHECKED = "phalanx: 2 ranks, 1 collective on 1 group checked: nothing found"
+
+
+@pytest.mark.programs
+@pytest.mark.timeout(120)
+def test_every_way_to_start_ranks_is_checked_one_world_after_the_other(tmp_path: Path) -> None:
+    done = run(tmp_path, "fork-good", "main-good", "spawn-good", "main-good")
+    assert done.returncode == 0, done.stderr
+    shown = ["fork [0, 0]", "main [0]", "spawn []", "main [0]"]
+    lines = [line for each in shown for line in ("total 2", each)]
+    assert done.stdout.splitlines() == lines
+    assert done.stderr.splitlines() == [CHECKED] * 4
+
+
+@pytest.mark.programs
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("words", "headline"),
+    [
+        ("spawn-mismatch", "CollectiveMismatchError: rank 1 called barrier where rank 0"),
+        ("main-mismatch", "CollectiveMismatchError: rank 1 called barrier where rank 0"),
+        ("fork-leave", "DeadlockError: rank 1 returned"),
+    ],
+)
+def test_what_is_found_is_told_once(tmp_path: Path, words: str, headline: str) -> None:
+    done = run(tmp_path, words)
+    assert done.returncode == 3
+    assert sum(line.startswith(headline) for line in done.stderr.splitlines()) == 1
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.programs
+@pytest.mark.timeout(120)
+def test_the_error_of_a_rank_is_the_one_that_the_script_finds(tmp_path: Path) -> None:
+    done = run(tmp_path, "spawn-raise")
+    assert done.returncode == 1
+    assert "ValueError: bad batch" in done.stderr and "nothing found" not in done.stderr
+
+
+@pytest.mark.programs
+@pytest.mark.timeout(120)
+def test_a_script_that_does_not_look_at_its_ranks_does_not_pass(tmp_path: Path) -> None:
+    done = run(tmp_path, "fork-raise")
+    assert done.stdout.splitlines() == ["fork [-15, 1]"]
+    assert done.returncode == 1
+    assert "RankFailedError: rank 1 raised ValueError: bad batch" in done.stderr
+
+
+@pytest.mark.programs
+@pytest.mark.timeout(120)
+def test_a_standstill_says_at_which_address_each_rank_waits(tmp_path: Path) -> None:
+    done = run(tmp_path, "fork-apart", options=("--timeout", "2"))
+    assert done.returncode == 3
+    first, *rest = done.stderr[done.stderr.index("StallError") :].splitlines()
+    assert first == "StallError: no rank moved for 2 s"
+    places = [line for line in rest if "init_process_group(file://" in line]
+    assert [line.split()[1] for line in places] == ["0", "1"]
+    assert places[0].split("(")[1] != places[1].split("(")[1]
+
+
+def test_output_of_single_ranks_cannot_be_chosen(tmp_path: Path) -> None:
+    done = run(tmp_path, options=("--rank", "0"))
+    assert done.returncode == 2 and "--rank without -n" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"\n",
+        b"[" * 990,
+        b'{"token": "\\ud800", "kind": "Joins"}',
+        b'{"token": "secret"}',
+        b'{"token": "secret", "kind": "Joins", "body": {"rank": [], "size": 1}}',
+        b'{"token": "other", "kind": "ScriptEnd", "body": {"how": "end", "text": ""}}',
+        b"\xff\xfe",
+    ],
+)
+def test_a_first_line_that_cannot_be_read_is_refused(line: bytes) -> None:
+    assert read_hello(line, "secret") is None
+
+
+def test_a_first_line_says_who_is_there() -> None:
+    base = SpawnBase(f"phalanx-test-{os.getpid()}", "secret", "all")
+    with listen(base.address) as listener:
+        for message in (Joins(1, 2, "tcp://host:1"), ScriptEnd("exit", "text")):
+            with connect(base, message) as caller:
+                caller.shutdown(socket.SHUT_WR)
+                end, _ = listener.accept()
+                with end:
+                    line = end.recv(4096)
+            assert read_hello(line, "secret") == message
+            assert json.loads(line)["token"] == "secret"
+
+
+@pytest.mark.parametrize(
+    ("given", "rank", "place"),
+    [
+        ({"rank": 1, "init_method": "tcp://h:2"}, 1, "tcp://h:2"),
+        ({"init_method": "file:///tmp/x?rank=3"}, 3, "file:///tmp/x"),
+        ({}, 2, "tcp://host:29"),
+    ],
+)
+def test_where_a_call_says_who_meets_where(
+    given: dict[str, object], rank: int, place: str
+) -> None:
+    environ = {"RANK": "2", "MASTER_ADDR": "host", "MASTER_PORT": "29"}
+    assert (asked_rank(given, environ), asked_place(given, environ)) == (rank, place)
