@@ -351,3 +351,21 @@ def test_the_address_has_several_names() -> None:
 def test_a_rendezvous_is_asked_once() -> None:
     text = "env:// leads to one meeting; ask for another one"
     assert phalanx.run(ask_twice, ranks=2, **GLOO) == [text] * 2
+
+
+def meet_apart(folder: str) -> None:
+    """Each rank at a file of its own."""
+    rank = os.environ["RANK"]
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/{rank}", rank=int(rank), world_size=2
+    )
+
+
+def test_a_standstill_in_init_says_where_each_rank_waits(tmp_path: Path) -> None:
+    with pytest.raises(phalanx.StallError) as caught:
+        phalanx.run(meet_apart, str(tmp_path), ranks=2, **{**GLOO, "timeout": 2.0})
+    text = " ".join(str(caught.value).split())
+    for rank in (0, 1):
+        assert (
+            f"rank {rank} in init_process_group(file://{tmp_path}/{rank}, world_size=2)" in text
+        )

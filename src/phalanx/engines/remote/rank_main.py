@@ -30,6 +30,7 @@ from phalanx.backend.evidence.departures import take_departure
 from phalanx.backend.evidence.handled_errors import handling_of
 from phalanx.backend.stores.store_keys import is_news
 from phalanx.backend.torch_private.private_registries import calls_made
+from phalanx.emulation.children.spawn_rules import asked_place, asked_size
 from phalanx.emulation.patch_installer import put_in
 from phalanx.emulation.patch_table import WATCHED
 from phalanx.emulation.stdlib.rank_children import leave_if_forked
@@ -47,6 +48,7 @@ from phalanx.engines.remote.store_watch import store_patches
 from phalanx.engines.serialization.socket_wire import memories_of, receive, send
 from phalanx.engines.terminal import attach_terminal
 from phalanx.errors import text_of
+from phalanx.matching.other_group import INIT
 from phalanx.shown.folded_stack import error_text
 from phalanx.system import current_exceptions, current_frames, getpid, monotonic
 
@@ -142,7 +144,7 @@ class RemoteRank:
         frame = self.main_frame()
         handling = handling_of(current_exceptions().get(self.main_thread), frame)
         stack = callsite.user_stack(frame)
-        return Position(self.rank, number, stack, torch_call(frame), handling)
+        return Position(self.rank, number, stack, _call_text(frame), handling)
 
     # -- running the user's code --------------------------------------------------------------
 
@@ -257,6 +259,21 @@ def torch_call(frame: FrameType | None) -> str | None:
         name = frame.f_code.co_name
         if frame.f_globals.get("__name__") == c10d.__name__:
             found = name if name in c10d.__all__ else found
+        frame = frame.f_back
+    return found
+
+
+def _call_text(frame: FrameType | None) -> str | None:
+    """The same; for `init_process_group` with the place where the rank meets the others."""
+    found = torch_call(frame)
+    while found == INIT and frame is not None:
+        if frame.f_code.co_name == INIT and "init_method" in frame.f_locals:
+            given = {name: frame.f_locals.get(name) for name in ("init_method", "world_size")}
+            if given["init_method"] is None:
+                given["store"] = frame.f_locals.get("store")
+            size = asked_size(given, os.environ)
+            shown = "" if size < 0 else f", world_size={size}"
+            return f"{INIT}({asked_place(given, os.environ)}{shown})"
         frame = frame.f_back
     return found
 

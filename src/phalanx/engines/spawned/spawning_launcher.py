@@ -231,7 +231,7 @@ class _Launch:
         world.lines[joins.rank] = line
         joined = world
         self._watch(line, lambda: self._attend(joined, joins.rank, line))
-        send_line(line, RefereeAddress(world.referee.port, world.referee.token))
+        send_line(line, RefereeAddress(world.referee.offer.port, world.referee.token))
 
     def _new_referee(self, size: int) -> RefereeServer:
         given = self._settings
