@@ -80,6 +80,7 @@ from phalanx.emulation.stdlib.rank_children import (
 from phalanx.emulation.stdlib.replaced_calls import enter_thread
 from phalanx.emulation.stdlib.signals import SignalDispatch
 from phalanx.engines.look.look_door import LookDoor
+from phalanx.engines.machine_limits import limits_named
 from phalanx.engines.outcome import Outcome, Outcomes, find_error
 from phalanx.engines.run_settings import (
     IDLE_STALL,
@@ -372,7 +373,8 @@ class _Run:
                     logs.relax()
         self._end_helpers()
         if launcher.interrupted is not None:
-            raise launcher.interrupted
+            with limits_named("the ranks could not be started"):
+                raise launcher.interrupted
         for strand in stuck:
             kill_processes(strand.local)
         if stuck:

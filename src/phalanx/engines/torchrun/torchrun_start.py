@@ -21,6 +21,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from phalanx.engines.machine_limits import limits_named
 from phalanx.engines.referee.referee_key import KEY, read_key
 from phalanx.engines.torchrun.launcher_messages import VARIABLE, Base, listen
 from phalanx.model import Tally, Verdict
@@ -101,23 +102,28 @@ class Started:
 @contextmanager
 def _started(settings: TorchrunSettings) -> Iterator[Started]:
     with ExitStack() as stack:
-        base = Base(
-            address=_new_address(stack),
-            token=secrets.token_hex(16),
-            logs=stack.enter_context(tempfile.TemporaryDirectory(prefix="phalanx-")),
-            checks=settings.checks,
-            own_output=not settings.raw_output,
-            key=read_key({**os.environ, **(settings.environ or {})}),
-        )
-        listener = stack.enter_context(listen(base.address))
-        listener.setblocking(False)
-        agent = _start_agent(settings, base)
+        with limits_named("torch's launcher could not be started"):
+            base = _new_base(settings, stack)
+            listener = stack.enter_context(listen(base.address))
+            listener.setblocking(False)
+            agent = _start_agent(settings, base)
         try:
             yield Started(base, listener, agent)
         finally:
             if agent.poll() is None:  # interrupted before there was anybody to end it well
                 agent.terminate()
                 agent.wait()
+
+
+def _new_base(settings: TorchrunSettings, stack: ExitStack) -> Base:
+    return Base(
+        address=_new_address(stack),
+        token=secrets.token_hex(16),
+        logs=stack.enter_context(tempfile.TemporaryDirectory(prefix="phalanx-")),
+        checks=settings.checks,
+        own_output=not settings.raw_output,
+        key=read_key({**os.environ, **(settings.environ or {})}),
+    )
 
 
 def _new_address(stack: ExitStack) -> str:
