@@ -317,8 +317,7 @@ def test_a_scripts_own_error_is_shown_once_with_its_ranks_and_without_our_frames
 
 def test_when_nobody_reads_any_more_it_ends_without_a_word_of_ours(processes) -> None:
     answer = processes["talkative"]
-    assert answer.status == 1
-    assert "src/phalanx" not in answer.err and "Exception ignored" not in answer.err
+    assert (answer.status, answer.err) == (141, "")
 
 
 def test_sys_exit_with_a_text_is_a_failure_without_traceback(phalanx) -> None:

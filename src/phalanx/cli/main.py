@@ -1,12 +1,14 @@
 """The command line: `phalanx COMMAND ...`. One module per command; this one only chooses.
 
 Exit status: 0 all ranks succeeded; 1 a rank failed (the script's own error); 2 wrong usage;
-3 a verdict of ours (an error of the checks, a warning under --strict); 130 interrupted.
+3 a verdict of ours (an error of the checks, a warning under --strict); 130 interrupted; 141
+who reads the output has closed it (`| head`).
 """
 
 from __future__ import annotations
 
 import argparse
+import errno
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -14,6 +16,7 @@ from typing import NoReturn
 from phalanx import __version__
 from phalanx.cli import conformance, doctor, explain, report_run, run
 from phalanx.cli.live import look
+from phalanx.cli.streams import end_without_output, open_missing_streams
 
 DESCRIPTION = """\
 Run, test and debug torch.distributed programs: any number of ranks in one process,
@@ -33,7 +36,8 @@ examples:
   phalanx explain dumps/                 why did that job on the cluster hang?
 
 exit status: 0 all ranks succeeded; 1 a rank failed; 2 wrong usage;
-3 the checks found an error (a wrong call, mismatch, deadlock, ...); 130 interrupted
+3 the checks found an error (a wrong call, mismatch, deadlock, ...); 130 interrupted;
+141 who reads the output has closed it (| head)
 """
 
 COMMANDS = {
@@ -72,8 +76,26 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit status of a command. Without `argv` the process is the command's own."""
+    if argv is not None:
+        return _command(list(argv), owns_process=False)
+    open_missing_streams()
+    try:
+        status = _command(sys.argv[1:], owns_process=True)
+    except SystemExit as end:  # argparse has printed help, or what is wrong
+        status = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EIO, errno.EPIPE, errno.EFBIG):
+            raise
+        return end_without_output(error)
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        return end_without_output(error)
+    return status
+
+
+def _command(given: list[str], *, owns_process: bool) -> int:
     parser = make_parser()
-    given = list(sys.argv[1:] if argv is None else argv)
     arguments, unknown = parser.parse_known_args(given)
     if not given:
         parser.print_help(sys.stderr)
@@ -82,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"no command given; choose one of {', '.join(COMMANDS)}")
     if unknown:
         arguments.parser.error(f"unknown option: {' '.join(unknown)}")
-    arguments.owns_process = argv is None
+    arguments.owns_process = owns_process
     return int(arguments.handler(arguments))
 
 

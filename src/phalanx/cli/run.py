@@ -12,7 +12,8 @@ import os
 import re
 import sys
 import traceback
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -30,7 +31,7 @@ from phalanx.cli.run_end import (
     with_caught,
 )
 from phalanx.cli.self_spawned import WorldsPrinter, WorldsPrinters, alone_line, tell_launch
-from phalanx.cli.streams import redirected
+from phalanx.cli.streams import Outlet, OutputLost, end_without_output, redirected
 from phalanx.engines.torchrun.torchrun_options import LAUNCHER_FLAGS, WITH_VALUE
 from phalanx.errors import UsageError
 from phalanx.kinds import parse_checks
@@ -174,9 +175,8 @@ def handle(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:  # before the ranks began
         print("phalanx: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # the reader is gone; without this, Python complains when it exits
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+    except (OutputLost, BrokenPipeError) as error:
+        return end_without_output(error)
     except SyntaxError as error:
         print("".join(traceback.format_exception_only(error)), end="", file=sys.stderr)
         return 1
@@ -224,13 +224,14 @@ def _run(arguments: argparse.Namespace) -> int:
     with ExitStack() as stack:
         stack.push(recording)
         live = stack.enter_context(_live_display(arguments))
-        sinks = (None, None) if arguments.quiet else (sys.stdout, sys.stderr)
+        outlets = [] if arguments.quiet else [Outlet(sys.stdout), Outlet(sys.stderr)]
+        sinks: list[Any] = [*outlets] or [None, None]
         printers = [_printer(sink, None if launches else ranks, only) for sink in sinks]
         stack.enter_context(redirected(*printers))
         told: dict[str, Any] = {
             "on_findings": findings.extend,
             "on_tally": tallies.append,
-            "on_tick": lambda: _tick(printers, live),
+            "on_tick": lambda: _tick(printers, outlets, live),
             "on_watch": None if live is None else live.watch,
             "on_devices": lambda *which: shared.append(which),
             "on_journal": recording.follow,
@@ -247,6 +248,8 @@ def _run(arguments: argparse.Namespace) -> int:
         else:
             run = _on_processes if options.engine == "processes" else _on_threads
             initialised, error = outcome_of(lambda: run(program, options, told, printers))
+    for outlet in outlets:
+        outlet.check()
     print_findings(findings)
     if launches:
         error = next((world.error for world in launch.worlds if world.error), None)
@@ -365,11 +368,14 @@ def _on_processes(
     return run_program_in_processes(program, settings)
 
 
-def _tick(printers: list[Shown | None], live: LiveDisplay | None) -> None:
-    with suppress(BrokenPipeError):  # raised again for the rank that prints next
-        for printer in printers:
-            if printer is not None:
-                printer.tick()
+def _tick(
+    printers: list[Shown | None], outlets: Sequence[Outlet], live: LiveDisplay | None
+) -> None:
+    for printer in printers:
+        if printer is not None:
+            printer.tick()
+    for outlet in outlets:
+        outlet.check()
     if live is not None:
         live.tick()
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from phalanx.cli.streams import OutputLost
 from phalanx.errors import (
     HazardError,
     InvalidCallError,
@@ -76,6 +77,8 @@ def print_error(error: BaseException | None, initialised: bool, script: str) -> 
             f"{script} ended without a call of init_process_group: its ranks never "
             "formed a group, each ran on its own. Is this the right script?"
         )
+    if isinstance(error, OutputLost):
+        raise error
     if isinstance(error, KeyboardInterrupt):
         return 130
     if isinstance(error, (VerdictError, HazardError)):

@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import Any, TextIO
 
 from phalanx.cli.folded_output import FoldingPrinter
+from phalanx.cli.streams import OutputLost
 from phalanx.errors import HazardError, RankExited, UsageError, VerdictError
 from phalanx.report.layout import visible
 from phalanx.shown.folded_stack import error_text
@@ -84,6 +85,7 @@ class WorldsPrinters:
             for printer in self._printers:
                 printer.close()
         is_told = world.by_spawn or _is_exit(world.error)
+        is_told = is_told or isinstance(world.error, OutputLost)
         if world.error is not None and not is_told:
             world.status = self._tell(world.error)
 

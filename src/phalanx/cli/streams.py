@@ -11,7 +11,7 @@ import io
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Protocol, TextIO
 
@@ -36,6 +36,97 @@ class Printer(Protocol):
 
 
 Sink = Callable[[bytes], object]
+
+
+class OutputLost(Exception):
+    """What the command prints can be written no more. No `OSError`: programs catch those."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(error.strerror or str(error))
+        self.is_closed = isinstance(error, BrokenPipeError)
+        """Whether the reader has gone, as `| head` does, which is no fault."""
+
+
+class Outlet:
+    """Standard output or error as printers write to them. When it can be written no more, the
+    rank that happens to print is not to blame: the text is dropped, and `check`, which those
+    ask who wait for the ranks, raises `OutputLost`, once: they still wait for the ranks to be
+    stopped."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._lost: OutputLost | None = None
+        self._is_told = False
+
+    def write(self, text: str) -> int:
+        self._do(lambda: self._stream.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        self._do(self._stream.flush)
+
+    def _do(self, action: Callable[[], object]) -> None:
+        if self._lost is not None:
+            return
+        try:
+            action()
+        except OSError as error:
+            self._lost = OutputLost(error)
+
+    def check(self) -> None:
+        if self._lost is not None and not self._is_told:
+            self._is_told = True
+            raise self._lost
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def open_missing_streams() -> None:
+    """Give the process the standard streams that it was started without (`>&-`): otherwise the
+    next file that is opened gets their number, and what is printed."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            if os.open(os.devnull, os.O_RDWR) == number:
+                os.set_inheritable(number, True)
+                stream = open(number, mode, closefd=False)  # noqa: SIM115 - it is the process's
+                setattr(sys, name, stream)
+                setattr(sys, f"__{name}__", stream)
+
+
+LOST, READER_GONE = 1, 141
+"""Exit statuses: 141 is that of tools that SIGPIPE ends, as a shell tells it."""
+
+
+def end_without_output(error: Exception) -> int:
+    """The exit status of a command whose output can be written no more, said in a sentence
+    unless its reader has only seen enough."""
+    drop_output()
+    if isinstance(error, BrokenPipeError) or getattr(error, "is_closed", False):
+        return READER_GONE
+    with suppress(OSError, ValueError):
+        why = getattr(error, "strerror", None) or error
+        print(
+            f"phalanx: the output cannot be written: {why}; the command was ended. Make room "
+            "where it goes, or send it elsewhere",
+            file=sys.stderr,
+            flush=True,
+        )
+    return LOST
+
+
+def drop_output() -> None:
+    """What is still to be printed goes nowhere, or Python complains when it exits."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            try:
+                stream.flush()
+            except OSError:
+                os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 class _Forked:

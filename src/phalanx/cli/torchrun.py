@@ -8,11 +8,11 @@ import argparse
 import os
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from phalanx.cli.folded_output import FoldingPrinter
+from phalanx.cli.streams import Outlet
 from phalanx.engines.program import load_module, load_script
 from phalanx.engines.terminal import find_input
 from phalanx.engines.torchrun.addresses import own_address
@@ -130,6 +130,7 @@ class _Show:
         self._quiet = quiet
         self._live = live
         self._printers: dict[str, FoldingPrinter] = {}
+        self._outlets = Outlet(sys.stdout), Outlet(sys.stderr)
 
     def begin(self, ranks: int, here: range) -> None:
         self.close()
@@ -137,7 +138,8 @@ class _Show:
         shown = frozenset(here) if self._only is None else self._only & frozenset(here)
         if self._quiet or not shown:
             return
-        for stream, sink in (("out", sys.stdout), ("err", sys.stderr)):
+        for stream, outlet in zip(("out", "err"), self._outlets, strict=True):
+            sink: Any = outlet
             self._printers[stream] = FoldingPrinter(ranks, sink=sink, only=shown)
 
     def output(self, rank: int, stream: str, text: str) -> None:
@@ -149,9 +151,10 @@ class _Show:
         print(line, file=sys.stderr, flush=True)
 
     def tick(self) -> None:
-        with suppress(BrokenPipeError):
-            for printer in self._printers.values():
-                printer.tick()
+        for printer in self._printers.values():
+            printer.tick()
+        for outlet in self._outlets:
+            outlet.check()
         if self._live is not None:
             self._live.tick()
 

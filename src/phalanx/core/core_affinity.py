@@ -131,9 +131,12 @@ class CoreAffinity:
         torch's own among them, because a thread inherits its core."""
         if self.together:
             self.together = False
+            natives = set(self._shared_core.natives)
             self._shared_core.natives.clear()
-            for native in os.listdir(_TASKS):
-                self._send_away(int(native))
+            with suppress(OSError):  # a rank may have all files open that there can be
+                natives.update(map(int, os.listdir(_TASKS)))
+            for native in natives:
+                self._send_away(native)
 
     def step_out(self) -> None:
         """Before the calling thread starts a process, which would stay on the one core, or

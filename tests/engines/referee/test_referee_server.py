@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import resource
 import socket
 import sys
 import time
@@ -269,6 +270,28 @@ def test_no_bytes_of_strangers_end_the_referee(pieces) -> None:
         with suppress(ValueError):
             list(decoder.feed(piece))
     announced(b"".join(pieces))
+
+
+@pytest.mark.slow
+def test_a_crowd_of_half_open_connections_is_sent_away(server, monkeypatch) -> None:
+    monkeypatch.setattr("phalanx.engines.referee.referee_server.GREETING", 1.0)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 4096:
+        pytest.skip("too few files may be open")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 4096), hard))
+    address = ("127.0.0.1", server.offer.port)
+    try:
+        with ExitStack() as stack:
+            crowd = [
+                stack.enter_context(socket.create_connection(address, timeout=30))
+                for _ in range(1200)
+            ]
+            with say_hello(server, server.token) as rank:
+                rank.sendall(encode(wire.PING))
+                assert rank.recv(100)
+            assert all(is_hung_up(each) for each in crowd)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_half_open_connections_and_garbage_leave_room_for_ranks(server) -> None:

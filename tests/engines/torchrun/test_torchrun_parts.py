@@ -335,6 +335,26 @@ def test_a_caller_that_says_nothing_is_late(greeting, monkeypatch) -> None:
     assert welcomed == []
 
 
+def test_the_folder_of_logs_is_the_users_alone(monkeypatch) -> None:
+    monkeypatch.setattr(torchrun_start, "_start_agent", lambda settings, base: Agent())
+    with torchrun_start._started(SETTINGS) as started:
+        assert Path(started.base.logs).stat().st_mode & 0o077 == 0
+
+
+def test_the_agents_command_line_has_no_token(monkeypatch) -> None:
+    """Everybody can read it in the system's list of processes."""
+    lines: list[list[str]] = []
+
+    def start(line: list[str], **more: Any) -> Agent:
+        lines.append(line)
+        return Agent()
+
+    monkeypatch.setattr(torchrun_start.subprocess, "Popen", start)
+    with torchrun_start._started(SETTINGS) as started:
+        (line,) = lines
+        assert started.base.token not in " ".join(line)
+
+
 def test_the_name_of_the_socket_tells_nothing(monkeypatch) -> None:
     """Everybody can read it in /proc/net/unix."""
     monkeypatch.setattr(torchrun_start, "_start_agent", lambda settings, base: Agent())

@@ -22,6 +22,7 @@ import sys
 import threading
 from collections.abc import Sequence
 
+from phalanx.engines.machine_limits import limits_named
 from phalanx.engines.process_table import LOOK, Work, is_stopped, named
 from phalanx.engines.processes.coverage_in_ranks import VARIABLES
 from phalanx.errors import PhalanxError
@@ -99,7 +100,8 @@ class ForkServer:
         self._lock = threading.Lock()
         self._ready = False
         self._abandoned: list[int] = []
-        with theirs:
+        with theirs, contextlib.ExitStack() as failed:
+            failed.callback(ours.close)
             flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
             self._process = subprocess.Popen(
                 [_executable(), *flags, "-c", _BOOT, str(theirs.fileno())],
@@ -109,6 +111,7 @@ class ForkServer:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,  # Ctrl-C is for the program, which ends the ranks
             )
+            failed.pop_all()
         assert self._process.stdin is not None
         preload = preloadable()
         self._preloaded = set(preload)
@@ -233,7 +236,8 @@ def fork_server() -> ForkServer:
     global _one
     with _starting:
         if _one is None:
-            _one = ForkServer()
+            with limits_named("the ranks could not be started"):
+                _one = ForkServer()
         return _one
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from phalanx.backend.devices.device_map import visible_to_processes
+from phalanx.engines.machine_limits import limits_named
 from phalanx.engines.processes import inherited_settings
 from phalanx.engines.processes.call_on_ranks import CallInProgress
 from phalanx.engines.processes.fork_server import fork_server
@@ -228,7 +229,8 @@ class ProcessesEngine:
         ranks_alive, self._ranks_alive = self._ranks_alive, None
         if ranks_alive is not None and ranks_alive.is_ours:
             return ranks_alive
-        return self._new_ranks()
+        with limits_named("the ranks could not be started"):
+            return self._new_ranks()
 
     def _new_ranks(self) -> RankProcesses:
         settings = self.settings

@@ -81,6 +81,7 @@ from phalanx.emulation.stdlib.replaced_calls import enter_thread
 from phalanx.emulation.stdlib.signals import SignalDispatch
 from phalanx.emulation.stdlib.virtual_time import virtual_time
 from phalanx.engines.look.look_door import LookDoor
+from phalanx.engines.machine_limits import limits_named
 from phalanx.engines.outcome import Outcome, Outcomes, find_error
 from phalanx.engines.run_settings import (
     IDLE_STALL,
@@ -384,7 +385,8 @@ class _Run:
                     logs.relax()
         self._left_threads = end_helpers(self.session, self.baton)
         if launcher.interrupted is not None:
-            raise launcher.interrupted
+            with limits_named("the ranks could not be started"):
+                raise launcher.interrupted
         for strand in stuck:
             kill_processes(strand.local)
         if stuck:

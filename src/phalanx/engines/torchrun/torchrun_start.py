@@ -21,6 +21,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from phalanx.engines.machine_limits import limits_named
 from phalanx.engines.referee.referee_key import KEY, read_key
 from phalanx.engines.torchrun.launcher_messages import VARIABLE, Base, listen
 from phalanx.model import Tally, Verdict
@@ -104,18 +105,11 @@ class Started:
 @contextmanager
 def _started(settings: TorchrunSettings) -> Iterator[Started]:
     with ExitStack() as stack:
-        base = Base(
-            address=_new_address(stack),
-            token=secrets.token_hex(16),
-            logs=stack.enter_context(tempfile.TemporaryDirectory(prefix="phalanx-")),
-            checks=settings.checks,
-            own_output=not settings.raw_output,
-            key=read_key({**os.environ, **(settings.environ or {})}),
-            timed=settings.timeout is not None,
-        )
-        listener = stack.enter_context(listen(base.address))
-        listener.setblocking(False)
-        agent = _start_agent(settings, base)
+        with limits_named("torch's launcher could not be started"):
+            base = _new_base(settings, stack)
+            listener = stack.enter_context(listen(base.address))
+            listener.setblocking(False)
+            agent = _start_agent(settings, base)
         try:
             yield Started(base, listener, agent)
         finally:
@@ -126,6 +120,18 @@ def _started(settings: TorchrunSettings) -> Iterator[Started]:
                 except subprocess.TimeoutExpired:
                     agent.kill()
                     agent.wait()
+
+
+def _new_base(settings: TorchrunSettings, stack: ExitStack) -> Base:
+    return Base(
+        address=_new_address(stack),
+        token=secrets.token_hex(16),
+        logs=stack.enter_context(tempfile.TemporaryDirectory(prefix="phalanx-")),
+        checks=settings.checks,
+        own_output=not settings.raw_output,
+        key=read_key({**os.environ, **(settings.environ or {})}),
+        timed=settings.timeout is not None,
+    )
 
 
 def _new_address(stack: ExitStack) -> str:
