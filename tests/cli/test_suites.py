@@ -71,6 +71,15 @@ def test_a_report_names_the_test_of_the_rank(tmp_path: Path) -> None:
         assert named[1] == "test_ranks_run_pytest.py::test_mismatch"
 
 
+def test_no_test_is_named_where_several_come_to_the_line(tmp_path: Path) -> None:
+    one = ("-k", "one_makes_it")
+    for options, named in ((one, True), ((), False)):
+        done = run_suite(tmp_path, "shared_line", "-n", "2", pytest_options=options)
+        assert done.returncode == 3, done.stdout
+        assert "\nCollectiveMismatchError: rank 1 called new_group([1])" in done.stdout
+        assert ("\n  test  " in done.stdout) is named, done.stdout
+
+
 def test_tests_that_start_ranks_fail_for_what_became_of_them(tmp_path: Path) -> None:
     done = run_suite(tmp_path, "tests_start_ranks", pytest_options=("--tb=line",))
     text = done.stdout

@@ -98,7 +98,8 @@ def last_tests(journal: Journal) -> dict[int, str]:
 
 
 def with_tests_of_calls(found: Iterable[Verdict], journal: Journal) -> list[Verdict]:
-    """The verdicts with the tests in which the calls were made that they are about."""
+    """The verdicts with the tests in which the calls were made that they are about. A call at a
+    line that several tests come to may have been made in any of them: it names none."""
     began = began_in(journal)
     return [_with_tests_of_calls(each, journal, began) if began else each for each in found]
 
@@ -108,9 +109,9 @@ def _with_tests_of_calls(
 ) -> Verdict:
     tests: dict[int, str | None] = {}
     for ranks, op in _ops_in(verdict):
-        time = _time_of(op, journal)
-        for rank in ranks if time is not None else ():
-            tests.setdefault(rank, _test_at(time or 0.0, began.get(op.rank, ())))
+        possible = {_test_at(time, began.get(op.rank, ())) for time in _times_of(op, journal)}
+        if len(possible) == 1:
+            tests |= {rank: next(iter(possible)) for rank in ranks if rank not in tests}
     return with_tests(verdict, tests)
 
 
@@ -121,18 +122,17 @@ def _ops_in(verdict: Any) -> Iterator[tuple[tuple[int, ...], Op]]:
             yield block.ranks, op
 
 
-def _time_of(op: Op, journal: Journal) -> float | None:
-    """When a call was made: the last one of the same number, else at the same line."""
-    at_line = None
-    for event in journal.filter(rank=op.rank):
-        if event.site != op.site:
-            continue
-        at_line = event.time
-        if not isinstance(event, Posted) or event.name != op.name or op.number is None:
-            continue
-        if event.number == op.number:
-            return event.time
-    return at_line
+def _times_of(op: Op, journal: Journal) -> list[float]:
+    """When the call may have been made: at its line, with its number if one there has it."""
+    at_line = [event for event in journal.filter(rank=op.rank) if event.site == op.site]
+    numbered = [
+        event
+        for event in at_line
+        if isinstance(event, Posted)
+        and op.number is not None
+        and (event.name, event.number) == (op.name, op.number)
+    ]
+    return [event.time for event in numbered or at_line]
 
 
 def _test_at(time: float, began: Beginnings) -> str | None:
