@@ -433,6 +433,7 @@ JUSTIFIED = {
     "testing.pytest_compat.pytest_private": "options of a session that is ours",
     "testing.pytest_compat.fixture_standins": "the monkeypatch of a test",
     "testing.torch_compat.cases": OURS,
+    "cli.streams": "gives a process that was started without standard streams some",
     "backend.torch_private.private_meshes": "gives one mesh its maker while it is being made",
     "backend.torch_private.private_settings": "writes a setting of torch, as programs do",
 }

@@ -91,12 +91,7 @@ from phalanx.engines.run_settings import (
     rank_environ,
     tell_findings,
 )
-from phalanx.engines.snapshots import (
-    group_views,
-    is_debugging,
-    take_snapshot,
-    user_stacks,
-)
+from phalanx.engines.snapshots import group_views, is_debugging, take_snapshot, user_stacks
 from phalanx.engines.threads.helper_threads import end_helpers, join_helpers
 from phalanx.engines.threads.referee_host import Judge
 from phalanx.engines.threads.renumbering import exchange
