@@ -1,7 +1,7 @@
 """Inject faults into runs, at moments that a seed decides, and look at how each run ends.
 
     python -m tests.chaos.run [--count 500] [--minutes 30] [--seed 0] [--only FAULT]
-                              [--engine ENGINE] [--keep FOLDER]
+                              [--engine ENGINE] [--jobs N] [--keep FOLDER]
 
 Each injection is one `phalanx run` of `victim.py` in a process group and a temporary folder of
 its own. It has to end in time, with a status that is right for this fault, and to leave nothing
@@ -27,6 +27,8 @@ import tempfile
 import time
 import uuid
 from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -231,51 +233,86 @@ def shortcomings(injection: Injection, ending: Ending) -> list[str]:
     return found
 
 
+class Report:
+    """What has been found so far, told while it goes on. Used by one thread at a time."""
+
+    def __init__(self, keep: str | None) -> None:
+        self.done: Counter[str] = Counter()
+        self.short = 0
+        self._slowest = 0.0
+        self._keep = keep
+        self._begin = time.monotonic()
+
+    def note(self, number: int, injection: Injection, ending: Ending) -> None:
+        self.done[injection.engine] += 1
+        self._slowest = max(self._slowest, ending.seconds)
+        problems = shortcomings(injection, ending)
+        if problems:
+            self.short += 1
+            print(f"#{number} {injection}: {'; '.join(problems)}", flush=True)
+            print(f"    {' '.join(injection.command()[1:])}", flush=True)
+            if self._keep:
+                Path(self._keep).mkdir(parents=True, exist_ok=True)
+                Path(self._keep, f"{number}.txt").write_text(ending.output)
+        elif sys.stdout.isatty():
+            print(
+                f"\r{sum(self.done.values())} done, {self.short} fell short ",
+                end="",
+                flush=True,
+            )
+
+    def summary(self, kinds: int) -> str:
+        engines = ", ".join(f"{name} {count}" for name, count in sorted(self.done.items()))
+        minutes = (time.monotonic() - self._begin) / 60
+        return (
+            f"{sum(self.done.values())} injections of {kinds} kinds of faults ({engines}) in "
+            f"{minutes:.0f} min; {self.short} fell short; slowest {self._slowest:.0f} s"
+        )
+
+
+def inject_all(
+    injections: Sequence[Injection], report: Report, *, jobs: int, minutes: float
+) -> None:
+    """Several at a time: most of a run is waiting."""
+    end = time.monotonic() + minutes * 60
+
+    def one(injection: Injection) -> Ending | None:
+        if time.monotonic() > end:
+            return None
+        folder = Path(tempfile.mkdtemp(prefix="phalanx-chaos-"))
+        try:
+            return inject(injection, folder)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        for number, ending in enumerate(pool.map(one, injections)):
+            if ending is not None:
+                report.note(number, injections[number], ending)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--count", type=int, default=500)
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs at a time")
     parser.add_argument("--only", default="", help="faults with this in their name")
     parser.add_argument("--engine", default="", choices=("", *ENGINES))
     parser.add_argument("--keep", help="write the output of runs that fell short there")
     options = parser.parse_args()
-    choose, begin = random.Random(options.seed), time.monotonic()
+    choose = random.Random(options.seed)
     shared = set(os.listdir("/dev/shm"))
-    done: Counter[str] = Counter()
-    slowest, short = 0.0, 0
-    for number in range(options.count):
-        if time.monotonic() - begin > options.minutes * 60:
-            break
-        injection = draw(choose, only=options.only, engine=options.engine)
-        folder = Path(tempfile.mkdtemp(prefix="phalanx-chaos-"))
-        try:
-            ending = inject(injection, folder)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-        done[injection.engine] += 1
-        slowest = max(slowest, ending.seconds)
-        problems = shortcomings(injection, ending)
-        if problems:
-            short += 1
-            print(f"#{number} {injection}: {'; '.join(problems)}", flush=True)
-            print(f"    {' '.join(injection.command()[1:])}", flush=True)
-            if options.keep:
-                Path(options.keep).mkdir(parents=True, exist_ok=True)
-                Path(options.keep, f"{number}.txt").write_text(ending.output)
-        elif sys.stdout.isatty():
-            print(f"\r{number + 1} of {options.count}, {short} fell short ", end="", flush=True)
+    drawn = [
+        draw(choose, only=options.only, engine=options.engine) for _ in range(options.count)
+    ]
+    report = Report(options.keep)
+    inject_all(drawn, report, jobs=options.jobs, minutes=options.minutes)
     for name in sorted(set(os.listdir("/dev/shm")) - shared):
         print(f"/dev/shm has {name}, which was not there before", flush=True)
-        short += 1
-    kinds = len([fault for fault in FAULTS if options.only in fault.name])
-    print(
-        f"{sum(done.values())} injections of {kinds} kinds of faults in "
-        f"{(time.monotonic() - begin) / 60:.0f} min ("
-        + ", ".join(f"{name} {count}" for name, count in sorted(done.items()))
-        + f"); {short} fell short; the slowest run took {slowest:.0f} s"
-    )
-    return 1 if short else 0
+        report.short += 1
+    print(report.summary(len([fault for fault in FAULTS if options.only in fault.name])))
+    return 1 if report.short else 0
 
 
 if __name__ == "__main__":
