@@ -97,7 +97,7 @@ def test_tests_that_start_ranks_fail_for_what_became_of_them(tmp_path: Path) -> 
 
 
 def test_tests_that_did_not_run_are_named(tmp_path: Path) -> None:
-    done = run_suite(tmp_path, "one_hangs", "-n", "2", "--timeout", "1")
+    done = run_suite(tmp_path, "one_hangs", "-n", "2", "--timeout", "4")
     assert done.returncode == 3
     hung = of_rank(done.stdout, 1)
     assert "2 tests did not run" in hung
