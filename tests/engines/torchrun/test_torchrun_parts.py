@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from phalanx.engines.remote.control_messages import Position, Progress, Raised
@@ -317,7 +317,6 @@ JSON = st.none() | st.booleans() | st.integers() | st.text(max_size=9) | st.just
 FIELDS = [each.name for each in fields(Hello)]
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine
 @given(st.dictionaries(st.sampled_from(FIELDS), JSON | st.sampled_from(["secret", "agent"])))
 def test_any_fields_are_a_hello_or_none(given_fields) -> None:
     line = json.dumps(given_fields).encode()
