@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import pickle
 import shutil
 import socket
 import time
@@ -16,7 +18,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from phalanx.engines.remote.control_messages import Position, Progress, Raised
+from phalanx.engines.remote.control_messages import HowFar, Position, Progress, Raised, Where
+from phalanx.engines.remote.rank_main import RemoteRank
+from phalanx.engines.serialization import socket_wire
 from phalanx.engines.standstill import Standstill
 from phalanx.engines.torchrun import torchrun_options, torchrun_start
 from phalanx.engines.torchrun.addresses import interface_of, is_here, is_loopback, own_address
@@ -31,11 +35,14 @@ from phalanx.engines.torchrun.launcher_messages import (
     Done,
     Found,
     Hello,
+    OpenReferee,
+    RefereeIsOpen,
     Stopped,
     read_hello,
 )
 from phalanx.engines.torchrun.torchrun_launcher import Launch
 from phalanx.engines.torchrun.torchrun_options import arguments_for
+from phalanx.engines.torchrun.torchrun_rank import TorchrunRank
 from phalanx.errors import (
     CollectiveMismatchError,
     RankDied,
@@ -474,3 +481,16 @@ def test_what_ranks_before_a_restart_still_print_is_theirs(launch) -> None:
     assert launch._now.stderr == {}
     for each in (old_end, end, far):
         each.close()
+
+
+def test_a_launcher_may_ask_how_far_a_rank_is_before_it_answers() -> None:
+    here, there = multiprocessing.Pipe()
+    rank = TorchrunRank.__new__(TorchrunRank)
+    RemoteRank.__init__(rank, there, 2)
+    for message in (HowFar(), Where(7), RefereeIsOpen("an offer")):
+        socket_wire.send(here, pickle.dumps(message), [])
+    assert rank.ask(OpenReferee(None, 3)) == RefereeIsOpen("an offer")
+    told = [socket_wire.receive(here) for _ in range(3)]
+    assert told[:2] == [OpenReferee(None, 3), Progress(2, 0.0)]
+    assert isinstance(told[2], Position)
+    assert told[2].number == 7

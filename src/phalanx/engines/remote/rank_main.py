@@ -95,18 +95,20 @@ class RemoteRank:
     def _listen(self) -> None:
         with suppress(EOFError, OSError):
             while True:
-                order = receive(self._control)
-                if isinstance(order, HowFar):
-                    self.tell(self._progress())
-                elif isinstance(order, Where):
-                    if self.link is not None:
-                        self.link.flush()  # the run may end before the rank does
-                    self.tell(self._position(order.number))
-                else:
-                    self.take_order(order)
+                self.obey(receive(self._control))
         if os.getpgrp() == os.getpid():
             os.killpg(0, signal.SIGKILL)
         os.kill(os.getpid(), signal.SIGKILL)
+
+    def obey(self, order: Any) -> None:
+        if isinstance(order, HowFar):
+            self.tell(self._progress())
+        elif isinstance(order, Where):
+            if self.link is not None:
+                self.link.flush()  # the run may end before the rank does
+            self.tell(self._position(order.number))
+        else:
+            self.take_order(order)
 
     def take_order(self, order: Any) -> None:
         """In the second thread: what else the program of this engine may say."""

@@ -23,6 +23,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from phalanx.engines.program import Program, load_module, load_script
 from phalanx.engines.referee.referee_key import KEY, read_offer
+from phalanx.engines.remote.control_messages import HowFar, Where
 from phalanx.engines.remote.link import Link, SentAway, attach, attach_tcp
 from phalanx.engines.remote.rank_main import RemoteRank, die_with_parent, flush_streams
 from phalanx.engines.script_in_rank import as_script, execute
@@ -116,9 +117,11 @@ class TorchrunRank(RemoteRank):
             super().tell(message)
 
     def ask(self, message: Any) -> Any:
-        """Only before `listen`."""
+        """Only before `listen`. The launcher may ask how far the rank is before it answers."""
         self.tell(message)
-        return socket_wire.receive(self._control)
+        while isinstance(answer := socket_wire.receive(self._control), (HowFar, Where)):
+            self.obey(answer)
+        return answer
 
     def take_order(self, order: Any) -> None:
         """There are none but those that every remote rank knows."""
