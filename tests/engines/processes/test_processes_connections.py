@@ -137,3 +137,19 @@ def all_reduced() -> float:
 def test_a_group_of_the_engine_works_over_that_connection() -> None:
     with phalanx.World(**GLOO) as world:
         assert [world.run(all_reduced) for _ in range(2)] == [[2.0, 2.0]] * 2
+
+
+def leave_a_model_behind() -> None:
+    """The group has been destroyed when the model goes, and its last `Work` perhaps not yet."""
+    dist.init_process_group("gloo")
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(6, 1))
+    model(torch.ones(4, 6)).sum().backward()
+    dist.all_gather([torch.empty(1) for _ in range(2)], torch.ones(1))
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("checks", ["all", "none"])
+def test_a_model_may_outlive_its_group(checks) -> None:
+    with phalanx.World(init=False, timeout=20.0, checks=checks, **GLOO) as world:
+        for _ in range(20):
+            world.run(leave_a_model_behind)

@@ -49,6 +49,7 @@ from phalanx.engines.processes.rank_messages import (
 from phalanx.engines.remote.control_messages import DUMP_SIGNAL, Raised
 from phalanx.engines.remote.idle_threads import threads_joined
 from phalanx.engines.remote.link import attach
+from phalanx.engines.remote.object_lifetimes import outliving_patches
 from phalanx.engines.remote.rank_main import (
     RemoteRank,
     die_with_parent,
@@ -214,8 +215,10 @@ class _ProcessRank(RemoteRank):
             self.link = attach(
                 referee, rank=start.rank, fast_path=fast_path, kinds=start.options.kinds
             )
-        elif start.options.timeout is not None:
-            self.notice_calls()
+        else:
+            put_in(WATCHED, outliving_patches())
+            if start.options.timeout is not None:
+                self.notice_calls()
         self._meeting.open()
         coverage_in_ranks.begin()
         self.attach_terminal(start.input)

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from functools import wraps
 from types import FrameType
 from typing import Any
 
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from phalanx import callsite
 from phalanx.backend.evidence.env_groups import note_default_group
@@ -78,6 +80,7 @@ class Lives:
         yield from warning_patches()
 
     def _wrapped(self, model: Any) -> None:
+        _outlive(model)
         if self.replicas is not None:
             self.replicas.guarded(self.replicas.wrapped, model)
 
@@ -137,6 +140,32 @@ class Lives:
             self._notes.ring.add(note)
         for note in self.replicas.take() if self.replicas is not None else ():
             self._notes.ring.add(note)
+
+
+def _outlive(model: Any) -> None:
+    """Keep the group until the parts of DDP that are C++ are gone. If these had the last
+    reference, the group's threads would be joined with Python's lock held, and one that puts a
+    tensor away waits for that lock (`docs/upstream-bugs.md`); a reference of Python's is
+    dropped without the lock."""
+    for part in (getattr(model, "reducer", None), getattr(model, "logger", None)):
+        if part is not None:
+            weakref.finalize(part, _let_go, model.process_group).atexit = False
+
+
+def outliving_patches() -> Iterator[tuple[Any, str, Any]]:
+    """(owner, name, replacement) for a rank that is not watched."""
+    original = DistributedDataParallel.__init__
+
+    @wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        _outlive(self)
+
+    yield DistributedDataParallel, "__init__", init
+
+
+def _let_go(group: Any) -> None:
+    """Drop the reference that the caller has had."""
 
 
 def _tables_of(group: Any) -> Iterable[Any]:
