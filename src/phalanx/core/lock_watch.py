@@ -20,7 +20,6 @@ from __future__ import annotations
 import ctypes
 import faulthandler
 import fcntl
-import json
 import mmap
 import os
 import select
@@ -31,6 +30,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from json import dumps, loads
 from typing import Any
 
 from phalanx.system import getpid, monotonic
@@ -214,7 +214,7 @@ class _Companion:
 
     def write(self, message: dict[str, Any]) -> None:
         """What is to be watched, as far as there is room."""
-        text = json.dumps(message).encode()[: HEAD - TEXT]
+        text = dumps(message).encode()[: HEAD - TEXT]
         self._shared[TEXT : TEXT + len(text)] = text
         self._shared[24:32] = struct.pack("<II", self._runs, len(text))
 
@@ -222,7 +222,7 @@ class _Companion:
         self._told = True
         with suppress(OSError, ValueError):
             if select.select([self._line], [], [], ANSWER)[0]:
-                seen: dict[str, Any] = json.loads(self._line.recv(1 << 20))
+                seen: dict[str, Any] = loads(self._line.recv(1 << 20))
                 return seen
         return {}
 
