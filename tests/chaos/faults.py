@@ -91,7 +91,7 @@ FAULTS = (
     Fault("leaves_a_thread", (RIGHT,)),
     Fault("leaves_a_process", (RIGHT,)),
     Fault("forks_a_child", (RIGHT,)),
-    Fault("sleeps", (RIGHT,)),
+    Fault("sleeps", (RIGHT, JUDGED), r"(?i)stall", threads=(RIGHT,)),
     Fault("prints_strange_things", (RIGHT,)),
     # Somebody does it to the run.
     Fault("interrupted", (130, -2), outside="INT"),

@@ -139,7 +139,8 @@ def _strike(process: subprocess.Popen[bytes], strokes: list[str], rank: int) -> 
         process.stdout.close()
         return
     if strokes[0] in ("rank", "child"):
-        victims = _pids_of(process.pid, strokes[0] == "rank")[rank:][:1]
+        victims = _pids_of(process.pid, strokes[0] == "rank")
+        victims = victims[rank % max(1, len(victims)) :][:1]
         strokes = strokes[1:]
     for number, name in enumerate(strokes):
         if number:
