@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+
 from phalanx.model import Site
-from phalanx.source_text import branch_around_word, is_added_branch, only_call_of, only_call_on
+from phalanx.source_text import (
+    branch_around_word,
+    is_added_branch,
+    only_call_of,
+    only_call_on,
+    tree_of_text,
+)
 
 TEXT = """\
 def fit(self):
@@ -61,3 +69,20 @@ def test_branches_that_only_add_to_what_all_do(tmp_path) -> None:
     added = [line for line in range(1, 17) if is_added_branch(str(path), line)]
     assert added == [8]
     assert not is_added_branch(str(tmp_path / "none.py"), 8)
+
+
+def test_a_tree_that_another_thread_has_spoiled_is_none(monkeypatch) -> None:
+    def spoiled(text: str) -> None:
+        raise SystemError("AST constructor recursion depth mismatch (before=51, after=47)")
+
+    assert tree_of_text("a = 1") is not None
+    assert tree_of_text("a =") is None
+    monkeypatch.setattr("ast.parse", spoiled)
+    assert tree_of_text("a = 1") is None
+
+
+def test_no_garbage_is_collected_while_a_tree_is_made(monkeypatch) -> None:
+    seen = []
+    monkeypatch.setattr("ast.parse", lambda text: seen.append(gc.isenabled()))
+    tree_of_text("a = 1")
+    assert (seen, gc.isenabled()) == ([False], True)

@@ -16,6 +16,7 @@ from types import CodeType
 
 from phalanx.callsite import Mark, line_at, real_path
 from phalanx.model import Site
+from phalanx.system import without_collection
 
 _PASSED_THROUGH = (ast.With, ast.AsyncWith, ast.Try)
 """Statements whose body runs whenever they are reached."""
@@ -97,12 +98,21 @@ def _statement_at(node: ast.AST, line: int) -> tuple[str, ast.stmt | None]:
     return "", None
 
 
+def tree_of_text(text: str) -> ast.Module | None:
+    """Its syntax tree; None if it has none.
+
+    Python 3.11 counts for all threads together how deep such a tree is. If garbage is collected
+    while one is made, another thread may begin another one, and both fail with a `SystemError`.
+    """
+    try:
+        return without_collection(lambda: ast.parse(text))
+    except (SyntaxError, ValueError, RecursionError, SystemError):
+        return None
+
+
 @functools.lru_cache(maxsize=8)
 def _tree(lines: tuple[str, ...]) -> ast.Module | None:
-    try:
-        return ast.parse("".join(lines)) if lines else None
-    except (SyntaxError, ValueError):
-        return None
+    return tree_of_text("".join(lines)) if lines else None
 
 
 def parsed(file: str) -> ast.Module | None:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from types import CodeType
 
 from phalanx.callsite import Mark, line_at
-from phalanx.source_text import parsed
+from phalanx.source_text import parsed, tree_of_text
 
 _LOOKS = frozenset(
     {"device", "dim", "dtype", "ndim", "numel", "requires_grad", "shape", "size", "stride"}
@@ -107,11 +107,8 @@ def received_name(place: Mark) -> str | None:
     answer, who sent, is dropped."""
     lines = linecache.getlines(place[0].co_filename)
     line = line_at(*place)
-    try:
-        tree = ast.parse(lines[line - 1].strip() if 0 < line <= len(lines) else "")
-    except (SyntaxError, ValueError):
-        return None
-    if len(tree.body) != 1 or not isinstance(tree.body[0], ast.Expr):
+    tree = tree_of_text(lines[line - 1].strip() if 0 < line <= len(lines) else "")
+    if tree is None or len(tree.body) != 1 or not isinstance(tree.body[0], ast.Expr):
         return None
     call = tree.body[0].value
     if not isinstance(call, ast.Call) or getattr(call.func, "attr", None) != "recv":

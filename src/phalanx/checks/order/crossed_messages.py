@@ -29,7 +29,6 @@ loops around it stand (`message_loops.py`). The journal is read when the run has
 
 from __future__ import annotations
 
-import ast
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -49,7 +48,7 @@ from phalanx.checks.order.message_text import (
 from phalanx.journal.events import GroupRecord, Posted
 from phalanx.journal.reader import Journal
 from phalanx.model import CallBlock, Finding
-from phalanx.source_text import lines_together
+from phalanx.source_text import lines_together, tree_of_text
 
 KIND: Literal["crossed-order"] = "crossed-order"
 NEAR = 4
@@ -288,7 +287,8 @@ def _by_name(one: Message, other: Message) -> bool:
 
 
 def _side(name: str | None) -> int | None:
-    return direction_of_words(ast.parse(str(name), mode="eval"))
+    tree = tree_of_text(str(name))
+    return None if tree is None else direction_of_words(tree)
 
 
 def _words(name: str | None) -> set[str]:

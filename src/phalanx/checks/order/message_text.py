@@ -19,7 +19,7 @@ from itertools import islice
 from phalanx.callsite import line_at
 from phalanx.journal.events import Place
 from phalanx.model import Site
-from phalanx.source_text import function_around, parsed
+from phalanx.source_text import function_around, parsed, tree_of_text
 
 _DIRECTIONS = (
     (
@@ -166,7 +166,8 @@ def _text(call: ast.Call, first: int, function: ast.AST) -> MessageText:
 
 def names_in(text: str | None) -> list[str]:
     """The variables of an expression."""
-    nodes = ast.walk(ast.parse(text or "", mode="exec"))
+    tree = tree_of_text(text or "")
+    nodes = () if tree is None else ast.walk(tree)
     return sorted({each.id for each in nodes if isinstance(each, ast.Name)})
 
 

@@ -33,7 +33,7 @@ from phalanx.checks.results.noted_results import KIND, Lost
 from phalanx.journal.reader import Journal
 from phalanx.matching.hints import name_ranks
 from phalanx.model import CallBlock, Finding, Site
-from phalanx.source_text import expression
+from phalanx.source_text import expression, tree_of_text
 from phalanx.source_uses import asks_for_results, later_use
 
 WRITES = {
@@ -154,9 +154,8 @@ def call_at(place: Mark, name: str) -> ast.Call | None:
     """The call of this operation at a place, if the source shows one."""
     text = expression(place)
     names = (name, *_ALSO_CALLED.get(name, ()))
-    try:
-        tree = ast.parse(text or "")
-    except (SyntaxError, ValueError):
+    tree = tree_of_text(text or "")
+    if tree is None:
         return None
     calls = [
         node

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from phalanx.model import Site
+from phalanx.source_text import tree_of_text
 
 MOST_CALLERS = 3
 """How many functions are followed to the line that calls each."""
@@ -41,10 +42,7 @@ def tree_of(line: Site, file: str) -> ast.Module | None:
 
 @functools.lru_cache(maxsize=8)
 def _parse(lines: tuple[str, ...]) -> ast.Module | None:
-    try:
-        return ast.parse("".join(lines))
-    except (SyntaxError, ValueError, RecursionError):
-        return None
+    return tree_of_text("".join(lines))
 
 
 def levels_of(tree: ast.Module, line: int) -> list[StatementList]:
