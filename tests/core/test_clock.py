@@ -124,4 +124,4 @@ def test_timers_of_strands_woken_early_are_forgotten(bench) -> None:
 
     bench.run(waiter, waker)
     assert bench.log == [0.0]
-    assert not bench.baton._sleepers
+    assert not bench.baton._timers.pending

@@ -31,6 +31,7 @@ from phalanx.backend.session import RankContext, Session
 from phalanx.backend.torch_private import private
 from phalanx.backend.work import buffer_guard, completion, profiler_events
 from phalanx.backend.work.call_origin import OWN, is_waited_for, origin_here
+from phalanx.backend.work.steps import before_message
 from phalanx.backend.work.work import OpWork, OwnWork, wait_for
 from phalanx.checks.leak import KIND as LEAK
 from phalanx.core.strand import RUNNING, here
@@ -507,7 +508,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         visiting = strand.state is not RUNNING
         if visiting:
             baton.rejoin(strand)
-        baton.switch_point(strand)
+        before_message(call)
         if sample.is_cuda:
             device.record_arrival(call, sample)
         if private.recording and private.is_recorded():
@@ -530,7 +531,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         met = call.mailbox
         baton.critical = True
         try:
-            other = met.post_send(call) if sending else met.post_receive(call)
+            other = met.post_send(call) if sending else met.post_receive(call, call.source)
             if other is not None:
                 self._deliver(*((call, other) if sending else (other, call)))
         finally:

@@ -237,6 +237,8 @@ class Session:
         """The groups of each kind of mesh; see `mesh_groups.py`."""
         self.stores: dict[str, Store] = {}
         self.store_waiters: list[Strand] = []
+        self.store_names: dict[Any, int] = {}
+        """The stores that the program uses, in the order of their first use."""
         self.renumber: Callable[[RankContext, int], None] | None = None
         """Where ranks tell their numbers only when they make their group: lets one have the
         number that it says."""

@@ -11,18 +11,18 @@ touch it while the holder runs. What the holder does to anything else needs no l
 from __future__ import annotations
 
 import contextlib
-import heapq
-import itertools
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from phalanx.core.choices import Choices, Step, next_to_step
 from phalanx.core.clock import Clock, RealClock
 from phalanx.core.core_affinity import CoreAffinity, SharedCore
 from phalanx.core.schedule import FirstInFirstOut, Schedule
 from phalanx.core.strand import DONE, OUTSIDE, PARKED, READY, RUNNING, Strand, here
+from phalanx.core.timers import Timers
 from phalanx.errors import RankInterrupted, RankStopped
 from phalanx.system import monotonic, sleep
 
@@ -50,6 +50,7 @@ class Baton:
         self,
         *,
         schedule: Schedule | None = None,
+        choices: Choices | None = None,
         clock: Clock | None = None,
         switcher: Switcher | None = None,
         on_stuck: Callable[[], None] | None = None,
@@ -59,6 +60,8 @@ class Baton:
         self.schedule = schedule or FirstInFirstOut()
         in_order = isinstance(self.schedule, FirstInFirstOut)
         self._pick = None if in_order else self.schedule.pick
+        self.choices = choices
+        """In a run that is explored: they decide who goes on, and the schedule does not."""
         self.clock = clock or RealClock()
         self.switcher = switcher or Switcher()
         self.on_stuck = on_stuck
@@ -88,9 +91,7 @@ class Baton:
         self.frozen = False
         """Set while the holder runs a nested world: no other strand may get the baton."""
         self._ready: deque[Strand] = deque()
-        self._timers: list[tuple[float, int, Strand]] = []
-        self._timer_ids = itertools.count(1)
-        self._sleepers = 0
+        self._timers = Timers()
         self._outside = 0
         self._idle_at: float | None = None
         """When nobody ran at the last tick, and somebody was outside."""
@@ -170,8 +171,9 @@ class Baton:
             if holding:
                 strand.limit = deadline
                 if sleeping:
-                    self._set_timer(strand)
-                if self._sleepers or not self._ready or self._pick is not None:
+                    self._timers.set(strand)
+                by_choice = self._pick is not None or self.choices is not None
+                if self._timers.pending or not self._ready or by_choice:
                     granted = self._stop_running(strand, PARKED)
                 else:  # the same, written out: what nearly every collective comes to
                     strand.state = PARKED
@@ -222,6 +224,14 @@ class Baton:
         """A point at which the schedule may choose another strand."""
         if self.schedule.preempts and self._ready:
             self.give_way(strand)
+
+    def make_step(self, strand: Strand, step: Step) -> None:
+        """Block until the choices of the run, which must have some, let the strand do this."""
+        strand.step = step
+        try:
+            self.give_way(strand)
+        finally:
+            strand.step = None
 
     def leave(self, strand: Strand) -> None:
         """Pass the baton on before a native call that may block, perhaps until one of the
@@ -320,7 +330,7 @@ class Baton:
 
     def has_timer(self) -> bool:
         """Whether a strand counts on a timer, so that it continues by itself."""
-        return self._sleepers > 0
+        return self._timers.pending > 0
 
     def push_outside(self, strand: Strand, hand_overs: int) -> bool:
         """Take the baton from a holder that blocks, unless it has moved. The monitor calls
@@ -458,7 +468,7 @@ class Baton:
         return granted
 
     def _grant_if_free(self) -> Strand | None:
-        if self.holder is None and (self._ready or self._sleepers):
+        if self.holder is None and (self._ready or self._timers.pending):
             return self._grant(self._choose())
         return None
 
@@ -488,13 +498,15 @@ class Baton:
 
     def _choose(self) -> Strand | None:
         ready = self._ready
-        if self._sleepers:
+        if self._timers.pending:
             self._fire_due()
             if not ready and self.clock.jumps and not self._outside:
-                self.clock.jump_to(self._next_moment())
+                self.clock.jump_to(self._timers.next_moment(self.strands))
                 self._fire_due()
         if not ready:
             return None
+        if self.choices is not None:
+            return next_to_step(ready, self.choices)
         index = self._pick(len(ready)) if self._pick is not None and len(ready) > 1 else 0
         if index == 0:
             return ready.popleft()
@@ -506,7 +518,7 @@ class Baton:
         """No strand is outside or counts on a timer, and some strand waits."""
         return (
             not self._outside
-            and not self._sleepers
+            and not self._timers.pending
             and not self.stopping
             and any(s.state is PARKED for s in self.strands)
         )
@@ -515,7 +527,7 @@ class Baton:
         """Without the mutex: open the gate of the strand that was granted the baton, then block
         until this one is. A strand that left the baton free also watches the timers."""
         if granted is not strand:
-            if self._sleepers:
+            if self._timers.pending:
                 _open(granted)
                 while not strand.gate.acquire(True, self._patience()):
                     self.fire_due()
@@ -528,31 +540,20 @@ class Baton:
     def _patience(self) -> float:
         """Without the mutex: the seconds for which the calling thread may block; -1 means for
         ever."""
-        if not self._sleepers or self.holder is not None or self.clock.jumps:
+        if not self._timers.pending or self.holder is not None or self.clock.jumps:
             return -1
         with self._mutex:
-            return max(0.0, self._next_moment() - self.clock.now()) if self._sleepers else -1
+            if not self._timers.pending:
+                return -1
+            return max(0.0, self._timers.next_moment(self.strands) - self.clock.now())
 
-    # -- timers ---------------------------------------------------------------------------
-
-    def _set_timer(self, strand: Strand) -> None:
-        strand.timer = next(self._timer_ids)
-        self._sleepers += 1
-        heapq.heappush(self._timers, (strand.limit or 0.0, strand.timer, strand))
+    # -- time -----------------------------------------------------------------------------
 
     def _clear_timer(self, strand: Strand) -> None:
-        """Without the mutex. The heap entry of a strand that woke early stays; its number is no
-        longer valid."""
+        """Without the mutex."""
         with self._mutex:
             strand.timed_out = False
-            if strand.timer:
-                strand.timer = 0
-                self._sleepers -= 1
-
-    def _next_moment(self) -> float:
-        self._drop_void_timers()
-        limits = [s.limit for s in self.strands if s.state is PARKED and s.limit is not None]
-        return min([self._timers[0][0], *limits])
+            self._timers.clear(strand)
 
     def _let_time_pass(self) -> None:
         """Nobody runs, and a clock that jumps has not jumped, since strands are outside. Those
@@ -565,27 +566,13 @@ class Baton:
         if before is None:
             return
         outside = (strand for strand in self.strands if strand.state is OUTSIDE)
-        if self._sleepers and self.serves is not None and all(map(self.serves, outside)):
-            self.clock.jump_to(self._next_moment())
+        if self._timers.pending and self.serves is not None and all(map(self.serves, outside)):
+            self.clock.jump_to(self._timers.next_moment(self.strands))
         else:
             self.clock.jump_to(self.clock.now() + now - before)
 
-    def _drop_void_timers(self) -> None:
-        while self._timers and self._timers[0][1] != self._timers[0][2].timer:
-            heapq.heappop(self._timers)
-
     def _fire_due(self) -> None:
-        now = self.clock.now()
-        self._drop_void_timers()
-        due = [
-            strand
-            for strand in self.strands
-            if strand.limit is not None and strand.limit <= now and strand.state is PARKED
-        ]
-        for strand in sorted(due, key=lambda s: (s.limit, s.timer)):
-            if strand.timer:
-                strand.timer = 0
-                self._sleepers -= 1
+        for strand in self._timers.take_due(self.strands, self.clock.now()):
             strand.timed_out = True
             self._set_state(strand, READY)
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from phalanx.core.baton import Baton
+    from phalanx.core.choices import Step
 
 READY, RUNNING, PARKED, OUTSIDE, DONE = "ready", "running", "parked", "outside", "done"
 
@@ -50,6 +51,7 @@ class Strand:
         "rank",
         "refusals",
         "state",
+        "step",
         "thread",
         "notified",
         "timed_out",
@@ -85,6 +87,8 @@ class Strand:
         since."""
         self.thread: threading.Thread | None = None
         """A helper's thread object, as the program knows it."""
+        self.step: Step | None = None
+        """What it is about to do, where a run's `Choices` decide when."""
 
 
 def thread_of(strand: Strand | None) -> int:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from phalanx.backend.devices.device_map import DeviceMap
 from phalanx.backend.rank_errors import error_for
 from phalanx.checks.silencing import split_silenced
+from phalanx.core.choices import Choices
 from phalanx.emulation.modules.isolation_rule import IsolationRule
 from phalanx.emulation.state.environ import environ_of_process
 from phalanx.engines.outcome import check_findings
@@ -43,6 +44,8 @@ class Settings(Options):
     """Variables that ranks see besides those of this process."""
     as_torchrun: bool = True
     """Whether ranks find in their environment what torchrun sets."""
+    choices: Choices | None = None
+    """Who decides what may differ from run to run, in one that is explored."""
     late_numbers: bool = False
     """Whether ranks have no numbers before they make their default group."""
     modules: IsolationRule | None = None

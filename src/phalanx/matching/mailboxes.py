@@ -125,11 +125,18 @@ class GroupMailbox:
         self.sends.setdefault(call.peer, []).append(call)
         return None
 
-    def post_receive(self, call: Call) -> Call | None:
-        """A receive from `call.peer` (None: from anyone); the message it takes, if any."""
+    def sources_for(self, call: Call) -> list[int]:
+        """The members that have sent what a receive from any source may take, in order."""
+        pending = self.sends.get(call.member, ())
+        return sorted({send.member for send in pending if send.tag == call.tag})
+
+    def post_receive(self, call: Call, source: int = -1) -> Call | None:
+        """A receive from `call.peer` (None: from anyone); the message it takes, if any. From
+        anyone it takes that of `source`, if it is not negative."""
+        wanted = call.peer if call.peer is not None or source < 0 else source
         pending = self.sends.get(call.member, [])
         for index, send in enumerate(pending):
-            if send.tag == call.tag and call.peer in (None, send.member):
+            if send.tag == call.tag and wanted in (None, send.member):
                 return pending.pop(index)
         self.receives.setdefault(call.member, []).append(call)
         return None

@@ -21,8 +21,15 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from phalanx import callsite
 from phalanx.backend.call_events import store_used
 from phalanx.backend.session import RankContext
-from phalanx.backend.stores.store_keys import CHANGING, keys_in, remembering, uses_of_program
+from phalanx.backend.stores.store_keys import (
+    CHANGING,
+    STORE_READS,
+    keys_in,
+    remembering,
+    uses_of_program,
+)
 from phalanx.backend.stores.store_proofs import NOTHING, proof_of
+from phalanx.core.choices import Step
 from phalanx.core.strand import RUNNING, Strand, here
 from phalanx.errors import WrongCommand
 from phalanx.source_values import POLLED
@@ -145,6 +152,8 @@ def store_patches() -> list[tuple[Any, str, Any]]:
 
 def _waking(name: str, original: Any) -> Any:
     def change(self: Store, *args: Any, **kwargs: Any) -> Any:
+        if here.strand is not None and here.strand.baton.choices is not None:
+            _make_step(here.strand, self, name, args, kwargs)
         result = original(self, *args, **kwargs)
         if name == "queue_push" and isinstance(below := _underlying(self), InProcessStore):
             below.has_queues = True
@@ -162,6 +171,8 @@ def _polling(original: Any) -> Any:
     """`check` in a loop is how programs poll: give way, or the others never get to set it."""
 
     def check(self: Store, keys: list[str]) -> Any:
+        if here.strand is not None and here.strand.baton.choices is not None:
+            _make_step(here.strand, self, "check", (keys,), {})
         found = original(self, keys)
         strand = here.strand
         if not found and strand is not None:
@@ -172,6 +183,18 @@ def _polling(original: Any) -> Any:
         return found
 
     return check
+
+
+def _make_step(strand: Strand, store: Any, name: str, args: Any, kwargs: Any) -> None:
+    """In a run that is explored: let others come first to the keys that the program names."""
+    names = strand.local.session.store_names
+    uses = list(uses_of_program(store, name, args, kwargs))
+    if uses:
+        places = [("store", names.setdefault(use[0], len(names)), use[1]) for use in uses]
+        writes = name not in STORE_READS
+        step = Step(f"store.{name}", *places, writes=writes, mark=callsite.mark(2))
+        with holding_baton(strand):
+            strand.baton.make_step(strand, step)
 
 
 def _note(
@@ -227,6 +250,8 @@ def _waiting_for_keys(name: str, original: Any) -> Any:
         given = dict(zip(_PARAMETERS[name], args, strict=False), **kwargs)
         keys, timeout = given.get("keys", given.get("key")), given.get("timeout")
         wanted = keys_in(keys)
+        if here.strand is not None and here.strand.baton.choices is not None:
+            _make_step(here.strand, self, name, args, kwargs)
         if here.strand is not None and wanted and given.get("block", True):
             if name == "queue_pop":
                 self.queue_len(keys)  # a store that has no queues says so here, at once

@@ -328,6 +328,7 @@ class _Run:
         self.switcher = RankSwitcher()
         self.baton = Baton(
             schedule=schedule_from_seed(settings.seed),
+            choices=settings.choices,
             clock=clock or RealClock(),
             switcher=self.switcher,
             callback_thread=self._start_callback_thread,

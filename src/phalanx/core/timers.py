@@ -1,0 +1,57 @@
+"""Deadlines of strands: the timers that they count on, and the limits that only end a wait.
+
+Used by the baton, which holds its mutex meanwhile.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Iterable
+
+from phalanx.core.strand import PARKED, Strand
+
+
+class Timers:
+    """Who counts on which deadline. A strand has one at a time, `strand.limit`."""
+
+    def __init__(self) -> None:
+        self.pending = 0
+        """How many strands count on a timer."""
+        self._heap: list[tuple[float, int, Strand]] = []
+        self._ids = itertools.count(1)
+
+    def set(self, strand: Strand) -> None:
+        """The strand counts on its limit."""
+        strand.timer = next(self._ids)
+        self.pending += 1
+        heapq.heappush(self._heap, (strand.limit or 0.0, strand.timer, strand))
+
+    def clear(self, strand: Strand) -> None:
+        """The entry of a strand that woke early stays; its number is no longer valid."""
+        if strand.timer:
+            strand.timer = 0
+            self.pending -= 1
+
+    def next_moment(self, strands: Iterable[Strand]) -> float:
+        """When the next deadline of any kind is; a timer must be pending."""
+        self._drop_void()
+        limits = [s.limit for s in strands if s.state is PARKED and s.limit is not None]
+        return min([self._heap[0][0], *limits])
+
+    def take_due(self, strands: Iterable[Strand], now: float) -> list[Strand]:
+        """Those whose deadline has passed, first come first; their timers are cleared."""
+        self._drop_void()
+        due = [
+            strand
+            for strand in strands
+            if strand.limit is not None and strand.limit <= now and strand.state is PARKED
+        ]
+        due.sort(key=lambda strand: (strand.limit, strand.timer))
+        for strand in due:
+            self.clear(strand)
+        return due
+
+    def _drop_void(self) -> None:
+        while self._heap and self._heap[0][1] != self._heap[0][2].timer:
+            heapq.heappop(self._heap)
