@@ -29,6 +29,7 @@ LAYERS = {
 LAYERS["backend"] = {*LAYERS}
 LAYERS["emulation"] = {*LAYERS}
 LAYERS["engines"] = {*LAYERS}
+LAYERS["explore"] = {*LAYERS}
 LAYERS["explain"] = {*LAYERS}
 LAYERS["doors"] = {*LAYERS}
 LAYER_OF = {
@@ -39,6 +40,7 @@ LAYER_OF = {
     "testing": "doors",
     "conformance": "doors",
     "explain": "explain",
+    "explore": "explore",
     "engines": "engines",
     "emulation": "emulation",
     "backend": "backend",

@@ -1,0 +1,1 @@
+"""All orders of a program that matter: schedules, how their runs are judged, and replays."""

@@ -1,0 +1,1 @@
+"""Strategies: which of the possible next steps goes first. One module for each policy."""

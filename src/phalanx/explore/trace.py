@@ -1,0 +1,79 @@
+"""What a run that is explored has chosen: one event for each step, in order. No torch.
+
+Written by `run_choices.py`, read by strategies, by replays and by the story of a failure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+Thread = tuple[int, int]
+"""A rank, and the number of its thread: 0 its own, then those that it started, in order."""
+
+Clock = tuple[tuple[Thread, int], ...]
+"""For each thread, how many of its events are known to have happened."""
+
+
+class Candidate(NamedTuple):
+    """A thread that could make its step."""
+
+    thread: Thread
+    kind: str
+    places: tuple[Hashable, ...]
+    writes: bool
+
+
+class Event(NamedTuple):
+    """A step that was made, or the value that it ended with."""
+
+    thread: Thread
+    kind: str
+    places: tuple[Hashable, ...]
+    writes: bool
+    mark: Any
+    """The program's line, as `callsite.mark` gives it."""
+    chosen: int
+    """The index in `candidates` or `values`."""
+    usual: int
+    """The index that the default order has there: the thread of the event before goes on if it
+    can, else the first; of values the first."""
+    candidates: tuple[Candidate, ...]
+    """All that could make a step; empty for a value."""
+    values: tuple[str, ...]
+    """What a value was chosen from; empty for a step."""
+    known: dict[Thread, int]
+    """The event's vector clock when it happens, itself included."""
+
+    @property
+    def is_usual(self) -> bool:
+        return self.chosen == self.usual
+
+
+@dataclass
+class Trace:
+    """The events of one run."""
+
+    events: list[Event] = field(default_factory=list)
+
+    def deviations(self) -> dict[int, int]:
+        """Where the run left the default order: index of the event, and what was chosen."""
+        return {
+            index: event.chosen for index, event in enumerate(self.events) if not event.is_usual
+        }
+
+
+def conflicts(one: Candidate | Event, other: Candidate | Event) -> bool:
+    """Whether their order may matter: they share a place and one of them writes."""
+    if not (one.writes or other.writes):
+        return False
+    return any(place in other.places for place in one.places)
+
+
+def usual_of(candidates: Sequence[Candidate], last: Thread | None) -> int:
+    """The index of the thread that goes on in the default order."""
+    for index, candidate in enumerate(candidates):
+        if candidate.thread == last:
+            return index
+    return 0
