@@ -12,7 +12,7 @@ from typing import Any
 from phalanx.core.choices import Step
 from phalanx.core.strand import Strand
 from phalanx.explore.strategy import Strategy
-from phalanx.explore.trace import Candidate, Event, Thread, Trace, usual_of
+from phalanx.explore.trace import Candidate, Choice, Thread, Trace, usual_of
 
 
 class RunChoices:
@@ -71,9 +71,9 @@ class RunChoices:
             kept = self._written if candidate.writes else self._read
             _merge(kept.setdefault(place, {}), known)
         self._last = thread
-        event = Event(*candidate, mark, chosen, usual, candidates, values, dict(known))
-        self.trace.events.append(event)
-        self._strategy.made(event)
+        choice = Choice(*candidate, mark, chosen, usual, candidates, values, dict(known))
+        self.trace.choices.append(choice)
+        self._strategy.made(choice)
 
     def _candidate(self, strand: Strand, step: Step | None) -> Candidate:
         assert step is not None

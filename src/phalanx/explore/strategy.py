@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from phalanx.explore.trace import Candidate, Event, Trace
+from phalanx.explore.trace import Candidate, Choice, Trace
 
 
 class Strategy(Protocol):
@@ -22,12 +22,12 @@ class Strategy(Protocol):
         """Which of them makes its step next."""
         ...
 
-    def pick_value(self, event: Candidate, values: Sequence[str], trace: Trace) -> int:
+    def pick_value(self, step: Candidate, values: Sequence[str], trace: Trace) -> int:
         """In which way the step ends; 0 is the usual one."""
         ...
 
-    def made(self, event: Event) -> None:
-        """The event happened: it has just become the last one of the trace."""
+    def made(self, choice: Choice) -> None:
+        """The choice was made: it has just become the last one of the trace."""
         ...
 
     def end(self, trace: Trace) -> None:

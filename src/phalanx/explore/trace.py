@@ -1,4 +1,4 @@
-"""What a run that is explored has chosen: one event for each step, in order. No torch.
+"""What a run that is explored has chosen: one choice after the other. No torch.
 
 Written by `run_choices.py`, read by strategies, by replays and by the story of a failure.
 """
@@ -12,9 +12,6 @@ from typing import Any, NamedTuple
 Thread = tuple[int, int]
 """A rank, and the number of its thread: 0 its own, then those that it started, in order."""
 
-Clock = tuple[tuple[Thread, int], ...]
-"""For each thread, how many of its events are known to have happened."""
-
 
 class Candidate(NamedTuple):
     """A thread that could make its step."""
@@ -25,7 +22,7 @@ class Candidate(NamedTuple):
     writes: bool
 
 
-class Event(NamedTuple):
+class Choice(NamedTuple):
     """A step that was made, or the value that it ended with."""
 
     thread: Thread
@@ -37,14 +34,14 @@ class Event(NamedTuple):
     chosen: int
     """The index in `candidates` or `values`."""
     usual: int
-    """The index that the default order has there: the thread of the event before goes on if it
+    """The index that the default order has there: the thread of the choice before goes on if it
     can, else the first; of values the first."""
     candidates: tuple[Candidate, ...]
     """All that could make a step; empty for a value."""
     values: tuple[str, ...]
     """What a value was chosen from; empty for a step."""
     known: dict[Thread, int]
-    """The event's vector clock when it happens, itself included."""
+    """Its vector clock: of each thread, how many choices had happened, itself included."""
 
     @property
     def is_usual(self) -> bool:
@@ -53,18 +50,20 @@ class Event(NamedTuple):
 
 @dataclass
 class Trace:
-    """The events of one run."""
+    """The choices of one run, in order."""
 
-    events: list[Event] = field(default_factory=list)
+    choices: list[Choice] = field(default_factory=list)
 
     def deviations(self) -> dict[int, int]:
-        """Where the run left the default order: index of the event, and what was chosen."""
+        """Where the run left the default order: index of the choice, and what was chosen."""
         return {
-            index: event.chosen for index, event in enumerate(self.events) if not event.is_usual
+            index: event.chosen
+            for index, event in enumerate(self.choices)
+            if not event.is_usual
         }
 
 
-def conflicts(one: Candidate | Event, other: Candidate | Event) -> bool:
+def conflicts(one: Candidate | Choice, other: Candidate | Choice) -> bool:
     """Whether their order may matter: they share a place and one of them writes."""
     if not (one.writes or other.writes):
         return False

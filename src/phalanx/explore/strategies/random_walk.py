@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from phalanx.explore.trace import Candidate, Event, Trace
+from phalanx.explore.trace import Candidate, Choice, Trace
 
 
 class RandomWalk:
@@ -24,9 +24,9 @@ class RandomWalk:
     def pick(self, candidates: Sequence[Candidate], usual: int, trace: Trace) -> int:
         return self._random.randrange(len(candidates))
 
-    def pick_value(self, event: Candidate, values: Sequence[str], trace: Trace) -> int:
+    def pick_value(self, step: Candidate, values: Sequence[str], trace: Trace) -> int:
         return self._random.randrange(len(values))
 
-    def made(self, event: Event) -> None: ...
+    def made(self, choice: Choice) -> None: ...
 
     def end(self, trace: Trace) -> None: ...

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from phalanx.explore.trace import Candidate, Event, Trace
+from phalanx.explore.trace import Candidate, Choice, Trace
 
 
-class Replay:
+class FollowedChoices:
     """Runs once. `missed` says whether a deviation could not be followed: the program is not
     the same any more, or has a source of chance that nobody controls."""
 
@@ -23,15 +23,15 @@ class Replay:
         return not before
 
     def pick(self, candidates: Sequence[Candidate], usual: int, trace: Trace) -> int:
-        return self._follow(len(trace.events), usual, len(candidates))
+        return self._follow(len(trace.choices), usual, len(candidates))
 
-    def pick_value(self, event: Candidate, values: Sequence[str], trace: Trace) -> int:
-        return self._follow(len(trace.events), 0, len(values))
+    def pick_value(self, step: Candidate, values: Sequence[str], trace: Trace) -> int:
+        return self._follow(len(trace.choices), 0, len(values))
 
-    def made(self, event: Event) -> None: ...
+    def made(self, choice: Choice) -> None: ...
 
     def end(self, trace: Trace) -> None:
-        self.missed |= any(index >= len(trace.events) for index in self._deviations)
+        self.missed |= any(index >= len(trace.choices) for index in self._deviations)
 
     def _follow(self, index: int, usual: int, count: int) -> int:
         chosen = self._deviations.get(index, usual)
