@@ -99,3 +99,29 @@ def test_from_a_shell(script, tmp_path, line, status, out, err) -> None:
     assert (done.returncode, out in done.stdout) == (status, True), done
     assert done.stderr == "" if err is None else err in done.stderr, done
     assert "Traceback" not in done.stderr and done.stderr.count("\n") <= 1
+
+
+CLOSES = """
+import sys
+import torch.distributed as dist
+dist.init_process_group("gloo")
+if dist.get_rank() == 1:
+    sys.stdout.close()
+    assert sys.stdout.closed
+    try:
+        print("lost")
+    except ValueError as error:
+        print(error, file=sys.stderr)
+dist.barrier()
+if dist.get_rank() == 0:
+    print("goes on", sys.stdout.closed)
+dist.destroy_process_group()
+"""
+
+
+def test_a_rank_closes_standard_output_for_itself_alone(tmp_path, capsys) -> None:
+    (tmp_path / "closes.py").write_text(CLOSES)
+    assert main(["run", "-n", "2", str(tmp_path / "closes.py")]) == 0
+    out, err = capsys.readouterr()
+    assert out.split() == ["[0]", "goes", "on", "False"]
+    assert err.split("\n")[0].split()[:2] == ["[1]", "I/O"]

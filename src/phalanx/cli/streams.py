@@ -165,6 +165,8 @@ class RankStream(io.TextIOBase):
         self._unfinished = ""
         self._decoders: dict[int | None, Any] = {}
         """Decoders of bytes, by rank: a character may come in pieces."""
+        self._closed_by: set[int] = set()
+        """The ranks that have closed it."""
 
     def write(self, text: str) -> int:
         if not isinstance(text, str):
@@ -175,6 +177,7 @@ class RankStream(io.TextIOBase):
                 self._write_labelled(text, f"[{_forked.rank}] ")
                 return len(text)
             return self._original.write(text)
+        self._check_open(strand.rank)
         sink = self.sink()
         strand.baton.progress += 1
         if sink is None:
@@ -223,11 +226,24 @@ class RankStream(io.TextIOBase):
         strand = here.strand
         if strand is None:
             self._original.flush()
-        elif self.printer is not None and self._original.isatty():
+            return
+        self._check_open(strand.rank)
+        if self.printer is not None and self._original.isatty():
             self.printer.prompt(strand.rank)
 
     def close(self) -> None:
-        """Does nothing: the stream belongs to all ranks."""
+        """For the calling rank; others go on, and who is no rank closes nothing."""
+        if here.strand is not None:
+            self._closed_by.add(here.strand.rank)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the calling rank has closed it."""
+        return here.strand is not None and here.strand.rank in self._closed_by
+
+    def _check_open(self, rank: int) -> None:
+        if rank in self._closed_by:
+            raise ValueError("I/O operation on closed file.")
 
     def fileno(self) -> int:
         """`input` asks for it, and then writes its prompt without this object."""
