@@ -1,0 +1,107 @@
+"""What an exploration was asked for: how many schedules, which strategy, which faults.
+
+Used by `phalanx.explore`, by the command line and by the pytest plugin, so that all three
+refuse the same values with the same words. Must never import torch: a wrong command line ends
+here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+from phalanx.errors import UsageError
+
+STRATEGIES = ("pos", "pct", "random", "exhaustive")
+COMPARED = ("values", "output", "parameters")
+"""What must be equal in all orders, unless the user leaves it out."""
+FAULTS = ("kill", "delay", "partition", "drop_store", "corrupt", "raise_", "stop")
+"""The kinds of faults that can be drawn by name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExploreOptions:
+    """Raises `UsageError` for what cannot work.
+
+    >>> ExploreOptions(schedules=500, strategy="pct").schedules
+    500
+    """
+
+    schedules: int = 200
+    """How many runs at most. The exhaustive search may end before."""
+    seconds: float | None = None
+    """No schedule begins after so many seconds."""
+    strategy: str = "pos"
+    seed: int = 0
+    """Of the strategy, and of the faults that are drawn."""
+    faults: tuple[Any, ...] = ()
+    """Kinds of faults to draw, by name, or a plan of faults that every run has."""
+    compare: tuple[str, ...] = COMPARED
+    store: str | None = ".phalanx"
+    """The folder that keeps failures; None: none are kept."""
+    replay: str | None = None
+    """The token of the one run to repeat."""
+
+    def __post_init__(self) -> None:
+        if not _is_whole(self.schedules) or self.schedules < 1:
+            raise UsageError(
+                f"schedules={self.schedules!r}: give how many schedules to try as a whole "
+                "number from 1, e.g. schedules=200"
+            )
+        if self.seconds is not None and not _is_time(self.seconds):
+            raise UsageError(
+                f"seconds={self.seconds!r}: give how many seconds to go on as a number above "
+                "0, e.g. seconds=60, or None for no limit"
+            )
+        if self.strategy not in STRATEGIES:
+            listed = ", ".join(map(repr, STRATEGIES))
+            raise UsageError(f"strategy={self.strategy!r}: choose one of {listed}")
+        if not _is_whole(self.seed) or self.seed < 0:
+            raise UsageError(f"seed={self.seed!r}: a seed is a whole number from 0 on")
+        _check_names("compare", self.compare, COMPARED, example="compare=('values',)")
+        drawn = [each for each in self.faults if isinstance(each, str)]
+        _check_names("faults", drawn, FAULTS, example="faults=('kill', 'delay')")
+        if self.replay is not None and not (isinstance(self.replay, str) and self.replay):
+            raise UsageError(
+                f"replay={self.replay!r}: give the token that a failure's report ends with"
+            )
+
+    @classmethod
+    def of(cls, **given: Any) -> ExploreOptions:
+        """From what a user gave: lists for tuples, and names with commas between them."""
+        for name in ("faults", "compare"):
+            if name in given:
+                given[name] = _names(name, given[name])
+        return cls(**given)
+
+
+def _names(name: str, given: Any) -> tuple[Any, ...]:
+    if isinstance(given, str):
+        words = tuple(word.strip() for word in given.split(","))
+        return () if words in (("",), ("none",)) else words
+    if isinstance(given, Iterable):
+        return tuple(given)
+    raise UsageError(f"{name}={given!r}: give a list, or names with commas between them")
+
+
+def _check_names(name: str, given: Iterable[Any], known: tuple[str, ...], example: str) -> None:
+    for each in given:
+        if each not in known:
+            near = get_close_matches(str(each), known, 1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise UsageError(
+                f"{name}={each!r}: there are {', '.join(map(repr, known))}{hint}; "
+                f"write e.g. {example}"
+            )
+
+
+def _is_whole(given: Any) -> bool:
+    return isinstance(given, int) and not isinstance(given, bool)
+
+
+def _is_time(given: Any) -> bool:
+    is_number = isinstance(given, (int, float)) and not isinstance(given, bool)
+    return is_number and math.isfinite(given) and given > 0

@@ -1,0 +1,49 @@
+"""What an exploration is asked for, as a value: what is refused, and with which words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from phalanx.errors import UsageError
+from phalanx.explore.explore_options import COMPARED, ExploreOptions
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"schedules": 0}, "schedules=0: give how many schedules to try as a whole number"),
+        ({"schedules": True}, "schedules=True: give how many schedules"),
+        ({"schedules": 2.5}, "schedules=2.5: give how many schedules"),
+        ({"seconds": 0}, "seconds=0: give how many seconds to go on as a number above 0"),
+        ({"seconds": float("inf")}, "seconds=inf: give how many seconds"),
+        ({"seconds": "60"}, "seconds='60': give how many seconds"),
+        ({"strategy": "dfs"}, "strategy='dfs': choose one of 'pos', 'pct', 'random', 'exhau"),
+        ({"seed": -1}, "seed=-1: a seed is a whole number from 0 on"),
+        (
+            {"compare": "value"},
+            "compare='value': there are 'values', 'output', 'parameters'; d",
+        ),
+        ({"compare": 3}, "compare=3: give a list, or names with commas between them"),
+        ({"faults": "kil"}, "faults='kil': there are 'kill', "),
+        ({"faults": "kill,rain"}, "faults='rain': there are 'kill', "),
+        ({"replay": ""}, "replay='': give the token that a failure's report ends with"),
+    ],
+)
+def test_what_cannot_work_is_refused(given: dict[str, Any], text: str) -> None:
+    with pytest.raises(UsageError) as error:
+        ExploreOptions.of(**given)
+    assert text in str(error.value)
+
+
+def test_names_come_as_a_list_or_with_commas() -> None:
+    assert ExploreOptions.of(faults="kill, delay").faults == ("kill", "delay")
+    assert ExploreOptions.of(faults=["kill"], compare=["values"]).compare == ("values",)
+    assert ExploreOptions.of(compare="none").compare == ()
+    assert ExploreOptions.of().compare == COMPARED
+
+
+def test_a_plan_of_faults_is_taken_as_it_is() -> None:
+    plan = object()
+    assert ExploreOptions.of(faults=[plan]).faults == (plan,)
