@@ -28,6 +28,7 @@ EXPORTS = [
     "UnwaitedWorkError",
     "UsageError",
     "World",
+    "explore",
     "run",
 ]
 
@@ -37,7 +38,15 @@ OPTIONS = (
     "isolate=(), record=None, record_limit=256"
 )
 
+EXPLORE_OPTIONS = (
+    "ranks, schedules=200, seconds=None, strategy='random', seed=0, faults=(), "
+    "compare=('values', 'output', 'parameters'), replay=None, raises=True, on_progress=None, "
+    "backend=None, device=None, gpus=None, clock='virtual', checks='all', profile=None, "
+    "completion=None, timeout=None, init=True, isolate=()"
+)
+
 SIGNATURES = {
+    "explore": f"(fn, *args, {EXPLORE_OPTIONS}, **kwargs)",
     "run": f"(fn, *args, {OPTIONS}, **kwargs)",
     "World": f"(*, {OPTIONS}, replay=None)",
     "World.run": "(self, fn, *args, **kwargs)",

@@ -10,6 +10,7 @@
 """
 
 import os as _os
+from importlib import import_module as _import_module
 from typing import TYPE_CHECKING, Any
 
 from phalanx.errors import (
@@ -30,6 +31,7 @@ from phalanx.errors import (
 
 if TYPE_CHECKING:
     from phalanx.engines.world import World, run
+    from phalanx.explore.explorer import explore as explore
 
 __all__ = [
     "BackendHazardError",
@@ -46,6 +48,7 @@ __all__ = [
     "UnwaitedWorkError",
     "UsageError",
     "World",
+    "explore",
     "run",
 ]
 
@@ -62,6 +65,8 @@ def __getattr__(name: str) -> Any:
         from phalanx.engines import world
 
         return getattr(world, name)
+    if name == "explore":
+        return _import_module("phalanx.explore")  # which can be called
     raise AttributeError(f"module 'phalanx' has no attribute {name!r}")
 
 

@@ -1,0 +1,84 @@
+"""One run of a program under given choices: what it was, and what came of it.
+
+A `Subject` knows how to run the program once. `run_once` lets a strategy choose and returns the
+trace of the run with its outcome. Whoever explores, shrinks or replays comes through here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from phalanx.core.choices import Choices
+from phalanx.explore.run_choices import RunChoices
+from phalanx.explore.strategy import Strategy
+from phalanx.explore.trace import Trace
+from phalanx.journal.reader import Journal
+from phalanx.model import Verdict
+
+
+@dataclass
+class RunOutcome:
+    """What came of one run."""
+
+    error: BaseException | None = None
+    """What `phalanx.run` would raise; None: all ranks ended well."""
+    findings: Sequence[Verdict] = ()
+    """What checks found that is no error."""
+    values: Sequence[Any] = ()
+    """What each rank returned; empty after an error."""
+    output: Sequence[str] = ()
+    """What each rank printed to standard output."""
+    parameters: Sequence[Any] = ()
+    """A hash of the parameters that each rank ended with; None for a rank without."""
+    fingerprint: int = 0
+    """Of the order in which ranks had the baton."""
+    journal: Journal | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True)
+class Execution:
+    """A run that has ended: what was chosen, and what came of it."""
+
+    trace: Trace
+    outcome: RunOutcome
+
+
+class Subject(Protocol):
+    """A program that can be run again and again."""
+
+    @property
+    def name(self) -> str:
+        """As reports call it."""
+        ...
+
+    @property
+    def ranks(self) -> int: ...
+
+    @property
+    def faults(self) -> tuple[Any, ...]:
+        """The plan of faults that happen in each run."""
+        ...
+
+    def run(self, choices: Choices) -> RunOutcome:
+        """Run it once. Blocks until all ranks have ended. Errors of the program are in the
+        outcome; raises what interrupts (Ctrl-C) and `UsageError`."""
+        ...
+
+    def with_changes(self, *, ranks: int | None = None, faults: Any = None) -> Subject:
+        """The same program on other ranks, or with another plan; they share what is kept
+        between runs, and whoever made the first one closes it."""
+        ...
+
+    def close(self) -> None:
+        """No run follows: end what is kept between runs."""
+        ...
+
+
+def run_once(subject: Subject, strategy: Strategy) -> Execution:
+    """Run the subject once, as the strategy, which has begun its run, chooses."""
+    choices = RunChoices(strategy)
+    outcome = subject.run(choices)
+    strategy.end(choices.trace)
+    return Execution(choices.trace, outcome)

@@ -1,0 +1,142 @@
+"""What can be explored: a function on ranks, or a script as every rank's `__main__`.
+
+Both run on the threads engine. Between runs the threads of the ranks are kept, and the default
+group where nobody can tell the difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from phalanx.backend.session import RankContext
+from phalanx.backend.torch_patches import leave_groups
+from phalanx.core.choices import Choices
+from phalanx.core.thread_pool import RankThreadPool
+from phalanx.emulation.modules.isolation_rule import IsolationRule
+from phalanx.engines.program import Program
+from phalanx.engines.rank_thread_pools import make_thread_pool
+from phalanx.engines.run_settings import Settings
+from phalanx.engines.threads.script_on_threads import run_program
+from phalanx.engines.threads.threads_engine import ThreadsEngine
+from phalanx.errors import UsageError
+from phalanx.explore.one_run import RunOutcome, Subject
+from phalanx.explore.rank_texts import RankTexts
+from phalanx.options import Options
+
+
+class FunctionSubject:
+    """`fn(*args, **kwargs)` on each rank."""
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        options: Options,
+        faults: tuple[Any, ...] = (),
+        thread_pool: RankThreadPool | None = None,
+    ) -> None:
+        self.name = getattr(fn, "__qualname__", type(fn).__name__)
+        self.options = options
+        self.faults = faults
+        self._fn, self._args, self._kwargs = fn, args, kwargs
+        self._thread_pool = thread_pool or make_thread_pool()
+
+    @property
+    def ranks(self) -> int:
+        return self.options.ranks
+
+    def run(self, choices: Choices) -> RunOutcome:
+        modules = IsolationRule(self.options.isolate) if self.options.isolate else None
+        settings = _settings(self.options, self.faults, choices=choices, modules=modules)
+        engine = ThreadsEngine(settings, thread_pool=self._thread_pool)
+        outcome, texts = RunOutcome(), RankTexts(self.ranks)
+        try:
+            with texts:
+                outcome.values = engine.run(self._body)
+        except Exception as error:
+            _note_error(outcome, error)
+        finally:
+            outcome.fingerprint = engine.fingerprint
+            engine.close()
+        outcome.output = texts.texts()
+        outcome.findings = tuple(engine.findings)
+        outcome.journal = engine.journal
+        return outcome
+
+    def with_changes(self, *, ranks: int | None = None, faults: Any = None) -> FunctionSubject:
+        options = self.options if ranks is None else replace(self.options, ranks=ranks)
+        plan = self.faults if faults is None else tuple(faults)
+        called = (self._fn, self._args, self._kwargs)
+        return FunctionSubject(*called, options, plan, self._thread_pool)
+
+    def close(self) -> None:
+        self._thread_pool.close()
+
+    def _body(self, context: RankContext) -> Any:
+        value = self._fn(*self._args, **self._kwargs)
+        leave_groups(context)
+        return value
+
+
+@dataclass
+class ScriptSubject:
+    """A script or module, as `phalanx run` executes it."""
+
+    program: Program
+    options: Options
+    faults: tuple[Any, ...] = ()
+    rule: Callable[[], IsolationRule] = lambda: IsolationRule(script=True)
+    """Makes what says which modules are each rank's own; a run needs one of its own."""
+    environ: Mapping[str, str] | None = None
+
+    @property
+    def name(self) -> str:
+        return self.program.path
+
+    @property
+    def ranks(self) -> int:
+        return self.options.ranks
+
+    def run(self, choices: Choices) -> RunOutcome:
+        outcome, texts = RunOutcome(), RankTexts(self.ranks)
+        findings: list[Any] = []
+        settings = _settings(
+            self.options,
+            self.faults,
+            choices=choices,
+            modules=self.rule(),
+            environ=self.environ,
+            on_findings=findings.extend,
+            on_journal=lambda journal: setattr(outcome, "journal", journal.reader()),
+        )
+        try:
+            with texts:
+                run_program(self.program, settings)
+        except Exception as error:
+            _note_error(outcome, error)
+        outcome.output = texts.texts()
+        outcome.findings = tuple(findings)
+        return outcome
+
+    def with_changes(self, *, ranks: int | None = None, faults: Any = None) -> Subject:
+        options = self.options if ranks is None else replace(self.options, ranks=ranks)
+        return replace(self, options=options, faults=self.faults if faults is None else faults)
+
+    def close(self) -> None: ...
+
+
+def _note_error(outcome: RunOutcome, error: Exception) -> None:
+    if isinstance(error, UsageError):
+        raise error
+    outcome.error = error
+
+
+_HAS_FAULTS = any(each.name == "faults" for each in fields(Settings))
+
+
+def _settings(options: Options, faults: tuple[Any, ...], **more: Any) -> Settings:
+    plan = {"faults": faults} if _HAS_FAULTS and faults else {}
+    return Settings.of(options, **plan, **more)

@@ -1,0 +1,91 @@
+"""Exploring functions: what is found, what is counted, and that a token repeats a run."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import phalanx
+from phalanx.explore.explorer import ExploreLimits, Explorer
+from phalanx.explore.strategies import make_strategy
+from phalanx.explore.subjects import FunctionSubject
+from phalanx.options import Options
+
+
+def first_of_all() -> int:
+    """Fails if rank 2 is the first one to reach the counter."""
+    store = dist.distributed_c10d._get_default_store()
+    number = int(store.add("head", 1))
+    if number == 1 and dist.get_rank() == 2:
+        raise ValueError("rank 2 was first")
+    dist.barrier()
+    return number
+
+
+def sum_of_ranks() -> float:
+    total = torch.tensor(float(dist.get_rank()))
+    dist.all_reduce(total)
+    return total.item()
+
+
+def test_a_failure_that_depends_on_the_order_is_found() -> None:
+    found = phalanx.explore(first_of_all, ranks=3, schedules=40, raises=False)
+    assert [each.kind for each in found.failures] == ["rank-failed"]
+    assert "rank 2 raised ValueError: rank 2 was first" in found.failures[0].title
+    assert (found.schedules, found.behaviours, found.complete) == (40, 6, False)
+
+
+def test_it_is_raised_as_run_would_raise_it() -> None:
+    with pytest.raises(phalanx.RankFailedError, match="rank 2 was first") as raised:
+        phalanx.explore(first_of_all, ranks=3, schedules=40)
+    assert raised.value.exploration.failures[0].token  # type: ignore[attr-defined]
+
+
+def test_a_token_repeats_the_run() -> None:
+    found = phalanx.explore(first_of_all, ranks=3, schedules=40, raises=False)
+    token = found.failures[0].token
+    again = phalanx.explore(first_of_all, ranks=3, replay=token, raises=False)
+    assert again.schedules == 1
+    assert again.failures[0].token == token
+
+
+def test_a_program_without_choices_has_one_behaviour() -> None:
+    found = phalanx.explore(sum_of_ranks, ranks=3, schedules=5)
+    assert (found.schedules, found.behaviours, found.results) == (5, 1, 1)
+    assert found.passed
+
+
+def test_equal_seeds_explore_alike() -> None:
+    def tokens(seed: int) -> list[str]:
+        found = phalanx.explore(first_of_all, ranks=3, schedules=9, seed=seed, raises=False)
+        return [each.token for each in found.failures]
+
+    assert tokens(3) == tokens(3)
+
+
+def test_the_parts_can_be_used_alone() -> None:
+    options = Options(ranks=2, clock="virtual", record=False)
+    subject = FunctionSubject(sum_of_ranks, (), {}, options)
+    try:
+        found = Explorer(subject, ExploreLimits(schedules=3)).explore(
+            make_strategy("random", 1)
+        )
+    finally:
+        subject.close()
+    assert found.schedules == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"schedules": 0}, "schedules=0"),
+        ({"seconds": -1}, "seconds=-1"),
+        ({"compare": ("value",)}, "choose among 'values', 'output', 'parameters'"),
+        ({"replay": "nonsense"}, "give the token"),
+        ({"strategy": "dance"}, "strategy='dance'"),
+    ],
+)
+def test_wrong_options_are_refused(given: dict[str, object], text: str) -> None:
+    with pytest.raises(phalanx.UsageError, match=text):
+        phalanx.explore(sum_of_ranks, ranks=2, **given)  # type: ignore[arg-type]
