@@ -6,7 +6,8 @@ LIBRARIES := .venv-libraries/.ready
 # More workers than cores: a third of what the tests do is to wait for programs.
 JOBS ?= $(shell expr $$(nproc) + 2)
 # A file has one worker, and its module fixtures once; tests/conftest.py has the order.
-PARALLEL := -n $(JOBS) --dist loadfile --no-loadscope-reorder
+# A worker that dies is not replaced: pytest-xdist 3.8 waits for ever for what a new one is to run.
+PARALLEL := -n $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
 # Where it is set, each of the programs that the tests start would compile all modules anew.
 unexport PYTHONDONTWRITEBYTECODE

@@ -4,7 +4,7 @@ Used at both ends of the referee's wire, which may be a network. A pickle can na
 and have it called; these name one, whose stand-in at the reader's end builds values of a closed
 set: those of Python itself, the frozen words of Phalanx, and descriptions of code that show
 where a line is and cannot be executed. Everything else is refused. Who knows the token can tell
-the referee wrong things, but can run nothing.
+the referee wrong things and make it use up memory, but can run nothing.
 """
 
 from __future__ import annotations
