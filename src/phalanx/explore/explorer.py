@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from phalanx.emulation.modules.isolation_rule import check_isolate
-from phalanx.errors import UsageError
 from phalanx.explore.exploration import Exploration, ExplorationFailure
-from phalanx.explore.judging import COMPARED, behaviour_of, failures_of, result_of
+from phalanx.explore.explore_options import ExploreOptions
+from phalanx.explore.judging import behaviour_of, failures_of, result_of
 from phalanx.explore.one_run import Execution, Subject, run_once
 from phalanx.explore.strategies import make_strategy
 from phalanx.explore.strategies.replay import FollowedChoices
 from phalanx.explore.strategy import Strategy
-from phalanx.explore.subjects import FunctionSubject
-from phalanx.explore.tokens import read_token, token_of
+from phalanx.explore.tokens import Token, read_token, token_of
 from phalanx.model import Verdict
-from phalanx.options import function_options
 from phalanx.report.text import headline
-
-SCHEDULES = 200
-"""How many are explored where nobody says how many."""
 
 
 @dataclass(frozen=True)
@@ -34,26 +28,6 @@ class ExploreProgress:
     behaviours: int
     failures: int
     seconds: float
-
-
-@dataclass(frozen=True)
-class ExploreLimits:
-    """How much is explored, and what counts."""
-
-    schedules: int | None = SCHEDULES
-    seconds: float | None = None
-    compare: tuple[str, ...] = COMPARED
-
-    def __post_init__(self) -> None:
-        for name in ("schedules", "seconds"):
-            given = getattr(self, name)
-            if given is not None and (isinstance(given, bool) or not given > 0):
-                raise UsageError(f"{name}={given!r}: give a number above 0, or None")
-        unknown = set(self.compare) - set(COMPARED)
-        if unknown:
-            raise UsageError(
-                f"compare={self.compare!r}: choose among {', '.join(map(repr, COMPARED))}"
-            )
 
 
 @dataclass
@@ -71,18 +45,27 @@ class Explorer:
     def __init__(
         self,
         subject: Subject,
-        limits: ExploreLimits | None = None,
+        asked: ExploreOptions | None = None,
         on_progress: Callable[[ExploreProgress], object] | None = None,
+        replay_line: Callable[[Token], str] = str,
     ) -> None:
+        """`replay_line` says what to type to repeat the run of a token."""
         self.subject = subject
-        self.limits = limits or ExploreLimits()
+        self.asked = asked or ExploreOptions()
         self._on_progress = on_progress
+        self._replay_line = replay_line
         self._found: dict[Any, _Found] = {}
         self._behaviours: set[Any] = set()
         self._results: set[bytes] = set()
         self._schedules = 0
         self._complete = False
         self._began = time.perf_counter()
+
+    def run(self) -> Exploration:
+        """Do what was asked for: repeat one run, or explore."""
+        if self.asked.replay is not None:
+            return self.replay(self.asked.replay)
+        return self.explore(make_strategy(self.asked.strategy, self.asked.seed))
 
     def explore(self, strategy: Strategy) -> Exploration:
         """Run until the schedules or the seconds are used up, or nothing is left to try."""
@@ -113,17 +96,16 @@ class Explorer:
         )
 
     def _is_enough(self) -> bool:
-        limits = self.limits
-        if limits.schedules is not None and self._schedules >= limits.schedules:
+        most, longest = self.asked.most_schedules, self.asked.seconds
+        if most is not None and self._schedules >= most:
             return True
-        seconds = time.perf_counter() - self._began
-        return limits.seconds is not None and seconds >= limits.seconds
+        return longest is not None and time.perf_counter() - self._began >= longest
 
     def _note(self, execution: Execution) -> None:
         self._schedules += 1
         self._behaviours.add(behaviour_of(execution.trace))
         if execution.outcome.error is None:
-            self._results.add(result_of(execution.outcome, self.limits.compare))
+            self._results.add(result_of(execution.outcome, self.asked.compare))
         for symptom, cause in failures_of(execution):
             found = self._found.get(symptom)
             if found is None:
@@ -134,7 +116,7 @@ class Explorer:
             self._on_progress(
                 ExploreProgress(
                     self._schedules,
-                    self.limits.schedules,
+                    self.asked.most_schedules,
                     len(self._behaviours),
                     len(self._found),
                     time.perf_counter() - self._began,
@@ -146,72 +128,14 @@ class Explorer:
         verdict = cause if isinstance(cause, Verdict) else getattr(cause, "verdict", None)
         error = cause if isinstance(cause, BaseException) else RuntimeError(str(cause))
         title = headline(verdict) if isinstance(verdict, Verdict) else str(cause)
+        token = token_of(self.subject.ranks, trace)
         return ExplorationFailure(
             kind=verdict.kind if isinstance(verdict, Verdict) else type(cause).__name__,
             title=title,
-            token=str(token_of(self.subject.ranks, trace)),
+            token=str(token),
             story=str(error),
             error=error,
             trace=trace,
             schedules=found.times,
+            replay=self._replay_line(token),
         )
-
-
-def explore(
-    fn: Callable[..., Any],
-    *args: Any,
-    ranks: int,
-    schedules: int | None = SCHEDULES,
-    seconds: float | None = None,
-    strategy: str = "random",
-    seed: int = 0,
-    faults: Collection[Any] = (),
-    compare: Collection[str] = COMPARED,
-    replay: str | None = None,
-    raises: bool = True,
-    on_progress: Callable[[ExploreProgress], object] | None = None,
-    backend: str | None = None,
-    device: str | None = None,
-    gpus: int | None = None,
-    clock: str = "virtual",
-    checks: str = "all",
-    profile: str | None = None,
-    completion: str | None = None,
-    timeout: float | None = None,
-    init: bool = True,
-    isolate: Collection[str] = (),
-    **kwargs: Any,
-) -> Exploration:
-    """Run `fn(*args, **kwargs)` on ranks in many orders, and say in which of them it fails."""
-    __tracebackhide__ = True
-    if not callable(fn):
-        raise UsageError(f"explore takes a function to call on every rank, not {fn!r}")
-    options = function_options(
-        ranks=ranks,
-        backend=backend,
-        device=device,
-        gpus=gpus,
-        clock=clock,
-        checks=checks,
-        profile=profile,
-        completion=completion,
-        timeout=timeout,
-        init=init,
-        isolate=check_isolate(isolate),
-        record=False,
-    )
-    limits = ExploreLimits(schedules, seconds, tuple(compare))
-    subject = FunctionSubject(fn, args, kwargs, options, tuple(faults))
-    explorer = Explorer(subject, limits, on_progress)
-    try:
-        if replay is not None:
-            found = explorer.replay(replay)
-        else:
-            found = explorer.explore(make_strategy(strategy, seed))
-    finally:
-        subject.close()
-    if raises and found.failures:
-        error = found.failures[0].error
-        error.exploration = found  # type: ignore[attr-defined]
-        raise error
-    return found

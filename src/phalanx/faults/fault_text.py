@@ -49,15 +49,16 @@ def faults_text(plan: Iterable[Fault]) -> str:
 def parse_faults(text: str) -> Plan:
     """Faults as one writes them in Python, with commas between them. Runs no code."""
     try:
-        tree = ast.parse(f"({text.strip().strip('[]').rstrip(', ')},)", mode="eval").body
+        tree = ast.parse(f"[{text.strip()}\n]", mode="eval").body
     except (SyntaxError, ValueError):
         raise UsageError(
             f"faults {text!r}: give faults as in Python, e.g. {Kill.example}"
         ) from None
-    if text.strip() in ("", "[]"):
-        return ()
-    assert isinstance(tree, ast.Tuple)
-    return tuple(_read_fault(node) for node in tree.elts)
+    assert isinstance(tree, ast.List)
+    nodes = tree.elts
+    if len(nodes) == 1 and isinstance(nodes[0], (ast.List, ast.Tuple)):
+        nodes = nodes[0].elts
+    return tuple(_read_fault(node) for node in nodes)
 
 
 def read_plan(given: Any) -> Plan:
