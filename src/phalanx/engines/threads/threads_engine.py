@@ -133,7 +133,7 @@ class ThreadsEngine:
         self._lone = False
         """Whether no thread is left that could look into the session."""
         self._busy = False
-        self._clock = VirtualClock() if settings.clock == "virtual" else None
+        self.clock = VirtualClock() if settings.clock == "virtual" else None
         hold()
         self._holds = True
 
@@ -204,7 +204,7 @@ class ThreadsEngine:
         session = self._session or self._new_session()
         self._session = None
         settings, pool = self.settings, self._thread_pool
-        run = _Run(settings, session, body, thread_pool=pool, clock=self._clock)
+        run = _Run(settings, session, body, thread_pool=pool, clock=self.clock)
         self.journal = session.journal.reader()
         outer, here.strand = here.strand, None
         excepthook = sys.excepthook
