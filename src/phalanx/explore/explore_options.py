@@ -22,7 +22,7 @@ COMPARED = ("values", "output", "parameters")
 FAULTS = ("kill", "delay", "partition", "drop_store", "corrupt", "raise_", "stop")
 """The kinds of faults that can be drawn by name."""
 
-STRATEGY = "random"
+STRATEGY = "pos"
 SCHEDULES = 200
 """How many are explored where nobody says how many or how long."""
 EXHAUSTIVE_SCHEDULES = 10_000
