@@ -34,8 +34,8 @@ EXPORTS = [
 
 OPTIONS = (
     "ranks, engine='threads', backend=None, device=None, gpus=None, seed=0, clock='real', "
-    "checks='all', strict=False, profile=None, completion=None, timeout=None, init=True, "
-    "isolate=(), record=None, record_limit=256"
+    "checks='all', strict=False, profile=None, completion=None, faults=(), timeout=None, "
+    "init=True, isolate=(), record=None, record_limit=256"
 )
 
 EXPLORE_OPTIONS = (
@@ -100,6 +100,7 @@ RUN_OPTIONS = {
     "--clock",
     "--checks",
     "--strict",
+    "--faults",
     "--profile",
     "--completion",
     "--children",
