@@ -75,9 +75,9 @@ class ExploreOptions:
             raise UsageError(f"strategy={self.strategy!r}: choose one of {listed}")
         if not _is_whole(self.seed) or self.seed < 0:
             raise UsageError(f"seed={self.seed!r}: a seed is a whole number from 0 on")
-        _check_names("compare", self.compare, COMPARED, example="compare=('values',)")
+        _check_names("compare", self.compare, COMPARED, example="compare='values,output'")
         drawn = [each for each in self.faults if isinstance(each, str)]
-        _check_names("faults", drawn, FAULTS, example="faults=('kill', 'delay')")
+        _check_names("faults", drawn, FAULTS, example="faults='kill,delay'")
         if not isinstance(self.same_result, bool):
             raise UsageError(f"same_result={self.same_result!r}: give True or False")
         if self.replay is not None and not _is_text(self.replay):
