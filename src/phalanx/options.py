@@ -136,6 +136,7 @@ class Options:
             "PLAN",
             "faults",
         ),
+        explore=False,
     )
     """What goes wrong, in values of `phalanx.faults`; their text is read, too."""
     timeout: float | None = _option(

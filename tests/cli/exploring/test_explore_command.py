@@ -171,7 +171,7 @@ def test_json_for_tools(explore) -> None:  # type: ignore[no-untyped-def]
         ("-n 2 --strategy dfs race.py", "--strategy dfs: choose one of 'pos', 'pct',"),
         ("-n 2 --seed -1 race.py", "--seed -1: a seed is a whole number from 0 on"),
         ("-n 2 --compare all race.py", "write e.g. --compare values,output"),
-        ("-n 2 --faults rain race.py", "write e.g. --faults kill,delay"),
+        ("-n 2 --faults rain race.py", "there is no kind 'rain'; choose among kill"),
         ("-n 2 --replay no race.py", "--replay no: give the token that a failure was"),
         ("-n 2 --record f race.py", "--record f: one run is recorded, and this explores many"),
         ("-n 2 --clock wall race.py", "--clock wall: choose one of 'real', 'virtual'"),

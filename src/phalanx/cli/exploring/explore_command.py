@@ -116,7 +116,10 @@ def _add_what(what: Any) -> None:
     )
     what.add_argument("--seed", metavar="S", default="0", help="of the strategy, and of faults")
     what.add_argument(
-        "--faults", metavar="KINDS", default="", help="draw faults of these kinds: kill,delay"
+        "--faults",
+        metavar="WHAT",
+        default="",
+        help="draw faults of these kinds, kill,delay; or a plan: kill(rank=2, at=call(17))",
     )
     what.add_argument(
         "--compare",
@@ -211,7 +214,8 @@ def _read_options(
 ) -> Options:
     given = {name: read_flag(name, getattr(arguments, name)) for name in EXPLORE_FLAGS}
     record = False if asked.record is None else asked.record
-    return Options(ranks=ranks, per_node=per_node, init=False, record=record, **given)
+    given.update(faults=asked.plan, record=record)
+    return Options(ranks=ranks, per_node=per_node, init=False, **given)
 
 
 class _Exploring:
@@ -260,6 +264,7 @@ class _Exploring:
         subject = ScriptSubject(
             self._program,
             options,
+            self._asked.plan,
             rule=lambda: script_rule(options.isolate, options.share, search_path),
             view=view,
         )
