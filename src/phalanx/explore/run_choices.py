@@ -12,7 +12,7 @@ from typing import Any
 from phalanx.core.choices import Step
 from phalanx.core.strand import Strand
 from phalanx.explore.strategy import Strategy
-from phalanx.explore.trace import Candidate, Choice, Thread, Trace, BlockedStep, usual_of
+from phalanx.explore.trace import BlockedStep, Candidate, Choice, Thread, Trace, usual_of
 
 Clock = dict[Thread, int]
 """A vector clock. Never changed once it is made: many refer to it."""

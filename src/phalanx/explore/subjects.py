@@ -7,7 +7,7 @@ group where nobody can tell the difference.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from phalanx.backend.session import RankContext
@@ -23,6 +23,8 @@ from phalanx.engines.threads.threads_engine import ThreadsEngine
 from phalanx.errors import UsageError
 from phalanx.explore.one_run import RunOutcome, Subject
 from phalanx.explore.rank_texts import RankTexts
+from phalanx.explore.run_view import RunView
+from phalanx.journal.writer import JournalWriter
 from phalanx.options import Options
 
 
@@ -37,12 +39,14 @@ class FunctionSubject:
         options: Options,
         faults: tuple[Any, ...] = (),
         thread_pool: RankThreadPool | None = None,
+        view: RunView | None = None,
     ) -> None:
         self.name = getattr(fn, "__qualname__", type(fn).__name__)
         self.options = options
         self.faults = faults
         self._fn, self._args, self._kwargs = fn, args, kwargs
         self._thread_pool = thread_pool or make_thread_pool()
+        self._view = view or RunView()
 
     @property
     def ranks(self) -> int:
@@ -50,9 +54,16 @@ class FunctionSubject:
 
     def run(self, choices: Choices) -> RunOutcome:
         modules = IsolationRule(self.options.isolate) if self.options.isolate else None
-        settings = _settings(self.options, self.faults, choices=choices, modules=modules)
+        settings = _settings(
+            self.options,
+            self.faults,
+            choices=choices,
+            modules=modules,
+            on_journal=self._view.follow,
+        )
         engine = ThreadsEngine(settings, thread_pool=self._thread_pool)
-        outcome, texts = RunOutcome(), RankTexts(self.ranks)
+        outcome = RunOutcome()
+        texts = RankTexts(self.ranks, is_shown=self._view.shows_output)
         try:
             with texts:
                 outcome.values = engine.run(self._body)
@@ -70,7 +81,7 @@ class FunctionSubject:
         options = self.options if ranks is None else replace(self.options, ranks=ranks)
         plan = self.faults if faults is None else tuple(faults)
         called = (self._fn, self._args, self._kwargs)
-        return FunctionSubject(*called, options, plan, self._thread_pool)
+        return FunctionSubject(*called, options, plan, self._thread_pool, self._view)
 
     def close(self) -> None:
         self._thread_pool.close()
@@ -91,6 +102,7 @@ class ScriptSubject:
     rule: Callable[[], IsolationRule] = lambda: IsolationRule(script=True)
     """Makes what says which modules are each rank's own; a run needs one of its own."""
     environ: Mapping[str, str] | None = None
+    view: RunView = field(default_factory=RunView)
 
     @property
     def name(self) -> str:
@@ -101,8 +113,14 @@ class ScriptSubject:
         return self.options.ranks
 
     def run(self, choices: Choices) -> RunOutcome:
-        outcome, texts = RunOutcome(), RankTexts(self.ranks)
+        outcome = RunOutcome()
+        texts = RankTexts(self.ranks, is_shown=self.view.shows_output)
         findings: list[Any] = []
+
+        def follow(journal: JournalWriter) -> None:
+            outcome.journal = journal.reader()
+            self.view.follow(journal)
+
         settings = _settings(
             self.options,
             self.faults,
@@ -110,11 +128,11 @@ class ScriptSubject:
             modules=self.rule(),
             environ=self.environ,
             on_findings=findings.extend,
-            on_journal=lambda journal: setattr(outcome, "journal", journal.reader()),
+            on_journal=follow,
         )
         try:
             with texts:
-                run_program(self.program, settings)
+                self.view.has_formed_group |= run_program(self.program, settings)
         except Exception as error:
             _note_error(outcome, error)
         outcome.output = texts.texts()

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 from typing import NamedTuple
 
-from phalanx.explore.trace import Choice, Thread, Trace, BlockedStep, conflicts
+from phalanx.explore.trace import BlockedStep, Choice, Thread, Trace, conflicts
 
 
 class Race(NamedTuple):
