@@ -39,7 +39,7 @@ OPTIONS = (
 )
 
 EXPLORE_OPTIONS = (
-    "ranks, schedules=None, seconds=None, strategy='random', seed=0, faults=(), "
+    "ranks, schedules=None, seconds=None, strategy='pos', seed=0, faults=(), "
     "compare=('values', 'output', 'parameters'), same_result=False, store='.phalanx', "
     "replay=None, record=None, raises=True, on_progress=None, "
     "backend=None, device=None, gpus=None, clock='virtual', checks='all', profile=None, "
