@@ -34,8 +34,9 @@ EXPORTS = [
 
 OPTIONS = (
     "ranks, engine='threads', backend=None, device=None, gpus=None, seed=0, clock='real', "
-    "checks='all', strict=False, profile=None, completion=None, faults=(), timeout=None, "
-    "init=True, isolate=(), record=None, record_limit=256"
+    "compute='real', network=None, checks='all', strict=False, profile=None, "
+    "completion=None, faults=(), timeout=None, init=True, isolate=(), record=None, "
+    "record_limit=256"
 )
 
 EXPLORE_OPTIONS = (
@@ -61,6 +62,7 @@ REPORT_OPTIONS |= {"--trace", "--csv", "--json", "--events"}
 DOCTOR_OPTIONS = {"-h, --help", "-n, --ranks", "--patches", "--json"}
 
 EXPLORE_FLAGS = {
+    "--max-restarts, --max_restarts",
     "-h, --help",
     "-n, --ranks, --nproc-per-node",
     "--nnodes",
@@ -98,6 +100,8 @@ RUN_OPTIONS = {
     "--gpus",
     "--seed",
     "--clock",
+    "--compute",
+    "--network",
     "--checks",
     "--strict",
     "--faults",

@@ -3,6 +3,10 @@
 Used by the baton, which waits until a real clock reaches the next timer. A virtual clock jumps
 to the next timer as soon as every rank waits, so a timeout of half an hour takes no time. While
 one is in native code, so that nobody knows what it waits for, it goes as fast as a real one.
+
+`now` is what timers count by. `reading` is what whoever is told the time hears: on a virtual
+clock it moves with `now`, and with the system's clock unless computing has a `rate`: then it
+stands still while ranks compute, and each is charged with what it computed (`computing.py`).
 """
 
 from __future__ import annotations
@@ -10,11 +14,21 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
+_monotonic = time.monotonic
+_CLOCKS = {"time": time.time, "monotonic": _monotonic, "perf_counter": time.perf_counter}
+
 
 class Clock(Protocol):
     jumps: bool
+    rate: float | None
+    """How long it takes on this clock to compute for a second; None: as long as it takes, and
+    while one rank computes the others grow older, too."""
 
     def now(self) -> float: ...
+
+    def reading(self) -> float:
+        """Seconds of the system's monotonic clock, and what was skipped. The journal's time."""
+        ...
 
     def jump_to(self, moment: float) -> None:
         """Called when every rank waits and `moment` is the next timer; only if `jumps`."""
@@ -23,7 +37,8 @@ class Clock(Protocol):
 
 class RealClock:
     jumps = False
-    now = staticmethod(time.monotonic)
+    rate: float | None = None
+    now = reading = staticmethod(_monotonic)
 
     def jump_to(self, moment: float) -> None:
         raise AssertionError("a real clock cannot be moved")
@@ -32,11 +47,18 @@ class RealClock:
 class VirtualClock:
     jumps = True
 
-    def __init__(self) -> None:
+    def __init__(self, rate: float | None = None) -> None:
+        self.rate = rate
+        self.origins = {name: read() for name, read in _CLOCKS.items()}
+        """What the system's clocks showed when this one began."""
+        self._began = self.origins["monotonic"]
         self._now = 0.0
 
     def now(self) -> float:
         return self._now
+
+    def reading(self) -> float:
+        return self._now + (_monotonic() if self.rate is None else self._began)
 
     def jump_to(self, moment: float) -> None:
         self._now = max(self._now, moment)
