@@ -39,8 +39,9 @@ OPTIONS = (
 )
 
 EXPLORE_OPTIONS = (
-    "ranks, schedules=200, seconds=None, strategy='random', seed=0, faults=(), "
-    "compare=('values', 'output', 'parameters'), replay=None, raises=True, on_progress=None, "
+    "ranks, schedules=None, seconds=None, strategy='random', seed=0, faults=(), "
+    "compare=('values', 'output', 'parameters'), same_result=False, store='.phalanx', "
+    "replay=None, record=None, raises=True, on_progress=None, "
     "backend=None, device=None, gpus=None, clock='virtual', checks='all', profile=None, "
     "completion=None, timeout=None, init=True, isolate=()"
 )

@@ -168,7 +168,7 @@ def is_library_file(filename: str) -> bool:
     if filename.startswith(_OWN_ROOT):
         return True
     if filename.startswith("<"):
-        return not filename.startswith(("<stdin", "<ipython", "<python-input"))
+        return not filename.startswith(("<stdin", "<ipython", "<python-input", "<doctest"))
     if f"{os.sep}site-packages{os.sep}torch{os.sep}" in filename:
         return True
     if f"{os.sep}torch{os.sep}distributed{os.sep}" in filename:

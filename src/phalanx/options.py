@@ -271,32 +271,51 @@ class Options:
         given = [f"{name}={value!r}" for name, value in self._said()]
         return f"Options({', '.join(given)})"
 
-    def call(self, fn: object, *, has_arguments: bool = False) -> str:
-        """The Python call that repeats the run. Arguments of `fn` may be large and stay out."""
+    def call(
+        self,
+        fn: object,
+        *,
+        has_arguments: bool = False,
+        door: str = "run",
+        more: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The Python call that repeats the run. Arguments of `fn` may be large and stay out.
+        `door`: "run" or "explore", and `more` are options of that door alone."""
         words = [getattr(fn, "__name__", "fn"), *(["..."] if has_arguments else [])]
-        said = [each for each in self._said() if each[0] in FUNCTION_OPTIONS]
-        words += [f"{name}={value!r}" for name, value in said]
-        return f"phalanx.run({', '.join(words)})"
+        said = [each for each in self._said(door) if each[0] in FUNCTION_OPTIONS]
+        words += [f"{name}={value!r}" for name, value in (*said, *(more or {}).items())]
+        return f"phalanx.{door}({', '.join(words)})"
 
-    def command(self, *program: str, size: Mapping[str, str | None] | None = None) -> str:
+    def command(
+        self,
+        *program: str,
+        size: Mapping[str, str | None] | None = None,
+        door: str = "run",
+        more: Mapping[str, str] | None = None,
+    ) -> str:
         """The command line that repeats the run, ready to paste. `program` is what follows the
         options; what looks secret in it is folded. `size` is how the number of ranks was given,
-        by the names of flags, where that is not `--ranks` alone."""
+        by the names of flags, where that is not `--ranks` alone. `door` and `more` as in
+        `call`."""
         sizes = {"ranks": str(self.ranks)} if size is None else size
         words = [
             word for name, value in sizes.items() if value for word in (f"--{name}", value)
         ]
-        for name, value in self._said():
+        for name, value in self._said(door):
             flag = FLAGS.get(name)
             if flag is not None and value != flag.default:
                 words += _flag_words(name, flag, value)
-        return shlex.join(["phalanx", "run", *words, *fold_secrets(program)])
+        for name, value in (more or {}).items():
+            words += [flag_of(name), value]
+        return shlex.join(["phalanx", door, *words, *fold_secrets(program)])
 
-    def _said(self) -> Iterator[tuple[str, Any]]:
-        """The options that differ from their defaults and belong to the run, in order."""
+    def _said(self, door: str = "run") -> Iterator[tuple[str, Any]]:
+        """The options that differ from their defaults at that door and belong to the run, in
+        order."""
+        defaults = EXPLORE_DEFAULTS if door == "explore" else {}
         for each in fields(Options):
             value = getattr(self, each.name)
-            if value != each.default and each.metadata["again"]:
+            if value != defaults.get(each.name, each.default) and each.metadata["again"]:
                 yield each.name, value
 
 
@@ -308,6 +327,9 @@ together say the number of ranks, are not among them."""
 
 FUNCTION_OPTIONS = tuple(each.name for each in fields(Options) if each.metadata["function"])
 """The keywords of `phalanx.run` and `World`."""
+
+EXPLORE_DEFAULTS: Mapping[str, Any] = {"clock": "virtual"}
+"""Those that differ where a program is explored."""
 
 DEFAULTS: Mapping[str, Any] = {each.name: each.default for each in fields(Options)}
 

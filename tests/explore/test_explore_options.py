@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,6 +29,10 @@ from phalanx.explore.explore_options import COMPARED, ExploreOptions
         ({"compare": 3}, "compare=3: give a list, or names with commas between them"),
         ({"faults": "kil"}, "faults='kil': there are 'kill', "),
         ({"faults": "kill,rain"}, "faults='rain': there are 'kill', "),
+        ({"same_result": 1}, "same_result=1: give True or False"),
+        ({"store": ""}, "store='': give the folder that keeps failures, e.g. store='.phalanx'"),
+        ({"record": "a.gz"}, "record='a.gz': one run is recorded, and this explores many; gi"),
+        ({"record": True, "replay": "3-a7f3"}, "record=True: give the name of a file"),
         ({"replay": ""}, "replay='': give the token that a failure's report ends with"),
     ],
 )
@@ -47,3 +52,15 @@ def test_names_come_as_a_list_or_with_commas() -> None:
 def test_a_plan_of_faults_is_taken_as_it_is() -> None:
     plan = object()
     assert ExploreOptions.of(faults=[plan]).faults == (plan,)
+
+
+def test_how_many_schedules_follows_from_what_was_said() -> None:
+    assert ExploreOptions().most_schedules == 200
+    assert ExploreOptions(schedules=7, seconds=60).most_schedules == 7
+    assert ExploreOptions(seconds=60).most_schedules is None
+    assert ExploreOptions(strategy="exhaustive").most_schedules == 10_000
+
+
+def test_paths_are_taken_as_text() -> None:
+    asked = ExploreOptions.of(store=Path("kept"), record=Path("a.gz"), replay="3-a7f3")
+    assert (asked.store, asked.record) == ("kept", "a.gz")

@@ -7,7 +7,8 @@ import torch
 import torch.distributed as dist
 
 import phalanx
-from phalanx.explore.explorer import ExploreLimits, Explorer
+from phalanx.explore.explore_options import ExploreOptions
+from phalanx.explore.explorer import Explorer
 from phalanx.explore.strategies import make_strategy
 from phalanx.explore.subjects import FunctionSubject
 from phalanx.options import Options
@@ -48,6 +49,9 @@ def test_a_token_repeats_the_run() -> None:
     again = phalanx.explore(first_of_all, ranks=3, replay=token, raises=False)
     assert again.schedules == 1
     assert again.failures[0].token == token
+    line = f"phalanx.explore(first_of_all, ranks=3, replay={token!r})"
+    assert again.failures[0].replay == line
+    assert line in again.render()
 
 
 def test_a_program_without_choices_has_one_behaviour() -> None:
@@ -68,7 +72,7 @@ def test_the_parts_can_be_used_alone() -> None:
     options = Options(ranks=2, clock="virtual", record=False)
     subject = FunctionSubject(sum_of_ranks, (), {}, options)
     try:
-        found = Explorer(subject, ExploreLimits(schedules=3)).explore(
+        found = Explorer(subject, ExploreOptions(schedules=3)).explore(
             make_strategy("random", 1)
         )
     finally:
@@ -81,9 +85,12 @@ def test_the_parts_can_be_used_alone() -> None:
     [
         ({"schedules": 0}, "schedules=0"),
         ({"seconds": -1}, "seconds=-1"),
-        ({"compare": ("value",)}, "choose among 'values', 'output', 'parameters'"),
+        ({"compare": ("value",)}, "there are 'values', 'output', 'parameters'"),
         ({"replay": "nonsense"}, "give the token"),
         ({"strategy": "dance"}, "strategy='dance'"),
+        ({"record": "run.jsonl"}, "record='run.jsonl': one run is recorded, and this explores"),
+        ({"engine": "processes"}, "engine='processes': explore has no such option: ranks that"),
+        ({"strict": True}, "strict=True: explore has no such option: whatever checks find"),
     ],
 )
 def test_wrong_options_are_refused(given: dict[str, object], text: str) -> None:

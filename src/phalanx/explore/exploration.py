@@ -24,6 +24,8 @@ class ExplorationFailure:
     trace: Trace = field(compare=False, repr=False)
     schedules: int = 1
     """In how many of the schedules that were tried it came."""
+    replay: str = ""
+    """What to type to repeat the run: a call, or a command."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ class Exploration:
         """The summary, and the story of each failure with what repeats it."""
         parts = [self.summary()]
         for each in self.failures:
-            parts.append(f"{each.story}\n\n  replay    {each.token}")
+            parts.append(f"{each.story}\n\n  replay    {each.replay or each.token}")
         return "\n\n".join(parts)
 
 

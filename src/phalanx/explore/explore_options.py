@@ -8,6 +8,7 @@ here.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -21,6 +22,12 @@ COMPARED = ("values", "output", "parameters")
 FAULTS = ("kill", "delay", "partition", "drop_store", "corrupt", "raise_", "stop")
 """The kinds of faults that can be drawn by name."""
 
+STRATEGY = "random"
+SCHEDULES = 200
+"""How many are explored where nobody says how many or how long."""
+EXHAUSTIVE_SCHEDULES = 10_000
+"""Where all are to be explored: a search that has not ended by then rarely does."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ExploreOptions:
@@ -30,23 +37,30 @@ class ExploreOptions:
     500
     """
 
-    schedules: int = 200
-    """How many runs at most. The exhaustive search may end before."""
+    schedules: int | None = None
+    """How many runs at most; None: as `most_schedules` says."""
     seconds: float | None = None
     """No schedule begins after so many seconds."""
-    strategy: str = "pos"
+    strategy: str = STRATEGY
     seed: int = 0
     """Of the strategy, and of the faults that are drawn."""
     faults: tuple[Any, ...] = ()
     """Kinds of faults to draw, by name, or a plan of faults that every run has."""
     compare: tuple[str, ...] = COMPARED
+    """What must be equal in all orders."""
+    same_result: bool = False
+    """Whether a run with faults must end with the result of the run without."""
     store: str | None = ".phalanx"
     """The folder that keeps failures; None: none are kept."""
     replay: str | None = None
     """The token of the one run to repeat."""
+    record: str | None = None
+    """The file for what ranks do in the run that is repeated."""
 
     def __post_init__(self) -> None:
-        if not _is_whole(self.schedules) or self.schedules < 1:
+        if self.schedules is not None and not (
+            _is_whole(self.schedules) and self.schedules > 0
+        ):
             raise UsageError(
                 f"schedules={self.schedules!r}: give how many schedules to try as a whole "
                 "number from 1, e.g. schedules=200"
@@ -64,17 +78,48 @@ class ExploreOptions:
         _check_names("compare", self.compare, COMPARED, example="compare=('values',)")
         drawn = [each for each in self.faults if isinstance(each, str)]
         _check_names("faults", drawn, FAULTS, example="faults=('kill', 'delay')")
-        if self.replay is not None and not (isinstance(self.replay, str) and self.replay):
+        if not isinstance(self.same_result, bool):
+            raise UsageError(f"same_result={self.same_result!r}: give True or False")
+        if self.replay is not None and not _is_text(self.replay):
             raise UsageError(
                 f"replay={self.replay!r}: give the token that a failure's report ends with"
             )
+        if self.store is not None and not _is_text(self.store):
+            raise UsageError(
+                f"store={self.store!r}: give the folder that keeps failures, e.g. "
+                "store='.phalanx', or None to keep none"
+            )
+        self._check_record()
+
+    def _check_record(self) -> None:
+        if self.record is None:
+            return
+        if not _is_text(self.record):
+            raise UsageError(
+                f"record={self.record!r}: give the name of a file, e.g. record='run.jsonl.gz'"
+            )
+        if self.replay is None:
+            raise UsageError(
+                f"record={self.record!r}: one run is recorded, and this explores many; give "
+                "the token of the one, e.g. replay='4-12.1-a7f3'"
+            )
+
+    @property
+    def most_schedules(self) -> int | None:
+        """How many runs at most; None: as many as fit into the seconds."""
+        if self.schedules is not None or self.seconds is not None:
+            return self.schedules
+        return EXHAUSTIVE_SCHEDULES if self.strategy == "exhaustive" else SCHEDULES
 
     @classmethod
     def of(cls, **given: Any) -> ExploreOptions:
-        """From what a user gave: lists for tuples, and names with commas between them."""
+        """From what a user gave: lists, names with commas between them, paths."""
         for name in ("faults", "compare"):
             if name in given:
                 given[name] = _names(name, given[name])
+        for name in ("store", "record"):
+            if isinstance(given.get(name), os.PathLike):
+                given[name] = os.fspath(given[name])
         return cls(**given)
 
 
@@ -96,6 +141,10 @@ def _check_names(name: str, given: Iterable[Any], known: tuple[str, ...], exampl
                 f"{name}={each!r}: there are {', '.join(map(repr, known))}{hint}; "
                 f"write e.g. {example}"
             )
+
+
+def _is_text(given: Any) -> bool:
+    return isinstance(given, str) and bool(given)
 
 
 def _is_whole(given: Any) -> bool:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from phalanx.callsite import raised_at
 from phalanx.explore.digests import digest_of
+from phalanx.explore.explore_options import COMPARED
 from phalanx.explore.one_run import Execution, RunOutcome
 from phalanx.explore.trace import Choice, Trace
 from phalanx.model import (
@@ -23,9 +24,6 @@ from phalanx.model import (
     Unmet,
     Verdict,
 )
-
-COMPARED = ("values", "output", "parameters")
-"""What of a result is compared, where the caller does not say less."""
 
 
 class Symptom(NamedTuple):
