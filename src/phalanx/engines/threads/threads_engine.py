@@ -54,6 +54,7 @@ from phalanx.checks.error_handlers import with_handled
 from phalanx.checks.unmatched_message import find_leftovers
 from phalanx.core.baton import Baton
 from phalanx.core.clock import Clock, RealClock, VirtualClock
+from phalanx.core.invariants import check_invariants
 from phalanx.core.launcher import Launcher
 from phalanx.core.schedule import schedule_from_seed
 from phalanx.core.strand import RUNNING, Strand, here
@@ -237,8 +238,7 @@ class ThreadsEngine:
 
     def _keep_for_reuse(self, session: Session) -> bool:
         """Leave the groups to the next world of this kind, if the thread pool is to have one.
-        Not with a seed: making groups is part of what the schedule decides, and of its
-        replay."""
+        Not with a seed, which decides about making groups, too."""
         if self._thread_pool is None or self.settings.seed or not can_be_inherited(session):
             return False
         self._thread_pool.groups_for_reuse[self._kind()] = session
@@ -415,9 +415,8 @@ class _Run:
         return stack
 
     def dissolve(self) -> bool:
-        """After a run that went well: let go of what refers back, so that all of it ends here.
-        The garbage collector would find it, but looking takes it as long as a small test. Not
-        if threads are left, which may still use it."""
+        """After a run that went well: let go of what refers back, so that all of it ends here
+        and not with a garbage collection. Not if threads are left, which may still use it."""
         if self._left_threads:
             return False
         baton = self.baton
@@ -468,6 +467,10 @@ class _Run:
                     raise
                 context.left = left_by(end)
             leave_if_forked(self.pid)
+            if context.invariants:
+                check_invariants(strand)
+            if self.settings.on_rank_end is not None:
+                self.settings.on_rank_end(context)
             if strand.pending_callbacks:
                 self.baton.run_pending_callbacks(strand)
             finish_jobs(context)
