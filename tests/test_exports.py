@@ -17,25 +17,29 @@ EXPORTS = [
     "BackendHazardError",
     "CollectiveMismatchError",
     "DeadlockError",
+    "DifferentResultsError",
     "HazardError",
     "InFlightBufferError",
     "InvalidCallError",
+    "InvariantError",
     "PhalanxError",
     "PhalanxWarning",
     "RankFailedError",
     "StallError",
     "ThreadRaceError",
+    "UncontrolledChanceError",
     "UnwaitedWorkError",
     "UsageError",
     "World",
+    "always",
     "explore",
     "run",
 ]
 
 OPTIONS = (
     "ranks, engine='threads', backend=None, device=None, gpus=None, seed=0, clock='real', "
-    "checks='all', strict=False, profile=None, completion=None, timeout=None, init=True, "
-    "isolate=(), record=None, record_limit=256"
+    "checks='all', strict=False, profile=None, completion=None, faults=(), timeout=None, "
+    "init=True, isolate=(), record=None, record_limit=256"
 )
 
 EXPLORE_OPTIONS = (
@@ -47,6 +51,7 @@ EXPLORE_OPTIONS = (
 )
 
 SIGNATURES = {
+    "always": "(condition, message='', *values)",
     "explore": f"(fn, *args, {EXPLORE_OPTIONS}, **kwargs)",
     "run": f"(fn, *args, {OPTIONS}, **kwargs)",
     "World": f"(*, {OPTIONS}, replay=None)",
@@ -71,6 +76,7 @@ RUN_OPTIONS = {
     "--clock",
     "--checks",
     "--strict",
+    "--faults",
     "--profile",
     "--completion",
     "--children",

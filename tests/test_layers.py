@@ -41,6 +41,7 @@ LAYER_OF = {
     "conformance": "doors",
     "explain": "explain",
     "explore": "explore",
+    "faults": "words",
     "engines": "engines",
     "emulation": "emulation",
     "backend": "backend",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import pickle
+import shlex
 import sys
 from dataclasses import FrozenInstanceError, replace
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 import phalanx
 from phalanx.errors import UsageError
+from phalanx.faults import call, delay, kill, line
 from phalanx.kinds import ALL, ALWAYS
 from phalanx.options import (
     DEFAULTS,
@@ -35,6 +37,10 @@ from tests.forked_programs import run_forked
         ({"profile": "mpi"}, "profile='mpi': give gloo or nccl"),
         ({"completion": "soon"}, "completion='soon': choose one of 'earliest'"),
         ({"backend": "mpi"}, "backend='mpi': choose one of 'gloo', 'nccl'"),
+        ({"faults": 3}, "faults=3: give faults, e.g. faults=[kill(rank=2, at=call(17))]"),
+        ({"faults": "kill(rank=2, at=call(1))"}, "there is no rank 2; ranks are 0 to 1"),
+        ({"faults": "kill"}, "kill: no fault; write kill(rank=2, at=call(17))"),
+        ({"faults": "kill(rank=1, at=call(1))", "engine": "torchrun"}, "torch's launcher"),
         ({"seed": -1}, "seed=-1: a seed is a whole number from 0 on"),
         ({"timeout": 0}, "timeout=0: give seconds above 0, or None for no limit"),
         ({"limit": -1.0}, "limit=-1.0: give seconds above 0, or None for no limit"),
@@ -107,6 +113,17 @@ def test_the_call_that_repeats_it() -> None:
     )
 
 
+def test_faults_are_given_as_values_or_as_text() -> None:
+    fault = kill(rank=1, at=call(17))
+    for given in ([fault], (fault,), fault, "kill(rank=1, at=call(17))"):
+        options = Options(ranks=2, faults=given)  # type: ignore[arg-type]
+        assert options.faults == (fault,)
+        assert options.call(max) == (
+            "phalanx.run(max, ranks=2, faults='kill(rank=1, at=call(17))')"
+        )
+    assert pickle.loads(pickle.dumps(options)) == options
+
+
 def test_the_command_that_repeats_it() -> None:
     options = Options(
         ranks=8,
@@ -139,6 +156,7 @@ def test_every_flag_in_the_command_can_be_read_again() -> None:
         "strict": True,
         "profile": "nccl",
         "completion": "latest",
+        "faults": (kill(rank=1, at=call(17)), delay(rank=0, seconds=0.5, at=line("a b.py:4"))),
         "timeout": 2.5,
         "isolate": ("a", "b"),
         "share": ("c",),
@@ -146,7 +164,7 @@ def test_every_flag_in_the_command_can_be_read_again() -> None:
     }
     not_again = {"record", "record_limit"}
     assert set(values) == set(FLAGS) - not_again
-    words = Options(ranks=2, **values).command(size={}).split()[2:]
+    words = shlex.split(Options(ranks=2, **values).command(size={}))[2:]
     for name, value in values.items():
         if name == "engine":  # the default
             continue

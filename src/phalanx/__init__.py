@@ -35,7 +35,7 @@ from phalanx.errors import (
 if TYPE_CHECKING:
     from phalanx.core.invariants import always
     from phalanx.engines.world import World, run
-    from phalanx.explore.explorer import explore as explore
+    from phalanx.explore.function_door import explore as explore
 
 __all__ = [
     "BackendHazardError",

@@ -18,6 +18,7 @@ from functools import lru_cache
 from typing import Any
 
 from phalanx.errors import UsageError
+from phalanx.faults import Fault, check_plan, faults_text, read_plan
 from phalanx.kinds import MOMENTS, check_profile, is_on, parse_checks
 from phalanx.shown.secret_words import fold_secrets
 
@@ -47,7 +48,8 @@ class Flag:
     text: str
     metavar: str | None = None
     form: str = "word"
-    """"word", "number", "seconds", "packages" (may come several times) or "switch"."""
+    """"word", "number", "seconds", "packages" (may come several times), "faults" or
+    "switch"."""
     default: Any = None
     """What the command line takes where nothing is said; None: the field's own default."""
 
@@ -114,6 +116,15 @@ class Options:
     )
     """When asynchronous operations complete; None: as early as they can without a seed, else
     when the seed says."""
+    faults: tuple[Fault, ...] = _option(
+        (),
+        Flag(
+            "what goes wrong in the run: kill(rank=2, at=call(17)), ...; see docs/faults.md",
+            "PLAN",
+            "faults",
+        ),
+    )
+    """What goes wrong, in values of `phalanx.faults`; their text is read, too."""
     timeout: float | None = _option(
         None,
         Flag("stop after SEC seconds in which no rank calls, prints or ends", "SEC", "seconds"),
@@ -177,12 +188,24 @@ class Options:
             )
         check_devices(self.device, self.gpus, allowed=DEVICES)
         self._check_record()
+        if self.faults:
+            self._check_faults()
         for name in ("timeout", "limit"):
             given = getattr(self, name)
             if given is not None and not (isinstance(given, (int, float)) and given > 0):
                 raise UsageError(
                     f"{name}={given!r}: give seconds above 0, or None for no limit"
                 )
+
+    def _check_faults(self) -> None:
+        plan = read_plan(self.faults)
+        object.__setattr__(self, "faults", plan)
+        check_plan(plan, self.ranks)
+        if plan and self.engine == "torchrun":
+            raise UsageError(
+                f"faults={faults_text(plan)!r}: torch's launcher starts ranks anew when one "
+                "dies, so what a plan means would be up to it; use engine='processes'"
+            )
 
     def _check_record(self) -> None:
         given, limit = self.record, self.record_limit
@@ -283,7 +306,9 @@ class Options:
         `door`: "run" or "explore", and `more` are options of that door alone."""
         words = [getattr(fn, "__name__", "fn"), *(["..."] if has_arguments else [])]
         said = [each for each in self._said(door) if each[0] in FUNCTION_OPTIONS]
-        words += [f"{name}={value!r}" for name, value in (*said, *(more or {}).items())]
+        words += [
+            f"{name}={_python_text(value)}" for name, value in (*said, *(more or {}).items())
+        ]
         return f"phalanx.{door}({', '.join(words)})"
 
     def command(
@@ -369,7 +394,7 @@ def read_flag(name: str, given: Any) -> Any:
         return _read_seconds(flag_of(name), given)
     if flag.form == "packages":
         return tuple(package.strip() for part in given for package in part.split(","))
-    return given
+    return read_plan(given) if flag.form == "faults" else given
 
 
 def read_number(flag: str, given: str, example: str = "4") -> int:
@@ -396,7 +421,15 @@ def _flag_words(name: str, flag: Flag, value: Any) -> list[str]:
         return [flag_of(name)]
     if flag.form == "packages":
         return [flag_of(name), ",".join(value)]
+    if flag.form == "faults":
+        return [flag_of(name), faults_text(value)]
     return [flag_of(name), f"{value:g}" if isinstance(value, float) else str(value)]
+
+
+def _python_text(value: Any) -> str:
+    """As a caller writes it. Faults as text need no import."""
+    is_plan = isinstance(value, tuple) and value and isinstance(value[0], Fault)
+    return repr(faults_text(value)) if is_plan else repr(value)
 
 
 @lru_cache(maxsize=256)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+from pathlib import Path
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -96,3 +100,26 @@ def test_the_parts_can_be_used_alone() -> None:
 def test_wrong_options_are_refused(given: dict[str, object], text: str) -> None:
     with pytest.raises(phalanx.UsageError, match=text):
         phalanx.explore(sum_of_ranks, ranks=2, **given)  # type: ignore[arg-type]
+
+
+def prints_and_fails() -> None:
+    print("rank", dist.get_rank())
+    first_of_all()
+
+
+def test_a_replay_shows_what_ranks_print(capsys: pytest.CaptureFixture[str]) -> None:
+    found = phalanx.explore(prints_and_fails, ranks=3, schedules=9, store=None, raises=False)
+    assert capsys.readouterr().out == ""
+    token = found.failures[0].token
+    phalanx.explore(prints_and_fails, ranks=3, store=None, raises=False, replay=token)
+    assert sorted(capsys.readouterr().out.splitlines()) == ["rank 0", "rank 1", "rank 2"]
+
+
+def test_a_replay_is_recorded(tmp_path: Path) -> None:
+    found = phalanx.explore(first_of_all, ranks=3, schedules=40, store=None, raises=False)
+    token, file = found.failures[0].token, tmp_path / "run.jsonl.gz"
+    phalanx.explore(first_of_all, ranks=3, replay=token, record=file, raises=False)
+    with gzip.open(file, "rt") as lines:
+        head, *rest = map(json.loads, lines)
+    assert head["program"] == "first_of_all"
+    assert "rank 2 was first" in json.dumps(rest[-1])

@@ -1,8 +1,8 @@
 """`always`: what must hold whenever it is looked at, in every order and with every fault.
 
-In a run that is explored a violation is a failure of the run from that moment on: an `except` of
-the program cannot undo it. Elsewhere, also without any run of ours, it is an AssertionError. Must
-never import torch: programs import it wherever they run.
+In a run that is explored a violation is a failure of the run from that moment on: an `except`
+of the program cannot undo it. Elsewhere, also without any run of ours, it is an AssertionError.
+Must never import torch: programs import it wherever they run.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any
 
 from phalanx import callsite
 from phalanx.core.strand import Strand, here
-from phalanx.model import CallBlock, Finding, Group, Op, Site
+from phalanx.model import CallBlock, Finding, Group, Kind, Op, Site
 
-KIND = "invariant"
+KIND: Kind = "invariant"
 
 
 def always(condition: object, message: str = "", *values: object) -> None:
@@ -76,7 +76,7 @@ class _Check:
 
     def _finding(self, rank: int, words: str) -> Finding:
         op = Op(rank, "always", Group("world", ()), site=self._site)
-        notes = ()
+        notes: tuple[str, ...] = ()
         found = callsite.resolve(callsite.mark())
         if callable(self._condition) and found is not None and found != self._site:
             notes = (f"seen when the rank came to {found} in {found.function}",)

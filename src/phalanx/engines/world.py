@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from types import CodeType, TracebackType
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from phalanx.engines.run_recording import (
     with_timeline,
 )
 from phalanx.errors import PhalanxError, UsageError
+from phalanx.faults import Fault, Plan
 from phalanx.journal.reader import Journal
 from phalanx.journal.writer import JournalWriter
 from phalanx.model import Verdict
@@ -65,6 +66,7 @@ class World:
         strict: bool = False,
         profile: str | None = None,
         completion: str | None = None,
+        faults: Plan | Sequence[Fault] | str = (),
         timeout: float | None = None,
         init: bool = True,
         isolate: Iterable[str] = (),
@@ -84,6 +86,7 @@ class World:
             strict=strict,
             profile=profile,
             completion=completion,
+            faults=faults,
             timeout=timeout,
             init=init,
             isolate=check_isolate(isolate),
@@ -216,6 +219,7 @@ def run(
     strict: bool = False,
     profile: str | None = None,
     completion: str | None = None,
+    faults: Plan | Sequence[Fault] | str = (),
     timeout: float | None = None,
     init: bool = True,
     isolate: Iterable[str] = (),
@@ -243,6 +247,8 @@ def run(
     * `profile`: "nccl" or "gloo" judges the run by that backend's rules; hazards are errors.
     * `completion`: when asynchronous operations complete: "earliest", "latest" (as late as is
       legal), or "seeded" (drawn by the seed; the default with a seed).
+    * `faults`: what goes wrong in the run, as values of `phalanx.faults` or their text:
+      `[kill(rank=2, at=call(17))]`.
     * `timeout`: the run ends with a `StallError` after so many seconds in which no rank
       begins or ends a call of `torch.distributed`, uses a store, prints or ends; on threads
       a hand-over of the baton counts, too. Computing does not. Without a timeout it does, and
@@ -275,6 +281,7 @@ def run(
         strict=strict,
         profile=profile,
         completion=completion,
+        faults=faults,
         timeout=timeout,
         init=init,
         isolate=check_isolate(isolate),

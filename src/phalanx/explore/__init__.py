@@ -1,6 +1,6 @@
 """All orders of a program that matter: schedules, how their runs are judged, and replays.
 
-`phalanx.explore` is this package, and the function `explorer.explore` when it is called.
+`phalanx.explore` is this package, and the function `function_door.explore` when it is called.
 """
 
 import sys as _sys
@@ -13,14 +13,14 @@ class _Explore(_ModuleType):
 
     def __call__(self, *args: _Any, **kwargs: _Any) -> _Any:
         __tracebackhide__ = True
-        from phalanx.explore.explorer import explore
+        from phalanx.explore.function_door import explore
 
         return explore(*args, **kwargs)
 
     @property
     def __wrapped__(self) -> _Any:
         """For `inspect.signature`."""
-        from phalanx.explore.explorer import explore
+        from phalanx.explore.function_door import explore
 
         return explore
 

@@ -79,12 +79,22 @@ class Subject(Protocol):
         outcome; raises what interrupts (Ctrl-C) and `UsageError`."""
         ...
 
+    @property
+    def key(self) -> str:
+        """What tells it from all other programs, also another time."""
+        ...
+
+    @property
+    def takes_any_size(self) -> bool:
+        """Whether it may be tried on fewer ranks."""
+        ...
+
     def with_changes(
-        self, *, ranks: int | None = None, faults: Any = None, shown: bool | None = None
+        self, *, ranks: int | None = None, faults: Any = None, quiet: bool = False
     ) -> Subject:
-        """The same program on other ranks, or with another plan, or so that what ranks print
-        is shown and they may read from the terminal. They share what is kept between runs, and
-        whoever made the first one closes it."""
+        """The same program on other ranks, or with another plan, or `quiet`, so that nobody
+        sees it run. They share what is kept between runs, and whoever made the first one closes
+        it."""
         ...
 
     def close(self) -> None:

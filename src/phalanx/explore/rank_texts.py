@@ -1,4 +1,5 @@
-"""What ranks print in a run that is explored: kept for each rank, and shown to nobody."""
+"""What ranks print in a run that is explored: kept for each rank, and shown where one run is
+repeated for somebody to see."""
 
 from __future__ import annotations
 
@@ -12,9 +13,11 @@ from phalanx.core.strand import here
 
 class RankTexts:
     """In a `with` statement: takes what ranks write to `sys.stdout` and `sys.stderr`. Threads
-    that belong to no rank write where they did before."""
+    that belong to no rank write where they did before; with `is_shown` ranks do, too, and a
+    debugger finds its terminal."""
 
-    def __init__(self, ranks: int) -> None:
+    def __init__(self, ranks: int, *, is_shown: bool = False) -> None:
+        self._is_shown = is_shown
         self._out: list[list[str]] = [[] for _ in range(ranks)]
         self._err: list[list[str]] = [[] for _ in range(ranks)]
         self._stack = ExitStack()
@@ -24,8 +27,9 @@ class RankTexts:
         return tuple(map("".join, self._out))
 
     def __enter__(self) -> RankTexts:
-        self._stack.enter_context(redirect_stdout(_Stream(sys.stdout, self._out)))
-        self._stack.enter_context(redirect_stderr(_Stream(sys.stderr, self._err)))
+        kind = _ShownStream if self._is_shown else _Stream
+        self._stack.enter_context(redirect_stdout(kind(sys.stdout, self._out)))
+        self._stack.enter_context(redirect_stderr(kind(sys.stderr, self._err)))
         return self
 
     def __exit__(self, *about: object) -> None:
@@ -57,3 +61,22 @@ class _Stream(io.TextIOBase):
     @property
     def encoding(self) -> Any:  # type: ignore[override]
         return getattr(self._original, "encoding", "utf-8")
+
+
+class _ShownStream(_Stream):
+    """Passes on what it keeps."""
+
+    def write(self, text: str) -> int:
+        if here.strand is not None:
+            self._original.write(text)
+        return super().write(text)
+
+    def flush(self) -> None:
+        self._original.flush()
+
+    def isatty(self) -> bool:
+        return self._original.isatty()
+
+    @property
+    def buffer(self) -> Any:
+        return self._original.buffer

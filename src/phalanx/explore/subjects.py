@@ -6,32 +6,37 @@ group where nobody can tell the difference.
 
 from __future__ import annotations
 
+import inspect
+import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from phalanx.backend.session import RankContext
 from phalanx.backend.torch_patches import leave_groups
+from phalanx.callsite import shown_path
 from phalanx.core.choices import Choices
 from phalanx.core.thread_pool import RankThreadPool
 from phalanx.emulation.modules.isolation_rule import IsolationRule
 from phalanx.engines.program import Program
 from phalanx.engines.rank_thread_pools import make_thread_pool
-from phalanx.engines.run_recording import RunRecording
 from phalanx.engines.run_settings import Settings
 from phalanx.engines.threads.script_on_threads import run_program
 from phalanx.engines.threads.threads_engine import ThreadsEngine
 from phalanx.errors import UsageError
+from phalanx.explore.failures.kept_values import values_kept_by
 from phalanx.explore.final_parameters import FinalParameters
 from phalanx.explore.one_run import RunOutcome, Subject
 from phalanx.explore.rank_texts import RankTexts
+from phalanx.explore.run_view import RunView
 from phalanx.journal.writer import JournalWriter
 from phalanx.options import Options
 
 
 class FunctionSubject:
     """`fn(*args, **kwargs)` on each rank."""
+
+    takes_any_size = True
 
     def __init__(
         self,
@@ -41,14 +46,14 @@ class FunctionSubject:
         options: Options,
         faults: tuple[Any, ...] = (),
         thread_pool: RankThreadPool | None = None,
-        shown: bool = False,
+        view: RunView | None = None,
     ) -> None:
-        self.name = name_of(fn)
+        self.name = getattr(fn, "__qualname__", type(fn).__name__)
         self.options = options
         self.faults = faults
-        self.shown = shown
         self._fn, self._args, self._kwargs = fn, args, kwargs
         self._thread_pool = thread_pool or make_thread_pool()
+        self._view = view or RunView()
 
     @property
     def ranks(self) -> int:
@@ -56,32 +61,50 @@ class FunctionSubject:
 
     def run(self, choices: Choices) -> RunOutcome:
         modules = IsolationRule(self.options.isolate) if self.options.isolate else None
-        observed = _Observed(self, record=self.options)
+        parameters = FinalParameters(self.ranks)
         settings = _settings(
-            self.options, self.faults, choices=choices, modules=modules, **observed.settings
+            self.options,
+            self.faults,
+            choices=choices,
+            modules=modules,
+            on_journal=self._view.follow,
+            on_rank_end=parameters.take,
         )
         engine = ThreadsEngine(settings, thread_pool=self._thread_pool)
         outcome = RunOutcome()
+        texts = RankTexts(self.ranks, is_shown=self._view.shows_output)
         try:
-            with observed:
+            with texts, parameters:
                 outcome.values = engine.run(self._body)
         except Exception as error:
             _note_error(outcome, error)
         finally:
             outcome.fingerprint = engine.fingerprint
             engine.close()
-        observed.complete(outcome)
+        outcome.output = texts.texts()
+        outcome.parameters = parameters.digests()
         outcome.findings = tuple(engine.findings)
+        outcome.journal = engine.journal
         return outcome
 
+    @property
+    def key(self) -> str:
+        code = getattr(inspect.unwrap(self._fn), "__code__", None)
+        where = type(self._fn).__module__ if code is None else shown_path(code.co_filename)
+        return f"{where}:{self.name}"
+
     def with_changes(
-        self, *, ranks: int | None = None, faults: Any = None, shown: bool | None = None
+        self, *, ranks: int | None = None, faults: Any = None, quiet: bool = False
     ) -> FunctionSubject:
         options = self.options if ranks is None else replace(self.options, ranks=ranks)
         plan = self.faults if faults is None else tuple(faults)
-        shown = self.shown if shown is None else shown
         called = (self._fn, self._args, self._kwargs)
-        return FunctionSubject(*called, options, plan, self._thread_pool, shown)
+        view = RunView() if quiet else self._view
+        return FunctionSubject(*called, options, plan, self._thread_pool, view)
+
+    def kept_values(self) -> Mapping[str, Any]:
+        """What lives longer than a run, and what the function may change, by names."""
+        return values_kept_by(self._fn, self._args, self._kwargs)
 
     def close(self) -> None:
         self._thread_pool.close()
@@ -102,7 +125,8 @@ class ScriptSubject:
     rule: Callable[[], IsolationRule] = lambda: IsolationRule(script=True)
     """Makes what says which modules are each rank's own; a run needs one of its own."""
     environ: Mapping[str, str] | None = None
-    shown: bool = False
+    view: RunView = field(default_factory=RunView)
+    takes_any_size = True
 
     @property
     def name(self) -> str:
@@ -114,8 +138,14 @@ class ScriptSubject:
 
     def run(self, choices: Choices) -> RunOutcome:
         outcome = RunOutcome()
+        texts = RankTexts(self.ranks, is_shown=self.view.shows_output)
         findings: list[Any] = []
-        observed = _Observed(self, record=self.options)
+        parameters = FinalParameters(self.ranks)
+
+        def follow(journal: JournalWriter) -> None:
+            outcome.journal = journal.reader()
+            self.view.follow(journal)
+
         settings = _settings(
             self.options,
             self.faults,
@@ -123,68 +153,36 @@ class ScriptSubject:
             modules=self.rule(),
             environ=self.environ,
             on_findings=findings.extend,
-            **observed.settings,
+            on_journal=follow,
+            on_rank_end=parameters.take,
         )
         try:
-            with observed:
-                run_program(self.program, settings)
+            with texts, parameters:
+                self.view.has_formed_group |= run_program(self.program, settings)
         except Exception as error:
             _note_error(outcome, error)
-        observed.complete(outcome)
+        outcome.output = texts.texts()
+        outcome.parameters = parameters.digests()
         outcome.findings = tuple(findings)
         return outcome
 
+    @property
+    def key(self) -> str:
+        return " ".join(
+            [shown_path(os.path.abspath(self.program.path)), *self.program.argv[1:]]
+        )
+
     def with_changes(
-        self, *, ranks: int | None = None, faults: Any = None, shown: bool | None = None
+        self, *, ranks: int | None = None, faults: Any = None, quiet: bool = False
     ) -> Subject:
         return replace(
             self,
             options=self.options if ranks is None else replace(self.options, ranks=ranks),
             faults=self.faults if faults is None else tuple(faults),
-            shown=self.shown if shown is None else shown,
+            view=RunView() if quiet else self.view,
         )
 
     def close(self) -> None: ...
-
-
-class _Observed:
-    """What is seen of a run besides its end: its journal, what ranks print and train. A run that
-    is shown keeps nothing of what ranks print, and may be recorded."""
-
-    def __init__(self, subject: FunctionSubject | ScriptSubject, record: Options) -> None:
-        self._texts = None if subject.shown else RankTexts(subject.ranks)
-        self._parameters = FinalParameters(subject.ranks)
-        self._journal: Any = None
-        self._recording = RunRecording(record, program=subject.name, command="")
-        self._stack = ExitStack()
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        return {"on_journal": self._follow, "on_rank_end": self._parameters.take}
-
-    def _follow(self, journal: JournalWriter) -> None:
-        self._journal = journal.reader()
-        self._recording.follow(journal)
-
-    def __enter__(self) -> None:
-        self._stack.enter_context(self._recording)
-        self._stack.enter_context(self._parameters)
-        if self._texts is not None:
-            self._stack.enter_context(self._texts)
-
-    def __exit__(self, *about: Any) -> None:
-        self._stack.__exit__(*about)
-        self._recording.close()
-
-    def complete(self, outcome: RunOutcome) -> None:
-        outcome.journal = self._journal
-        outcome.output = () if self._texts is None else self._texts.texts()
-        outcome.parameters = self._parameters.digests()
-
-
-def name_of(fn: Callable[..., Any]) -> str:
-    """As reports call a function."""
-    return str(getattr(fn, "__qualname__", type(fn).__name__))
 
 
 def _note_error(outcome: RunOutcome, error: Exception) -> None:
@@ -193,9 +191,5 @@ def _note_error(outcome: RunOutcome, error: Exception) -> None:
     outcome.error = error
 
 
-_HAS_FAULTS = any(each.name == "faults" for each in fields(Settings))
-
-
 def _settings(options: Options, faults: tuple[Any, ...], **more: Any) -> Settings:
-    plan = {"faults": faults} if _HAS_FAULTS and faults else {}
-    return Settings.of(options, **plan, **more)
+    return Settings.of(options, faults=faults, **more)

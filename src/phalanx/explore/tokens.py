@@ -1,9 +1,9 @@
 """Replay tokens: a run of a program as short text, which a shell and pytest take as it is.
 
 `4-12.1-30_5.2-a7f3` means: on 4 ranks, the default order but for choice 12, where candidate 1
-goes first, and choices 30 to 34, where candidate 2 does. The last part is a checksum of what the
-run chose, so that a program which has changed since is recognised. Many deviations are packed
-into one word that begins with `z`; a plan of faults is one that begins with `f`.
+goes first, and choices 30 to 34, where candidate 2 does. The last part is a checksum of what
+the run chose, so that a program which has changed since is recognised. Many deviations are
+packed into one word that begins with `z`; a plan of faults is one that begins with `f`.
 
 Whatever strategy has found the run, the token says what it chose.
 """
@@ -32,12 +32,13 @@ _FORM = re.compile(
 LONGEST_PLAIN = 60
 """Characters of deviations that are written in full; more are packed."""
 _WORDS = (
-    b"raise_(MemoryError, rank=0, at=drop_store(server=during=(store(corrupt(bits=partition([0, "
-    b"1], [2, 3], during=(0, 10))stop(rank=delay(rank=1, seconds=30, at=line(\"train.py:40\"))"
-    b"kill(rank=2, at=call(17))"
+    b"raise_(MemoryError, rank=0, at=drop_store(at=during=(moment(corrupt(rank=3, call=9, bits="
+    b'1, part="contribution", seed=partition([0, 1], [2, 3], during=(0, 10))stop(rank=1, second'
+    b's=900, at=store(3))delay(rank=1, seconds=30, at=line("train.py:40"))kill(rank=2, at=call('
+    b"17))"
 )
-"""What texts of plans are made of: with it they pack into a third. Never changes, or tokens that
-people have kept would mean nothing."""
+"""What texts of plans are made of: with it they pack into a third. Never changes, or tokens
+that people have kept would mean nothing."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,9 @@ class Token:
         words = [str(self.ranks)]
         if self.deviations:
             plain = "-".join(_plain_words(self.deviations))
-            words.append(plain if len(plain) <= LONGEST_PLAIN else f"z{_packed(self.deviations)}")
+            words.append(
+                plain if len(plain) <= LONGEST_PLAIN else f"z{_packed(self.deviations)}"
+            )
         if self.faults:
             words.append(f"f{_text(_deflated(self.faults.encode()))}")
         return "-".join([*words, self.checksum])

@@ -48,7 +48,7 @@ MARKERS = {
     "ranks": (
         "ranks(*sizes, engine=None, backend=None, init=True, device=None, gpus=None, "
         "timeout=None, seed=None, clock=None, checks=None, strict=None, profile=None, "
-        "completion=None, isolate=(), record=None, record_limit=256, per_rank=(), "
+        "completion=None, faults=(), isolate=(), record=None, record_limit=256, per_rank=(), "
         "shared=()): run the test on so many ranks, "
         "once for each size (Phalanx)."
     ),

@@ -1,7 +1,7 @@
 """Which sources of chance a program asks, and where: evidence for what makes equal runs part.
 
-In place for one run, made anew because two runs parted that should be equal. Python tells of each
-call that the program makes, which is far too slow for other runs.
+In place for one run, made anew because two runs parted that should be equal. Python tells of
+each call that the program makes, which is far too slow for other runs.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 from phalanx import callsite
 from phalanx.core.strand import here
+from phalanx.explore.digests import digest_of
 from phalanx.model import Site
 
 MOST_NOTES = 6
@@ -49,7 +50,7 @@ class ChanceWatch:
         try:
             yield
         finally:
-            threading.setprofile(None)  # type: ignore[arg-type]
+            threading.setprofile(None)
 
     def asked(self) -> list[tuple[str, Site]]:
         """Source and line, in the order in which they were first asked."""
@@ -97,17 +98,22 @@ def _asked_by(frame: FrameType | None, name: str) -> Site | None:
 _OUR_CLOCK = "virtual_time.py"
 
 
-def hint_of(watch: ChanceWatch, make_run: Callable[[], object]) -> str | None:
-    """Make a run and say what it asked."""
+def hint_of(
+    watch: ChanceWatch, make_run: Callable[[], object], kept: Callable[[], Mapping[str, Any]]
+) -> str | None:
+    """Make a run and say what it asked, and what of `kept`, by its name, it left changed."""
+    before = {name: digest_of(value) for name, value in kept().items()}
     with watch.watching():
         make_run()
-    asked = watch.asked()
-    if not asked:
-        return None
+    changed = [name for name, value in kept().items() if before.get(name) != digest_of(value)]
+    told = [
+        f"{name} is another one after the run: runs find what others left" for name in changed
+    ]
     by_name: dict[str, list[str]] = {}
-    for name, site in asked:
+    for name, site in watch.asked():
         by_name.setdefault(name, []).append(str(site))
-    told = "; ".join(
-        f"{name} is called at {', '.join(sites[:3])}" for name, sites in by_name.items()
-    )
-    return f"{told}: what it gives is another thing each time"
+    for name, sites in by_name.items():
+        told.append(
+            f"{name} is called at {', '.join(sites[:3])}, and gives another thing each time"
+        )
+    return "; ".join(told[:MOST_NOTES]) or None

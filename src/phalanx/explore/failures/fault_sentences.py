@@ -88,7 +88,7 @@ def _point(point: Any) -> str:
 
 def _site_of(fault: Any, journal: Any) -> Site | None:
     """The line of the call that the fault counts."""
-    point = getattr(fault, "point", None)
+    point: Any = getattr(fault, "point", None)
     rank = getattr(fault, "rank", None)
     if journal is None or rank is None or getattr(point, "word", "") != "call":
         return None

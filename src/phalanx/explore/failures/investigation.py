@@ -7,18 +7,20 @@ failed alike is told.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from phalanx.errors import UsageError
 from phalanx.explore.failures.chance_watch import ChanceWatch, hint_of
 from phalanx.explore.failures.deviations import FollowedDeviations, deviations_in
-from phalanx.explore.failures.partings import Parting, parting_of
+from phalanx.explore.failures.partings import RunParting, parting_of
 from phalanx.explore.failures.shrinking import Budget, Plan, Shrinker
+from phalanx.explore.failures.story import MOST_SENTENCES
 from phalanx.explore.judging import Symptom, failures_of
 from phalanx.explore.one_run import Execution, Subject, repeat, run_once
 from phalanx.explore.strategies.random_walk import RandomWalk
+from phalanx.explore.trace import Trace
 from phalanx.model import Verdict
 
 TRIES = 24
@@ -38,8 +40,9 @@ class Suspect:
     execution: Execution
     cause: Cause
     times: int = 1
-    is_shrunk: bool = False
-    parting: Parting | None = None
+    without: Sequence[Trace] = ()
+    """For each deviation of the run, what comes without it; empty where nobody looked."""
+    parting: RunParting | None = None
     """Where the run that should have been equal parted from it, if it did not fail alike."""
     hint: str | None = None
 
@@ -79,7 +82,9 @@ class Investigation:
             self._drop_faults()
             self._shrink()
             self._use_fewer_ranks()
-            self._repeats()
+            if self._repeats():
+                suspect = self.suspect
+                suspect.without = runs_without(suspect.subject, suspect.execution, self._run)
         except KeyboardInterrupt:
             self.interrupted = True
 
@@ -91,7 +96,7 @@ class Investigation:
         if suspect.fails_alike(again) is not None:
             return True
         parting = parting_of(suspect.execution.trace, again.trace)
-        suspect.parting = parting or Parting(
+        suspect.parting = parting or RunParting(
             "the failure", "a run without it, by the same choices", self._ranks()
         )
         suspect.hint = find_hint(suspect.subject, suspect.execution)
@@ -135,7 +140,6 @@ class Investigation:
         best = self._smallest(suspect.subject, suspect.execution)
         if best is not suspect.execution:
             suspect.become(best, suspect.subject)
-        suspect.is_shrunk = True
 
     def _smallest(self, subject: Subject, execution: Execution) -> Execution:
         shrinker = Shrinker(
@@ -199,11 +203,25 @@ class Investigation:
         return execution
 
 
+def runs_without(
+    subject: Subject, execution: Execution, run: Callable[[Subject, Plan], Execution]
+) -> Sequence[Trace]:
+    """For the story: each choice of the run left out once."""
+    plan = deviations_in(execution.trace)
+    if len(plan) > MOST_SENTENCES:
+        return ()
+    return [
+        run(subject, (*plan[:place], *plan[place + 1 :])).trace for place in range(len(plan))
+    ]
+
+
 def find_hint(subject: Subject, execution: Execution) -> str | None:
     """Make the run once more and see which sources of chance the program asks."""
     subject.close()  # threads that are kept began before anybody watched
     try:
-        return hint_of(ChanceWatch(), lambda: repeat(subject, execution.trace.deviations()))
+        deviations = execution.trace.deviations()
+        kept = getattr(subject, "kept_values", dict)
+        return hint_of(ChanceWatch(), lambda: repeat(subject, deviations), kept)
     finally:
         subject.close()
 

@@ -7,11 +7,13 @@ differs from itself depends on chance.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from phalanx.explore.failures.investigation import find_hint
-from phalanx.explore.failures.partings import Parting
+from phalanx.explore.explore_options import COMPARED
+from phalanx.explore.failures.deviations import FollowedDeviations
+from phalanx.explore.failures.investigation import runs_without
+from phalanx.explore.failures.partings import RunParting
 from phalanx.explore.failures.result_differences import (
     differences,
     results_found,
@@ -20,7 +22,7 @@ from phalanx.explore.failures.result_differences import (
 from phalanx.explore.failures.shrinking import Budget, Plan, Shrinker
 from phalanx.explore.judging import failures_of, result_of
 from phalanx.explore.one_run import Execution, Subject, repeat, run_once
-from phalanx.explore.failures.deviations import FollowedDeviations
+from phalanx.explore.trace import Trace
 from phalanx.model import Finding, rank_list
 
 HINT = (
@@ -38,6 +40,7 @@ class DifferentResults:
     other: Execution
     subject: Subject
     """Of the other run."""
+    without: Sequence[Trace] = ()
 
     def rows(self) -> list[str]:
         return side_by_side(self.one, self.other)
@@ -47,14 +50,20 @@ class OrderResults:
     """Notes the result of each run that ended well."""
 
     def __init__(self, compare: Collection[str]) -> None:
-        self.compare = compare
-        self.parting: Parting | None = None
-        """Where equal orders had different results."""
-        self.hint: str | None = None
+        self.compare = frozenset(compare)
+        self.unsteady: tuple[Execution, Execution, Subject] | None = None
+        """Two runs of one order with different results."""
         self.times = 0
         """Of how many runs the result was not the first one."""
         self._digests: set[bytes] = set()
         self._kept: list[tuple[bytes, Execution, Subject]] = []
+
+    def leave_out(self, names: Collection[str]) -> None:
+        """These parts of results depend on chance: do not compare them."""
+        self.compare -= frozenset(names)
+        self._digests.clear()
+        self._kept.clear()
+        self.times = 0
 
     def __len__(self) -> int:
         return len(self._digests)
@@ -82,10 +91,10 @@ class OrderResults:
         chosen = [each for each in self._kept if each[0] != digest]
         if not chosen:
             return None
-        wanted, other, subject = chosen[0]
-        if not self._is_steady(base, one, on_run) or not self._is_steady(
-            subject, other, on_run, wanted
-        ):
+        _, other, subject = chosen[0]
+        if not self._is_steady(base, one, on_run):
+            return None
+        if not self._is_steady(subject, other, on_run):
             return None
 
         def differs(made: Execution) -> bool:
@@ -93,10 +102,13 @@ class OrderResults:
                 return False
             return result_of(made.outcome, self.compare) != digest
 
-        other = Shrinker(other, lambda plan: _run(subject, plan, on_run), differs, budget).shrink()
+        other = Shrinker(
+            other, lambda plan: _run(subject, plan, on_run), differs, budget
+        ).shrink()
         hint = HINT if by == "order" else None
         finding = results_found(one, other, self.compare, by=by, hint=hint)
-        return DifferentResults(finding, one, other, subject)
+        without = runs_without(subject, other, lambda each, plan: _run(each, plan, on_run))
+        return DifferentResults(finding, one, other, subject, without)
 
     def _default(self, subject: Subject, on_run: Callable[[], object]) -> Execution:
         """The default order, or where that fails the first that did not."""
@@ -104,35 +116,39 @@ class OrderResults:
         return self._kept[0][1] if any(failures_of(one)) else one
 
     def _is_steady(
-        self,
-        subject: Subject,
-        execution: Execution,
-        on_run: Callable[[], object],
-        digest: bytes | None = None,
+        self, subject: Subject, execution: Execution, on_run: Callable[[], object]
     ) -> bool:
-        """Whether the same order gives the same result again. If not, notes where."""
+        """Whether the same order gives the same result again."""
         again, _ = repeat(subject, execution.trace.deviations())
         on_run()
-        parting = result_parting(execution, again, self.compare)
-        if parting is None:
+        if not unsteady_parts(execution, again, self.compare):
             return True
-        self.parting = parting
-        self.hint = find_hint(subject, execution)
+        self.unsteady = (execution, again, subject)
         return False
+
+
+def unsteady_parts(
+    one: Execution, again: Execution, compare: Collection[str]
+) -> tuple[str, ...]:
+    """The parts of results in which two runs differ that should be equal."""
+    if one.outcome.error is not None or again.outcome.error is not None:
+        return ()
+    return tuple(
+        name
+        for name in COMPARED
+        if name in compare and differences(one.outcome, again.outcome, (name,))
+    )
 
 
 def result_parting(
     one: Execution, again: Execution, compare: Collection[str]
-) -> Parting | None:
+) -> RunParting | None:
     """How the results of two runs differ that should be equal; None if they do not."""
-    if one.outcome.error is not None or again.outcome.error is not None:
+    if not unsteady_parts(one, again, compare):
         return None
-    found = differences(one.outcome, again.outcome, compare)
-    if not found:
-        return None
-    first = found[0]
+    first = differences(one.outcome, again.outcome, compare)[0]
     who = rank_list(first.ranks)
-    return Parting(
+    return RunParting(
         f"{who} {first.what} {first.one}", f"{who} {first.what} {first.other}", first.ranks
     )
 

@@ -7,18 +7,20 @@ behind. No torch.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from phalanx.callsite import Mark, resolve
 from phalanx.explore.failures.story import step_text, thread_text
-from phalanx.explore.trace import Choice, Trace
-from phalanx.model import Finding, Site
+from phalanx.explore.trace import Choice, Thread, Trace
+from phalanx.model import Finding, Kind, Site
 
-KIND = "uncontrolled-chance"
+KIND: Kind = "uncontrolled-chance"
+SAME_ORDER = "the same order gave another"
 
 
 @dataclass(frozen=True)
-class Parting:
+class RunParting:
     """The first point at which the runs differ: what was expected there, and what came."""
 
     expected: str
@@ -28,13 +30,12 @@ class Parting:
     """The program's line of what came, or else of what was expected."""
 
 
-def parting_of(one: Trace, other: Trace) -> Parting | None:
+def parting_of(one: Trace, other: Trace) -> RunParting | None:
     """Where `other` first did something else than `one`; None if they did the same."""
     for index in range(max(len(one.choices), len(other.choices))):
-        expected = one.choices[index] if index < len(one.choices) else None
-        came = other.choices[index] if index < len(other.choices) else None
+        expected, came = _at(one, index), _at(other, index)
         if expected is None or came is None or _identity(expected) != _identity(came):
-            return _parting(expected, came)
+            return _parting(index, one, other)
     return None
 
 
@@ -55,14 +56,41 @@ def _line(mark: Mark | None) -> tuple[str, int] | None:
     return None if mark is None else (mark[0].co_filename, mark[1])
 
 
-def _parting(expected: Choice | None, came: Choice | None) -> Parting:
+def _parting(index: int, one: Trace, other: Trace) -> RunParting:
+    expected, came = _at(one, index), _at(other, index)
+    if expected is not None and came is not None and _did(expected) == _did(came):
+        threads = _threads_that_differ(expected, came)
+        if threads:
+            return _parting_of_offers(threads[0], index, one, other)
     ranks = tuple(dict.fromkeys(each.thread[0] for each in (came, expected) if each))
-    sites = [resolve(each.mark) for each in (came, expected) if each is not None]
-    site = next((each for each in sites if each is not None), None)
-    told = [_did(each) for each in (expected, came)]
-    if told[0] == told[1] and expected is not None and came is not None:
-        told = [f"{text}, {_offer(each)}" for text, each in zip(told, (expected, came), strict=True)]
-    return Parting(told[0], told[1], ranks, site)
+    return RunParting(_did(expected), _did(came), ranks, _site_of(came) or _site_of(expected))
+
+
+def _at(trace: Trace, index: int) -> Choice | None:
+    return trace.choices[index] if index < len(trace.choices) else None
+
+
+def _threads_that_differ(expected: Choice, came: Choice) -> list[Thread]:
+    """Those that could have gone first, and were about to do something else."""
+    offers = [{each.thread: each for each in one.candidates} for one in (expected, came)]
+    threads = sorted({*offers[0], *offers[1]})
+    return [each for each in threads if offers[0].get(each) != offers[1].get(each)]
+
+
+def _parting_of_offers(thread: Thread, index: int, one: Trace, other: Trace) -> RunParting:
+    told, sites = [], []
+    for trace in (one, other):
+        step = next((each for each in trace.choices[index:] if each.thread == thread), None)
+        offered = [each for each in trace.choices[index].candidates if each.thread == thread]
+        what = f"about to make {step_text(offered[0])}" if offered else "at no step"
+        site = _site_of(step) if offered else None
+        sites.append(site)
+        told.append(f"{thread_text(thread)} {what}{f' at {site}' if site else ''}")
+    return RunParting(told[0], told[1], (thread[0],), sites[1] or sites[0])
+
+
+def _site_of(choice: Choice | None) -> Site | None:
+    return None if choice is None else resolve(choice.mark)
 
 
 def _did(choice: Choice | None) -> str:
@@ -70,21 +98,11 @@ def _did(choice: Choice | None) -> str:
         return "the end of the run"
     site = resolve(choice.mark)
     place = f" at {site}" if site else ""
-    return f"{step_text(choice)} by {thread_text(choice.thread)}{place}"
+    among = f", of {', '.join(choice.values)}" if choice.values else ""
+    return f"{step_text(choice)} by {thread_text(choice.thread)}{place}{among}"
 
 
-def _offer(choice: Choice) -> str:
-    if choice.values:
-        return f"a choice among {', '.join(choice.values)}"
-    others = [
-        f"{thread_text(each.thread)} ({step_text(each)})"
-        for each in choice.candidates
-        if each.thread != choice.thread
-    ]
-    return f"while there could have gone first: {', '.join(others) or 'nobody'}"
-
-
-def chance_found(parting: Parting, hint: str | None, lost: str | None = None) -> Finding:
+def chance_found(parting: RunParting, hint: str | None, lost: str | None = None) -> Finding:
     """`lost` is the headline of a failure that came in the first run and not in the second."""
     place = f" at {parting.site}" if parting.site else ""
     facts = [("expected", parting.expected), ("came", parting.came)]
@@ -97,7 +115,19 @@ def chance_found(parting: Parting, hint: str | None, lost: str | None = None) ->
         KIND,
         "error" if lost else "warning",
         parting.ranks,
-        f"the same order gave another run{place}: something that is no choice decides, too",
+        f"{SAME_ORDER} run{place}: something that is no choice decides, too",
         facts=tuple(facts),
+        hint=hint,
+    )
+
+
+def unsteady_found(parting: RunParting, names: Collection[str], hint: str | None) -> Finding:
+    """Only the results differ: what depends on chance is not compared."""
+    return Finding(
+        KIND,
+        "warning",
+        parting.ranks,
+        f"{SAME_ORDER} result: {' and '.join(names)} of orders are not compared",
+        facts=(("expected", parting.expected), ("came", parting.came)),
         hint=hint,
     )

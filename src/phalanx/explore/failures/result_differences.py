@@ -1,4 +1,4 @@
-"""Different results in different orders: what differs, and the two orders side by side. Pure."""
+"""Different results in different orders: what differs, and the two orders side by side."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from phalanx.explore.digests import digest_of
 from phalanx.explore.failures.story import step_text, thread_text
 from phalanx.explore.one_run import Execution, RunOutcome
 from phalanx.explore.trace import Choice
-from phalanx.model import Finding, rank_list
+from phalanx.model import Finding, Kind, rank_list
 from phalanx.report.layout import WIDTH, ascii_text, cut, visible_line
 
-KIND = "different-results"
+KIND: Kind = "different-results"
 MOST_ROWS = 10
 """Choices of the two orders that are shown."""
 _COLUMN = (WIDTH - 4) // 2
@@ -23,7 +23,7 @@ _SHORT = 34
 
 
 @dataclass(frozen=True)
-class Difference:
+class ResultDifference:
     """What some ranks returned, printed or trained in the two runs."""
 
     ranks: tuple[int, ...]
@@ -34,7 +34,7 @@ class Difference:
 
 def differences(
     one: RunOutcome, other: RunOutcome, compare: Collection[str]
-) -> list[Difference]:
+) -> list[ResultDifference]:
     """Ranks whose results differ alike are one."""
     found: dict[tuple[str, str, str], list[int]] = {}
     for name, explain in _EXPLAIN.items():
@@ -44,7 +44,7 @@ def differences(
         for rank, (first, second) in enumerate(pairs):
             if digest_of(first) != digest_of(second):
                 found.setdefault(explain(first, second), []).append(rank)
-    return [Difference(tuple(ranks), *said) for said, ranks in found.items()]
+    return [ResultDifference(tuple(ranks), *said) for said, ranks in found.items()]
 
 
 def results_found(
@@ -57,7 +57,9 @@ def results_found(
 ) -> Finding:
     """The finding. `by` is what the result depends on: the order, or a fault."""
     found = differences(one.outcome, other.outcome, compare)
-    first = found[0] if found else Difference((), "end", "with one result", "with another")
+    first = (
+        found[0] if found else ResultDifference((), "end", "with one result", "with another")
+    )
     ranks = tuple(sorted({rank for each in found for rank in each.ranks}))
     who = rank_list(first.ranks) if first.ranks else "ranks"
     either = ("in one order", "in another") if by == "order" else ("without", "with the faults")
@@ -138,8 +140,8 @@ def _explain_output(one: str, other: str) -> tuple[str, str, str]:
 
 
 def _explain_parameters(one: str | None, other: str | None) -> tuple[str, str, str]:
-    said = [f"with hash {each[:8]}" if each else "nowhere" for each in (one, other)]
-    return "ended with parameters", said[0], said[1]
+    said = [each[:8] if each else "none" for each in (one, other)]
+    return "ended with parameters of hash", said[0], said[1]
 
 
 _EXPLAIN: Mapping[str, Any] = {
@@ -149,7 +151,9 @@ _EXPLAIN: Mapping[str, Any] = {
 }
 
 
-def _part_that_differs(one: Any, other: Any, path: str = "", depth: int = 4) -> tuple[str, Any, Any]:
+def _part_that_differs(
+    one: Any, other: Any, path: str = "", depth: int = 4
+) -> tuple[str, Any, Any]:
     """The first part of two values of one form that differs, and how it is reached."""
     if depth and type(one) is type(other):
         for key, first, second in _parts(one, other):

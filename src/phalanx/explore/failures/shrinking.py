@@ -1,8 +1,9 @@
-"""Make a failing run small: the fewest deviations from the default order that still fail alike.
+"""Make a failing run small: the fewest deviations from the default order that fail alike.
 
-Delta debugging over deviations: take out large parts of them, then smaller ones, then each, then
-pairs; at last look for a shorter way from the default order. A result is always a run that was
-made and failed. Bounded in runs and in seconds; Ctrl-C ends it, and the smallest so far stands.
+Delta debugging over deviations: take out large parts of them, then smaller ones, then each,
+then pairs; at last look for a shorter way from the default order. A result is always a run that
+was made and failed. Bounded in runs and in seconds; Ctrl-C ends it, and the smallest so far
+stands.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import combinations
+from itertools import combinations, product
 
 from phalanx.explore.failures.deviations import Deviation, deviations_in
 from phalanx.explore.one_run import Execution
-from phalanx.explore.trace import Trace
+from phalanx.explore.trace import Thread, Trace
 
 MOST_RUNS = 600
 """For one failure."""
@@ -64,6 +65,8 @@ class Shrinker:
             if not self._try(()):
                 self._take_out_parts()
                 self._take_out_pairs()
+                while self._let_another_go():
+                    self._take_out_pairs()
                 self._look_nearby()
                 self._choose_smaller()
         except KeyboardInterrupt:
@@ -113,6 +116,22 @@ class Shrinker:
                 return
             self._take_out_parts()
 
+    def _let_another_go(self) -> bool:
+        """Whether one deviation can be left out if at another one somebody else goes first."""
+        if len(self.plan) > MOST_FOR_PAIRS:
+            return False
+        threads = sorted({each.thread for each in self.plan} | set(_chosen_in(self.plan)))
+        for place, each in enumerate(self.plan):
+            if not isinstance(each.chosen, tuple):
+                continue
+            others = [t for t in threads if t not in (each.chosen, each.thread)]
+            for left_out, thread in product(range(len(self.plan)), others):
+                plan = [*self.plan]
+                plan[place] = each._replace(chosen=thread)
+                if left_out != place and self._try(_without(tuple(plan), (left_out,))):
+                    return True
+        return False
+
     def _look_nearby(self) -> None:
         """One other deviation may do what several do together: each that is possible is tried
         alone, then together with one that is known to matter."""
@@ -143,7 +162,11 @@ class Shrinker:
 
 def _size(plan: Plan) -> tuple[int, int]:
     """Fewer deviations are smaller; among equally many, those in which lower ranks go first."""
-    return len(plan), sum(each.chosen[0] for each in plan if isinstance(each.chosen, tuple))
+    return len(plan), sum(rank for rank, _ in _chosen_in(plan))
+
+
+def _chosen_in(plan: Plan) -> Iterator[Thread]:
+    return (each.chosen for each in plan if isinstance(each.chosen, tuple))
 
 
 def _without(plan: Plan, places: tuple[int, ...]) -> Plan:

@@ -16,6 +16,7 @@ from phalanx.explore.failures.partings import chance_found
 from phalanx.explore.failures.story import sentences_of, story_lines
 from phalanx.explore.one_run import Execution, Subject
 from phalanx.explore.tokens import Token, token_of
+from phalanx.explore.trace import Trace
 from phalanx.model import Verdict
 from phalanx.report.layout import compose, labelled
 from phalanx.report.text import headline, render
@@ -29,7 +30,7 @@ def tell_suspect(suspect: Suspect, replay_line: ReplayLine) -> ExplorationFailur
         return _tell_chance(suspect, replay_line)
     verdict = _verdict_of(suspect.cause)
     report = _report_of(suspect.cause)
-    text = _with_story(report, suspect.execution, suspect.subject)
+    text = _with_story(report, suspect.execution, suspect.subject, suspect.without)
     error = suspect.cause
     if isinstance(error, Verdict):
         error = HazardError(text, [error])
@@ -49,7 +50,8 @@ def tell_results(
     found: DifferentResults, times: int, replay_line: ReplayLine
 ) -> ExplorationFailure:
     """Different results in different orders, the two orders side by side."""
-    text = _with_story(render(found.finding), found.other, found.subject, found.rows())
+    report = render(found.finding)
+    text = _with_story(report, found.other, found.subject, found.without, found.rows())
     return _failure(
         kind=found.finding.kind,
         title=headline(found.finding),
@@ -83,14 +85,18 @@ def _tell_chance(suspect: Suspect, replay_line: ReplayLine) -> ExplorationFailur
 
 
 def _with_story(
-    report: str, execution: Execution, subject: Subject, rows: Sequence[str] = ()
+    report: str,
+    execution: Execution,
+    subject: Subject,
+    without: Sequence[Trace],
+    rows: Sequence[str] = (),
 ) -> str:
     """The report, with the story below its headline. The line that would repeat it by
     `phalanx.run` is left out: that makes the default order."""
     headline_text, _, rest = _without_replay(report).partition("\n\n")
     sentences = [
         *sentences_of_plan(subject.faults, execution.outcome.journal),
-        *sentences_of(execution.trace),
+        *sentences_of(execution.trace, without),
     ]
     body = rest.split("\n") if rest else []
     return compose(headline_text, story_lines(sentences), rows, body)
