@@ -43,7 +43,7 @@ OPTIONS = (
 )
 
 EXPLORE_OPTIONS = (
-    "ranks, schedules=None, seconds=None, strategy='random', seed=0, faults=(), "
+    "ranks, schedules=None, seconds=None, strategy='pos', seed=0, faults=(), "
     "compare=('values', 'output', 'parameters'), same_result=False, store='.phalanx', "
     "replay=None, record=None, raises=True, on_progress=None, "
     "backend=None, device=None, gpus=None, clock='virtual', checks='all', profile=None, "
@@ -60,10 +60,39 @@ SIGNATURES = {
     "World.close": "(self)",
 }
 
-COMMANDS = ["run", "conformance", "doctor", "explain", "report", "look"]
+COMMANDS = ["run", "explore", "conformance", "doctor", "explain", "report", "look"]
 REPORT_OPTIONS = {"-h, --help", "--all", "--most", "--html"}
 REPORT_OPTIONS |= {"--trace", "--csv", "--json", "--events"}
 DOCTOR_OPTIONS = {"-h, --help", "-n, --ranks", "--patches", "--json"}
+
+EXPLORE_FLAGS = {
+    "-h, --help",
+    "-n, --ranks, --nproc-per-node",
+    "--nnodes",
+    "--schedules",
+    "--seconds",
+    "--strategy",
+    "--seed",
+    "--faults",
+    "--compare",
+    "--same-result",
+    "--store",
+    "--no-store",
+    "--replay",
+    "--record",
+    "--device",
+    "--gpus",
+    "--clock",
+    "--checks",
+    "--profile",
+    "--completion",
+    "--timeout",
+    "--isolate",
+    "--share",
+    "-q, --quiet",
+    "--json",
+    "-m, --module",
+}
 
 RUN_OPTIONS = {
     "-h, --help",
@@ -168,7 +197,12 @@ def test_commands_and_options() -> None:
     for command in main.COMMANDS.values():
         command.add_parser(commands)
     assert list(commands.choices) == COMMANDS
-    known = {"run": RUN_OPTIONS, "doctor": DOCTOR_OPTIONS, "report": REPORT_OPTIONS}
+    known = {
+        "run": RUN_OPTIONS,
+        "explore": EXPLORE_FLAGS,
+        "doctor": DOCTOR_OPTIONS,
+        "report": REPORT_OPTIONS,
+    }
     for name, options in known.items():
         actions = commands.choices[name]._actions
         assert {", ".join(action.option_strings) for action in actions} - {""} == options

@@ -6,7 +6,7 @@ import inspect
 import pickle
 import shlex
 import sys
-from dataclasses import FrozenInstanceError, replace
+from dataclasses import FrozenInstanceError, fields, replace
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ from phalanx.faults import call, delay, kill, line
 from phalanx.kinds import ALL, ALWAYS
 from phalanx.options import (
     DEFAULTS,
+    EXPLORE_DEFAULTS,
     FLAGS,
     FUNCTION_OPTIONS,
     Options,
@@ -200,6 +201,29 @@ def test_functions_take_the_same_options(door: Any) -> None:
     keywords.pop("replay", None)
     keywords.pop("ranks")
     assert keywords == {name: DEFAULTS[name] for name in FUNCTION_OPTIONS if name != "ranks"}
+
+
+def test_what_is_explored_takes_those_that_mean_something_there() -> None:
+    parameters = inspect.signature(phalanx.explore).parameters
+    for each in fields(Options):
+        if each.name in FUNCTION_OPTIONS and each.metadata["explore"]:
+            default = EXPLORE_DEFAULTS.get(each.name, each.default)
+            assert parameters[each.name].default == default or each.name == "ranks"
+
+
+def test_the_commands_of_both_doors() -> None:
+    options = Options(ranks=4, clock="virtual", checks="all,-leak")
+    said = "--clock virtual --checks all,-leak"
+    assert options.command("a.py") == f"phalanx run --ranks 4 {said} a.py"
+    explored = options.command("a.py", door="explore", more={"replay": "4-a7f3"})
+    assert explored == "phalanx explore --ranks 4 --checks all,-leak --replay 4-a7f3 a.py"
+    call = replace(options, clock="real").call(main, door="explore", more={"replay": "4-a7f3"})
+    assert call == (
+        "phalanx.explore(main, ranks=4, clock='real', checks='all,-leak', replay='4-a7f3')"
+    )
+
+
+def main() -> None: ...
 
 
 LOADED = """

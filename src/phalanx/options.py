@@ -55,11 +55,17 @@ class Flag:
 
 
 def _option(
-    default: Any, flag: Flag | None = None, *, function: bool = True, again: bool = True
+    default: Any,
+    flag: Flag | None = None,
+    *,
+    function: bool = True,
+    again: bool = True,
+    explore: bool = True,
 ) -> Any:
     """`function`: whether `phalanx.run` and `World` have it as a keyword; `again`: whether
-    whoever repeats the run must give it again."""
-    about = {"flag": flag, "function": function, "again": again}
+    whoever repeats the run must give it again; `explore`: whether it means something where a
+    program is explored."""
+    about = {"flag": flag, "function": function, "again": again, "explore": explore}
     return field(default=default, metadata=about)
 
 
@@ -73,7 +79,9 @@ class Options:
     'phalanx run --ranks 4 --seed 7 train.py'
     """
 
-    ranks: int = field(metadata={"flag": None, "function": True, "again": True})
+    ranks: int = field(
+        metadata={"flag": None, "function": True, "again": True, "explore": True}
+    )
     """How many, in all. 0 under torchrun, which counts them itself."""
     engine: str = _option(
         "threads",
@@ -82,6 +90,7 @@ class Options:
             "launcher starts them",
             "ENGINE",
         ),
+        explore=False,
     )
     backend: str | None = _option(None)
     """Of the default group that `init` makes; None: Gloo, and NCCL where ranks have GPUs."""
@@ -97,12 +106,16 @@ class Options:
     """What ranks see: "cuda": a GPU each, shared where there are too few; "auto": the same if
     there are any; "cpu": none; None: what there is."""
     gpus: int | None = _option(None, Flag("use only the first K GPUs", "K", "number"))
-    seed: int = _option(0, Flag("order of ranks; 0: first in, first out", "S", "number"))
+    seed: int = _option(
+        0, Flag("order of ranks; 0: first in, first out", "S", "number"), explore=False
+    )
     clock: str = _option("real", Flag("real, or virtual: sleeps take no time", "CLOCK"))
     checks: str = _option(
         "all", Flag("all, none, or kinds of findings: mismatch,leak or all,-leak", "KINDS")
     )
-    strict: bool = _option(False, Flag("warnings fail the run: exit status 3", form="switch"))
+    strict: bool = _option(
+        False, Flag("warnings fail the run: exit status 3", form="switch"), explore=False
+    )
     profile: str | None = _option(
         None, Flag("gloo or nccl: judge the run by that backend's rules", "NAME")
     )
@@ -123,6 +136,7 @@ class Options:
             "PLAN",
             "faults",
         ),
+        explore=False,
     )
     """What goes wrong, in values of `phalanx.faults`; their text is read, too."""
     timeout: float | None = _option(
@@ -153,11 +167,13 @@ class Options:
         "ranks",
         Flag("what the processes that the script starts become: ranks or processes", "WHAT"),
         function=False,
+        explore=False,
     )
     record: str | bool | None = _option(
         None,
         Flag("write what every rank does into FILE; show it with: phalanx report FILE", "FILE"),
         again=False,
+        explore=False,
     )
     """A file for the journal; None: the journal of a run that fails is kept in the cache
     folder; False: nothing is written."""
@@ -165,6 +181,7 @@ class Options:
         256,
         Flag("let the file grow to MIB mebibytes and keep the newest", "MIB", "number"),
         again=False,
+        explore=False,
     )
     per_node: int | None = _option(None, function=False)
     """How many ranks a node has; None: there is one node."""
@@ -350,6 +367,14 @@ FLAGS: Mapping[str, Flag] = {
 """The flags of `phalanx run` that are options, by their names; `-n` and `--nnodes`, which
 together say the number of ranks, are not among them."""
 
+EXPLORE_FLAGS: Mapping[str, Flag] = {
+    each.name: FLAGS[each.name]
+    for each in fields(Options)
+    if each.name in FLAGS and each.metadata["explore"]
+}
+"""Those of them that `phalanx explore` has, too. It has a seed, a recording and faults of its
+own, in `ExploreOptions`."""
+
 FUNCTION_OPTIONS = tuple(each.name for each in fields(Options) if each.metadata["function"])
 """The keywords of `phalanx.run` and `World`."""
 
@@ -391,7 +416,7 @@ def read_flag(name: str, given: Any) -> Any:
     if flag.form == "number":
         return read_number(flag_of(name), given, "1" if name == "gpus" else "4")
     if flag.form == "seconds":
-        return _read_seconds(flag_of(name), given)
+        return read_seconds(flag_of(name), given)
     if flag.form == "packages":
         return tuple(package.strip() for part in given for package in part.split(","))
     return read_plan(given) if flag.form == "faults" else given
@@ -406,11 +431,11 @@ def read_number(flag: str, given: str, example: str = "4") -> int:
         ) from None
 
 
-def _read_seconds(flag: str, given: str) -> float:
+def read_seconds(flag: str, given: str, example: str = "30") -> float:
     try:
         seconds = float(given)
     except ValueError:
-        raise UsageError(f"{flag} {given}: seconds are needed, e.g. {flag} 30") from None
+        raise UsageError(f"{flag} {given}: seconds are needed, e.g. {flag} {example}") from None
     if not seconds > 0:
         raise UsageError(f"{flag} {given}: give seconds above 0, or leave it out")
     return seconds

@@ -493,7 +493,7 @@ MANY = "give the number of ranks as a whole number from 1 to 4096"
         ("fly", "invalid choice: 'fly'"),
         ("run -n 4 --checks= show.py", "phalanx: --checks: no kind is given. Give all"),
         ("run -n 4 --checks -leak show.py", "expected one argument, e.g. --checks mismatch"),
-        ("--", "no command given; choose one of run, conformance"),
+        ("--", "no command given; choose one of run, explore, conf"),
         ("run -n 2 lonely.py", "lonely.py ended without a call of init_process_group"),
     ],
     ids=str,

@@ -9,6 +9,7 @@ import pytest
 
 from phalanx.errors import UsageError
 from phalanx.explore.explore_options import COMPARED, ExploreOptions
+from phalanx.faults import call, kill
 
 
 @pytest.mark.parametrize(
@@ -27,8 +28,14 @@ from phalanx.explore.explore_options import COMPARED, ExploreOptions
             "compare='value': there are 'values', 'output', 'parameters'; d",
         ),
         ({"compare": 3}, "compare=3: give a list, or names with commas between them"),
-        ({"faults": "kil"}, "faults='kil': there are 'kill', "),
-        ({"faults": "kill,rain"}, "faults='rain': there are 'kill', "),
+        ({"faults": "kil"}, "there is no kind 'kil'; choose among kill"),
+        ({"faults": "kill,rain"}, "there is no kind 'rain'; choose among kill"),
+        ({"faults": "kill(rank=1)"}, "kill(rank=1): write it like kill(rank=2, at=call(17))"),
+        (
+            {"faults": ["kill", kill(rank=1, at=call(2))]},
+            "or faults that every run has, an",
+        ),
+        ({"faults": [3]}, "give faults, e.g. faults=[kill(rank=2, at=call(17))]"),
         ({"same_result": 1}, "same_result=1: give True or False"),
         ({"store": ""}, "store='': give the folder that keeps failures, e.g. store='.phalanx'"),
         ({"record": "a.gz"}, "record='a.gz': one run is recorded, and this explores many; gi"),
@@ -49,9 +56,13 @@ def test_names_come_as_a_list_or_with_commas() -> None:
     assert ExploreOptions.of().compare == COMPARED
 
 
-def test_a_plan_of_faults_is_taken_as_it_is() -> None:
-    plan = object()
-    assert ExploreOptions.of(faults=[plan]).faults == (plan,)
+def test_kinds_of_faults_or_a_plan() -> None:
+    plan = (kill(rank=1, at=call(2)),)
+    assert ExploreOptions.of(faults=plan).plan == plan
+    assert ExploreOptions.of(faults=plan[0]).plan == plan
+    assert ExploreOptions.of(faults="kill(rank=1, at=call(2))").plan == plan
+    drawn = ExploreOptions.of(faults="kill,delay")
+    assert (drawn.fault_kinds, drawn.plan) == (("kill", "delay"), ())
 
 
 def test_how_many_schedules_follows_from_what_was_said() -> None:

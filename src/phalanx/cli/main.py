@@ -15,6 +15,7 @@ from typing import NoReturn
 
 from phalanx import __version__
 from phalanx.cli import conformance, doctor, explain, report_run, run
+from phalanx.cli.exploring import explore_command
 from phalanx.cli.live import look
 from phalanx.cli.streams import end_without_output, open_missing_streams
 
@@ -28,6 +29,7 @@ examples:
   phalanx run -n 4 train.py --lr 0.1     any script that runs under torchrun
   phalanx run -n 8 -m package.train      a module
   phalanx run -n 4 --seed 7 train.py     another order of ranks; 7 replays it
+  phalanx explore -n 4 queue.py          in all orders that matter: which of them fail?
   phalanx run --engine torchrun -n 4 train.py    by torch's own launcher, checked
   phalanx conformance                    thousands of small cases on a backend
   phalanx doctor                         what is wrong with this installation or machine
@@ -42,6 +44,7 @@ exit status: 0 all ranks succeeded; 1 a rank failed; 2 wrong usage;
 
 COMMANDS = {
     "run": run,
+    "explore": explore_command,
     "conformance": conformance,
     "doctor": doctor,
     "explain": explain,

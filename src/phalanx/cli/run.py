@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
@@ -40,6 +40,7 @@ from phalanx.options import (
     DEFAULTS,
     ENGINES,
     FLAGS,
+    Flag,
     Options,
     check_choice,
     flag_of,
@@ -105,15 +106,8 @@ def add_parser(commands: Any) -> None:
     )
     how = parser.add_argument_group("how they run")
     record = how.add_mutually_exclusive_group()
-    for name, flag in FLAGS.items():
-        default = DEFAULTS[name] if flag.default is None else flag.default
-        given: dict[str, Any] = {"metavar": flag.metavar, "default": default}
-        if flag.form == "switch":
-            given = {"action": "store_true"}
-        elif flag.form == "packages":
-            given = {"metavar": flag.metavar, "action": "append"}
-        place = record if name == "record" else how
-        place.add_argument(flag_of(name), help=flag.text, **given)
+    add_flags(how, {name: flag for name, flag in FLAGS.items() if name != "record"})
+    add_flags(record, {"record": FLAGS["record"]})
     record.add_argument(
         "--no-record",
         dest="record",
@@ -156,6 +150,23 @@ def add_parser(commands: Any) -> None:
     parser.set_defaults(handler=handle, parser=parser)
 
 
+def add_flags(
+    place: Any, flags: Mapping[str, Flag], defaults: Mapping[str, Any] = DEFAULTS
+) -> None:
+    """Options of a run as flags of a command; `defaults` may name fewer than all."""
+    for name, flag in flags.items():
+        default = DEFAULTS[name] if flag.default is None else flag.default
+        given: dict[str, Any] = {
+            "metavar": flag.metavar,
+            "default": defaults.get(name, default) if flag.default is None else default,
+        }
+        if flag.form == "switch":
+            given = {"action": "store_true"}
+        elif flag.form == "packages":
+            given = {"metavar": flag.metavar, "action": "append"}
+        place.add_argument(flag_of(name), help=flag.text, **given)
+
+
 def _spellings(name: str) -> list[str]:
     short = {"redirects": ["-r"], "tee": ["-t"]}
     return [
@@ -170,7 +181,7 @@ def handle(arguments: argparse.Namespace) -> int:
     try:
         return _run(arguments)
     except UsageError as error:
-        print(f"phalanx: {visible(_as_options(str(error)))}", file=sys.stderr)
+        print(f"phalanx: {visible(as_options(str(error)))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:  # before the ranks began
         print("phalanx: interrupted", file=sys.stderr)
@@ -184,10 +195,9 @@ def handle(arguments: argparse.Namespace) -> int:
         collection.resume()
 
 
-def _as_options(text: str) -> str:
+def as_options(text: str, names: Iterable[str] = (*FLAGS, "ranks")) -> str:
     """An error text with options as flags: `--engine threads` for `engine='threads'`."""
-    names = "|".join((*FLAGS, "ranks"))
-    pattern = rf"\b({names})=('?)([\w./,-]*[\w-])\2"
+    pattern = rf"\b({'|'.join(names)})=('?)([\w./,-]*[\w-])\2"
     return re.sub(pattern, lambda found: f"{flag_of(found[1])} {found[3]}", text)
 
 
@@ -201,7 +211,7 @@ def _run(arguments: argparse.Namespace) -> int:
     launches = starts_ranks_itself(arguments)
     if launches and arguments.engine == "processes":
         return _run_spawning(arguments)
-    ranks, per_node = (1, 1) if launches else _count_ranks(arguments)
+    ranks, per_node = (1, 1) if launches else count_ranks(arguments)
     only = _rank_numbers(arguments.rank) if launches else _shown_ranks(arguments.rank, ranks)
     options = read_options(arguments, ranks=ranks, per_node=per_node)
 
@@ -463,7 +473,8 @@ def _run_spawning(arguments: argparse.Namespace) -> int:
     return with_caught(status, [world.tally for world in done.worlds], options)
 
 
-def _count_ranks(arguments: argparse.Namespace) -> tuple[int, int]:
+def count_ranks(arguments: argparse.Namespace, *, command: str = "run") -> tuple[int, int]:
+    """How many there are, and how many of them on a node. Raises `UsageError`."""
     outer = os.environ.get("WORLD_SIZE")
     if arguments.ranks is None:
         if outer is None and arguments.children == "processes":
@@ -473,7 +484,9 @@ def _count_ranks(arguments: argparse.Namespace) -> tuple[int, int]:
                 "--children processes out, and they become the ranks"
             )
         if outer is None:
-            raise UsageError("say how many ranks to run: phalanx run -n 4 " + arguments.script)
+            raise UsageError(
+                f"say how many ranks to run: phalanx {command} -n 4 {arguments.script}"
+            )
         arguments.ranks = outer
     per_node, nodes = (
         read_number("-n", arguments.ranks),

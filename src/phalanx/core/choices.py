@@ -60,6 +60,15 @@ class Choices(Protocol):
         """In which of several ways (at least two) the step ends; 0 is the usual one."""
         ...
 
+    def wait(self, strand: Strand, step: Step) -> None:
+        """The strand would make this step and cannot; it waits until it can."""
+        ...
+
+    def in_vain(self, strand: Strand, instead: str) -> None:
+        """What the last value of the strand promises cannot come: it is as if `instead`, which
+        was offered too, had been picked."""
+        ...
+
     def stamp(self, strand: Strand) -> Any:
         """All that the strand has done or heard of so far; to be given to `learn` later."""
         ...

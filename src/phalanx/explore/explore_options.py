@@ -15,14 +15,12 @@ from difflib import get_close_matches
 from typing import Any
 
 from phalanx.errors import UsageError
+from phalanx.faults import Fault, Plan, parse_faults, read_kinds, read_plan
 
 STRATEGIES = ("pos", "pct", "random", "exhaustive")
 COMPARED = ("values", "output", "parameters")
 """What must be equal in all orders, unless the user leaves it out."""
-FAULTS = ("kill", "delay", "partition", "drop_store", "corrupt", "raise_", "stop")
-"""The kinds of faults that can be drawn by name."""
-
-STRATEGY = "random"
+STRATEGY = "pos"
 SCHEDULES = 200
 """How many are explored where nobody says how many or how long."""
 EXHAUSTIVE_SCHEDULES = 10_000
@@ -75,9 +73,8 @@ class ExploreOptions:
             raise UsageError(f"strategy={self.strategy!r}: choose one of {listed}")
         if not _is_whole(self.seed) or self.seed < 0:
             raise UsageError(f"seed={self.seed!r}: a seed is a whole number from 0 on")
-        _check_names("compare", self.compare, COMPARED, example="compare=('values',)")
-        drawn = [each for each in self.faults if isinstance(each, str)]
-        _check_names("faults", drawn, FAULTS, example="faults=('kill', 'delay')")
+        _check_names("compare", self.compare, COMPARED, example="compare='values,output'")
+        self._check_faults()
         if not isinstance(self.same_result, bool):
             raise UsageError(f"same_result={self.same_result!r}: give True or False")
         if self.replay is not None and not _is_text(self.replay):
@@ -90,6 +87,17 @@ class ExploreOptions:
                 "store='.phalanx', or None to keep none"
             )
         self._check_record()
+
+    def _check_faults(self) -> None:
+        kinds = [each for each in self.faults if isinstance(each, str)]
+        if kinds:
+            read_kinds(kinds)
+        if kinds and len(kinds) < len(self.faults):
+            raise UsageError(
+                f"faults={self.faults!r}: give kinds of faults to draw, e.g. "
+                "faults='kill,delay', or faults that every run has, and not both"
+            )
+        read_plan(self.plan)
 
     def _check_record(self) -> None:
         if self.record is None:
@@ -105,6 +113,16 @@ class ExploreOptions:
             )
 
     @property
+    def plan(self) -> Plan:
+        """The faults that every run has."""
+        return tuple(each for each in self.faults if not isinstance(each, str))
+
+    @property
+    def fault_kinds(self) -> tuple[str, ...]:
+        """The kinds of faults that are drawn for each run."""
+        return tuple(each for each in self.faults if isinstance(each, str))
+
+    @property
     def most_schedules(self) -> int | None:
         """How many runs at most; None: as many as fit into the seconds."""
         if self.schedules is not None or self.seconds is not None:
@@ -114,13 +132,20 @@ class ExploreOptions:
     @classmethod
     def of(cls, **given: Any) -> ExploreOptions:
         """From what a user gave: lists, names with commas between them, paths."""
-        for name in ("faults", "compare"):
-            if name in given:
-                given[name] = _names(name, given[name])
+        if "compare" in given:
+            given["compare"] = _names("compare", given["compare"])
+        if "faults" in given:
+            given["faults"] = _faults(given["faults"])
         for name in ("store", "record"):
             if isinstance(given.get(name), os.PathLike):
                 given[name] = os.fspath(given[name])
         return cls(**given)
+
+
+def _faults(given: Any) -> tuple[Any, ...]:
+    if isinstance(given, str) and "(" in given:
+        return parse_faults(given)
+    return (given,) if isinstance(given, Fault) else _names("faults", given)
 
 
 def _names(name: str, given: Any) -> tuple[Any, ...]:

@@ -15,6 +15,7 @@ from phalanx.explore.explorer import ExploreProgress, Explorer
 from phalanx.explore.run_view import RunView
 from phalanx.explore.subjects import FunctionSubject
 from phalanx.explore.tokens import Token
+from phalanx.faults import Fault, Plan
 from phalanx.options import function_options
 
 
@@ -26,7 +27,7 @@ def explore(
     seconds: float | None = None,
     strategy: str = STRATEGY,
     seed: int = 0,
-    faults: Iterable[Any] | str = (),
+    faults: Plan | Iterable[Fault | str] | Fault | str = (),
     compare: Iterable[str] | str = COMPARED,
     same_result: bool = False,
     store: str | os.PathLike[str] | None = ".phalanx",
@@ -60,8 +61,8 @@ def explore(
     * `seconds`: no run begins after so many seconds.
     * `strategy`: which orders are tried: "random", "pct", "pos", or "exhaustive" for all.
     * `seed`: of the strategy and of drawn faults. Equal seeds try the same orders.
-    * `faults`: kinds of faults to draw for each run, such as "kill,delay", or a plan of
-      faults that every run has.
+    * `faults`: kinds of faults to draw for each run, such as "kill,delay", or faults that
+      every run has, as values of `phalanx.faults` or their text.
     * `compare`: what must be equal in all orders, of "values" (what ranks return), "output"
       (what each prints) and "parameters" (of models). "none": results may differ.
     * `same_result`: whether a run with faults must end as the run without.
@@ -111,9 +112,9 @@ def explore(
         timeout=timeout,
         init=init,
         isolate=check_isolate(isolate),
+        faults=asked.plan,
         record=False if asked.record is None else asked.record,
     )
-    plan = tuple(each for each in asked.faults if not isinstance(each, str))
 
     def replay_line(token: Token) -> str:
         again = replace(options, ranks=token.ranks)
@@ -124,7 +125,7 @@ def explore(
     name = getattr(fn, "__qualname__", type(fn).__name__)
     command = options.call(fn, has_arguments=bool(args or kwargs), door="explore")
     with RunView.of(asked, options, program=name, command=command) as view:
-        subject = FunctionSubject(fn, args, kwargs, options, plan, view=view)
+        subject = FunctionSubject(fn, args, kwargs, options, asked.plan, view=view)
         try:
             found = Explorer(subject, asked, on_progress, replay_line).run()
         finally:

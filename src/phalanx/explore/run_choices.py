@@ -6,13 +6,18 @@ in which they come, so that they have equal names in all runs that choose alike.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 from phalanx.core.choices import Step
 from phalanx.core.strand import Strand
 from phalanx.explore.strategy import Strategy
-from phalanx.explore.trace import Candidate, Choice, Thread, Trace, usual_of
+from phalanx.explore.trace import BlockedStep, Candidate, Choice, Thread, Trace, usual_of
+
+Clock = dict[Thread, int]
+"""A vector clock. Never changed once it is made: many refer to it."""
+
+_NOTHING: Clock = {}
 
 
 class RunChoices:
@@ -23,13 +28,14 @@ class RunChoices:
         self._strategy = strategy
         self._threads: dict[Strand, Thread] = {}
         self._of_rank: dict[int, int] = {}
-        self._known: dict[Thread, dict[Thread, int]] = {}
-        self._written: dict[Any, dict[Thread, int]] = {}
-        self._read: dict[Any, dict[Thread, int]] = {}
+        self._known: dict[Thread, Clock] = {}
+        self._written: dict[Hashable, Clock] = {}
+        self._read: dict[Hashable, Clock] = {}
+        self._values: dict[Thread, int] = {}
         self._last: Thread | None = None
 
     def pick_strand(self, candidates: Sequence[Strand]) -> int:
-        offered = tuple(self._candidate(strand, strand.step) for strand in candidates)
+        offered = tuple([self._candidate(strand, strand.step) for strand in candidates])
         usual = usual_of(offered, self._last)
         chosen = self._strategy.pick(offered, usual, self.trace)
         step = candidates[chosen].step
@@ -40,16 +46,30 @@ class RunChoices:
     def pick_value(self, strand: Strand, step: Step, values: Sequence[str]) -> int:
         candidate = self._candidate(strand, step)
         chosen = self._strategy.pick_value(candidate, values, self.trace)
+        self._values[candidate.thread] = len(self.trace.choices)
         self._add(candidate, step.mark, chosen, 0, (), tuple(values))
         return chosen
 
-    def stamp(self, strand: Strand) -> dict[Thread, int]:
-        return dict(self._known.get(self._thread(strand), {}))
+    def wait(self, strand: Strand, step: Step) -> None:
+        candidate = self._candidate(strand, step)
+        known = self._known.get(candidate.thread, _NOTHING)
+        self.trace.waits.append(BlockedStep(*candidate, len(self.trace.choices), known))
 
-    def learn(self, strand: Strand, stamps: Iterable[dict[Thread, int]]) -> None:
-        known = self._known.setdefault(self._thread(strand), {})
+    def in_vain(self, strand: Strand, instead: str) -> None:
+        index = self._values[self._thread(strand)]
+        choices = self.trace.choices
+        choices[index] = choices[index]._replace(values=(instead,))
+        self._strategy.in_vain(index)
+
+    def stamp(self, strand: Strand) -> Clock:
+        return self._known.get(self._thread(strand), _NOTHING)
+
+    def learn(self, strand: Strand, stamps: Sequence[Clock]) -> None:
+        thread = self._thread(strand)
+        known = self._known.get(thread, _NOTHING)
         for stamp in stamps:
-            _merge(known, stamp)
+            known = _merged(known, stamp)
+        self._known[thread] = known
 
     def _add(
         self,
@@ -60,18 +80,21 @@ class RunChoices:
         candidates: tuple[Candidate, ...],
         values: tuple[str, ...],
     ) -> None:
-        thread = candidate.thread
-        known = self._known.setdefault(thread, {})
-        for place in candidate.places:
-            _merge(known, self._written.get(place, {}))
-            if candidate.writes:
-                _merge(known, self._read.get(place, {}))
-        known[thread] = known.get(thread, 0) + 1
-        for place in candidate.places:
-            kept = self._written if candidate.writes else self._read
-            _merge(kept.setdefault(place, {}), known)
+        thread, _, places, writes = candidate
+        before = known = self._known.get(thread, _NOTHING)
+        for place in places:
+            known = _merged(known, self._written.get(place, _NOTHING))
+            if writes:
+                known = _merged(known, self._read.get(place, _NOTHING))
+        known = {**known, thread: known.get(thread, 0) + 1}
+        self._known[thread] = known
+        for place in places:
+            if writes:
+                self._written[place] = known
+            else:
+                self._read[place] = _merged(self._read.get(place, _NOTHING), known)
         self._last = thread
-        choice = Choice(*candidate, mark, chosen, usual, candidates, values, dict(known))
+        choice = Choice(*candidate, mark, chosen, usual, candidates, values, known, before)
         self.trace.choices.append(choice)
         self._strategy.made(choice)
 
@@ -90,7 +113,12 @@ class RunChoices:
         return found
 
 
-def _merge(known: dict[Thread, int], more: dict[Thread, int]) -> None:
+def _merged(known: Clock, more: Clock) -> Clock:
+    """The later of both, of each thread; `known` itself where `more` has no news."""
+    result = known
     for thread, count in more.items():
         if known.get(thread, 0) < count:
-            known[thread] = count
+            if result is known:
+                result = dict(known)
+            result[thread] = count
+    return result

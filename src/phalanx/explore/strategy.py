@@ -30,6 +30,11 @@ class Strategy(Protocol):
         """The choice was made: it has just become the last one of the trace."""
         ...
 
+    def in_vain(self, index: int) -> None:
+        """What the value at this index of the trace promised cannot come. The run goes on as
+        with another value, which the trace has now."""
+        ...
+
     def end(self, trace: Trace) -> None:
         """The run has ended."""
         ...

@@ -42,10 +42,25 @@ class Choice(NamedTuple):
     """What a value was chosen from; empty for a step."""
     known: dict[Thread, int]
     """Its vector clock: of each thread, how many choices had happened, itself included."""
+    before: dict[Thread, int]
+    """The vector clock of its thread just before: without what it heard of at its places."""
 
     @property
     def is_usual(self) -> bool:
         return self.chosen == self.usual
+
+
+class BlockedStep(NamedTuple):
+    """A step that a thread could not make when it wanted to. It waits until it can."""
+
+    thread: Thread
+    kind: str
+    places: tuple[Hashable, ...]
+    writes: bool
+    position: int
+    """How many choices had been made."""
+    before: dict[Thread, int]
+    """The vector clock of its thread."""
 
 
 @dataclass
@@ -53,6 +68,7 @@ class Trace:
     """The choices of one run, in order."""
 
     choices: list[Choice] = field(default_factory=list)
+    waits: list[BlockedStep] = field(default_factory=list)
 
     def deviations(self) -> dict[int, int]:
         """Where the run left the default order: index of the choice, and what was chosen."""
@@ -63,7 +79,9 @@ class Trace:
         }
 
 
-def conflicts(one: Candidate | Choice, other: Candidate | Choice) -> bool:
+def conflicts(
+    one: Candidate | Choice | BlockedStep, other: Candidate | Choice | BlockedStep
+) -> bool:
     """Whether their order may matter: they share a place and one of them writes."""
     if not (one.writes or other.writes):
         return False

@@ -567,6 +567,9 @@ class _Run:
         self.baton.stop()
 
     def _tell_positions(self) -> None:
+        """Of one run of many that are explored nobody asks where its ranks were."""
+        if self.settings.choices is not None:
+            return
         snapshot = take_snapshot(self.session, self.baton, self.outcomes)
         text = render_positions(
             "interrupted; each rank was at", group_views(list(snapshot.ranks))

@@ -30,6 +30,8 @@ class FollowedChoices:
 
     def made(self, choice: Choice) -> None: ...
 
+    def in_vain(self, index: int) -> None: ...
+
     def end(self, trace: Trace) -> None:
         self.missed |= any(index >= len(trace.choices) for index in self._deviations)
 
