@@ -61,7 +61,7 @@ def test_many_deviations_and_plans_stay_short() -> None:
     ],
 )
 def test_what_is_no_token_is_refused(text: object) -> None:
-    with pytest.raises(UsageError, match="give the whole token that a failure was reported"):
+    with pytest.raises(UsageError, match="give the token that a failure was reported with"):
         read_token(text)  # type: ignore[arg-type]
 
 

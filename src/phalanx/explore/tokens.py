@@ -92,8 +92,8 @@ def checksum_of(trace: Trace) -> str:
 
 def _refusal(text: object) -> UsageError:
     return UsageError(
-        f"replay={text!r}: give the whole token that a failure was reported with, such as "
-        "'4-12.1-a7f3'"
+        f"replay={text!r}: give the token that a failure was reported with, the whole of it, "
+        "such as '4-12.1-a7f3'"
     )
 
 

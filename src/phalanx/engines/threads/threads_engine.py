@@ -506,16 +506,12 @@ class _Run:
         if self._device is not None:
             torch.set_default_device(None)
         end_processes(context, failed=outcome.error is not None or self.baton.stopping)
-        try:
+        with suppress(RankStopped):
             if self.switcher.end(context) or context.uses_pools:
                 leaves_untouched(context)  # what ran last may have changed that
-        except RankStopped:
-            pass
-        try:
+        with suppress(RankStopped):
             profiler_events.leave_thread()
             execution_traces.leave_thread(context, stopping=self.baton.stopping)
-        except RankStopped:
-            pass
         buffer_modes.leave_thread()
         if self.session.devices is not None:
             device_mode.leave_thread()

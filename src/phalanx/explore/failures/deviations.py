@@ -38,10 +38,14 @@ def deviations_in(trace: Trace) -> tuple[Deviation, ...]:
 
 def _deviation(choice: Choice, made: dict[Thread, int]) -> Deviation:
     if choice.values:
-        thread, chosen = choice.thread, choice.values[choice.chosen]
-        return Deviation(thread, made.get(thread, 0), chosen)
+        return Deviation(choice.thread, made.get(choice.thread, 0), value_of(choice))
     thread = choice.candidates[choice.usual].thread
     return Deviation(thread, made.get(thread, 0), choice.thread)
+
+
+def value_of(choice: Choice) -> str:
+    """What the step ended with: what was chosen, or what came where that could not."""
+    return choice.values[choice.chosen if choice.chosen < len(choice.values) else 0]
 
 
 class FollowedDeviations:
@@ -70,6 +74,8 @@ class FollowedDeviations:
 
     def made(self, choice: Choice) -> None:
         self._made[choice.thread] = self._made.get(choice.thread, 0) + 1
+
+    def in_vain(self, index: int) -> None: ...
 
     def end(self, trace: Trace) -> None: ...
 

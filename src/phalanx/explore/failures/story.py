@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from phalanx.callsite import resolve
+from phalanx.explore.failures.deviations import value_of
 from phalanx.explore.trace import Candidate, Choice, Thread, Trace, conflicts
 from phalanx.model import Site
 from phalanx.report.layout import WIDTH, ascii_text, cut, wrap
@@ -53,7 +54,7 @@ def sentences_of(trace: Trace, without: Sequence[Trace] = ()) -> list[Sentence]:
             continue
         other, without = (without[0], without[1:]) if without else (None, ())
         sentence = _of_value(choice) if choice.values else _of_order(index, trace, other)
-        if sentence not in found:
+        if sentence is not None and sentence not in found:
             found.append(sentence)
     return found
 
@@ -72,9 +73,12 @@ def _lines(number: int, sentence: Sentence) -> Iterator[str]:
 # -- a value --------------------------------------------------------------------------------
 
 
-def _of_value(choice: Choice) -> Sentence:
+def _of_value(choice: Choice) -> Sentence | None:
+    """None for one that could not be followed: the run went on as usual."""
+    if len(choice.values) < 2:
+        return None
     site = resolve(choice.mark)
-    chosen, usual = choice.values[choice.chosen], choice.values[choice.usual]
+    chosen, usual = value_of(choice), choice.values[choice.usual]
     place = f" at {site}" if site else ""
     who = thread_text(choice.thread)
     sites = (site,) if site else ()
