@@ -38,8 +38,9 @@ EXPORTS = [
 
 OPTIONS = (
     "ranks, engine='threads', backend=None, device=None, gpus=None, seed=0, clock='real', "
-    "checks='all', strict=False, profile=None, completion=None, faults=(), timeout=None, "
-    "init=True, isolate=(), record=None, record_limit=256"
+    "compute='real', network=None, checks='all', strict=False, profile=None, "
+    "completion=None, faults=(), timeout=None, init=True, isolate=(), record=None, "
+    "record_limit=256"
 )
 
 EXPLORE_OPTIONS = (
@@ -103,6 +104,8 @@ RUN_OPTIONS = {
     "--gpus",
     "--seed",
     "--clock",
+    "--compute",
+    "--network",
     "--checks",
     "--strict",
     "--faults",

@@ -54,6 +54,7 @@ LAYER_OF = {
     "kinds": "words",
     "errors": "words",
     "callsite": "words",
+    "costs": "words",
     "source_algebra": "words",
     "source_exits": "words",
     "source_flows": "words",

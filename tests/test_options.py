@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import phalanx
+from phalanx.costs import alpha_beta, dgx_a100
 from phalanx.errors import UsageError
 from phalanx.faults import call, delay, kill, line
 from phalanx.kinds import ALL, ALWAYS
@@ -34,6 +35,16 @@ from tests.forked_programs import run_forked
         ({"ranks": True}, "ranks=True: give the number"),
         ({"engine": "cloud"}, "engine='cloud': choose one of 'threads', 'processes'"),
         ({"clock": "wall"}, "clock='wall': choose one of 'real', 'virtual'"),
+        ({"compute": "free"}, "compute='free': on the real clock everything takes the time"),
+        ({"clock": "virtual", "compute": "no"}, "compute='no': choose one of 'real', 'free'"),
+        ({"clock": "virtual", "compute": 0}, "compute=0: choose one of 'real', 'free', or"),
+        ({"clock": "virtual", "compute": True}, "compute=True: choose one of 'real', 'free'"),
+        ({"clock": "virtual", "network": 3}, "network=3: give a network of phalanx.costs, or"),
+        ({"network": "dgx_a100()"}, "on the real clock everything takes the time"),
+        (
+            {"ranks": 9, "clock": "virtual", "network": "dgx_a100()"},
+            "ranks=9: the network has 8 GPUs (nodes=1, gpus=8); give it more nodes",
+        ),
         ({"checks": "leek"}, "checks='leek': there is no kind 'leek'; did you mean 'leak'?"),
         ({"profile": "mpi"}, "profile='mpi': give gloo or nccl"),
         ({"completion": "soon"}, "completion='soon': choose one of 'earliest'"),
@@ -125,6 +136,18 @@ def test_faults_are_given_as_values_or_as_text() -> None:
     assert pickle.loads(pickle.dumps(options)) == options
 
 
+def test_a_network_is_given_as_a_value_or_as_text() -> None:
+    network = alpha_beta(latency=5e-6, bandwidth=12e9)
+    for given in (network, "alpha_beta(latency=5e-6, bandwidth=12e9)"):
+        options = Options(ranks=2, clock="virtual", network=given)  # type: ignore[arg-type]
+        assert options.network == network
+        assert options.call(max) == (
+            "phalanx.run(max, ranks=2, clock='virtual', "
+            "network='alpha_beta(latency=5e-6, bandwidth=12e9)')"
+        )
+    assert pickle.loads(pickle.dumps(options)) == options
+
+
 def test_the_command_that_repeats_it() -> None:
     options = Options(
         ranks=8,
@@ -153,6 +176,8 @@ def test_every_flag_in_the_command_can_be_read_again() -> None:
         "gpus": 1,
         "seed": 7,
         "clock": "virtual",
+        "compute": "free",
+        "network": dgx_a100(nodes=2),
         "checks": "mismatch",
         "strict": True,
         "profile": "nccl",
@@ -182,6 +207,11 @@ def test_every_flag_in_the_command_can_be_read_again() -> None:
     [
         ("seed", "x", "--seed x: a whole number is needed, e.g. --seed 4"),
         ("gpus", "x", "--gpus x: a whole number is needed, e.g. --gpus 1"),
+        (
+            "compute",
+            "x",
+            "--compute x: choose one of 'real', 'free', or give a number, e.g. --compute 0.1",
+        ),
         ("timeout", "x", "--timeout x: seconds are needed, e.g. --timeout 30"),
         ("timeout", "-3", "--timeout -3: give seconds above 0, or leave it out"),
     ],

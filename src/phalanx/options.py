@@ -17,6 +17,8 @@ from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import Any
 
+from phalanx.costs.network import Network
+from phalanx.costs.network_text import read_network
 from phalanx.errors import UsageError
 from phalanx.faults import Fault, check_plan, faults_text, read_plan
 from phalanx.kinds import MOMENTS, check_profile, is_on, parse_checks
@@ -30,10 +32,11 @@ BACKENDS = ("gloo", "nccl", "cpu:gloo,cuda:nccl")
 """What ranks that are threads take for a backend. For processes torch decides."""
 
 CLOCKS = ("real", "virtual")
+COMPUTE = ("real", "free")
 DEVICES = ("auto", "cpu", "cuda")
 FUNCTION_DEVICES = DEVICES[1:]
 CHILDREN = ("ranks", "processes")
-THREADS_ONLY = ("seed", "clock", "completion")
+THREADS_ONLY = ("seed", "clock", "compute", "network", "completion")
 """Options that real processes cannot have."""
 
 MOST_RANKS = 4096
@@ -48,8 +51,8 @@ class Flag:
     text: str
     metavar: str | None = None
     form: str = "word"
-    """"word", "number", "seconds", "packages" (may come several times), "faults" or
-    "switch"."""
+    """"word", "number", "seconds", "compute", "network", "packages" (may come several times),
+    "faults" or "switch"."""
     default: Any = None
     """What the command line takes where nothing is said; None: the field's own default."""
 
@@ -110,6 +113,32 @@ class Options:
         0, Flag("order of ranks; 0: first in, first out", "S", "number"), explore=False
     )
     clock: str = _option("real", Flag("real, or virtual: sleeps take no time", "CLOCK"))
+    compute: str | float = _option(
+        "real",
+        Flag(
+            "how long computing takes on the virtual clock: real, free, or a factor: 0.1",
+            "HOW",
+            "compute",
+        ),
+        explore=False,
+    )
+    """On the virtual clock: "real", as long as it takes; "free", no time; a number, so many
+    times as long."""
+    network: Network | None = field(
+        default=None,
+        metadata={
+            "flag": Flag(
+                "what operations cost on the virtual clock, e.g. 'dgx_h100(nodes=8)' or "
+                "'alpha_beta(latency=20e-6, bandwidth=1e9)'",
+                "NETWORK",
+                "network",
+            ),
+            "function": True,
+            "again": True,
+            "explore": False,
+        },
+    )
+    """A network of `phalanx.costs`, or its text; None: operations take no time of their own."""
     checks: str = _option(
         "all", Flag("all, none, or kinds of findings: mismatch,leak or all,-leak", "KINDS")
     )
@@ -190,6 +219,7 @@ class Options:
         check_choice("engine", self.engine, ENGINES)
         self._check_ranks()
         check_choice("clock", self.clock, CLOCKS)
+        self._check_costs()
         (_kinds if isinstance(self.checks, str) else parse_checks)(self.checks)
         check_profile(self.profile)
         check_choice("children", self.children, CHILDREN)
@@ -240,6 +270,26 @@ class Options:
                 f"record={given!r}: where ranks are processes, the checks make the "
                 "recording; leave checks='none' out"
             )
+
+    def _check_costs(self) -> None:
+        how = self.compute
+        is_number = isinstance(how, (int, float)) and not isinstance(how, bool)
+        is_factor = is_number and 0 < float(how) < float("inf")
+        if how not in COMPUTE and not is_factor:
+            raise UsageError(
+                f"compute={how!r}: choose one of 'real', 'free', or give by how much longer "
+                "computing takes than here as a number above 0, e.g. compute=0.1"
+            )
+        if self.network is not None:
+            object.__setattr__(self, "network", read_network(self.network))
+            self.network.check_ranks(self.ranks)
+        for name in ("compute", "network"):
+            given = getattr(self, name)
+            if self.clock != "virtual" and given != DEFAULTS[name]:
+                raise UsageError(
+                    f"{name}={given!r}: on the real clock everything takes the time that it "
+                    "takes; add clock='virtual'"
+                )
 
     def _check_ranks(self) -> None:
         ranks, least = self.ranks, 0 if self.engine == "torchrun" else 1
@@ -417,6 +467,10 @@ def read_flag(name: str, given: Any) -> Any:
         return read_number(flag_of(name), given, "1" if name == "gpus" else "4")
     if flag.form == "seconds":
         return read_seconds(flag_of(name), given)
+    if flag.form == "network":
+        return read_network(given)
+    if flag.form == "compute":
+        return _read_compute(flag_of(name), given)
     if flag.form == "packages":
         return tuple(package.strip() for part in given for package in part.split(","))
     return read_plan(given) if flag.form == "faults" else given
@@ -441,6 +495,17 @@ def read_seconds(flag: str, given: str, example: str = "30") -> float:
     return seconds
 
 
+def _read_compute(flag: str, given: str) -> str | float:
+    if given in COMPUTE:
+        return given
+    try:
+        return float(given)
+    except ValueError:
+        raise UsageError(
+            f"{flag} {given}: choose one of 'real', 'free', or give a number, e.g. {flag} 0.1"
+        ) from None
+
+
 def _flag_words(name: str, flag: Flag, value: Any) -> list[str]:
     if flag.form == "switch":
         return [flag_of(name)]
@@ -454,7 +519,9 @@ def _flag_words(name: str, flag: Flag, value: Any) -> list[str]:
 def _python_text(value: Any) -> str:
     """As a caller writes it. Faults as text need no import."""
     is_plan = isinstance(value, tuple) and value and isinstance(value[0], Fault)
-    return repr(faults_text(value)) if is_plan else repr(value)
+    if is_plan:
+        return repr(faults_text(value))
+    return repr(repr(value) if hasattr(value, "check_ranks") else value)
 
 
 @lru_cache(maxsize=256)

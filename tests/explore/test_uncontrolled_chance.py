@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import random
 import sys
@@ -46,11 +47,15 @@ def asks_a_generator() -> None:
 
 
 def asks_for_an_address() -> None:
-    use(id(object()) + id([]) * time.perf_counter_ns())
+    use(hash((id(object()), time.thread_time_ns())))
 
 
 def asks_the_clock() -> None:
     use(time.time_ns())
+
+
+def asks_for_the_processor() -> None:
+    use(time.thread_time_ns())
 
 
 def starts_from_anything() -> None:
@@ -67,11 +72,12 @@ def starts_from_anything() -> None:
         (asks_a_generator, "os.urandom"),
         (asks_for_an_address, "id"),
         (asks_the_clock, "time.time_ns"),
+        (asks_for_the_processor, "time.thread_time_ns"),
         (starts_from_anything, "random.seed"),
     ],
 )
 def test_the_source_is_named(program: Callable[[], None], source: str) -> None:
-    found = explore(program, strategy="random")
+    found = explore(program, clock="real" if program is asks_the_clock else "virtual")
     assert found.passed and not found.complete
     (note,) = found.notes
     assert note.startswith("the same order gave another run at ")
@@ -115,7 +121,7 @@ def test_only_what_depends_on_chance_is_left_out() -> None:
         print(time.time_ns())
         return int(store().add("n", 1))
 
-    found = explore(program)
+    found = explore(program, clock="real")
     assert [each.kind for each in found.failures] == ["different-results"]
     assert "rank 0 returned 1 in one order and 2 in another" in found.failures[0].title
     (note,) = found.notes
@@ -134,10 +140,22 @@ def test_what_a_run_leaves_behind_is_named() -> None:
     assert 'the global "left_behind"' in note
 
 
+def test_a_virtual_clock_shows_the_same_time_in_each_run() -> None:
+    def program() -> str:
+        began = time.time()
+        sum(range(10_000))
+        time.sleep(10)
+        use(int(time.time()) + time.monotonic_ns() + time.perf_counter_ns())
+        print(datetime.datetime.now(datetime.timezone.utc), began)
+        return str(time.time() - began)
+
+    found = explore(program)
+    assert (found.passed, found.notes) == (True, ())
+
+
 def test_a_steady_program_has_no_note() -> None:
     def program() -> None:
         random.random()
-        time.sleep(10)
         use(3)
 
     found = explore(program)

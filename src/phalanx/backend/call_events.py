@@ -6,6 +6,7 @@ and `_park_until_done` write their events themselves: there a function call woul
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -26,8 +27,7 @@ from phalanx.journal.events import (
     make,
 )
 from phalanx.matching.mailboxes import GroupMailbox
-from phalanx.matching.slots import Call
-from phalanx.system import monotonic
+from phalanx.matching.slots import Call, finish_all
 
 if TYPE_CHECKING:
     from phalanx.backend.session import RankContext
@@ -45,7 +45,7 @@ def post_message(context: RankContext, call: Call, sample: Tensor) -> Posted:
     ring.posted = serial + 1
     tensor = (sample.dtype, sample.shape, sample.device, order_of(sample))
     event = Posted(
-        monotonic(),
+        context.now(),
         context.rank,
         thread_of(call.strand),
         call.mark,
@@ -70,8 +70,22 @@ def meet_message(send: Call, receive: Call) -> Met:
     return found
 
 
-def complete_message(send: Call, receive: Call, *, failed: bool) -> None:
-    _flow(send, receive, Completed, failed)
+def complete_message(send: Call, receive: Call, errors: Sequence[Exception] | None) -> None:
+    """Its data is there, or it ends with these errors."""
+    _flow(send, receive, Completed, errors is not None)
+    send.finish(errors[0] if errors else None)
+    receive.finish(errors[1] if errors else None)
+
+
+def complete_collective(calls: Sequence[Call]) -> None:
+    """Its data is there."""
+    last = calls[-1]
+    context = (here.strand or last.strand).local
+    record = last.mailbox.record
+    context.ring.flowed += 1
+    event = (context.now(), context.rank, 0, None, record, last.number, (), False)
+    context.ring.flow.append(make(Completed, event))
+    finish_all(calls, None)
 
 
 def _flow(send: Call, receive: Call, kind: type[Any], last: Any) -> Any:
@@ -82,7 +96,7 @@ def _flow(send: Call, receive: Call, kind: type[Any], last: Any) -> Any:
     rank, thread = strand.local.rank, thread_of(strand)
     record = receive.mailbox.record
     ring.flowed += 1
-    event = make(kind, (monotonic(), rank, thread, None, record, None, pair, last))
+    event = make(kind, (strand.local.now(), rank, thread, None, record, None, pair, last))
     ring.flow.append(event)
     return event
 
@@ -94,7 +108,9 @@ def store_used(
     context = strand.local
     session, ring = context.session, context.ring
     kind, fields = store_fields(store, key, shown, name, **more)
-    event = KINDS[kind](monotonic(), context.rank, thread_of(strand), callsite.mark(2), *fields)
+    event = KINDS[kind](
+        context.now(), context.rank, thread_of(strand), callsite.mark(2), *fields
+    )
     ring.flowed += 1
     ring.flow.append(event)
     if name in ("set", "check", "add"):
@@ -109,7 +125,7 @@ def withdraw(call: Call) -> bool:
         return False
     rank, thread = call.strand.local.rank, thread_of(call.strand)
     record = call.mailbox.record
-    event = Withdrawn(monotonic(), rank, thread, call.mark, record, call_id(call))
+    event = Withdrawn(call.strand.local.now(), rank, thread, call.mark, record, call_id(call))
     call.strand.local.ring.add(event)
     races = call.strand.local.session.races
     if races is not None:
@@ -121,7 +137,7 @@ def group_made(
     context: RankContext, met: GroupMailbox, member: int, *, default: bool, by_program: bool
 ) -> None:
     event = GroupMade(
-        monotonic(),
+        context.now(),
         context.rank,
         thread_of(here.strand),
         callsite.mark(2),
@@ -143,7 +159,7 @@ def group_destroyed(context: RankContext, met: GroupMailbox, *, default: bool) -
         calls = in_world.next_number[world._member]
     context.ring.add(
         GroupDestroyed(
-            monotonic(),
+            context.now(),
             context.rank,
             thread,
             mark,

@@ -29,11 +29,12 @@ from phalanx.backend.evidence.result_notes import places
 from phalanx.backend.rank_errors import InvalidCallError, one_for_each
 from phalanx.backend.session import RankContext, Session
 from phalanx.backend.torch_private import private
-from phalanx.backend.work import buffer_guard, completion, profiler_events
+from phalanx.backend.work import buffer_guard, completion, operation_times, profiler_events
 from phalanx.backend.work.call_origin import OWN, is_waited_for, origin_here
 from phalanx.backend.work.steps import before_message
 from phalanx.backend.work.work import OpWork, OwnWork, wait_for
 from phalanx.checks.leak import KIND as LEAK
+from phalanx.core.computing import charge
 from phalanx.core.invariants import check_invariants
 from phalanx.core.strand import RUNNING, here
 from phalanx.errors import PhalanxError
@@ -41,7 +42,6 @@ from phalanx.journal.events import Completed, Met, Posted, described, make
 from phalanx.journal.writer import MOST_PARTS
 from phalanx.matching.mailboxes import GroupMailbox
 from phalanx.matching.slots import Call, Slot, finish_all
-from phalanx.system import monotonic
 
 _UNSET = timedelta(0)
 _NOWHERE = (None, 0)
@@ -348,6 +348,8 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         visiting = strand.state is not RUNNING
         if visiting:
             baton.rejoin(strand)
+        if baton.clock.rate:
+            charge(strand)
         if baton.schedule.preempts:
             baton.switch_point(strand)
         if sample is not None and sample.is_cuda:
@@ -372,7 +374,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
                 make(
                     Posted,
                     (
-                        monotonic(),
+                        session.now(),
                         context.rank,
                         id(strand) if strand.helper else 1 if strand.on_pending_callback else 0,
                         call.mark,
@@ -397,7 +399,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
             if slot is not None:
                 ring.flowed += 1
                 record, number = call.mailbox.record, call.number
-                event = (monotonic(), context.rank, 0, call.mark, record, number, (), None)
+                event = (session.now(), context.rank, 0, call.mark, record, number, (), None)
                 ring.flow.append(make(Met, event))
                 if session.races is not None:
                     session.races.add(ring.flow[-1])
@@ -494,11 +496,14 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
             buffer_guard.after_moving(calls)
         if errors is not None:
             meeting_checks.note_unheard(self._session, errors, calls)
+        elif (network := self._session.network) is not None:
+            operation_times.complete_later(self._session, network, calls)
+            return
         last = calls[-1]
         mover = (here.strand or last.strand).local
         mover.ring.flowed += 1
         record, failed = last.mailbox.record, errors is not None
-        event = (monotonic(), mover.rank, 0, None, record, last.number, (), failed)
+        event = (mover.now(), mover.rank, 0, None, record, last.number, (), failed)
         mover.ring.flow.append(make(Completed, event))
         finish_all(calls, errors)
 
@@ -508,6 +513,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         visiting = strand.state is not RUNNING
         if visiting:
             baton.rejoin(strand)
+        charge(strand)
         before_message(call)
         if sample.is_cuda:
             device.record_arrival(call, sample)
@@ -576,9 +582,10 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
             buffer_guard.after_moving(pair)
         if errors is not None:
             meeting_checks.note_unheard(self._session, errors, pair)
-        call_events.complete_message(send, receive, failed=errors is not None)
-        send.finish(errors[0] if errors else None)
-        receive.finish(errors[1] if errors else None)
+        elif (network := self._session.network) is not None:
+            operation_times.deliver_later(self._session, network, send, receive)
+            return
+        call_events.complete_message(send, receive, errors)
 
 
 def _is_closed(end: Endpoint) -> bool:
@@ -590,11 +597,3 @@ def _tables_of(end: Endpoint) -> list[Any]:
     state = end._context.torch_state
     ends = end._met.ends
     return [*vars(state).values(), *state.tags_to_pg.values(), ends, vars(end)]
-
-
-class WorkOfAll(OwnWork):
-    """The `Work` of a coalesced batch: done when all parts are."""
-
-    def __init__(self, works: list[OpWork]) -> None:
-        parts = [work.call for work in works]
-        super().__init__(Call.of_parts(parts), works[-1].timeout)

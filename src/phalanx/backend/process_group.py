@@ -30,12 +30,12 @@ from phalanx.backend.collectives.call_signature import (
     signature_of,
 )
 from phalanx.backend.collectives.reduction import PREMUL_SUM
-from phalanx.backend.endpoint import Endpoint, WorkOfAll
+from phalanx.backend.endpoint import Endpoint
 from phalanx.backend.overloads import as_list, as_lists, options
 from phalanx.backend.profiles.admission import Admission, is_plain
 from phalanx.backend.profiles.profile_rules import INPUT, OUTPUT
 from phalanx.backend.profiles.second_opinion import second_opinion
-from phalanx.backend.work.work import OpWork
+from phalanx.backend.work.work import OpWork, WorkOfAll
 from phalanx.matching.slots import Call
 
 Lists = Sequence[Sequence[Tensor]]

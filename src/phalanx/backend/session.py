@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -102,6 +102,8 @@ class RankContext:
         """For a body that fails and has to clean up: the others stop at once."""
         self.ring = session.journal.rings[rank]
         """Its part of the journal."""
+        self.now = session.now
+        """The journal's clock."""
         self.noted: set[Any] = set()
         self.looks: dict[Any, int] = {}
         """What is noted there once, and how often somebody has looked; see
@@ -148,7 +150,7 @@ class RankContext:
         """The program used a tensor of a call in flight, at the line that is running."""
         ident = None if call is None or call.serial is None else (self.rank, call.serial)
         thread, mark = thread_of(here.strand), callsite.mark(2)
-        self.ring.add(BufferTouched(monotonic(), self.rank, thread, mark, ident, how))
+        self.ring.add(BufferTouched(self.now(), self.rank, thread, mark, ident, how))
 
     def batch_of(self, strand: Strand) -> int | None:
         """The batch that the next message of this thread belongs to. One of a batch may have
@@ -176,10 +178,13 @@ class Session:
         environs: Iterable[Environ],
         devices: DeviceMap | None = None,
         states: Iterable[TorchState] = (),
+        now: Callable[[], float] = monotonic,
     ) -> None:
-        """`states` are those that another session has left to this one."""
+        """`states` are those that another session has left to this one; `now` is the clock of
+        the journal."""
         size, profile = options.ranks, options.profile
         self.size = size
+        self.now = now
         self.devices = devices
         """The GPUs that ranks may name, and what they mean; None: those that are there."""
         self.report = report
@@ -203,11 +208,15 @@ class Session:
         """Whether it matters who made an asynchronous call."""
         self.flown = False
         """Whether any rank has made an asynchronous call of its own."""
+        self.network = options.network
+        """What operations cost; None: nothing."""
+        self.busy: dict[Hashable, float] = {}
+        """Until when groups and links are in use, by the clock of the run, where they cost."""
         self.seed = options.seed
         self.drawn = 0
         self.put_off: list[Any] = []
         """Operations that are to complete later."""
-        self.journal = JournalWriter(size, in_full=profile is not None)
+        self.journal = JournalWriter(size, in_full=profile is not None, now=now)
         """What happened in the run that is going on."""
         self._has_run = False
         self.raised: list[Verdict] = []
@@ -252,7 +261,9 @@ class Session:
             self._has_run = True
             return
         in_full = self.profile is not None
-        self.journal = JournalWriter(self.size, in_full=in_full, after=self.journal)
+        self.journal = JournalWriter(
+            self.size, in_full=in_full, after=self.journal, now=self.now
+        )
         for met in self.mailboxes.values():
             met.record.used = any(met.next_number) or met.messages > 0
             met.dull_places.clear()

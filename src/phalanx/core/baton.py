@@ -21,8 +21,8 @@ from phalanx.core.choices import Choices, Step, next_to_step
 from phalanx.core.clock import Clock, RealClock
 from phalanx.core.core_affinity import CoreAffinity, SharedCore
 from phalanx.core.schedule import FirstInFirstOut, Schedule
-from phalanx.core.strand import DONE, OUTSIDE, PARKED, READY, RUNNING, Strand, here
-from phalanx.core.timers import Timers
+from phalanx.core.strand import DONE, OUTSIDE, PARKED, READY, RUNNING, Strand, Switcher, here
+from phalanx.core.timekeeper import Timekeeper
 from phalanx.errors import RankInterrupted, RankStopped
 from phalanx.system import monotonic, sleep
 
@@ -30,17 +30,6 @@ _HASH_MASK = (1 << 61) - 1
 
 SLICE = 0.05
 """Seconds after which a wait outside looks whether the run has been stopped."""
-
-
-class Switcher:
-    """What the layer above does at a hand-over, e.g. swap random generators. Base: nothing.
-
-    `leave` is called before the next strand runs, `enter` by the strand that now does.
-    """
-
-    def leave(self, strand: Strand) -> None: ...
-
-    def enter(self, strand: Strand) -> None: ...
 
 
 class Baton:
@@ -68,8 +57,6 @@ class Baton:
         self.callback_thread = callback_thread
         self.on_look: Callable[[], None] | None = None
         """Called by the monitor now and then, in the launcher's thread."""
-        self.serves: Callable[[Strand], bool] | None = None
-        """Whether a thread of a rank that is outside waits for somebody to connect to it."""
         self.on_condemned: Callable[[Any], None] | None = None
         """Called by a strand whose wait ends with an error, with what it waited for."""
         self.affinity = CoreAffinity(shared_core)
@@ -91,11 +78,11 @@ class Baton:
         self.frozen = False
         """Set while the holder runs a nested world: no other strand may get the baton."""
         self._ready: deque[Strand] = deque()
-        self._timers = Timers()
+        self._time = Timekeeper(self.clock)
+        self._timers = self._time.timers
         self._outside = 0
-        self._idle_at: float | None = None
-        """When nobody ran at the last tick, and somebody was outside."""
-        self._mutex = threading.Lock()
+        self._mutex = threading.RLock()
+        """Taken twice by actions alone, which run while it is held and wake strands."""
 
     # -- life of a strand -----------------------------------------------------------------
 
@@ -305,6 +292,24 @@ class Baton:
         if first and strand.state in (OUTSIDE, DONE) and self.callback_thread is not None:
             self.callback_thread(strand)
 
+    def call_at(self, moment: float, action: Callable[[], object]) -> None:
+        """Let `action` run at that moment by the clock, in whichever thread is there then: it
+        must not block, and wakes whom it concerns. Before it no deadlock is proved."""
+        with self._mutex:
+            self._timers.add_action(moment, action)
+
+    def look_again(self) -> None:
+        """A strand outside has begun to wait for what only strands can do: the clock may jump.
+        Or it has done what a parked one waits for."""
+        with self._mutex:
+            self._free()
+            granted = self._grant_if_free()
+        _open(granted)
+
+    def serves_by(self, serves: Callable[[Strand], bool]) -> None:
+        """Say which threads outside only serve others, and do not stop the clock."""
+        self._time.serves = serves
+
     def run_pending_callbacks(self, strand: Strand) -> None:
         """Run them one after the other, in the order posted. A callback that waits does not let
         the next one start, or their order would depend on timing."""
@@ -349,7 +354,9 @@ class Baton:
         because a deadline may pass while a rank computes."""
         with self._mutex:
             if self.clock.jumps:
-                self._let_time_pass()
+                idle = self.holder is None and not self._ready
+                self._time.let_pass(self.strands, idle=idle)
+                self._free()
             self._fire_due()
             granted = self._grant_if_free()
         _open(granted)
@@ -500,9 +507,8 @@ class Baton:
         ready = self._ready
         if self._timers.pending:
             self._fire_due()
-            if not ready and self.clock.jumps and not self._outside:
-                self.clock.jump_to(self._timers.next_moment(self.strands))
-                self._fire_due()
+        if not ready and self.clock.jumps:
+            self._let_jump()
         if not ready:
             return None
         if self.choices is not None:
@@ -555,26 +561,20 @@ class Baton:
             strand.timed_out = False
             self._timers.clear(strand)
 
-    def _let_time_pass(self) -> None:
-        """Nobody runs, and a clock that jumps has not jumped, since strands are outside. Those
-        that only serve others may do so for ever: it jumps all the same. What else they wait
-        for may take its time, so the time passes as it does."""
-        before, self._idle_at = self._idle_at, None
-        if self.holder is not None or self._ready or not self._outside:
-            return
-        self._idle_at = now = monotonic()
-        if before is None:
-            return
-        outside = (strand for strand in self.strands if strand.state is OUTSIDE)
-        if self._timers.pending and self.serves is not None and all(map(self.serves, outside)):
-            self.clock.jump_to(self._timers.next_moment(self.strands))
-        else:
-            self.clock.jump_to(self.clock.now() + now - before)
-
     def _fire_due(self) -> None:
-        for strand in self._timers.take_due(self.strands, self.clock.now()):
-            strand.timed_out = True
+        for strand in self._time.due(self.strands):
             self._set_state(strand, READY)
+
+    def _free(self) -> None:
+        for strand in self._time.freed(self.strands):
+            self._set_state(strand, READY)
+
+    def _let_jump(self) -> None:
+        """Nobody is ready on a clock that jumps: let it, until somebody is, if it may."""
+        self._free()
+        while not self._ready and self._time.may_jump(self.strands, self._outside):
+            self._time.jump(self.strands)
+            self._fire_due()
 
 
 def _open(granted: Strand | None) -> None:

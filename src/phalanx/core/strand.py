@@ -23,6 +23,17 @@ if TYPE_CHECKING:
 READY, RUNNING, PARKED, OUTSIDE, DONE = "ready", "running", "parked", "outside", "done"
 
 
+class Switcher:
+    """What the layer above does at a hand-over, e.g. swap random generators. Base: nothing.
+
+    `leave` is called before the next strand runs, `enter` by the strand that now does.
+    """
+
+    def leave(self, strand: Strand) -> None: ...
+
+    def enter(self, strand: Strand) -> None: ...
+
+
 class _Here(threading.local):
     strand: Strand | None = None
 
@@ -56,6 +67,9 @@ class Strand:
         "notified",
         "timed_out",
         "timer",
+        "began",
+        "polls",
+        "waits",
         "why",
     )
 
@@ -77,6 +91,13 @@ class Strand:
         self.timer = 0
         self.timed_out = False
         self.why: Any = None
+        self.waits: Callable[[], bool] | None = None
+        """For one that waits natively, or for what the baton does not see: whether it still
+        does. Asked before a virtual clock jumps; must not block."""
+        self.began = 0.0
+        """When it got the baton last, where computing is measured."""
+        self.polls: Any = None
+        """What `computing.py` knows of its polling."""
         self.inside: Any = None
         """The last call that the program waited for in the call itself."""
         self.refusals = 0

@@ -1,13 +1,15 @@
-"""Deadlines of strands: the timers that they count on, and the limits that only end a wait.
+"""Deadlines of strands, and what is to happen at a moment by itself.
 
-Used by the baton, which holds its mutex meanwhile.
+A strand has timers that it counts on, and limits that only end a wait. An *action* belongs to
+no strand: an operation that takes a while completes by one. Used by the baton, which holds its
+mutex meanwhile.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from phalanx.core.strand import PARKED, Strand
 
@@ -17,8 +19,9 @@ class Timers:
 
     def __init__(self) -> None:
         self.pending = 0
-        """How many strands count on a timer."""
+        """How many strands count on a timer, and how many actions are to come."""
         self._heap: list[tuple[float, int, Strand]] = []
+        self._actions: list[tuple[float, int, Callable[[], object]]] = []
         self._ids = itertools.count(1)
 
     def set(self, strand: Strand) -> None:
@@ -33,11 +36,16 @@ class Timers:
             strand.timer = 0
             self.pending -= 1
 
+    def add_action(self, moment: float, action: Callable[[], object]) -> None:
+        self.pending += 1
+        heapq.heappush(self._actions, (moment, next(self._ids), action))
+
     def next_moment(self, strands: Iterable[Strand]) -> float:
-        """When the next deadline of any kind is; a timer must be pending."""
+        """When the next deadline of any kind is, or the next action; one must be pending."""
         self._drop_void()
-        limits = [s.limit for s in strands if s.state is PARKED and s.limit is not None]
-        return min([self._heap[0][0], *limits])
+        moments = [s.limit for s in strands if s.state is PARKED and s.limit is not None]
+        moments += [heap[0][0] for heap in (self._heap, self._actions) if heap]
+        return min(moments)
 
     def take_due(self, strands: Iterable[Strand], now: float) -> list[Strand]:
         """Those whose deadline has passed, first come first; their timers are cleared."""
@@ -51,6 +59,13 @@ class Timers:
         for strand in due:
             self.clear(strand)
         return due
+
+    def take_action(self, now: float) -> Callable[[], object] | None:
+        """The next action whose moment has come, if any."""
+        if not self._actions or self._actions[0][0] > now:
+            return None
+        self.pending -= 1
+        return heapq.heappop(self._actions)[2]
 
     def _drop_void(self) -> None:
         while self._heap and self._heap[0][1] != self._heap[0][2].timer:

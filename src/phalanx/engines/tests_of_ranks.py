@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 from phalanx.journal.events import Noted, Posted
 from phalanx.journal.reader import Journal
 from phalanx.model import Leave, Names, Op, Site, Verdict, rank_list
-from phalanx.system import monotonic
 
 VARIABLE = "PYTEST_CURRENT_TEST"
 LABEL = "test"
@@ -77,9 +76,9 @@ def with_tests(verdict: VerdictType, tests: Mapping[int, str | None]) -> Verdict
 # -- tests in the journal -------------------------------------------------------------------
 
 
-def note_of(rank: int, test: str) -> Noted:
-    """The event of a test that the rank begins now."""
-    return Noted(monotonic(), rank, 0, None, LABEL, test)
+def note_of(rank: int, test: str, now: float) -> Noted:
+    """The event of a test that the rank begins now, by the journal's clock."""
+    return Noted(now, rank, 0, None, LABEL, test)
 
 
 def began_in(journal: Journal) -> dict[int, list[tuple[float, str]]]:

@@ -62,6 +62,8 @@ class World:
         gpus: int | None = None,
         seed: int = 0,
         clock: str = "real",
+        compute: str | float = "real",
+        network: Any = None,
         checks: str = "all",
         strict: bool = False,
         profile: str | None = None,
@@ -82,6 +84,8 @@ class World:
             gpus=gpus,
             seed=seed,
             clock=clock,
+            compute=compute,
+            network=network,
             checks=checks,
             strict=strict,
             profile=profile,
@@ -215,6 +219,8 @@ def run(
     gpus: int | None = None,
     seed: int = 0,
     clock: str = "real",
+    compute: str | float = "real",
+    network: Any = None,
     checks: str = "all",
     strict: bool = False,
     profile: str | None = None,
@@ -242,6 +248,9 @@ def run(
     * `gpus`: use only so many GPUs, the first ones.
     * `seed`: 0 runs ranks in order. Another number draws a random order and replays it.
     * `clock`: with "virtual", sleeps and timeouts pass at once when every rank waits.
+    * `compute`: on the virtual clock, how long computing takes: "real", as long as here,
+      "free", no time, or by a factor: 0.1.
+    * `network`: on the virtual clock, what operations cost: a value of `phalanx.costs`.
     * `checks`: "all", "none", or kinds of findings: "mismatch,leak", "all,-leak".
     * `strict`: raise a `HazardError` where a finding is otherwise a `PhalanxWarning`.
     * `profile`: "nccl" or "gloo" judges the run by that backend's rules; hazards are errors.
@@ -259,10 +268,10 @@ def run(
       newest events of a run that fails are kept, for `phalanx report LAST`; False: never.
     * `record_limit`: mebibytes to which the file may grow; then it keeps the newest.
 
-    Processes have no `seed`, virtual `clock` or `completion`. `fn`, its arguments and results
-    travel by pickle; lambdas, nested functions and those of a notebook by cloudpickle. Large
-    tensors travel without a copy, and a rank that writes into one writes into its own copy,
-    unless the program put the tensor into shared memory (`share_memory_`).
+    Processes have no `seed`, virtual `clock` (nor its costs) or `completion`. `fn`, its
+    arguments and results travel by pickle; lambdas, nested functions and those of a notebook by
+    cloudpickle. Large tensors travel without a copy, and a rank that writes into one writes
+    into its own copy, unless the program put the tensor into shared memory (`share_memory_`).
 
     >>> import torch.distributed as dist
     >>> run(lambda: dist.get_rank() * 10, ranks=3)
@@ -277,6 +286,8 @@ def run(
         gpus=gpus,
         seed=seed,
         clock=clock,
+        compute=compute,
+        network=network,
         checks=checks,
         strict=strict,
         profile=profile,

@@ -30,7 +30,7 @@ from phalanx.explore.one_run import RunOutcome, Subject
 from phalanx.explore.rank_texts import RankTexts
 from phalanx.explore.run_view import RunView
 from phalanx.journal.writer import JournalWriter
-from phalanx.options import Options
+from phalanx.options import DEFAULTS, Options
 
 
 class FunctionSubject:
@@ -192,4 +192,8 @@ def _note_error(outcome: RunOutcome, error: Exception) -> None:
 
 
 def _settings(options: Options, faults: tuple[Any, ...], **more: Any) -> Settings:
+    """How long the program computes is another thing each time: it takes no time on a virtual
+    clock, unless that was asked for in another way."""
+    if options.clock == "virtual" and options.compute == DEFAULTS["compute"]:
+        more["compute"] = "free"
     return Settings.of(options, faults=faults, **more)

@@ -8,7 +8,7 @@ comes through `JournalWriter.add`. Must never block: ranks may write from any th
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any, Protocol
 
 from phalanx.journal.events import (
@@ -47,10 +47,11 @@ class JournalWriter:
         in_full: bool = False,
         in_order: bool = True,
         after: JournalWriter | None = None,
+        now: Callable[[], float] = monotonic,
     ) -> None:
-        """`after` is the journal of the run before in the same world: serials and the numbers
-        of groups go on, and the groups that ranks still have are said to be made, as they
-        were."""
+        """`now` is the clock of those who write. `after` is the journal of the run before in
+        the same world: serials and the numbers of groups go on, and the groups that ranks
+        still have are said to be made, as they were."""
         length = ring_length(
             ranks,
             count=CALLS_IN_FULL if in_full else CALLS,
@@ -62,6 +63,7 @@ class JournalWriter:
         self.groups: dict[int, GroupRecord] = {}
         """Those that ranks still have, by number."""
         self.in_order = in_order
+        self.now = now
         self.clocks: dict[int, ClockOffset] = {}
         """What was added to the times of ranks on other machines."""
         self._numbers: Iterator[int] = itertools.count() if after is None else after._numbers
@@ -101,7 +103,7 @@ class JournalWriter:
         """A check has found this."""
         rank = min(min(verdict.ranks, default=0), len(self.rings) - 1)
         kind, severity, ranks = verdict.kind, verdict.severity, verdict.ranks
-        self.add(FindingMade(monotonic(), rank, 0, None, kind, severity, ranks[:MOST_RANKS]))
+        self.add(FindingMade(self.now(), rank, 0, None, kind, severity, ranks[:MOST_RANKS]))
 
     def reader(self) -> Journal:
         return Journal(self.rings, self.groups, in_order=self.in_order, clocks=self.clocks)
@@ -112,6 +114,8 @@ class NoteWriter(Protocol):
 
     rank: int
     ring: Ring
+    now: Callable[[], float]
+    """The journal's clock."""
     noted: set[Any]
     """What is there already and is not noted again."""
     looks: dict[Any, int]

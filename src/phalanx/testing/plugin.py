@@ -47,9 +47,9 @@ INI_HELP = {
 MARKERS = {
     "ranks": (
         "ranks(*sizes, engine=None, backend=None, init=True, device=None, gpus=None, "
-        "timeout=None, seed=None, clock=None, checks=None, strict=None, profile=None, "
-        "completion=None, faults=(), isolate=(), record=None, record_limit=256, per_rank=(), "
-        "shared=()): run the test on so many ranks, "
+        "timeout=None, seed=None, clock=None, compute=None, network=None, checks=None, "
+        "strict=None, profile=None, completion=None, faults=(), isolate=(), record=None, "
+        "record_limit=256, per_rank=(), shared=()): run the test on so many ranks, "
         "once for each size (Phalanx)."
     ),
     "world_size": "world_size(N): the same as ranks(N) (Phalanx).",

@@ -19,7 +19,6 @@ from phalanx.backend.torch_private.private_names import init_method_of
 from phalanx.checks.store_race import KIND
 from phalanx.journal.events import Noted
 from phalanx.journal.writer import NoteWriter
-from phalanx.system import monotonic
 
 SCRIPT = "runs a script"
 """The key under which a rank's saved state says so."""
@@ -46,7 +45,7 @@ def note_default_group(
     devices = _devices(backend)
     before = next((at for at, its in made_there if its & devices), None)
     if before is not None:
-        writer.ring.add(Noted(monotonic(), writer.rank, 0, mark, KIND, before))
+        writer.ring.add(Noted(writer.now(), writer.rank, 0, mark, KIND, before))
     else:
         made_there.append((mark, devices))
 

@@ -119,11 +119,11 @@ class GroupWatch:
         if not by_name and not entry.lost and len(alive) + 1 in (FEW, MANY):
             entry.lost = self._is_lost(alive[0], tables)
 
-    def take(self) -> list[Noted]:
+    def take(self, now: Callable[[], float] = monotonic) -> list[Noted]:
         """What there is to note, once: of lines that made several groups."""
         found = [
             Noted(
-                monotonic(),
+                now(),
                 ranks[0],
                 0,
                 entry.place,

@@ -38,7 +38,6 @@ from phalanx.checks.group_lifecycle import INVALID
 from phalanx.journal.events import Noted
 from phalanx.journal.writer import NoteWriter, note_once
 from phalanx.model import CallBlock, Finding, Group, Op, Site, rank_list
-from phalanx.system import monotonic
 
 _DOORS = (
     "torch/distributed/distributed_c10d.py",
@@ -302,5 +301,5 @@ def _note_outsider(writer: NoteWriter, frame: FrameType) -> None:
         peer=None,
         tag=None,
     )
-    event = Noted(monotonic(), writer.rank, 0, mark, INVALID, op)
+    event = Noted(writer.now(), writer.rank, 0, mark, INVALID, op)
     note_once(writer, (INVALID, mark, name), event)

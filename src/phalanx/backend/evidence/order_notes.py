@@ -19,7 +19,6 @@ from phalanx.checks.order.message_loops import ABOUT
 from phalanx.journal.events import Noted, make
 from phalanx.journal.writer import NoteWriter
 from phalanx.matching.slots import Call
-from phalanx.system import monotonic
 
 PERIOD = 4096
 """Of so many calls on a group the first `session.watched` are noted. A power of two."""
@@ -52,7 +51,7 @@ def note(writer: NoteWriter, call: Call) -> None:
         return
     called = (call.name, None if call.op is None else call.op[0], call.root)
     what = (number, called, levels, module)
-    event = (monotonic(), writer.rank, 0, mark, KIND, what, call.mailbox.record)
+    event = (writer.now(), writer.rank, 0, mark, KIND, what, call.mailbox.record)
     writer.ring.note(make(Noted, event))
 
 
@@ -75,7 +74,7 @@ def note_message(
         if any(swept or tied for *_, swept, tied in levels):
             part = part_of_model(frame, tensor, most=LEVELS)
         what = (call.serial, id(tensor), levels, part)
-        event = (monotonic(), writer.rank, 0, call.mark, ABOUT, what, call.mailbox.record)
+        event = (writer.now(), writer.rank, 0, call.mark, ABOUT, what, call.mailbox.record)
         writer.ring.note(make(Noted, event))
 
 

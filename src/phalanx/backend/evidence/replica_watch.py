@@ -140,10 +140,17 @@ class _Stepped:
 
 class ReplicaWatch:
     """One rank's. `saved` is where the rank's models are kept, `count` gives the number of
-    collectives that the rank has called on a group."""
+    collectives that the rank has called on a group; `now` is the journal's clock."""
 
-    def __init__(self, rank: int, saved: dict[str, Any], count: Callable[[Any], int]) -> None:
+    def __init__(
+        self,
+        rank: int,
+        saved: dict[str, Any],
+        count: Callable[[Any], int],
+        now: Callable[[], float] = monotonic,
+    ) -> None:
         self._rank = rank
+        self._now = now
         self._saved = saved
         self._count = count
         self.forget()
@@ -202,7 +209,7 @@ class ReplicaWatch:
     def take(self) -> list[Noted]:
         """What there is to note, once."""
         found = [
-            Noted(monotonic(), self._rank, 0, None, KIND, tuple(replica))
+            Noted(self._now(), self._rank, 0, None, KIND, tuple(replica))
             for record in self._records.values()
             if record.samples and not record.is_legal
             for replica in [
@@ -340,7 +347,7 @@ class ReplicaWatch:
                 record.turn,
                 after,
                 record.steps,
-                monotonic(),
+                self._now(),
                 place,
                 values,
                 gradients,
@@ -399,7 +406,7 @@ def watch_here() -> ReplicaWatch | None:
     if context is None or KIND not in context.session.kinds:
         return None
     if context.replicas is None:
-        context.replicas = ReplicaWatch(context.rank, context.saved, _calls_made)
+        context.replicas = ReplicaWatch(context.rank, context.saved, _calls_made, context.now)
     watch: ReplicaWatch = context.replicas
     return watch
 

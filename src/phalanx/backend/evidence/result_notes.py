@@ -46,7 +46,6 @@ from phalanx.checks.results.noted_results import (
 from phalanx.journal.events import Noted
 from phalanx.journal.writer import NoteWriter, note_once
 from phalanx.matching.slots import Call
-from phalanx.system import monotonic
 
 MOST_PLACES = 4096
 MOST_LOOKS = 16
@@ -162,7 +161,7 @@ def _look(writer: NoteWriter, call: Call, temporary: Temporary, tensor: Tensor) 
         holders += [(place, name.split("[")[0]) for name in names]
     op = describe_call(call)
     lost = Lost(op, temporary.text, text, in_object, tuple(holders), call.asynchronous)
-    event = Noted(monotonic(), writer.rank, 0, call.mark, KIND, lost, call.mailbox.record)
+    event = Noted(writer.now(), writer.rank, 0, call.mark, KIND, lost, call.mailbox.record)
     note_once(writer, (KIND, call.mark, call.name), event)
     writer.looks[KIND, ("copy", (id(frame.f_code), frame.f_lasti))] = MOST_LOOKS
 
@@ -175,7 +174,7 @@ def _note_off_root(writer: NoteWriter, call: Call, place: tuple[int, int]) -> No
         around = _places_around(_calling_frame(sys._getframe(2)))
         if around:
             what = OffRoot(describe_call(call), around)
-            event = Noted(monotonic(), writer.rank, 0, call.mark, KIND, what)
+            event = Noted(writer.now(), writer.rank, 0, call.mark, KIND, what)
             note_once(writer, (KIND, "off root", around), event)
 
 
@@ -195,13 +194,13 @@ def _note_cut(writer: NoteWriter, call: Call, place: tuple[int, int]) -> None:
     def reached(gradients: Any) -> None:
         if key not in writer.noted:
             what = Reached(around)
-            note_once(writer, key, Noted(monotonic(), writer.rank, 0, None, KIND, what))
+            note_once(writer, key, Noted(writer.now(), writer.rank, 0, None, KIND, what))
 
     for node in _nodes_behind(nodes):
         with suppress(RuntimeError):
             node.register_prehook(reached)
     event = Noted(
-        monotonic(), writer.rank, 0, call.mark, KIND, Cut(describe_call(call), around)
+        writer.now(), writer.rank, 0, call.mark, KIND, Cut(describe_call(call), around)
     )
     note_once(writer, (KIND, "cut", around), event)
 

@@ -18,7 +18,6 @@ from phalanx.checks.rank_space import KIND, Space
 from phalanx.journal.events import Noted
 from phalanx.journal.writer import NoteWriter, note_once
 from phalanx.matching.slots import Call
-from phalanx.system import monotonic
 
 _C10D = f"{os.sep}distributed_c10d.py"
 _LOGGER = f"{os.sep}c10d_logger.py"
@@ -35,7 +34,7 @@ def note(writer: NoteWriter, call: Call) -> None:
     key = (KIND, record, call.mark, call.name, space, number)
     if key not in writer.noted:
         what = (space, number, describe_call(call))
-        event = Noted(monotonic(), writer.rank, 0, call.mark, KIND, what, record)
+        event = Noted(writer.now(), writer.rank, 0, call.mark, KIND, what, record)
         note_once(writer, key, event)
 
 

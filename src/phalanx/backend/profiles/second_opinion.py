@@ -21,7 +21,6 @@ from phalanx.checks.nccl_rules.nccl_hazards import Law
 from phalanx.journal.events import Noted
 from phalanx.journal.writer import note_once
 from phalanx.model import Group, Op, TensorSpec
-from phalanx.system import monotonic
 
 _EFFECTS = {CORRUPTS: "would corrupt", CRASHES: "would die of"}
 
@@ -68,5 +67,5 @@ def _note(context: RankContext, rule: ProfileRule, use: TensorUse, tensor: Tenso
     )
     law = Law(rule.name, says, rule.source, hint)
     refusal = RefusedCall(law, _EFFECTS.get(rule.effect, "refuses"), op)
-    event = Noted(monotonic(), context.rank, 0, place, KIND, refusal)
+    event = Noted(context.now(), context.rank, 0, place, KIND, refusal)
     note_once(context, key, event)

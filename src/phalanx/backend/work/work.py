@@ -19,11 +19,11 @@ from phalanx.backend.rank_errors import OpTimeoutError
 from phalanx.backend.torch_private import private
 from phalanx.backend.work import buffer_guard, profiler_events
 from phalanx.backend.work.completion import complete_now
+from phalanx.core.computing import charge, let_polling_pass
 from phalanx.core.strand import RUNNING, Strand, here
 from phalanx.errors import PhalanxError
 from phalanx.journal.events import WaitBegan, WaitEnded, make
 from phalanx.matching.slots import Call
-from phalanx.system import monotonic
 
 NO_TIMEOUT = timedelta(0)
 
@@ -65,6 +65,7 @@ def _see_done(call: Call) -> bool:
 def _park_until_done(strand: Strand, call: Call, timeout: float, explicit: bool) -> None:
     baton = strand.baton
     visiting = strand.helper and strand.state is not RUNNING
+    charge(strand)
     if strand.state is not RUNNING:
         baton.rejoin(strand)  # before looking: what completes meanwhile wakes nobody
     if call.put_off is not None or call.parts:
@@ -84,7 +85,7 @@ def _park_until_done(strand: Strand, call: Call, timeout: float, explicit: bool)
     ident = None if call.serial is None else (call.strand.local.rank, call.serial)
     if call.asynchronous:  # others wait from the moment they are posted
         ring.flowed += 1
-        began = (monotonic(), context.rank, thread, call.mark, record, ident)
+        began = (context.now(), context.rank, thread, call.mark, record, ident)
         ring.flow.append(make(WaitBegan, began))
     met = False
     try:
@@ -101,7 +102,7 @@ def _park_until_done(strand: Strand, call: Call, timeout: float, explicit: bool)
         else:
             met = True
     finally:
-        ended = (monotonic(), context.rank, thread, call.mark, record, ident, met)
+        ended = (context.now(), context.rank, thread, call.mark, record, ident, met)
         ring.flowed += 1
         ring.flow.append(make(WaitEnded, ended))
     if not met:
@@ -157,6 +158,7 @@ class OpWork(dist.Work):
                     part.put_off.poll()
             if not call.done:
                 strand.baton.give_way(strand)
+                let_polling_pass(strand)
                 strand.baton.run_pending_callbacks(strand)
         return _see_done(call)
 
@@ -219,6 +221,14 @@ class OwnWork(OpWork):
             each.drop()
 
 
+class WorkOfAll(OwnWork):
+    """The `Work` of a coalesced batch: done when all parts are."""
+
+    def __init__(self, works: list[OpWork]) -> None:
+        parts = [work.call for work in works]
+        super().__init__(Call.of_parts(parts), works[-1].timeout)
+
+
 class OpFuture(torch.futures.Future[Any]):
     """Completed in its own rank's thread, so that callbacks run as that rank.
 
@@ -260,6 +270,7 @@ class OpFuture(torch.futures.Future[Any]):
         if not super().done() and origin._call is not None and strand is not None:
             if not origin._call.done:
                 strand.baton.give_way(strand)
+                let_polling_pass(strand)
             if origin._call.done:
                 origin._settle()
         return super().done()

@@ -19,8 +19,7 @@ import torch
 
 from phalanx.backend.evidence.model_names import THREAD
 from phalanx.backend.session import RankContext
-from phalanx.core.baton import Switcher
-from phalanx.core.strand import Strand
+from phalanx.core.strand import Strand, Switcher
 from phalanx.emulation.modules.monkeypatches import due, look, look_at_watched, watched
 from phalanx.emulation.random.cuda_randomness import CudaGenerators
 from phalanx.emulation.random.randomness import APART, NUMPY, RandomSource, note_numpy, sources

@@ -1,10 +1,11 @@
 """The time that ranks read while sleeps take none: `--clock virtual`.
 
 A sleep moves the run's clock and not the system's, so what reads the system's clock would see
-no time pass. In ranks, and in threads that ranks have started, these functions add what sleeps
-have skipped. Time that really passes counts as well: a loop that polls until a moment comes to
-its end. `datetime.today` and `date.today` ask `time.time`. In place only while a run has a
-virtual clock; threads that belong to no rank read the system's.
+no time pass. In ranks, and in threads that ranks have started, these functions add what the
+run's clock is ahead. A loop that polls until a moment comes to its end: time that really passes
+counts, and where it does not, polling takes a little. `datetime.today` and `date.today` ask
+`time.time`. In place only while a run has a virtual clock; threads that belong to no rank read
+the system's.
 """
 
 from __future__ import annotations
@@ -14,32 +15,47 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from phalanx.core.strand import here
+from phalanx.core.clock import VirtualClock
+from phalanx.core.computing import let_polling_pass, owed
+from phalanx.core.strand import Strand, here
 from phalanx.emulation.patch_installer import Held, Patch, put_in
 from phalanx.emulation.patch_table import VIRTUAL_CLOCK
 
 CLOCKS = ("time", "monotonic", "perf_counter")
 
 
-def skipped() -> float:
-    """The seconds that sleeps have skipped, for the calling thread."""
-    strand = here.strand
+def _skipped_by(strand: Strand | None) -> float:
+    """The seconds that sleeps have skipped, on a clock that moves besides."""
     if strand is None or not strand.baton.clock.jumps:
         return 0.0
     return strand.baton.clock.now()
 
 
+def _standing() -> VirtualClock | None:
+    """The clock of the calling thread if it moves with the run alone."""
+    strand = here.strand
+    if strand is None or not strand.baton.clock.jumps:
+        return None
+    let_polling_pass(strand)
+    clock = strand.baton.clock
+    return clock if clock.rate is not None else None  # type: ignore[return-value]
+
+
 def time_patches() -> Iterator[Patch]:
     for name in CLOCKS:
-        yield time, name, _later(getattr(time, name), 1)
-        yield time, f"{name}_ns", _later(getattr(time, f"{name}_ns"), 10**9)
+        yield time, name, _later(getattr(time, name), name, 1)
+        yield time, f"{name}_ns", _later(getattr(time, f"{name}_ns"), name, 10**9)
     for name in ("now", "utcnow"):
         yield datetime.datetime, name, classmethod(_date(vars(datetime.datetime)[name]))
 
 
-def _later(original: Any, unit: int) -> Any:
+def _later(original: Any, name: str, unit: int) -> Any:
     def read() -> Any:
-        moved = skipped() * unit
+        clock = _standing()
+        if clock is not None:
+            shown = clock.origins[name] + clock.now() + owed(here.strand)
+            return shown if unit == 1 else round(shown * unit)
+        moved = _skipped_by(here.strand) * unit
         return original() + (moved if unit == 1 else round(moved))
 
     read.__name__ = read.__qualname__ = original.__name__
@@ -51,11 +67,10 @@ def _date(original: Any) -> Any:
 
     def ask(kind: Any, *args: Any, **kwargs: Any) -> Any:
         found = original.__get__(None, kind)(*args, **kwargs)
-        moved = skipped()
-        if not moved:
+        if _standing() is None and not _skipped_by(here.strand):
             return found
         if found.tzinfo is None and original.__name__ == "utcnow":
-            return found + datetime.timedelta(seconds=moved)
+            return kind.fromtimestamp(time.time(), datetime.timezone.utc).replace(tzinfo=None)
         return kind.fromtimestamp(time.time(), found.tzinfo)  # on the other side of a change?
 
     ask.__name__, ask.__qualname__ = original.__name__, original.__qualname__

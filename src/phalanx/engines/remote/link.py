@@ -136,7 +136,7 @@ class Link:
     def tell_test(self, test: str) -> None:
         """The rank is pytest, and begins this test."""
         notes = RankNotes(self.rank)
-        notes.ring.note(note_of(self.rank, test))
+        notes.ring.note(note_of(self.rank, test, monotonic()))
         data = notes.take({})
         if data is not None:
             self._send(encode(frames.NOTES, body=data))

@@ -13,6 +13,7 @@ from typing import Any
 from phalanx.engines.serialization.plain_messages import dump_plain, load_plain
 from phalanx.journal.events import GroupRecord
 from phalanx.journal.ring import Ring
+from phalanx.system import monotonic
 
 LENGTH = 16384
 """Of the ring; a fourth of that in each lane that is used here."""
@@ -20,6 +21,8 @@ LENGTH = 16384
 
 class RankNotes:
     """One rank's own part of the journal, until it is told."""
+
+    now = staticmethod(monotonic)
 
     def __init__(self, rank: int) -> None:
         self.rank = rank

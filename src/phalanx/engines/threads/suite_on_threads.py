@@ -59,7 +59,7 @@ class SuiteOnThreads:
         self._wait(strand, self._begun[rank])
         self._errors.pop(rank, None)
         self._last[rank] = test
-        strand.local.ring.note(note_of(rank, test))
+        strand.local.ring.note(note_of(rank, test, strand.local.now()))
 
     def fail(self, error: str) -> None:
         self._errors.setdefault(_rank_here(), error)

@@ -41,7 +41,7 @@ def find_at_end(
     session: Session, unmet: Sequence[Unmet], test_of: TestOf | None = None
 ) -> list[Verdict]:
     """`unmet`, and what can be seen only now."""
-    for note in session.group_watch.take():
+    for note in session.group_watch.take(session.now):
         session.journal.add(note)
     for context in session.ranks:
         left = context.in_flight.unwaited() if context.in_flight is not None else ()

@@ -53,7 +53,8 @@ from phalanx.checks.call_paths import with_paths
 from phalanx.checks.error_handlers import with_handled
 from phalanx.checks.unmatched_message import find_leftovers
 from phalanx.core.baton import Baton
-from phalanx.core.clock import Clock, RealClock, VirtualClock
+from phalanx.core.clock import Clock
+from phalanx.core.computing import charge
 from phalanx.core.invariants import check_invariants
 from phalanx.core.launcher import Launcher
 from phalanx.core.schedule import schedule_from_seed
@@ -70,7 +71,7 @@ from phalanx.emulation.run_patches import (
 )
 from phalanx.emulation.state import fork, logs
 from phalanx.emulation.state.environ import environ_here
-from phalanx.emulation.state.switcher import RankSwitcher, switchers
+from phalanx.emulation.state.switcher import switchers
 from phalanx.emulation.stdlib.executor_pools import finish_jobs
 from phalanx.emulation.stdlib.listening_threads import serves
 from phalanx.emulation.stdlib.rank_children import (
@@ -93,9 +94,14 @@ from phalanx.engines.run_settings import (
     tell_findings,
 )
 from phalanx.engines.snapshots import group_views, is_debugging, take_snapshot, user_stacks
-from phalanx.engines.threads.helper_threads import end_helpers, join_helpers
+from phalanx.engines.threads.helper_threads import (
+    end_helpers,
+    join_helpers,
+    start_callback_thread,
+)
 from phalanx.engines.threads.referee_host import Judge
 from phalanx.engines.threads.renumbering import exchange
+from phalanx.engines.threads.run_clock import make_clock, make_switcher
 from phalanx.engines.threads.run_lock_watch import RunLockWatch
 from phalanx.engines.threads.suite_on_threads import tests_now, with_tests_now
 from phalanx.engines.threads.threads_check_host import find_at_end
@@ -105,7 +111,7 @@ from phalanx.journal.events import RankEnded
 from phalanx.journal.reader import Journal
 from phalanx.model import Silenced, Stall, Unmet, Verdict
 from phalanx.report.positions import render_positions
-from phalanx.system import getpid, monotonic
+from phalanx.system import getpid
 
 _one_run = threading.Lock()
 if hasattr(os, "register_at_fork"):  # a child of a rank is in no run
@@ -134,7 +140,7 @@ class ThreadsEngine:
         self._lone = False
         """Whether no thread is left that could look into the session."""
         self._busy = False
-        self._clock = VirtualClock() if settings.clock == "virtual" else None
+        self._clock = make_clock(settings, explored=settings.choices is not None)
         hold()
         self._holds = True
 
@@ -277,6 +283,7 @@ class ThreadsEngine:
             environs=self._environs(),
             devices=plan_devices(settings.device, settings.gpus, per_node=settings.node_size),
             states=[each.torch_state for each in former.ranks] if former is not None else (),
+            now=self._clock.reading,
         )
         session.makes_world = settings.init
         if settings.on_devices is not None and session.devices is not None:
@@ -308,7 +315,7 @@ class _Run:
         body: Callable[[RankContext], Any],
         *,
         thread_pool: RankThreadPool | None = None,
-        clock: Clock | None = None,
+        clock: Clock,
     ) -> None:
         self.settings = settings
         self.pid = getpid()
@@ -325,19 +332,19 @@ class _Run:
         self._left_threads = False
         self._device = private_modes.default_device() if private.function_modes() else None
         """The caller's default device, which torch keeps for each thread."""
-        self.switcher = RankSwitcher()
+        self.switcher = make_switcher(clock)
         self.baton = Baton(
             schedule=schedule_from_seed(settings.seed),
             choices=settings.choices,
-            clock=clock or RealClock(),
+            clock=clock,
             switcher=self.switcher,
-            callback_thread=self._start_callback_thread,
+            callback_thread=start_callback_thread,
             shared_core=thread_pool.shared_core if thread_pool is not None else None,
         )
         self.judge = Judge(session, self.baton, self.outcomes)
         self.baton.on_stuck = self.judge.judge_stuck
         self.baton.on_look = self.judge.look
-        self.baton.serves = serves
+        self.baton.serves_by(serves)
         self.baton.on_condemned = self.judge.forget
         self.signals = SignalDispatch(self.baton, session.ranks)
         watch = ThreadsWatch(session, self.baton, self.outcomes)
@@ -476,6 +483,7 @@ class _Run:
             finish_jobs(context)
             if context.helpers:
                 join_helpers(context)
+            charge(strand)
         except BaseException as error:
             leave_if_forked(self.pid, error)
             self._tell_failure(outcome, error)
@@ -498,7 +506,7 @@ class _Run:
         stopped = outcome.stopped or outcome.late is not None
         how = "failed" if error is not None else "stopped" if stopped else "finished"
         name = "" if error is None else type(error).__name__
-        self.session.journal.add(RankEnded(monotonic(), rank, 0, None, how, name))
+        self.session.journal.add(RankEnded(self.session.now(), rank, 0, None, how, name))
 
     def _put_away(self, context: RankContext) -> None:
         """What a process would take with it when it ends."""
@@ -571,29 +579,3 @@ class _Run:
             "interrupted; each rank was at", group_views(list(snapshot.ranks))
         )
         print(text, file=sys.stderr, flush=True)
-
-    def _start_callback_thread(self, strand: Strand) -> None:
-        """Run a rank's pending callbacks although its own thread is blocked in native code, or
-        done."""
-        child = self.baton.add(strand.rank, strand.local, helper=True)
-        strand.local.callback_threads.add(child)
-        strand.local.untouched = False
-
-        def deliver() -> None:
-            self.baton.adopt(child)
-            enter_thread(strand.local)
-            with suppress(RankStopped):
-                self.baton.rejoin(child)
-                self.baton.run_pending_callbacks(strand)
-                self.baton.leave(child)
-            private.unregister_groups()
-            self.baton.finish(child)
-            strand.local.callback_threads.discard(child)
-
-        child.thread = thread = threading.Thread(target=deliver, daemon=True)
-        strand.local.helpers.append(thread)
-        outer, here.strand = here.strand, None
-        try:
-            thread.start()
-        finally:
-            here.strand = outer

@@ -16,7 +16,6 @@ from phalanx.engines.outcome import Outcomes
 from phalanx.engines.snapshots import is_debugging, take_snapshot, user_stacks
 from phalanx.model import TensorSpec
 from phalanx.report.live.live_rows import RunState, figures_of
-from phalanx.system import monotonic
 
 
 class _NoTensors(TensorReader):
@@ -49,5 +48,5 @@ class ThreadsWatch:
             where = user_stacks(baton) if stacks else {}
         except (RuntimeError, LookupError, AttributeError):  # the holder changed what was read
             return None
-        figures = figures_of(session.journal.rings, monotonic())
+        figures = figures_of(session.journal.rings, session.now())
         return RunState(snapshot, *figures, where, asking=is_debugging(baton))

@@ -11,7 +11,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 from phalanx import callsite
@@ -38,7 +38,7 @@ class ChanceWatch:
     """What ranks have asked, with the program's lines."""
 
     def __init__(self) -> None:
-        self._seen: dict[tuple[str, Site], None] = {}
+        self._seen: dict[tuple[str, CodeType, int], None] = {}
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -54,7 +54,7 @@ class ChanceWatch:
 
     def asked(self) -> list[tuple[str, Site]]:
         """Source and line, in the order in which they were first asked."""
-        return list(self._seen)[:MOST_NOTES]
+        return [(name, callsite.site_at(code, line)) for name, code, line in self._seen]
 
     def _look(self, frame: FrameType, event: str, arg: Any) -> None:
         if here.strand is None:
@@ -66,9 +66,9 @@ class ChanceWatch:
         else:
             return
         if name is not None and len(self._seen) < MOST_NOTES:
-            site = _asked_by(frame, name)
-            if site is not None:
-                self._seen.setdefault((name, site))
+            asker = _asked_by(frame, name)
+            if asker is not None:  # resolved later: to read a source here would be a step
+                self._seen.setdefault((name, asker.f_code, asker.f_lineno or 0))
 
 
 def _of_python(frame: FrameType) -> str | None:
@@ -78,13 +78,13 @@ def _of_python(frame: FrameType) -> str | None:
     return None
 
 
-def _asked_by(frame: FrameType | None, name: str) -> Site | None:
-    """The program's line, if it is the program that asks, through the standard library or our
+def _asked_by(frame: FrameType | None, name: str) -> FrameType | None:
+    """The program's frame, if it is the program that asks, through the standard library or our
     clock at most. What torch asks for itself is its own affair."""
     while frame is not None:
         file = frame.f_code.co_filename
         if not callsite.is_library(file):
-            return callsite.resolve((frame.f_code, frame.f_lasti))
+            return frame
         if callsite.is_own_file(file) and not file.endswith(_OUR_CLOCK):
             return None
         if f"{os.sep}torch{os.sep}" in file:

@@ -48,7 +48,7 @@ class Recorder:
         *,
         limit: int = LIMIT,
     ) -> None:
-        self._encoder = Encoder(monotonic())
+        self._encoder = Encoder(journal.now())
         self._header = header_of(len(journal.rings), self._encoder.start, facts)
         check_target(path)
         try:
