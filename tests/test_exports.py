@@ -67,6 +67,7 @@ REPORT_OPTIONS |= {"--trace", "--csv", "--json", "--events"}
 DOCTOR_OPTIONS = {"-h, --help", "-n, --ranks", "--patches", "--json"}
 
 EXPLORE_FLAGS = {
+    "--max-restarts, --max_restarts",
     "-h, --help",
     "-n, --ranks, --nproc-per-node",
     "--nnodes",

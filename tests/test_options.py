@@ -22,6 +22,7 @@ from phalanx.options import (
     FLAGS,
     FUNCTION_OPTIONS,
     Options,
+    flag_of,
     function_options,
     read_flag,
 )
@@ -53,6 +54,7 @@ from tests.forked_programs import run_forked
         ({"faults": "kill(rank=2, at=call(1))"}, "there is no rank 2; ranks are 0 to 1"),
         ({"faults": "kill"}, "kill: no fault; write kill(rank=2, at=call(17))"),
         ({"faults": "kill(rank=1, at=call(1))", "engine": "torchrun"}, "torch's launcher"),
+        ({"max_restarts": -1}, "max_restarts=-1: give how often ranks may start again"),
         ({"seed": -1}, "seed=-1: a seed is a whole number from 0 on"),
         ({"timeout": 0}, "timeout=0: give seconds above 0, or None for no limit"),
         ({"limit": -1.0}, "limit=-1.0: give seconds above 0, or None for no limit"),
@@ -187,6 +189,7 @@ def test_every_flag_in_the_command_can_be_read_again() -> None:
         "isolate": ("a", "b"),
         "share": ("c",),
         "children": "processes",
+        "max_restarts": 3,
     }
     not_again = {"record", "record_limit"}
     assert set(values) == set(FLAGS) - not_again
@@ -194,7 +197,7 @@ def test_every_flag_in_the_command_can_be_read_again() -> None:
     for name, value in values.items():
         if name == "engine":  # the default
             continue
-        place = words.index(f"--{name}")
+        place = words.index(flag_of(name))
         if FLAGS[name].form == "switch":
             continue
         text = words[place + 1]

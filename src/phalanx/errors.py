@@ -41,6 +41,9 @@ class WrongCommand(UsageError):
 class VerdictError(PhalanxError, RuntimeError):
     """A check found something; `verdict` is the finding as data, the text its rendering."""
 
+    of_finished = False
+    """Whether all ranks had ended by themselves when this was found."""
+
     def __init__(self, text: str, verdict: Verdict | None = None) -> None:
         super().__init__(text)
         self.verdict = verdict

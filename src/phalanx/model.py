@@ -475,6 +475,24 @@ class Tally:
     """How many worlds are summed up; `ranks` is then the size of the largest."""
 
 
+@dataclass(frozen=True)
+class Restart:
+    """All ranks start again, because of what has happened to some."""
+
+    number: int
+    """From 1."""
+    most: int
+    """How many there may be."""
+    why: str
+    """The first line of the report of the attempt that failed."""
+    site: Site | None
+    """Where the first rank failed."""
+    ranks: int
+    """How many start."""
+    fewer: bool = False
+    """Whether these are fewer than before."""
+
+
 def rank_list(ranks: Iterable[int], *, width: int = 40) -> str:
     """Ranks as text: sorted, runs as ranges, cut where longer than `width`.
 

@@ -214,6 +214,17 @@ class Options:
     )
     per_node: int | None = _option(None, function=False)
     """How many ranks a node has; None: there is one node."""
+    fewest_nodes: int | None = _option(None, function=False)
+    """With how many nodes the ranks may start again when some are lost; None: with no fewer."""
+    max_restarts: int = _option(
+        0,
+        Flag(
+            "start all ranks again when one fails, N times at most, as torchrun does",
+            "N",
+            "number",
+        ),
+        function=False,
+    )
 
     def __post_init__(self) -> None:
         check_choice("engine", self.engine, ENGINES)
@@ -237,6 +248,12 @@ class Options:
         self._check_record()
         if self.faults:
             self._check_faults()
+        restarts = self.max_restarts
+        if isinstance(restarts, bool) or not isinstance(restarts, int) or restarts < 0:
+            raise UsageError(
+                f"max_restarts={restarts!r}: give how often ranks may start again as a whole "
+                "number from 0 on, e.g. max_restarts=3"
+            )
         for name in ("timeout", "limit"):
             given = getattr(self, name)
             if given is not None and not (isinstance(given, (int, float)) and given > 0):

@@ -190,7 +190,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         part of the store. A group made again over the same store is another one each time."""
         context = self._context
         proposal = f"{context.rank}.{len(context.incarnations)}"
-        place = bytes(self._store.compare_set("phalanx", "", proposal)).decode()
+        place = bytes(self._store.compare_set(self._session.meeting_key, "", proposal)).decode()
         turn = context.incarnations.get(place, 0)
         context.incarnations[place] = turn + 1
         return place, turn

@@ -30,6 +30,8 @@ from phalanx.model import Leave, Tally, Verdict, Wait
 from phalanx.options import Options
 from phalanx.system import monotonic
 
+MEETING_KEY = "phalanx"
+
 MOST_WATCHED, LEAST_WATCHED = 128, 16
 
 
@@ -247,6 +249,8 @@ class Session:
         self.meshes: dict[Any, Any] = {}
         """The groups of each kind of mesh; see `mesh_groups.py`."""
         self.stores: dict[str, Store] = {}
+        self.meeting_key = MEETING_KEY
+        """Where the members of a group agree in its store who they are."""
         self.store_waiters: list[Strand] = []
         self.store_names: dict[Any, int] = {}
         """The stores that the program uses, in the order of their first use."""

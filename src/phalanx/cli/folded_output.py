@@ -105,6 +105,17 @@ class FoldingPrinter:
         """Show everything that is left, partial lines too."""
         self._perform(partial(self._leave, tuple(sorted(self._shown))))
 
+    def begin_anew(self, ranks: int) -> None:
+        """All ranks have ended, and others print from now on, not more than there were: show
+        everything that is left."""
+        self._perform(partial(self._begin, ranks))
+
+    def _begin(self, ranks: int) -> None:
+        self._leave(tuple(sorted(self._shown)))
+        here = frozenset(rank for rank in self._shown if rank < ranks)
+        self._partial = {rank: _PartialLine() for rank in self._shown}
+        self._pending = _Pending(here)
+
     def _perform(self, action: Callable[[], None]) -> None:
         with self._lock:
             self._actions.append(action)

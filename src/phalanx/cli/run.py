@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 from phalanx.cli import collection
 from phalanx.cli.folded_output import FoldingPrinter
 from phalanx.cli.run_end import (
+    RestartsShown,
+    check_restarts,
     end_recording,
     outcome_of,
     print_closing,
@@ -32,7 +34,7 @@ from phalanx.cli.run_end import (
 )
 from phalanx.cli.self_spawned import WorldsPrinter, WorldsPrinters, alone_line, tell_launch
 from phalanx.cli.streams import Outlet, OutputLost, end_without_output, redirected
-from phalanx.engines.torchrun.torchrun_options import LAUNCHER_FLAGS, WITH_VALUE
+from phalanx.engines.torchrun.torchrun_options import LAUNCHER_FLAGS, MAX_RESTARTS, WITH_VALUE
 from phalanx.errors import UsageError
 from phalanx.kinds import parse_checks
 from phalanx.model import Tally, Verdict
@@ -102,7 +104,8 @@ def add_parser(commands: Any) -> None:
         "--nnodes",
         metavar="N",
         default="1",
-        help="pretend N nodes of -n ranks; torchrun: N machines, or FEWEST:MOST",
+        help="pretend N nodes of -n ranks; torchrun: N machines; FEWEST:MOST: with "
+        "--max-restarts as few nodes go on when others are lost",
     )
     how = parser.add_argument_group("how they run")
     record = how.add_mutually_exclusive_group()
@@ -127,8 +130,8 @@ def add_parser(commands: Any) -> None:
     torchrun = parser.add_argument_group(
         "as torchrun takes them",
         "With --engine torchrun these and its other options (--rdzv-backend, --rdzv-id,\n"
-        "--max-restarts, --log-dir, --redirects, --tee, ...) mean what they mean there. The\n"
-        "other engines take them and, but for the first two, ignore them.",
+        "--log-dir, --redirects, --tee, ...) mean what they mean there. The other engines\n"
+        "take them and, but for the first two, ignore them.",
     )
     shown = {
         "master-addr": {"metavar": "HOST"},
@@ -164,7 +167,8 @@ def add_flags(
             given = {"action": "store_true"}
         elif flag.form == "packages":
             given = {"metavar": flag.metavar, "action": "append"}
-        place.add_argument(flag_of(name), help=flag.text, **given)
+        also = [f"--{name}"] if flag_of(name) == f"--{MAX_RESTARTS}" else []  # as torchrun
+        place.add_argument(flag_of(name), *also, help=flag.text, **given)
 
 
 def _spellings(name: str) -> list[str]:
@@ -225,6 +229,7 @@ def _run(arguments: argparse.Namespace) -> int:
     shared: list[tuple[Any, int]] = []
     load = load_module if arguments.module else load_script
     program = load(arguments.script, list(arguments.args))
+    check_restarts(options, None if launches else program)
     rule = script_rule(options.isolate, options.share, program.search_path)
     findings: list[Verdict] = []
     tallies: list[Tally] = []
@@ -238,9 +243,11 @@ def _run(arguments: argparse.Namespace) -> int:
         sinks: list[Any] = [*outlets] or [None, None]
         printers = [_printer(sink, None if launches else ranks, only) for sink in sinks]
         stack.enter_context(redirected(*printers))
+        restarts = RestartsShown(arguments.script, printers)
         told: dict[str, Any] = {
             "on_findings": findings.extend,
             "on_tally": tallies.append,
+            "on_restart": restarts.tell,
             "on_tick": lambda: _tick(printers, outlets, live),
             "on_watch": None if live is None else live.watch,
             "on_devices": lambda *which: shared.append(which),
@@ -278,10 +285,12 @@ def _run(arguments: argparse.Namespace) -> int:
             print(line, file=sys.stderr)
         if launches and launch.worlds_of_one and not launch.worlds and launch.error is None:
             print(alone_line(_replay_alone(options, arguments)), file=sys.stderr)
+        restarts.print_end()
         print_closing_of_worlds(ends, findings, options)
         if launches and program.is_pytest and not ends:
             print_unchecked_pool()
-    return with_caught(status, [tally for tally, _ in ends], options)
+    ended = tallies if restarts.restarts else [tally for tally, _ in ends]
+    return with_caught(status, ended, options)
 
 
 def _recording(options: Options, arguments: argparse.Namespace, replay: str) -> RunRecording:
@@ -303,6 +312,8 @@ def read_options(
 ) -> Options:
     """The options that the flags say. Raises `UsageError`."""
     given = {name: read_flag(name, getattr(arguments, name)) for name in FLAGS}
+    if arguments.engine != "torchrun":
+        given["fewest_nodes"] = fewest_nodes(arguments)
     return Options(ranks=ranks, per_node=per_node, init=False, **given)
 
 
@@ -488,12 +499,17 @@ def count_ranks(arguments: argparse.Namespace, *, command: str = "run") -> tuple
                 f"say how many ranks to run: phalanx {command} -n 4 {arguments.script}"
             )
         arguments.ranks = outer
-    per_node, nodes = (
-        read_number("-n", arguments.ranks),
-        read_number("--nnodes", arguments.nnodes),
+    per_node = read_number("-n", arguments.ranks)
+    first, colon, last = arguments.nnodes.partition(":")
+    fewest, nodes = (
+        read_number("--nnodes", each) for each in (first, last if colon else first)
     )
-    if per_node < 1 or nodes < 1:
-        name, given = ("-n", per_node) if per_node < 1 else ("--nnodes", nodes)
+    if fewest > nodes:
+        raise UsageError(
+            f"--nnodes {arguments.nnodes}: give the fewest nodes first, e.g. --nnodes 1:4"
+        )
+    if per_node < 1 or fewest < 1:
+        name, given = ("-n", per_node) if per_node < 1 else ("--nnodes", arguments.nnodes)
         raise UsageError(f"{name} {given}: at least 1 is needed, e.g. {name} 4")
     ranks = per_node * nodes
     if outer is not None and outer != str(ranks):
@@ -502,6 +518,12 @@ def count_ranks(arguments: argparse.Namespace, *, command: str = "run") -> tuple
             f"unset WORLD_SIZE or write -n {outer}"
         )
     return ranks, per_node
+
+
+def fewest_nodes(arguments: argparse.Namespace) -> int | None:
+    """Of `--nnodes FEWEST:MOST`."""
+    fewest, colon, _ = arguments.nnodes.partition(":")
+    return read_number("--nnodes", fewest, "1:4") if colon else None
 
 
 def _shown_ranks(given: str | None, ranks: int) -> frozenset[int] | None:

@@ -9,8 +9,9 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from phalanx.cli.folded_output import FoldingPrinter
 from phalanx.cli.streams import OutputLost
 from phalanx.errors import (
     HazardError,
@@ -21,15 +22,16 @@ from phalanx.errors import (
     VerdictError,
     WrongCommand,
 )
-from phalanx.model import Tally, Verdict
+from phalanx.model import Restart, Tally, Verdict
 from phalanx.options import Options
-from phalanx.report.closing import render_closing, sum_up
+from phalanx.report.closing import render_closing, render_restart, render_restarts, sum_up
 from phalanx.report.layout import count, visible
 from phalanx.report.text import render_kind
 from phalanx.shown.folded_stack import error_text
 
 if TYPE_CHECKING:
     from phalanx.backend.devices.device_map import DeviceMap
+    from phalanx.engines.program import Program
     from phalanx.engines.run_recording import RunRecording
 
 
@@ -162,7 +164,8 @@ def verdicts_of(error: BaseException | None) -> Sequence[Verdict]:
 
 def with_caught(status: int, tallies: Sequence[Tally], options: Options) -> int:
     """Under --strict an error of ours fails the run even if the program has caught it."""
-    return 3 if status == 0 and options.strict and tallies and tallies[-1].raised else status
+    caught = options.strict and any(tally.raised for tally in tallies)
+    return 3 if status == 0 and caught else status
 
 
 def sharing_lines(maps: Sequence[tuple[DeviceMap, int]]) -> list[str]:
@@ -173,3 +176,42 @@ def sharing_lines(maps: Sequence[tuple[DeviceMap, int]]) -> list[str]:
     from phalanx.backend.devices.device_map import render_sharing
 
     return [f"phalanx: {render_sharing(devices, ranks)}" for devices, ranks in used]
+
+
+class RestartsShown:
+    """Takes `Settings.on_restart`: prints the report of each attempt that failed as that of a
+    run, and all restarts at the end."""
+
+    def __init__(self, script: str, printers: Sequence[Any]) -> None:
+        self.restarts: list[Restart] = []
+        self._script = script
+        self._printers = printers
+
+    def tell(self, restart: Restart, error: BaseException) -> None:
+        self.restarts.append(restart)
+        for printer in self._printers:
+            if isinstance(printer, FoldingPrinter):
+                printer.begin_anew(restart.ranks)
+        print_error(error, True, self._script)
+        print(render_restart(restart), file=sys.stderr, flush=True)
+
+    def print_end(self) -> None:
+        if self.restarts:
+            print(render_restarts(self.restarts), file=sys.stderr)
+
+
+def check_restarts(options: Options, program: Program | None) -> None:
+    """Refuse restarts of what torchrun's agent would not start."""
+    if not options.max_restarts:
+        return
+    given = f"--max-restarts {options.max_restarts}"
+    if program is None:
+        raise UsageError(
+            f"{given} without a number of ranks: what starts again are ranks that torchrun "
+            "would start, so say how many, e.g. -n 4; or leave it out"
+        )
+    if program.is_pytest:
+        raise UsageError(
+            f"{given} with pytest: tests that fail do not end their rank, so there is nothing "
+            "to start again; leave it out"
+        )

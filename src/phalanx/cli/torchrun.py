@@ -18,6 +18,7 @@ from phalanx.engines.terminal import find_input
 from phalanx.engines.torchrun.addresses import own_address
 from phalanx.engines.torchrun.torchrun_options import (
     LAUNCHER_FLAGS,
+    MAX_RESTARTS,
     WITH_VALUE,
     arguments_for,
     host_of,
@@ -53,6 +54,7 @@ def run_by_launcher(
         name: getattr(arguments, name.replace("-", "_"))
         for name in (*WITH_VALUE, *LAUNCHER_FLAGS)
     }
+    given[MAX_RESTARTS] = str(options.max_restarts) if options.max_restarts else None
     line = arguments_for(given, per_node=arguments.ranks, nnodes=arguments.nnodes)
 
     # What is wrong with the script is said once, before anything is started.

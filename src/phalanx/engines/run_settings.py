@@ -19,6 +19,7 @@ from phalanx.core.choices import Choices
 from phalanx.emulation.modules.isolation_rule import IsolationRule
 from phalanx.emulation.state.environ import environ_of_process
 from phalanx.engines.outcome import check_findings
+from phalanx.engines.restarts.attempts import Attempts, OnRestart
 from phalanx.engines.tests_of_ranks import TestOf
 from phalanx.journal.writer import JournalWriter
 from phalanx.model import Silenced, Tally, Verdict
@@ -45,6 +46,10 @@ class Settings(Options):
     """Variables that ranks see besides those of this process."""
     as_torchrun: bool = True
     """Whether ranks find in their environment what torchrun sets."""
+    attempts: Attempts | None = None
+    """What outlives the ranks, where they start again after a failure."""
+    on_restart: OnRestart | None = None
+    """Called before each restart."""
     choices: Choices | None = None
     """Who decides what may differ from run to run, in one that is explored."""
     late_numbers: bool = False
@@ -97,7 +102,9 @@ def tell_findings(findings: Sequence[Verdict], settings: Settings) -> None:
     if others and settings.on_findings is not None:
         settings.on_findings(others)
     if worst is not None:
-        raise error_for(worst, settings.replay)
+        error = error_for(worst, settings.replay)
+        error.of_finished = True
+        raise error
 
 
 def rank_environ(base: Mapping[str, str], settings: Settings, rank: int) -> dict[str, str]:
@@ -105,7 +112,9 @@ def rank_environ(base: Mapping[str, str], settings: Settings, rank: int) -> dict
     where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
     if not settings.as_torchrun:
         return {**where, **base}
-    return {**where, **base, **_torchrun_variables(rank, settings.ranks, settings.node_size)}
+    sizes = (settings.ranks, settings.node_size)
+    restarts = (settings.attempts.number if settings.attempts else 0, settings.max_restarts)
+    return {**where, **base, **_torchrun_variables(rank, *sizes, *restarts)}
 
 
 def environ_later(settings: Settings, rank: int) -> dict[str, str]:
@@ -115,7 +124,9 @@ def environ_later(settings: Settings, rank: int) -> dict[str, str]:
 
 
 @lru_cache(maxsize=1024)
-def _torchrun_variables(rank: int, ranks: int, per_node: int) -> dict[str, str]:
+def _torchrun_variables(
+    rank: int, ranks: int, per_node: int, restarts: int, most_restarts: int
+) -> dict[str, str]:
     """Shared by all callers, who must not change it."""
     local, node = rank % per_node, rank // per_node
     return {
@@ -129,6 +140,6 @@ def _torchrun_variables(rank: int, ranks: int, per_node: int) -> dict[str, str]:
         "ROLE_WORLD_SIZE": str(ranks),
         "ROLE_NAME": "default",
         "TORCHELASTIC_RUN_ID": "phalanx",
-        "TORCHELASTIC_RESTART_COUNT": "0",
-        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RESTART_COUNT": str(restarts),
+        "TORCHELASTIC_MAX_RESTARTS": str(most_restarts),
     }

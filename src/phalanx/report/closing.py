@@ -1,4 +1,5 @@
-"""The last line of a run with checks: how much was checked, and what was found.
+"""The last lines of a run: how often ranks have started again, how much was checked, and what
+was found.
 
 Used by the command line. Must never repeat a report: it counts.
 """
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 from itertools import chain
 
 from phalanx.kinds import ALL, ALWAYS
-from phalanx.model import RankFailure, Tally, Verdict, rank_list
+from phalanx.model import RankFailure, Restart, Tally, Verdict, rank_list
 from phalanx.report.layout import ascii_text, count
 from phalanx.report.text import headline
 
@@ -116,3 +117,38 @@ def _counted(severity: str, found: Sequence[Verdict]) -> str:
         for kind, number in sorted(kinds.items())
     )
     return f"{count(sum(kinds.values()), severity)} ({told})" if kinds else ""
+
+
+def render_restart(restart: Restart) -> str:
+    """Said when ranks start again.
+
+    >>> render_restart(Restart(1, 3, "rank 2 raised ValueError: lost batch", None, 4))
+    'phalanx: restart 1 of at most 3: all 4 ranks start again'
+    """
+    who = f"all {count(restart.ranks, 'rank')} start again"
+    if restart.fewer:
+        who = f"{count(restart.ranks, 'rank')} start again, the others are gone"
+    elif restart.ranks == 1:
+        who = "the rank starts again"
+    return f"phalanx: restart {restart.number} of at most {restart.most}: {who}"
+
+
+def render_restarts(restarts: Sequence[Restart]) -> str:
+    """Said at the end; nothing where there was none.
+
+    >>> render_restarts([Restart(1, 3, "rank 2 raised ValueError: lost batch", None, 4)])
+    'phalanx: 1 restart of at most 3, because rank 2 raised ValueError: lost batch'
+    """
+    if not restarts:
+        return ""
+    head = f"phalanx: {count(len(restarts), 'restart')} of at most {restarts[-1].most}"
+    if len(restarts) == 1:
+        return ascii_text(f"{head}, because {_why(restarts[0])}")
+    lines = [f"  {each.number}. {_why(each)}" for each in restarts]
+    return ascii_text("\n".join([f"{head}, because", *lines]))
+
+
+def _why(restart: Restart) -> str:
+    where = f" ({restart.site})" if restart.site is not None else ""
+    then = f"; {count(restart.ranks, 'rank')} went on" if restart.fewer else ""
+    return f"{restart.why}{where}{then}"

@@ -312,9 +312,12 @@ def test_a_fixed_address_and_port(phalanx) -> None:
 def test_what_torchs_launcher_refuses_is_one_line(phalanx) -> None:
     done = phalanx("-n 2 --max-restarts x ends.py well")
     assert done.status == 2
+    assert done.err.startswith("phalanx: --max-restarts x: a whole number is needed")
+    done = phalanx("-n 2 --monitor-interval x ends.py well")
+    assert done.status == 2
     assert done.err == (
-        "phalanx: torch's launcher: argument --max-restarts/--max_restarts: "
-        "invalid int value: 'x'\n"
+        "phalanx: torch's launcher: argument --monitor-interval/--monitor_interval: "
+        "invalid float value: 'x'\n"
     )
 
 

@@ -13,10 +13,12 @@ from urllib.parse import parse_qs, urlsplit
 
 from torch.distributed.distributed_c10d import Store
 
-from phalanx.backend.session import RankContext, context_here
+from phalanx.backend.session import MEETING_KEY, RankContext, context_here
 from phalanx.backend.stores.store import InProcessStore, refuse_rpc
 
 Found = tuple[Store, int, int]
+
+_ENV = urlsplit("env://")
 
 
 def make_rendezvous(original: Any) -> Any:
@@ -107,6 +109,14 @@ def _address(context: RankContext, parts: Any) -> str:
         return f"tcp://{parts.hostname}:{parts.port}"
     host = context.environ.get("MASTER_ADDR", "")
     return f"tcp://{host}:{context.environ.get('MASTER_PORT', '')}"
+
+
+def keep_store(context: RankContext, store: Any, attempt: int) -> None:
+    """Ranks that start again after a failure first find the store of before, which is that of
+    torchrun's agent, at the address in their environment, with all keys in it."""
+    session = context.session
+    session.meeting_key = f"{MEETING_KEY} {attempt}" if attempt else MEETING_KEY
+    session.stores.setdefault(f"{_address(context, _ENV)} of {session.size}#0", store)
 
 
 def _store_at(context: RankContext, address: str, size: int, waits: bool) -> Store:

@@ -19,7 +19,13 @@ from typing import TYPE_CHECKING, Any
 from phalanx.cli import collection
 from phalanx.cli.exploring.explore_progress import ProgressLine
 from phalanx.cli.folded_output import FoldingPrinter
-from phalanx.cli.run import add_flags, as_options, count_ranks, starts_ranks_itself
+from phalanx.cli.run import (
+    add_flags,
+    as_options,
+    count_ranks,
+    fewest_nodes,
+    starts_ranks_itself,
+)
 from phalanx.cli.streams import Outlet, OutputLost, end_without_output, redirected
 from phalanx.errors import UsageError, WrongCommand
 from phalanx.explore.explore_options import COMPARED, STRATEGIES, STRATEGY, ExploreOptions
@@ -84,7 +90,7 @@ def add_parser(commands: Any) -> None:
     size.add_argument(
         "-n", "--ranks", "--nproc-per-node", dest="ranks", metavar="N", help="number of ranks"
     )
-    size.add_argument("--nnodes", metavar="N", default="1", help="pretend N nodes of -n ranks")
+    size.add_argument("--nnodes", metavar="N", default="1", help="as phalanx run has it")
     _add_what(parser.add_argument_group("what is explored"))
     _add_one_run(parser.add_argument_group("one run again"))
     how = parser.add_argument_group("how ranks run", "as for phalanx run")
@@ -214,7 +220,7 @@ def _read_options(
 ) -> Options:
     given = {name: read_flag(name, getattr(arguments, name)) for name in EXPLORE_FLAGS}
     record = False if asked.record is None else asked.record
-    given.update(faults=asked.plan, record=record)
+    given.update(faults=asked.plan, record=record, fewest_nodes=fewest_nodes(arguments))
     return Options(ranks=ranks, per_node=per_node, init=False, **given)
 
 

@@ -41,14 +41,19 @@ class IsolationRule:
         self, named: Iterable[str] = (), *, script: bool = False, shared: Iterable[str] = ()
     ) -> None:
         self.named = tuple(named)
+        self._is_script = script
         self.registered: Any = None
         """What its ranks have registered with torch; see `registrations.py`."""
-        self._by_place = script and "all" not in shared
         self._shared = frozenset(shared)
-        self._decided = dict.fromkeys(shared, False)
+        self._by_place = script and "all" not in self._shared
+        self._decided = dict.fromkeys(self._shared, False)
         self._decided.update(dict.fromkeys(self.named, True))
         if script:
             self._decided[MAIN] = self._decided[MP_MAIN] = True
+
+    def anew(self) -> IsolationRule:
+        """One for the same options and another run."""
+        return IsolationRule(self.named, script=self._is_script, shared=self._shared)
 
     def covers(self, name: str) -> bool:
         """Whether a module of this name is each rank's own, as far as decided."""

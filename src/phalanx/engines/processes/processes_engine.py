@@ -240,7 +240,7 @@ class ProcessesEngine:
         base = {**self.base_environ, **(settings.environ or {}), **seen}
         base.setdefault("MASTER_ADDR", LOOPBACK)
         if "MASTER_PORT" not in base:
-            base["MASTER_PORT"] = str(_free_port())
+            base["MASTER_PORT"] = str(free_port())
         if settings.ranks > 1:
             base.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does
         loopback = _loopback_interface()
@@ -293,7 +293,7 @@ def _tell_dead(dead: Sequence[MemberProcess], replay: str | None) -> str:
     return "\n".join([*lines, *([f"the last call: {replay}"] if replay else [])])
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """A port that rank 0 can serve `env://` on. A connection to it is left in its closing
     state, so that the system gives the port to nobody who does not ask for it by number."""
     with socket.create_server((LOOPBACK, 0)) as server:

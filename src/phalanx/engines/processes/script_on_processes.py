@@ -6,14 +6,22 @@ once, in the program, and `script_in_rank.py` runs it in a rank.
 
 from __future__ import annotations
 
+import os
 import random
 import sys
+from dataclasses import replace
+from functools import partial
 
 import torch
 
 from phalanx.engines.processes.process_rank import tell_test
-from phalanx.engines.processes.processes_engine import ProcessesEngine, ProcessSettings
+from phalanx.engines.processes.processes_engine import (
+    ProcessesEngine,
+    ProcessSettings,
+    free_port,
+)
 from phalanx.engines.program import Program
+from phalanx.engines.restarts.attempts import run_attempts
 from phalanx.engines.script_in_rank import Script, as_script, execute
 
 
@@ -21,6 +29,16 @@ def run_program_in_processes(program: Program, settings: ProcessSettings) -> boo
     """Execute it on every rank; whether it went about it as a distributed program: a rank
     initialised `torch.distributed`, or left by `sys.exit` before it came to that, or by
     `os._exit`."""
+    if not settings.max_restarts:
+        return _run_once(program, settings)
+    # torchrun's ranks find the address of before.
+    given = {**os.environ, **(settings.environ or {})}
+    port = given.get("MASTER_PORT") or str(free_port())
+    settings = replace(settings, environ={**(settings.environ or {}), "MASTER_PORT": port})
+    return run_attempts(settings, partial(_run_once, program))
+
+
+def _run_once(program: Program, settings: ProcessSettings) -> bool:
     engine = ProcessesEngine(settings)
     try:
         ends = engine.call(_start, [as_script(program)], may_exit=True)

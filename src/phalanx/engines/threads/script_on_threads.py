@@ -9,12 +9,14 @@ from __future__ import annotations
 import gc
 import sys
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from types import ModuleType
 
 from phalanx.backend.evidence.departures import left_by
 from phalanx.backend.evidence.env_groups import SCRIPT
 from phalanx.backend.session import RankContext
+from phalanx.core.strand import here
 from phalanx.emulation.modules.importing import code_of_one_rank
 from phalanx.emulation.modules.isolating import own_main
 from phalanx.emulation.modules.isolation_rule import IsolationRule
@@ -22,8 +24,10 @@ from phalanx.emulation.modules.known_libraries import LIBRARIES
 from phalanx.emulation.random import randomness
 from phalanx.emulation.state.exits import call_own_hook
 from phalanx.engines.program import Program
+from phalanx.engines.restarts.attempts import run_attempts
 from phalanx.engines.run_settings import Settings
 from phalanx.engines.suite_of_run import activate
+from phalanx.engines.threads.restarted_rank import begin_attempt
 from phalanx.engines.threads.suite_on_threads import SuiteOnThreads
 from phalanx.engines.threads.threads_engine import ThreadsEngine
 from phalanx.errors import RankExited
@@ -33,14 +37,25 @@ from phalanx.model import Leave
 def run_program(program: Program, settings: Settings) -> bool:
     """Execute it on every rank; whether it went about it as a distributed program: a rank
     initialised `torch.distributed`, or left by `sys.exit` before it came to that."""
+    if not settings.max_restarts:
+        return _run_once(program, settings)
+    return run_attempts(settings, partial(_run_once, program))
+
+
+def _run_once(program: Program, settings: Settings) -> bool:
     rule = settings.modules or IsolationRule(script=True)
     engine = ThreadsEngine(replace(settings, modules=rule))
+    attempts = settings.attempts
+    if attempts is not None:
+        engine.clock = attempts.clock = attempts.clock or engine.clock
     settled: list[bool] = []
     hook = sys.excepthook
     suite = SuiteOnThreads(settings.ranks) if program.is_pytest else None
 
     def body(context: RankContext) -> None:
         try:
+            if attempts is not None:
+                begin_attempt(context, attempts, settings.choices)
             _execute(program, context)
             context.left = Leave("end")
             _finalise(rule)
@@ -60,6 +75,8 @@ def run_program(program: Program, settings: Settings) -> bool:
             context.left = left_by(end)
         finally:
             settled.append(context.initialised)
+            if attempts is not None and settings.choices is not None and here.strand:
+                attempts.stamps.append(settings.choices.stamp(here.strand))
             if suite is not None:
                 suite.gone(context.rank)
 

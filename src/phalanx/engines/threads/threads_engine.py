@@ -140,7 +140,7 @@ class ThreadsEngine:
         self._lone = False
         """Whether no thread is left that could look into the session."""
         self._busy = False
-        self._clock = make_clock(settings, explored=settings.choices is not None)
+        self.clock = make_clock(settings, explored=settings.choices is not None)
         hold()
         self._holds = True
 
@@ -211,7 +211,7 @@ class ThreadsEngine:
         session = self._session or self._new_session()
         self._session = None
         settings, pool = self.settings, self._thread_pool
-        run = _Run(settings, session, body, thread_pool=pool, clock=self._clock)
+        run = _Run(settings, session, body, thread_pool=pool, clock=self.clock)
         self.journal = session.journal.reader()
         outer, here.strand = here.strand, None
         excepthook = sys.excepthook
@@ -283,7 +283,7 @@ class ThreadsEngine:
             environs=self._environs(),
             devices=plan_devices(settings.device, settings.gpus, per_node=settings.node_size),
             states=[each.torch_state for each in former.ranks] if former is not None else (),
-            now=self._clock.reading,
+            now=self.clock.reading,
         )
         session.makes_world = settings.init
         if settings.on_devices is not None and session.devices is not None:

@@ -7,6 +7,7 @@ uses, and the keys that a restart finds in the store. Must never know of the lau
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -15,6 +16,9 @@ from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 from phalanx.engines.torchrun.addresses import interface_of, is_loopback, own_address
 
 PATIENCE = 60.0
+
+_OF_BACKEND = re.compile(r"^default_pg/.*//[a-z]+//")
+"""Keys of a group's backend, below the name of its device."""
 """Seconds until the ranks of all machines have found each other."""
 
 
@@ -85,11 +89,11 @@ def open_store(place: RankPlace) -> Store | None:
 def _forget_before(store: TCPStore, place: RankPlace) -> None:
     """After a restart torch 2.11-2.13 gives the ranks the store of before, with the addresses
     of ranks that are gone in it: with plain torchrun, 5 of 7 restarts on Gloo failed or hung.
-    """
+    What the program has put there stays, as it does with torchrun."""
     key = f"phalanx restart {place.world}"
     if place.rank == 0 and hasattr(store, "list_keys"):
         for name in store.list_keys():
-            if name.startswith("default_pg/"):
+            if _OF_BACKEND.search(name):
                 store.delete_key(name)
     if place.rank == 0:
         store.set(key, "")

@@ -17,7 +17,6 @@ WITH_VALUE = (
     "rdzv-endpoint",
     "rdzv-id",
     "rdzv-conf",
-    "max-restarts",
     "monitor-interval",
     "start-method",
     "role",
@@ -36,6 +35,9 @@ WITH_VALUE = (
     "master-addr",
     "master-port",
 )
+MAX_RESTARTS = "max-restarts"
+"""An option of ours, too, which means the same there."""
+
 LAUNCHER_FLAGS = ("standalone", "virtual-local-rank")
 
 Given = Mapping[str, "str | bool | None"]
@@ -44,7 +46,9 @@ Given = Mapping[str, "str | bool | None"]
 def arguments_for(given: Given, *, per_node: str, nnodes: str) -> list[str]:
     """The options for torch's launcher. `given` maps an option's name to what was given."""
     options: dict[str, str] = {
-        name: str(given[name]) for name in WITH_VALUE if given.get(name) is not None
+        name: str(given[name])
+        for name in (*WITH_VALUE, MAX_RESTARTS)
+        if given.get(name) is not None
     }
     flags = [name for name in LAUNCHER_FLAGS if given.get(name)]
     if not is_alone(nnodes):

@@ -1,0 +1,1 @@
+"""Ranks that start again when one of them fails, as torchrun's agent does it."""
