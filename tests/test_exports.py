@@ -17,17 +17,21 @@ EXPORTS = [
     "BackendHazardError",
     "CollectiveMismatchError",
     "DeadlockError",
+    "DifferentResultsError",
     "HazardError",
     "InFlightBufferError",
     "InvalidCallError",
+    "InvariantError",
     "PhalanxError",
     "PhalanxWarning",
     "RankFailedError",
     "StallError",
     "ThreadRaceError",
+    "UncontrolledChanceError",
     "UnwaitedWorkError",
     "UsageError",
     "World",
+    "always",
     "explore",
     "run",
 ]
@@ -48,6 +52,7 @@ EXPLORE_OPTIONS = (
 )
 
 SIGNATURES = {
+    "always": "(condition, message='', *values)",
     "explore": f"(fn, *args, {EXPLORE_OPTIONS}, **kwargs)",
     "run": f"(fn, *args, {OPTIONS}, **kwargs)",
     "World": f"(*, {OPTIONS}, replay=None)",

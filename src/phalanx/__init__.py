@@ -17,19 +17,23 @@ from phalanx.errors import (
     BackendHazardError,
     CollectiveMismatchError,
     DeadlockError,
+    DifferentResultsError,
     HazardError,
     InFlightBufferError,
     InvalidCallError,
+    InvariantError,
     PhalanxError,
     PhalanxWarning,
     RankFailedError,
     StallError,
     ThreadRaceError,
+    UncontrolledChanceError,
     UnwaitedWorkError,
     UsageError,
 )
 
 if TYPE_CHECKING:
+    from phalanx.core.invariants import always
     from phalanx.engines.world import World, run
     from phalanx.explore.function_door import explore as explore
 
@@ -37,17 +41,21 @@ __all__ = [
     "BackendHazardError",
     "CollectiveMismatchError",
     "DeadlockError",
+    "DifferentResultsError",
     "HazardError",
     "InFlightBufferError",
     "InvalidCallError",
+    "InvariantError",
     "PhalanxError",
     "PhalanxWarning",
     "RankFailedError",
     "StallError",
     "ThreadRaceError",
+    "UncontrolledChanceError",
     "UnwaitedWorkError",
     "UsageError",
     "World",
+    "always",
     "explore",
     "run",
 ]
@@ -65,6 +73,10 @@ def __getattr__(name: str) -> Any:
         from phalanx.engines import world
 
         return getattr(world, name)
+    if name == "always":
+        from phalanx.core.invariants import always
+
+        return always
     if name == "explore":
         return _import_module("phalanx.explore")  # which can be called
     raise AttributeError(f"module 'phalanx' has no attribute {name!r}")

@@ -99,6 +99,26 @@ class BackendHazardError(VerdictError):
     verdict: Finding | None
 
 
+class InvariantError(VerdictError, AssertionError):
+    """In a run that is explored: what `phalanx.always` says did not hold. The run has failed,
+    even if the program catches this."""
+
+    verdict: Finding | None
+
+
+class DifferentResultsError(VerdictError):
+    """A program that is explored ends with another result in another order, or with faults."""
+
+    verdict: Finding | None
+
+
+class UncontrolledChanceError(VerdictError):
+    """A failure that exploring has found does not come again in the same order: something that
+    is no choice decides as well."""
+
+    verdict: Finding | None
+
+
 class HazardError(PhalanxError, RuntimeError):
     """With `strict`: the run succeeded, but the checks have `findings`."""
 
@@ -190,6 +210,9 @@ for _public in (
     UnwaitedWorkError,
     ThreadRaceError,
     BackendHazardError,
+    InvariantError,
+    DifferentResultsError,
+    UncontrolledChanceError,
     HazardError,
     PhalanxWarning,
     RankFailedError,

@@ -32,6 +32,15 @@ KINDS: Mapping[str, str] = MappingProxyType(
     }
 )
 
+EXPLORE_KINDS: Mapping[str, str] = MappingProxyType(
+    {
+        "different-results": "the result depends on the order, or on a fault",
+        "invariant": "what phalanx.always says did not hold",
+        "uncontrolled-chance": "something that is no choice decides what a run does",
+    }
+)
+"""What only an exploration finds, besides all others; `compare` and `always` ask for them."""
+
 ALL = frozenset(KINDS)
 ALWAYS = frozenset({"invalid-call", "deadlock", "stall"})
 """Without these a run could not end."""

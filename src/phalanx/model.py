@@ -63,6 +63,9 @@ Kind = Literal[
     "rank-space",
     "replica-drift",
     "leak",
+    "different-results",
+    "invariant",
+    "uncontrolled-chance",
 ]
 Names = tuple[tuple[str, str], ...]
 Cause = Literal["cycle", "finished-peer", "failed-peer", "nobody-can"]

@@ -36,6 +36,7 @@ from phalanx.backend.work.steps import before_message
 from phalanx.backend.work.work import OpWork, OwnWork, wait_for
 from phalanx.checks.leak import KIND as LEAK
 from phalanx.core.computing import charge
+from phalanx.core.invariants import check_invariants
 from phalanx.core.strand import RUNNING, here
 from phalanx.errors import PhalanxError
 from phalanx.journal.events import Completed, Met, Posted, described, make
@@ -94,9 +95,8 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
     # -- what torch asks a group about itself ---------------------------------------------
 
     def _own_end(self) -> Endpoint:
-        """The calling rank's end of this group. Ranks share modules, and torch binds some
-        groups once per process (`group=group.WORLD` as a default argument, evaluated by the
-        rank that imports first), so a rank may hold another one's object."""
+        """The calling rank's end of this group. torch binds some groups once per process, in
+        default arguments, so a rank may hold another one's object."""
         strand = here.strand
         if strand is None or strand.local is self._context or self._mailbox is None:
             return self
@@ -187,9 +187,8 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         self._coalescing = self._batch = None
 
     def _meeting_key(self) -> tuple[str, int]:
-        """Where the members of this group meet. They have the group's part of the store in
-        common, whatever kind of store that is: the first one leaves a name there. A group
-        made again over the same store is another one each time."""
+        """Where the members of this group meet: the first one leaves a name in the group's
+        part of the store. A group made again over the same store is another one each time."""
         context = self._context
         proposal = f"{context.rank}.{len(context.incarnations)}"
         place = bytes(self._store.compare_set(self._session.meeting_key, "", proposal)).decode()
@@ -199,8 +198,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
 
     @property
     def group_name(self) -> str:
-        """By this name functional collectives find the group in the map of their thread. A
-        thread that a rank had started before the group was made has it from here on."""
+        """By this name functional collectives find the group in the map of their thread."""
         strand = here.strand
         if strand is not None and strand.helper and self._name:
             private.register_once(self._name, self)
@@ -338,6 +336,8 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
                 f"{name}: rank {strand.rank} uses rank {self._context.rank}'s end of a group; "
                 f"rank {strand.rank} is not a member, or has destroyed its own"
             )
+        if strand.local.invariants:
+            check_invariants(strand)
         return Call(self._mailbox or self._met, end._member, strand, name, callsite.mark(3))
 
     def _submit(

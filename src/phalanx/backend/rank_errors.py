@@ -91,6 +91,9 @@ _FINDINGS: dict[str, type[errors.VerdictError]] = {
     "unwaited-work": UnwaitedWorkError,
     "thread-race": ThreadRaceError,
     "backend-hazard": BackendHazardError,
+    "invariant": errors.InvariantError,
+    "different-results": errors.DifferentResultsError,
+    "uncontrolled-chance": errors.UncontrolledChanceError,
 }
 
 

@@ -121,6 +121,8 @@ class RankContext:
         """What `group_reuse.py` found when the default group was new."""
         self.untouched = False
         """Whether it found the same at the end."""
+        self.invariants: dict[str, Callable[[Strand], None]] = {}
+        """What is to hold at each call of the rank, by its words; see `core/invariants.py`."""
 
     @property
     def environ(self) -> dict[str, str]:

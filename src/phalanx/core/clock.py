@@ -12,10 +12,13 @@ stands still while ranks compute, and each is charged with what it computed (`co
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Protocol
 
 _monotonic = time.monotonic
 _CLOCKS = {"time": time.time, "monotonic": _monotonic, "perf_counter": time.perf_counter}
+SAME_ORIGINS = {"time": 1_767_225_600.0, "monotonic": 100_000.0, "perf_counter": 100_000.0}
+"""For runs that are to be equal: the first of January 2026, UTC."""
 
 
 class Clock(Protocol):
@@ -47,11 +50,13 @@ class RealClock:
 class VirtualClock:
     jumps = True
 
-    def __init__(self, rate: float | None = None) -> None:
+    def __init__(
+        self, rate: float | None = None, origins: Mapping[str, float] | None = None
+    ) -> None:
         self.rate = rate
-        self.origins = {name: read() for name, read in _CLOCKS.items()}
-        """What the system's clocks showed when this one began."""
-        self._began = self.origins["monotonic"]
+        self._began = _monotonic()
+        self.origins = origins or {name: read() for name, read in _CLOCKS.items()}
+        """What clocks of the system show when this one begins: if not said, what they do."""
         self._now = 0.0
 
     def now(self) -> float:

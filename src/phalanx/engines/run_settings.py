@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from phalanx.backend.devices.device_map import DeviceMap
 from phalanx.backend.rank_errors import error_for
+from phalanx.backend.session import RankContext
 from phalanx.checks.silencing import split_silenced
 from phalanx.core.choices import Choices
 from phalanx.emulation.modules.isolation_rule import IsolationRule
@@ -69,6 +70,8 @@ class Settings(Options):
     """Called when a run begins, with what can say at a tick what its ranks do."""
     on_tick: Callable[[], Any] | None = None
     """Called about twenty times a second while ranks run."""
+    on_rank_end: Callable[[RankContext], Any] | None = None
+    """Called in a rank whose body has ended well, before its groups and threads end."""
     on_findings: Callable[[Sequence[Verdict]], Any] | None = None
     on_tally: Callable[[Tally], Any] | None = None
     """Called at the end, whatever it was, with how much was checked."""

@@ -26,6 +26,8 @@ class ExplorationFailure:
     """In how many of the schedules that were tried it came."""
     replay: str = ""
     """What to type to repeat the run: a call, or a command."""
+    fingerprint: str = ""
+    """Of all that the run did: equal for equal runs, also in another process."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,13 @@ class Exploration:
     """Whether all behaviours of this program, on these ranks and this input, were explored."""
     failures: tuple[ExplorationFailure, ...]
     seconds: float = field(compare=False)
+    notes: tuple[str, ...] = ()
+    """What is to be known besides: runs that should have been equal, a program that has changed
+    since its token was made, failures that could not be kept."""
+    fingerprint: str = ""
+    """Of the one run, if one was repeated."""
+    exact: bool | None = None
+    """Whether the one run chose what its token says; None where none was repeated."""
 
     @property
     def passed(self) -> bool:
@@ -67,6 +76,7 @@ class Exploration:
         parts = [self.summary()]
         for each in self.failures:
             parts.append(f"{each.story}\n\n  replay    {each.replay or each.token}")
+        parts += [f"note: {each}" for each in self.notes]
         return "\n\n".join(parts)
 
 

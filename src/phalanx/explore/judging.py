@@ -25,6 +25,10 @@ from phalanx.model import (
     Verdict,
 )
 
+LEFT_TO_EXPLORING = frozenset({"message-race"})
+"""Kinds of findings that say that another order may end otherwise: other orders are tried, and
+what differs is seen."""
+
 
 class Symptom(NamedTuple):
     """What a failure is known by, in whatever order and on however many ranks."""
@@ -108,5 +112,7 @@ def failures_of(execution: Execution) -> Iterator[tuple[Symptom, BaseException |
     if outcome.error is not None:
         yield symptom_of(outcome.error), outcome.error
     for verdict in outcome.findings:
+        if verdict.kind in LEFT_TO_EXPLORING:
+            continue
         if getattr(outcome.error, "verdict", None) is not verdict:
             yield symptom_of_verdict(verdict), verdict

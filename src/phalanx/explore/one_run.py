@@ -6,12 +6,14 @@ trace of the run with its outcome. Whoever explores, shrinks or replays comes th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from phalanx.core.choices import Choices
 from phalanx.explore.run_choices import RunChoices
+from phalanx.explore.strategies.replay import FollowedChoices
 from phalanx.explore.strategy import Strategy
 from phalanx.explore.trace import Trace
 from phalanx.journal.reader import Journal
@@ -44,6 +46,17 @@ class Execution:
     trace: Trace
     outcome: RunOutcome
 
+    @property
+    def fingerprint(self) -> str:
+        """Of all that was chosen, at which lines, and of the order in which threads had the
+        baton: equal for equal runs."""
+        digest = hashlib.blake2b(str(self.outcome.fingerprint).encode(), digest_size=8)
+        for choice in self.trace.choices:
+            place = (choice.mark[0].co_filename, choice.mark[1]) if choice.mark else None
+            said = (choice.thread, choice.kind, choice.places, choice.chosen, place)
+            digest.update(repr(said).encode("utf-8", "backslashreplace"))
+        return digest.hexdigest()
+
 
 class Subject(Protocol):
     """A program that can be run again and again."""
@@ -66,14 +79,36 @@ class Subject(Protocol):
         outcome; raises what interrupts (Ctrl-C) and `UsageError`."""
         ...
 
-    def with_changes(self, *, ranks: int | None = None, faults: Any = None) -> Subject:
-        """The same program on other ranks, or with another plan; they share what is kept
-        between runs, and whoever made the first one closes it."""
+    @property
+    def key(self) -> str:
+        """What tells it from all other programs, also another time."""
+        ...
+
+    @property
+    def takes_any_size(self) -> bool:
+        """Whether it may be tried on fewer ranks."""
+        ...
+
+    def with_changes(
+        self, *, ranks: int | None = None, faults: Any = None, quiet: bool = False
+    ) -> Subject:
+        """The same program on other ranks, or with another plan, or `quiet`, so that nobody
+        sees it run. They share what is kept between runs, and whoever made the first one closes
+        it."""
         ...
 
     def close(self) -> None:
-        """No run follows: end what is kept between runs."""
+        """End what is kept between runs. A run that follows begins anew."""
         ...
+
+
+def repeat(subject: Subject, deviations: Mapping[int, int]) -> tuple[Execution, bool]:
+    """Run the subject in the default order but for these deviations, by the indices of choices.
+    Also returns whether all of them could be followed."""
+    strategy = FollowedChoices(deviations)
+    strategy.begin()
+    execution = run_once(subject, strategy)
+    return execution, not strategy.missed
 
 
 def run_once(subject: Subject, strategy: Strategy) -> Execution:

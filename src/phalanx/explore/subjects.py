@@ -6,12 +6,15 @@ group where nobody can tell the difference.
 
 from __future__ import annotations
 
+import inspect
+import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from phalanx.backend.session import RankContext
 from phalanx.backend.torch_patches import leave_groups
+from phalanx.callsite import shown_path
 from phalanx.core.choices import Choices
 from phalanx.core.thread_pool import RankThreadPool
 from phalanx.emulation.modules.isolation_rule import IsolationRule
@@ -21,15 +24,19 @@ from phalanx.engines.run_settings import Settings
 from phalanx.engines.threads.script_on_threads import run_program
 from phalanx.engines.threads.threads_engine import ThreadsEngine
 from phalanx.errors import UsageError
+from phalanx.explore.failures.kept_values import values_kept_by
+from phalanx.explore.final_parameters import FinalParameters
 from phalanx.explore.one_run import RunOutcome, Subject
 from phalanx.explore.rank_texts import RankTexts
 from phalanx.explore.run_view import RunView
 from phalanx.journal.writer import JournalWriter
-from phalanx.options import Options
+from phalanx.options import DEFAULTS, Options
 
 
 class FunctionSubject:
     """`fn(*args, **kwargs)` on each rank."""
+
+    takes_any_size = True
 
     def __init__(
         self,
@@ -54,18 +61,20 @@ class FunctionSubject:
 
     def run(self, choices: Choices) -> RunOutcome:
         modules = IsolationRule(self.options.isolate) if self.options.isolate else None
+        parameters = FinalParameters(self.ranks)
         settings = _settings(
             self.options,
             self.faults,
             choices=choices,
             modules=modules,
             on_journal=self._view.follow,
+            on_rank_end=parameters.take,
         )
         engine = ThreadsEngine(settings, thread_pool=self._thread_pool)
         outcome = RunOutcome()
         texts = RankTexts(self.ranks, is_shown=self._view.shows_output)
         try:
-            with texts:
+            with texts, parameters:
                 outcome.values = engine.run(self._body)
         except Exception as error:
             _note_error(outcome, error)
@@ -73,15 +82,29 @@ class FunctionSubject:
             outcome.fingerprint = engine.fingerprint
             engine.close()
         outcome.output = texts.texts()
+        outcome.parameters = parameters.digests()
         outcome.findings = tuple(engine.findings)
         outcome.journal = engine.journal
         return outcome
 
-    def with_changes(self, *, ranks: int | None = None, faults: Any = None) -> FunctionSubject:
+    @property
+    def key(self) -> str:
+        code = getattr(inspect.unwrap(self._fn), "__code__", None)
+        where = type(self._fn).__module__ if code is None else shown_path(code.co_filename)
+        return f"{where}:{self.name}"
+
+    def with_changes(
+        self, *, ranks: int | None = None, faults: Any = None, quiet: bool = False
+    ) -> FunctionSubject:
         options = self.options if ranks is None else replace(self.options, ranks=ranks)
         plan = self.faults if faults is None else tuple(faults)
         called = (self._fn, self._args, self._kwargs)
-        return FunctionSubject(*called, options, plan, self._thread_pool, self._view)
+        view = RunView() if quiet else self._view
+        return FunctionSubject(*called, options, plan, self._thread_pool, view)
+
+    def kept_values(self) -> Mapping[str, Any]:
+        """What lives longer than a run, and what the function may change, by names."""
+        return values_kept_by(self._fn, self._args, self._kwargs)
 
     def close(self) -> None:
         self._thread_pool.close()
@@ -103,6 +126,7 @@ class ScriptSubject:
     """Makes what says which modules are each rank's own; a run needs one of its own."""
     environ: Mapping[str, str] | None = None
     view: RunView = field(default_factory=RunView)
+    takes_any_size = True
 
     @property
     def name(self) -> str:
@@ -116,6 +140,7 @@ class ScriptSubject:
         outcome = RunOutcome()
         texts = RankTexts(self.ranks, is_shown=self.view.shows_output)
         findings: list[Any] = []
+        parameters = FinalParameters(self.ranks)
 
         def follow(journal: JournalWriter) -> None:
             outcome.journal = journal.reader()
@@ -129,19 +154,33 @@ class ScriptSubject:
             environ=self.environ,
             on_findings=findings.extend,
             on_journal=follow,
+            on_rank_end=parameters.take,
         )
         try:
-            with texts:
+            with texts, parameters:
                 self.view.has_formed_group |= run_program(self.program, settings)
         except Exception as error:
             _note_error(outcome, error)
         outcome.output = texts.texts()
+        outcome.parameters = parameters.digests()
         outcome.findings = tuple(findings)
         return outcome
 
-    def with_changes(self, *, ranks: int | None = None, faults: Any = None) -> Subject:
-        options = self.options if ranks is None else replace(self.options, ranks=ranks)
-        return replace(self, options=options, faults=self.faults if faults is None else faults)
+    @property
+    def key(self) -> str:
+        return " ".join(
+            [shown_path(os.path.abspath(self.program.path)), *self.program.argv[1:]]
+        )
+
+    def with_changes(
+        self, *, ranks: int | None = None, faults: Any = None, quiet: bool = False
+    ) -> Subject:
+        return replace(
+            self,
+            options=self.options if ranks is None else replace(self.options, ranks=ranks),
+            faults=self.faults if faults is None else tuple(faults),
+            view=RunView() if quiet else self.view,
+        )
 
     def close(self) -> None: ...
 
@@ -152,9 +191,9 @@ def _note_error(outcome: RunOutcome, error: Exception) -> None:
     outcome.error = error
 
 
-_HAS_FAULTS = any(each.name == "faults" for each in fields(Settings))
-
-
 def _settings(options: Options, faults: tuple[Any, ...], **more: Any) -> Settings:
-    plan = {"faults": faults} if _HAS_FAULTS and faults else {}
-    return Settings.of(options, **plan, **more)
+    """How long the program computes is another thing each time: it takes no time on a virtual
+    clock, unless that was asked for in another way."""
+    if options.clock == "virtual" and options.compute == DEFAULTS["compute"]:
+        more["compute"] = "free"
+    return Settings.of(options, faults=faults, **more)

@@ -35,6 +35,7 @@ from torch.nn.parallel import DistributedDataParallel
 from phalanx.backend.session import Session, context_here
 from phalanx.backend.torch_private import private_names
 from phalanx.checks.order.paired_names import with_paired_names
+from phalanx.core.strand import here
 from phalanx.errors import text_of
 from phalanx.model import Deadlock, Mismatch, Names, Op, Stall, Verdict, rank_list
 from phalanx.system import current_frames
@@ -42,6 +43,8 @@ from phalanx.system import current_frames
 DDP, WRAPPED, THREAD = "ddp models", "ddp counts", "thread"
 """The keys under which a rank's models, their number by ranks and its thread are kept in its
 saved state."""
+HELD = "ddp models that are held"
+"""In a run that is explored: the models themselves, until the rank has ended."""
 
 _BACKWARD = ("torch/autograd/__init__.py", "torch/autograd/graph.py")
 _WITHOUT = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
@@ -88,6 +91,8 @@ def _keep(saved: dict[str, Any], model: Any) -> None:
     counts = saved.setdefault(WRAPPED, {})
     number = counts[ranks] = counts.get(ranks, -1) + 1
     saved.setdefault(DDP, []).append((weakref.ref(model), ranks, number))
+    if here.strand is not None and here.strand.baton.choices is not None:
+        saved.setdefault(HELD, []).append(model)
 
 
 def models_of(saved: Mapping[str, Any]) -> Iterator[tuple[Any, tuple[int, ...], int]]:

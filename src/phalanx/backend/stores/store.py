@@ -30,6 +30,7 @@ from phalanx.backend.stores.store_keys import (
 )
 from phalanx.backend.stores.store_proofs import NOTHING, proof_of
 from phalanx.core.choices import Step
+from phalanx.core.invariants import check_invariants
 from phalanx.core.strand import RUNNING, Strand, here
 from phalanx.errors import WrongCommand
 from phalanx.source_values import POLLED
@@ -187,6 +188,8 @@ def _polling(original: Any) -> Any:
 
 def _make_step(strand: Strand, store: Any, name: str, args: Any, kwargs: Any) -> None:
     """In a run that is explored: let others come first to the keys that the program names."""
+    if strand.local.invariants:
+        check_invariants(strand)
     names = strand.local.session.store_names
     uses = list(uses_of_program(store, name, args, kwargs))
     if uses:

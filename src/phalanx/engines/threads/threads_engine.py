@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -55,6 +55,7 @@ from phalanx.checks.unmatched_message import find_leftovers
 from phalanx.core.baton import Baton
 from phalanx.core.clock import Clock
 from phalanx.core.computing import charge
+from phalanx.core.invariants import check_invariants
 from phalanx.core.launcher import Launcher
 from phalanx.core.schedule import schedule_from_seed
 from phalanx.core.strand import RUNNING, Strand, here
@@ -139,7 +140,7 @@ class ThreadsEngine:
         self._lone = False
         """Whether no thread is left that could look into the session."""
         self._busy = False
-        self.clock = make_clock(settings)
+        self.clock = make_clock(settings, explored=settings.choices is not None)
         hold()
         self._holds = True
 
@@ -243,8 +244,7 @@ class ThreadsEngine:
 
     def _keep_for_reuse(self, session: Session) -> bool:
         """Leave the groups to the next world of this kind, if the thread pool is to have one.
-        Not with a seed: making groups is part of what the schedule decides, and of its
-        replay."""
+        Not with a seed, which decides about making groups, too."""
         if self._thread_pool is None or self.settings.seed or not can_be_inherited(session):
             return False
         self._thread_pool.groups_for_reuse[self._kind()] = session
@@ -422,9 +422,8 @@ class _Run:
         return stack
 
     def dissolve(self) -> bool:
-        """After a run that went well: let go of what refers back, so that all of it ends here.
-        The garbage collector would find it, but looking takes it as long as a small test. Not
-        if threads are left, which may still use it."""
+        """After a run that went well: let go of what refers back, so that all of it ends here
+        and not with a garbage collection. Not if threads are left, which may still use it."""
         if self._left_threads:
             return False
         baton = self.baton
@@ -475,6 +474,10 @@ class _Run:
                     raise
                 context.left = left_by(end)
             leave_if_forked(self.pid)
+            if context.invariants:
+                check_invariants(strand)
+            if self.settings.on_rank_end is not None:
+                self.settings.on_rank_end(context)
             if strand.pending_callbacks:
                 self.baton.run_pending_callbacks(strand)
             finish_jobs(context)
@@ -511,16 +514,12 @@ class _Run:
         if self._device is not None:
             torch.set_default_device(None)
         end_processes(context, failed=outcome.error is not None or self.baton.stopping)
-        try:
+        with suppress(RankStopped):
             if self.switcher.end(context) or context.uses_pools:
                 leaves_untouched(context)  # what ran last may have changed that
-        except RankStopped:
-            pass
-        try:
+        with suppress(RankStopped):
             profiler_events.leave_thread()
             execution_traces.leave_thread(context, stopping=self.baton.stopping)
-        except RankStopped:
-            pass
         buffer_modes.leave_thread()
         if self.session.devices is not None:
             device_mode.leave_thread()
