@@ -1,12 +1,12 @@
-"""Save with torch.distributed.checkpoint so that a kill in the middle leaves a whole checkpoint.
+"""Save with torch.distributed.checkpoint so that a kill leaves a whole checkpoint.
 
     phalanx run -n 2 --max-restarts 3 examples/fault_tolerance/checkpoint.py FOLDER [in-place]
 
 Each rank has a shard of its own, and after a restart all shards must be of one step. With
-"in-place" each checkpoint is written over the one before: a rank that is killed while the others
-have written leaves shards of two steps, and nobody notices when they are loaded. Without it each
-one has a folder of its own, which counts once rank 0 has written its name into a marker, after
-all ranks have saved. Find the kill that does it:
+"in-place" each checkpoint is written over the one before: a rank that is killed while the
+others have written leaves shards of two steps, and nobody notices when they are loaded.
+Without it each one has a folder of its own, which counts once rank 0 has written its name
+into a marker, after all ranks have saved. Find the kill that does it:
 
     phalanx explore -n 2 --max-restarts 3 --faults kill \\
         examples/fault_tolerance/checkpoint.py FOLDER in-place

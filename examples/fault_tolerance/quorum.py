@@ -3,11 +3,11 @@
     phalanx run -n 4 --clock virtual examples/fault_tolerance/quorum.py
 
 Each replica beats into a store whenever it waits and before each step. Then the first replica
-that lives writes down who takes part: all whose last beat is fresh and who have asked. Who takes
-part makes a group where the quorum is another one than before, whoever is behind takes the
-weights of one that is ahead, and all reduce their gradients. A step that fails is tried again
-with the next quorum. Replica 3 starts late and is healed. With --faults 'kill(rank=1, at=call(6))'
-replica 1 is killed in its sixth call, and the others finish.
+that lives writes down who takes part: all whose last beat is fresh and who have asked. Who
+takes part makes a group where the quorum is another one than before, whoever is behind takes
+the weights of one that is ahead, and all reduce their gradients. A step that fails is tried
+again with the next quorum. Replica 3 starts late and is healed. With --faults 'kill(rank=1,
+at=call(6))' replica 1 is killed in its sixth call, and the others finish.
 """
 
 import json

@@ -3,9 +3,10 @@
     phalanx run -n 4 --max-restarts 3 examples/fault_tolerance/restart.py
 
 With --faults 'kill(rank=2, at=call(9))' rank 2 is killed in its ninth call: all ranks start
-again, find the checkpoint of the last whole step and end with the same weights. Rank 0 writes a
-checkpoint to another name and renames it, so a reader finds the old one or the new one, and all
-ranks learn from rank 0 which one it was: a rank that looked for itself might find a newer one.
+again, find the checkpoint of the last whole step and end with the same weights. Rank 0 writes
+a checkpoint to another name and renames it, so a reader finds the old one or the new one, and
+all ranks learn from rank 0 which one it was: a rank that looked for itself might find a newer
+one.
 """
 
 import os

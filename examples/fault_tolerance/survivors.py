@@ -3,9 +3,9 @@
     phalanx run -n 4 --clock virtual examples/fault_tolerance/survivors.py
 
 With --faults 'kill(rank=2, at=call(7))' rank 2 is killed in its seventh call, and three ranks
-finish the training. The agreement goes through the launcher's store, which outlives groups: each
-survivor says how far it has come, all wait until everybody must have noticed, and the first one
-to write the list of members decides. A rank that is not on it leaves.
+finish the training. The agreement goes through the launcher's store, which outlives groups:
+each survivor says how far it has come, all wait until everybody must have noticed, and the
+first one to write the list of members decides. A rank that is not on it leaves.
 """
 
 import json
