@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -97,3 +98,54 @@ def test_the_error_that_names_who_is_missing_comes_first(seed: int) -> None:
     assert str(caught.value).startswith(
         "rank 0 raised OpTimeoutError: [Rank 0]: Rank 2 failed to pass monitoredBarrier in"
     )
+
+
+def late_barrier(late: list[int]) -> list[str]:
+    """What the calls of a rank came to, the late ones beginning after the others gave up."""
+    limit, said = timedelta(seconds=0.3), []
+    rank = dist.get_rank()
+    if rank in late:
+        time.sleep(1.0)
+    for _ in range(2):
+        try:
+            dist.monitored_barrier(timeout=limit)
+            said.append("passed")
+        except RuntimeError as error:
+            text = str(error)
+            known = ("failed to pass", "successfully reached", "closed by peer", "pair closure")
+            said.append(next((each for each in known if each in text), text))
+    time.sleep(1.0)  # or the others would see its end
+    return said
+
+
+@pytest.mark.parametrize("late", [[1], [1, 2]], ids=str)
+def test_who_comes_late_finds_the_connections_closed_as_on_gloo(late: list[int]) -> None:
+    ours = phalanx.run(late_barrier, late, ranks=4, clock="virtual")
+    with phalanx.World(ranks=4, engine="processes", timeout=30) as world:
+        assert ours == world.run(late_barrier, late)
+    assert ours[0] == ["failed to pass", "pair closure"]
+    assert ours[1] == ["closed by peer", "closed by peer"]
+    assert ours[3] == ["successfully reached", "closed by peer"]
+
+
+def test_a_new_group_and_messages_between_others_work_after_it() -> None:
+    def body() -> float:
+        rank, tensor = dist.get_rank(), torch.ones(1)
+        late_barrier([1])
+        with pytest.raises(RuntimeError, match=r"closed by peer|pair closure"):
+            dist.all_reduce(tensor)
+        if rank == 1:
+            dist.send(tensor * 5, 2)
+        if rank == 2:
+            dist.recv(tensor, 1)
+        group = dist.new_group()
+        dist.all_reduce(tensor, group=group)
+        return tensor.item()
+
+    assert phalanx.run(body, ranks=3, clock="virtual") == [7.0] * 3
+
+
+def test_a_first_rank_that_is_late_finds_them_closed() -> None:
+    ours = phalanx.run(late_barrier, [0], ranks=3, clock="virtual")
+    assert ours[0] == ["closed by peer", "closed by peer"]
+    assert {each[1] for each in ours[1:]} <= {"closed by peer", "pair closure"}

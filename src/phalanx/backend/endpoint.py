@@ -22,6 +22,7 @@ from phalanx import callsite
 from phalanx.backend import call_events, group_history, meeting_checks
 from phalanx.backend.collectives import data_movement, fused_movement
 from phalanx.backend.collectives.data_movement import MoveData
+from phalanx.backend.collectives.group_abort import abort_group
 from phalanx.backend.devices import cuda_streams as device
 from phalanx.backend.evidence import order_notes, result_notes, root_notes, thread_holds
 from phalanx.backend.evidence.call_description import describe_pending
@@ -298,7 +299,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
             self._session.leftovers += [describe_pending(c) for c in calls if not c.waited]
         self._closed = True
 
-    abort = shutdown
+    abort = abort_group
 
     def __repr__(self) -> str:
         return f"<{self._backend_name} group {self._name!r}, rank {self._member}/{self._count}>"

@@ -150,6 +150,17 @@ class GroupMailbox:
                 return True
         return False
 
+    def take_back(self, member: int) -> list[Call]:
+        """All that a member has begun and that nobody has met: nobody will."""
+        calls = [call for call in self.open_calls() if call.member == member]
+        for slot in self.slots.values():
+            if slot.calls[member] is not None:
+                slot.calls[member] = None
+                slot.arrived -= 1
+        for call in calls:
+            self.withdraw(call)
+        return calls
+
     def abandon(self, error: BaseException) -> None:
         """What is open will never be met: it ends with `error`, and all members go on with
         the same number."""

@@ -8,6 +8,7 @@ and the deadlock report says the same and more.
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
@@ -15,6 +16,7 @@ import torch.distributed as dist
 from phalanx.backend.collectives import data_movement
 from phalanx.backend.rank_errors import OpTimeoutError
 from phalanx.backend.work.work import wait_for
+from phalanx.matching.slots import Call
 
 GRACE = 0.25
 """Seconds that others wait longer than the first member, which knows who is missing and ends
@@ -40,6 +42,8 @@ def monitored_barrier(group: Any, timeout: timedelta | None, wait_all_ranks: boo
         wait_for(call, seconds if monitors else seconds + GRACE, explicit=explicit)
     except OpTimeoutError:
         took = f"{seconds * 1000:.0f} ms"
+        if not call.done:  # else the first member has ended the wait
+            _close_connections(call)
         if not monitors:
             raise OpTimeoutError(_abandoned(call.member, took)) from None
         assert slot is not None  # or nothing would have timed out
@@ -48,6 +52,28 @@ def monitored_barrier(group: Any, timeout: timedelta | None, wait_all_ranks: boo
             if other is not None and other is not call and not other.done:
                 other.finish(OpTimeoutError(_abandoned(member, took)))
         raise OpTimeoutError(_missing(missing, took, wait_all_ranks)) from None
+
+
+def _close_connections(call: Call) -> None:
+    """Gloo closes the connections of a member whose wait has timed out: the group is of no use
+    any more, also for members that come late. Messages between two others still pass."""
+    for end in list(call.mailbox.ends.values()):
+        if end._member == call.member:
+            why = "Application timeout caused pair closure"
+        else:
+            why = (
+                f"Connection closed by peer (rank {call.member} of the group gave up in "
+                "monitoredBarrier)"
+            )
+        end._call = partial(_refuse, end, why)
+
+
+def _refuse(end: Any, why: str, name: str) -> Call:
+    """In the place of `Endpoint._call`, so that the usual call is not slowed down."""
+    if name in ("send", "recv") and not why.startswith("Application"):
+        made: Call = type(end)._call(end, name)
+        return made
+    raise RuntimeError(why)
 
 
 def _missing(missing: list[int], took: str, wait_all_ranks: bool) -> str:
