@@ -7,6 +7,7 @@ alone, or that needs a terminal, is started with `subprocess` instead.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import json
 import os
@@ -17,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 READ_AT_START = ("PYTHON", "LD_", "OMP_", "MKL_", "TORCH_", "TORCHINDUCTOR", "TMPDIR")
@@ -122,19 +123,22 @@ class ForkedProgram:
         return self._out.read_text(), self._err.read_text()
 
     def send_signal(self, number: int) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, number)
+        self._send(os.kill, number)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
+
+    def _send(self, send: Callable[[int, int], None], number: int) -> None:
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):  # ended, and its end is not told yet
+                send(self.pid, number)
 
     def __enter__(self) -> ForkedProgram:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.poll() is None:
-            os.killpg(self.pid, signal.SIGKILL)
-            self.wait()
+        self._send(os.killpg, signal.SIGKILL)
+        self.wait()
         os.close(self._ended)
         self._place.cleanup()
 

@@ -1,0 +1,35 @@
+# ranks: 2
+# decides: fault
+# kind: mismatch|deadlock|rank-failed
+# lines: 26-27,30
+# minimum: 1
+# faults: drop_store
+# report: none
+# what: a step that cannot write its metrics is given up, with the reduction in it, and the
+#     ranks do not notice the loss of the store in the same step
+import torch
+import torch.distributed as dist
+
+
+def publish(store, rank, step):
+    if rank == 0 or step == 1:
+        store.set(f"metrics/{rank}/{step}", "1.0")
+
+
+def main():
+    dist.init_process_group("gloo")
+    store = dist.distributed_c10d._get_default_store()
+    rank = dist.get_rank()
+    for step in range(3):
+        try:
+            publish(store, rank, step)
+            gradient = torch.full((2,), float(step))
+            dist.all_reduce(gradient)
+        except dist.DistError:
+            print("no metrics for a step")
+            continue
+        assert gradient.tolist() == [2.0 * step] * 2, f"step {step}: {gradient.tolist()}"
+
+
+if __name__ == "__main__":
+    main()

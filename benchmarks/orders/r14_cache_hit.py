@@ -1,0 +1,36 @@
+# ranks: 3
+# decides: order
+# kind: none
+# lines: none
+# minimum: none
+# report: https://github.com/firedrakeproject/firedrake/pull/4042
+# what: rank 0 looks into the cache and tells all whether it was a hit
+import torch
+import torch.distributed as dist
+
+
+def vocabulary(store, rank):
+    hit = torch.tensor([float(rank == 0 and store.check(["vocabulary"]))])
+    dist.broadcast(hit, src=0)
+    if hit.item():
+        return int(store.get("vocabulary"))
+    size = torch.tensor([32000.0 if rank == 0 else 0.0])
+    dist.broadcast(size, src=0)
+    if rank == 0:
+        store.set("vocabulary", str(int(size.item())))
+    return int(size.item())
+
+
+def main():
+    dist.init_process_group("gloo")
+    store = dist.distributed_c10d._get_default_store()
+    size = vocabulary(store, dist.get_rank())
+    assert size == 32000, f"{size} words"
+    total = torch.tensor([1.0])
+    dist.all_reduce(total)
+    assert total.item() == dist.get_world_size(), f"{total.item()} ranks"
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+# ranks: 3
+# decides: order
+# kind: none
+# lines: none
+# minimum: none
+# report: https://github.com/deepseek-ai/DeepEP/issues/560
+# what: each rank says which shard it took, and the predictions are put together by that
+import torch.distributed as dist
+
+SAMPLES = list(range(7))
+
+
+def predict(store, world):
+    shard = store.add("next shard", 1) - 1
+    return shard, [sample * 10 for sample in SAMPLES[shard::world]]
+
+
+def merge(parts, world):
+    parts = sorted(parts)
+    merged = [None] * len(SAMPLES)
+    for shard, (_, predictions) in enumerate(parts):
+        merged[shard::world] = predictions
+    return merged
+
+
+def main():
+    dist.init_process_group("gloo")
+    store = dist.distributed_c10d._get_default_store()
+    rank, world = dist.get_rank(), dist.get_world_size()
+    parts = [None] * world
+    dist.all_gather_object(parts, predict(store, world))
+    expected = [sample * 10 for sample in SAMPLES]
+    found = merge(parts, world)
+    assert found == expected, f"rank {rank}: {found}"
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+# ranks: 3
+# decides: time
+# kind: none
+# lines: none
+# minimum: none
+# faults: delay
+# report: https://github.com/mars-project/mars/issues/470
+# what: a worker that comes back looks whether it is still a member, and leaves if not
+import json
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+STALE = 0.05
+
+
+def monitor(store, world):
+    seen = {worker: (b"", time.monotonic()) for worker in range(1, world)}
+    members, working = [0], set(seen)
+    while working:
+        for worker in sorted(working):
+            beat, since = store.get(f"beat/{worker}"), time.monotonic()
+            if beat != seen[worker][0]:
+                seen[worker] = beat, since
+            if beat == b"done":
+                members.append(worker)
+            if beat == b"done" or since - seen[worker][1] > STALE:
+                working.discard(worker)
+        time.sleep(0.005)
+    store.set("members", json.dumps(members))
+
+
+def work(store, rank):
+    for step in range(3):
+        store.set(f"beat/{rank}", str(step))
+        time.sleep(0.005)
+    store.set(f"beat/{rank}", "done")
+
+
+def main():
+    dist.init_process_group("gloo", timeout=timedelta(hours=6))
+    store = dist.distributed_c10d._get_default_store()
+    rank, world = dist.get_rank(), dist.get_world_size()
+    monitor(store, world) if rank == 0 else work(store, rank)
+    members = json.loads(store.get("members"))
+    if rank not in members:
+        return
+    group = dist.new_group(members, use_local_synchronization=True)
+    total = torch.ones(1)
+    dist.all_reduce(total, group=group)
+    assert total.item() == len(members), f"{total.item():.0f} ranks of {members}"
+
+
+if __name__ == "__main__":
+    main()
