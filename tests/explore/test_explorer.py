@@ -115,6 +115,22 @@ def test_a_replay_shows_what_ranks_print(capsys: pytest.CaptureFixture[str]) -> 
     assert sorted(capsys.readouterr().out.splitlines()) == ["rank 0", "rank 1", "rank 2"]
 
 
+def prints_its_place() -> None:
+    store = dist.distributed_c10d._get_default_store()
+    print("place", store.add("come", 1))
+
+
+def test_a_replay_of_another_result_shows_it_again(capsys: pytest.CaptureFixture[str]) -> None:
+    """It ends well; what fails is that it differs from the default order."""
+    given = {"ranks": 2, "store": None, "raises": False}
+    found = phalanx.explore(prints_its_place, schedules=20, **given)  # type: ignore[arg-type]
+    token = found.failures[0].token
+    again = phalanx.explore(prints_its_place, replay=token, **given)  # type: ignore[arg-type]
+    assert [each.kind for each in again.failures] == ["different-results"]
+    assert again.failures[0].story == found.failures[0].story
+    assert capsys.readouterr().out == "place 1\nplace 2\n"
+
+
 def test_a_replay_is_recorded(tmp_path: Path) -> None:
     found = phalanx.explore(first_of_all, ranks=3, schedules=40, store=None, raises=False)
     token, file = found.failures[0].token, tmp_path / "run.jsonl.gz"

@@ -44,7 +44,8 @@ def test_all_orders_of_all_attempts_are_explored(explore) -> None:
     status, out = explore(line)
     assert status == 3
     # Two orders in which rank 2 comes last, each with six after the restart; four others.
-    assert out.startswith("all 16 behaviours of this run explored: 12 with deadlock\n")
+    summary = "train.py on 3 ranks with this input explored: 12 end in a deadlock\n"
+    assert out.startswith(f"all 16 behaviours of {summary}")
     assert 'no rank can set "leader"' in out
 
 

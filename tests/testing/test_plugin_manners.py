@@ -178,8 +178,10 @@ DECLARED = {
     "pytest_generate_tests",
     "pytest_collection_modifyitems",
     "pytest_collection_finish",
+    "pytest_terminal_summary",
 }
-"""The hooks that Phalanx has in every run: its options and markers, and to look for tests."""
+"""The hooks that Phalanx has in every run: its options and markers, to look for tests, and to
+sum up what was explored, which workers of pytest-xdist may have done."""
 
 LOADED = {
     "phalanx",

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from phalanx.explore.trace import Trace
+from phalanx.report.layout import count
 
 
 @dataclass(frozen=True)
@@ -24,10 +27,16 @@ class ExplorationFailure:
     trace: Trace = field(compare=False, repr=False)
     schedules: int = 1
     """In how many of the schedules that were tried it came."""
+    behaviours: int = 1
+    """How many different behaviours these were."""
     replay: str = ""
     """What to type to repeat the run: a call, or a command."""
     fingerprint: str = ""
     """Of all that the run did: equal for equal runs, also in another process."""
+    order: tuple[str, ...] = ()
+    """The part of the story that says in which order it comes, as lines."""
+    kept: Any = field(default=None, compare=False, repr=False)
+    """What the door that made the run has kept of it."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +57,10 @@ class Exploration:
     notes: tuple[str, ...] = ()
     """What is to be known besides: runs that should have been equal, a program that has changed
     since its token was made, failures that could not be kept."""
+    program: str = ""
+    """What was run: a function, a script, a test."""
+    has_faults: bool = False
+    """Whether faults happened in its runs."""
     fingerprint: str = ""
     """Of the one run, if one was repeated."""
     exact: bool | None = None
@@ -58,18 +71,19 @@ class Exploration:
         return not self.failures
 
     def summary(self) -> str:
-        """One sentence."""
-        if self.complete:
-            what = f"all {_count(self.behaviours, 'behaviour')} of this run explored"
-        else:
-            what = (
-                f"{_count(self.schedules, 'schedule')} explored, "
-                f"{_count(self.behaviours, 'behaviour')}"
-            )
-        if self.failures:
-            ends = ", ".join(_end(each) for each in self.failures)
-            return f"{what}: {ends}"
-        return f"{what}: none fails"
+        """One sentence, which says no more than what was run."""
+        failed = [
+            each.behaviours if self.complete else each.schedules for each in self.failures
+        ]
+        ends = ", ".join(map(_end, self.failures, failed)) or "none fails"
+        behaviours = count(self.behaviours, "behaviour")
+        if not self.complete:
+            return f"{count(self.schedules, 'schedule')} explored, {behaviours}: {ends}"
+        faults = " and these faults" if self.has_faults else ""
+        return (
+            f"all {behaviours} of {self.program} on {count(self.ranks, 'rank')} with this "
+            f"input{faults} explored: {ends}"
+        )
 
     def render(self) -> str:
         """The summary, and the story of each failure with what repeats it."""
@@ -80,9 +94,16 @@ class Exploration:
         return "\n\n".join(parts)
 
 
-def _end(failure: ExplorationFailure) -> str:
-    return f"{failure.schedules} with {failure.kind}"
+_ENDS: Mapping[str, str] = {
+    "rank-failed": "in an error",
+    "deadlock": "in a deadlock",
+    "mismatch": "in a mismatch",
+    "stall": "in a standstill",
+    "invariant": "where an invariant does not hold",
+    "different-results": "with another result",
+}
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+def _end(failure: ExplorationFailure, times: int) -> str:
+    end = _ENDS.get(failure.kind, f"with {failure.kind}")
+    return f"{times} {'ends' if times == 1 else 'end'} {end}"

@@ -125,8 +125,8 @@ class Explorer:
         return self.result()
 
     def replay(self, text: str) -> Exploration:
-        """Run what the token says, once. If that ends well, two more runs, which nobody sees,
-        say whether it differs in its result from the default order."""
+        """Run what the token says, once. If that ends well, more runs, which nobody sees, say
+        whether it differs in its result from the default order."""
         token = read_token(text)
         faults = parse_faults(token.faults) if token.faults else None
         subject = self.subject.with_changes(ranks=token.ranks, faults=faults)
@@ -139,9 +139,10 @@ class Explorer:
                 "runs on has changed since, or something that is no choice decides, too; "
                 "explore again for a new token"
             )
-        self._note(execution, subject)
+        quiet = subject.with_changes(quiet=True)
+        self._note(execution, quiet)
         if not self._suspects and (token.deviations or token.faults):
-            self._compare_results(subject.with_changes(quiet=True))
+            self._compare_results(quiet, fewest=1)
         return self.result()
 
     def result(self) -> Exploration:
@@ -154,6 +155,8 @@ class Explorer:
             failures=tuple(self._failures()),
             seconds=time.perf_counter() - self._began,
             notes=tuple(self._notes),
+            program=self.subject.name,
+            has_faults=bool(self.subject.faults or self._kinds),
             fingerprint=self._fingerprint,
             exact=self._exact,
         )
@@ -161,9 +164,7 @@ class Explorer:
     def _failures(self) -> list[ExplorationFailure]:
         found = [self._tell(suspect) for suspect in self._suspects.values()]
         if self._different is not None:
-            found.append(
-                tell_results(self._different, max(1, self._results.times), self._replay_line)
-            )
+            found.append(tell_results(self._different, self._replay_line))
         return found
 
     def _tell(self, suspect: Suspect) -> ExplorationFailure:
@@ -187,16 +188,19 @@ class Explorer:
 
     def _note(self, execution: Execution, subject: Subject) -> None:
         self._schedules += 1
-        self._behaviours.add(behaviour_of(execution.trace))
+        behaviour = behaviour_of(execution.trace)
+        self._behaviours.add(behaviour)
         failures = list(failures_of(execution))
         for symptom, cause in failures:
             suspect = self._suspects.get(symptom)
             if suspect is not None:
                 suspect.times += 1
+                suspect.behaviours.add(behaviour)
             elif len(self._suspects) < MOST_SUSPECTS:
-                self._suspects[symptom] = Suspect(symptom, subject, execution, cause)
+                found = Suspect(symptom, subject, execution, cause, behaviours={behaviour})
+                self._suspects[symptom] = found
         if not failures and (not subject.faults or self.asked.same_result):
-            self._results.note(execution, subject)
+            self._results.note(execution, subject, behaviour)
         self._report()
 
     def _report(self) -> None:
@@ -250,14 +254,15 @@ class Explorer:
                 return
         self._compare_results(self.subject)
 
-    def _compare_results(self, subject: Subject) -> None:
+    def _compare_results(self, subject: Subject, fewest: int = 2) -> None:
         """With faults, results are those of runs with faults, and compared with that of a run
         without."""
         has_faults = bool(subject.faults or self._kinds)
         base = subject.with_changes(faults=()) if has_faults else subject
         try:
+            by = "fault" if has_faults else "order"
             self._different = self._results.find(
-                base, Budget(), self._report, by="fault" if has_faults else "order"
+                base, Budget(), self._report, by=by, fewest=fewest
             )
         except KeyboardInterrupt:
             return

@@ -37,6 +37,8 @@ class RunOutcome:
     fingerprint: int = 0
     """Of the order in which ranks had the baton."""
     journal: Journal | None = field(default=None, repr=False)
+    kept: Any = field(default=None, repr=False)
+    """What the door that makes the runs wants to have again of one that is told."""
 
 
 @dataclass(frozen=True)

@@ -192,8 +192,11 @@ def _note_error(outcome: RunOutcome, error: Exception) -> None:
 
 
 def _settings(options: Options, faults: tuple[Any, ...], **more: Any) -> Settings:
+    return Settings.of(options, faults=faults, **free_compute(options), **more)
+
+
+def free_compute(options: Options) -> Mapping[str, Any]:
     """How long the program computes is another thing each time: it takes no time on a virtual
     clock, unless that was asked for in another way."""
-    if options.clock == "virtual" and options.compute == DEFAULTS["compute"]:
-        more["compute"] = "free"
-    return Settings.of(options, faults=faults, **more)
+    is_free = options.clock == "virtual" and options.compute == DEFAULTS["compute"]
+    return {"compute": "free"} if is_free else {}

@@ -1,9 +1,10 @@
 """The pytest plugin: `@pytest.mark.ranks(4)` runs a test on ranks.
 
 pytest finds this module by its entry point and loads it in every project that has Phalanx
-installed. It declares options, ini settings and markers, and looks for tests on ranks while
-pytest collects. The first such test registers `testing/pytest/rank_hooks.py`, which has all
-other hooks and the fixtures. A run without such a test is the same as without Phalanx.
+installed. It declares options, ini settings and markers, looks for tests on ranks while pytest
+collects, and sums up at the end what was explored. The first such test registers
+`testing/pytest/rank_hooks.py`, which has all other hooks and the fixtures. A run without such a
+test is the same as without Phalanx.
 """
 
 from __future__ import annotations
@@ -33,6 +34,11 @@ OPTIONS = (
     ("ranks-checks", "KINDS", "all, none, or kinds of findings: mismatch,leak or all,-leak"),
     ("ranks-profile", "NAME", "gloo or nccl: what may fail on that backend is an error"),
     ("ranks-timeout", "SEC", "seconds for a whole test on ranks, 0: no limit (default 300)"),
+    (
+        "ranks-explore",
+        "N",
+        "run each test in N orders that differ; or on, off, 'seconds=10, strategy=pct', ...",
+    ),
     ("ranks-record", "DIR[,failed]", "write what ranks do into a file for each test"),
     ("ranks-report", "HOW", "all (default): every different failure; first; concise"),
 )
@@ -48,9 +54,9 @@ MARKERS = {
     "ranks": (
         "ranks(*sizes, engine=None, backend=None, init=True, device=None, gpus=None, "
         "timeout=None, seed=None, clock=None, compute=None, network=None, checks=None, "
-        "strict=None, profile=None, completion=None, faults=(), isolate=(), record=None, "
-        "record_limit=256, per_rank=(), shared=()): run the test on so many ranks, "
-        "once for each size (Phalanx)."
+        "strict=None, profile=None, completion=None, faults=(), explore=None, isolate=(), "
+        "record=None, record_limit=256, per_rank=(), shared=()): run the test on so many "
+        "ranks, once for each size (Phalanx)."
     ),
     "world_size": "world_size(N): the same as ranks(N) (Phalanx).",
     "ranks_expect": (
@@ -70,6 +76,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         dest = name.replace("-", "_")
         group.addoption(f"--{name}", metavar=metavar, dest=dest, default=None, help=text)
         parser.addini(dest, INI_HELP.get(name, f"{UNSAID}: {text}"), default="")
+    text = "repeat the run of a test that an exploration has reported with this token"
+    group.addoption("--ranks-replay", metavar="TOKEN", dest="ranks_replay", help=text)
     text = "warnings of Phalanx's checks fail the test"
     group.addoption("--ranks-strict", action="store_true", dest="ranks_strict", help=text)
     parser.addini("ranks_strict", f"{UNSAID}: {text}", "bool", default=False)
@@ -88,7 +96,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", text)
     names = [name.replace("-", "_") for name, *_ in OPTIONS]
     given = any(config.getoption(name) or config.getini(name) for name in names)
-    if given or config.getini("ranks_for_fixture"):
+    if given or config.getoption("ranks_replay") or config.getini("ranks_for_fixture"):
         from phalanx.testing.collection.given_options import given_of
 
         try:
@@ -172,6 +180,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Markers that came after a test was collected count, too."""
     if config.pluginmanager.has_plugin(RANK_HOOKS) or _has_rank_tests(items):
         _register_rank_hooks(config).plan_late_items(items)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Also where workers of pytest-xdist have run the tests. Without a test that was explored
+    this writes nothing."""
+    reports = [
+        each
+        for name in ("passed", "failed", "xfailed", "xpassed")
+        for each in terminalreporter.stats.get(name, ())
+        if getattr(each, "user_properties", None)
+    ]
+    if reports:
+        summary = import_module("phalanx.testing.exploring.explored_summary")
+        for line in summary.summary_lines(reports):
+            terminalreporter.write_line(line)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -7,8 +7,8 @@ failed alike is told.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from phalanx.errors import UsageError
@@ -40,6 +40,8 @@ class Suspect:
     execution: Execution
     cause: Cause
     times: int = 1
+    behaviours: set[Hashable] = field(default_factory=set)
+    """Of the runs that failed so."""
     without: Sequence[Trace] = ()
     """For each deviation of the run, what comes without it; empty where nobody looked."""
     parting: RunParting | None = None

@@ -7,7 +7,7 @@ differs from itself depends on chance.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 
 from phalanx.explore.explore_options import COMPARED
@@ -41,6 +41,10 @@ class DifferentResults:
     subject: Subject
     """Of the other run."""
     without: Sequence[Trace] = ()
+    times: int = 1
+    """How many of the runs that ended well had another result than the one."""
+    behaviours: int = 1
+    """How many behaviours they were."""
 
     def rows(self) -> list[str]:
         return side_by_side(self.one, self.other)
@@ -53,38 +57,40 @@ class OrderResults:
         self.compare = frozenset(compare)
         self.unsteady: tuple[Execution, Execution, Subject] | None = None
         """Two runs of one order with different results."""
-        self.times = 0
-        """Of how many runs the result was not the first one."""
-        self._digests: set[bytes] = set()
+        self._ended: dict[bytes, list[Hashable]] = {}
+        """By result: the behaviour of each run that ended with it."""
         self._kept: list[tuple[bytes, Execution, Subject]] = []
 
     def leave_out(self, names: Collection[str]) -> None:
         """These parts of results depend on chance: do not compare them."""
         self.compare -= frozenset(names)
-        self._digests.clear()
+        self._ended.clear()
         self._kept.clear()
-        self.times = 0
 
     def __len__(self) -> int:
-        return len(self._digests)
+        return len(self._ended)
 
-    def note(self, execution: Execution, subject: Subject) -> None:
+    def note(self, execution: Execution, subject: Subject, behaviour: Hashable) -> None:
         digest = result_of(execution.outcome, self.compare)
-        if digest not in self._digests:
-            self._digests.add(digest)
-            if len(self._kept) < 2:
-                self._kept.append((digest, execution, subject))
-        if self._kept[0][0] != digest:
-            self.times += 1
+        if digest not in self._ended and len(self._kept) < 2:
+            self._kept.append((digest, execution, subject))
+        self._ended.setdefault(digest, []).append(behaviour)
 
     def find(
-        self, base: Subject, budget: Budget, on_run: Callable[[], object], *, by: str = "order"
+        self,
+        base: Subject,
+        budget: Budget,
+        on_run: Callable[[], object],
+        *,
+        by: str = "order",
+        fewest: int = 2,
     ) -> DifferentResults | None:
         """The finding, if the results differ. `base` is what they are compared with: the
-        program without faults."""
+        program without faults. Where orders decide, so many different results must have come
+        for the default order to be worth a run."""
         if not self.compare or not self._kept:
             return None
-        if by == "order" and len(self._kept) < 2:
+        if by == "order" and len(self._kept) < fewest:
             return None
         one = self._default(base, on_run)
         digest = result_of(one.outcome, self.compare)
@@ -108,7 +114,12 @@ class OrderResults:
         hint = HINT if by == "order" else None
         finding = results_found(one, other, self.compare, by=by, hint=hint)
         without = runs_without(subject, other, lambda each, plan: _run(each, plan, on_run))
-        return DifferentResults(finding, one, other, subject, without)
+        others = [
+            each for result, ends in self._ended.items() if result != digest for each in ends
+        ]
+        return DifferentResults(
+            finding, one, other, subject, without, len(others), len(set(others))
+        )
 
     def _default(self, subject: Subject, on_run: Callable[[], object]) -> Execution:
         """The default order, or where that fails the first that did not."""

@@ -30,7 +30,8 @@ def tell_suspect(suspect: Suspect, replay_line: ReplayLine) -> ExplorationFailur
         return _tell_chance(suspect, replay_line)
     verdict = _verdict_of(suspect.cause)
     report = _report_of(suspect.cause)
-    text = _with_story(report, suspect.execution, suspect.subject, suspect.without)
+    order = _order_of(suspect.execution, suspect.subject, suspect.without)
+    text = _with_story(report, order)
     error = suspect.cause
     if isinstance(error, Verdict):
         error = HazardError(text, [error])
@@ -38,28 +39,31 @@ def tell_suspect(suspect: Suspect, replay_line: ReplayLine) -> ExplorationFailur
         kind=verdict.kind if verdict is not None else type(error).__name__,
         title=headline(verdict) if verdict is not None else report.partition("\n")[0],
         story=text,
+        order=order,
         error=error,
         execution=suspect.execution,
         subject=suspect.subject,
         times=suspect.times,
+        behaviours=len(suspect.behaviours),
         replay_line=replay_line,
     )
 
 
-def tell_results(
-    found: DifferentResults, times: int, replay_line: ReplayLine
-) -> ExplorationFailure:
+def tell_results(found: DifferentResults, replay_line: ReplayLine) -> ExplorationFailure:
     """Different results in different orders, the two orders side by side."""
     report = render(found.finding)
-    text = _with_story(report, found.other, found.subject, found.without, found.rows())
+    order = _order_of(found.other, found.subject, found.without)
+    text = _with_story(report, order, found.rows())
     return _failure(
         kind=found.finding.kind,
         title=headline(found.finding),
         story=text,
+        order=order,
         error=error_of(found.finding, text),
         execution=found.other,
         subject=found.subject,
-        times=times,
+        times=max(1, found.times),
+        behaviours=max(1, found.behaviours),
         replay_line=replay_line,
     )
 
@@ -80,26 +84,28 @@ def _tell_chance(suspect: Suspect, replay_line: ReplayLine) -> ExplorationFailur
         execution=suspect.execution,
         subject=suspect.subject,
         times=suspect.times,
+        behaviours=len(suspect.behaviours),
         replay_line=replay_line,
     )
 
 
-def _with_story(
-    report: str,
-    execution: Execution,
-    subject: Subject,
-    without: Sequence[Trace],
-    rows: Sequence[str] = (),
-) -> str:
-    """The report, with the story below its headline. The line that would repeat it by
-    `phalanx.run` is left out: that makes the default order."""
-    headline_text, _, rest = _without_replay(report).partition("\n\n")
+def _order_of(
+    execution: Execution, subject: Subject, without: Sequence[Trace]
+) -> tuple[str, ...]:
+    """The faults and the choices of the run, in order, as lines."""
     sentences = [
         *sentences_of_plan(subject.faults, execution.outcome.journal),
         *sentences_of(execution.trace, without),
     ]
+    return tuple(story_lines(sentences))
+
+
+def _with_story(report: str, order: Sequence[str], rows: Sequence[str] = ()) -> str:
+    """The report, with the story below its headline. The line that would repeat it by
+    `phalanx.run` is left out: that makes the default order."""
+    headline_text, _, rest = _without_replay(report).partition("\n\n")
     body = rest.split("\n") if rest else []
-    return compose(headline_text, story_lines(sentences), rows, body)
+    return compose(headline_text, order, rows, body)
 
 
 def _without_replay(report: str) -> str:
@@ -114,10 +120,12 @@ def _failure(
     kind: str,
     title: str,
     story: str,
+    order: tuple[str, ...] = (),
     error: BaseException,
     execution: Execution,
     subject: Subject,
     times: int,
+    behaviours: int,
     replay_line: ReplayLine,
 ) -> ExplorationFailure:
     token = replace(
@@ -134,8 +142,11 @@ def _failure(
         error=error,
         trace=execution.trace,
         schedules=times,
+        behaviours=behaviours,
         replay=replay,
         fingerprint=execution.fingerprint,
+        order=order,
+        kept=execution.outcome.kept,
     )
 
 

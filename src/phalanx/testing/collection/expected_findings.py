@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from phalanx.errors import HazardError, UsageError
-from phalanx.kinds import ALWAYS, KINDS
+from phalanx.kinds import ALWAYS, EXPLORE_KINDS, KINDS
 from phalanx.model import Verdict
 from phalanx.report.text import headline
 
@@ -43,9 +43,10 @@ def _check(mark: Any) -> None:
     if not mark.args:
         raise UsageError(f"{where}: says no kind; write {example}")
     for kind in mark.args:
-        if kind not in KINDS:
+        kinds = (*KINDS, *EXPLORE_KINDS) if mark.name == EXPECT else tuple(KINDS)
+        if kind not in kinds:
             raise UsageError(
-                f"{where}: there is no kind {kind!r}; kinds are {', '.join(KINDS)}"
+                f"{where}: there is no kind {kind!r}; kinds are {', '.join(kinds)}"
             )
         if mark.name == SILENCE and kind in ALWAYS:
             raise UsageError(
@@ -65,7 +66,7 @@ def verdicts_of(error: BaseException | None) -> Sequence[Verdict]:
     if isinstance(error, HazardError):
         return error.findings
     verdict = getattr(error, "verdict", None)
-    if isinstance(verdict, Verdict) and verdict.kind in KINDS:
+    if isinstance(verdict, Verdict) and verdict.kind in {*KINDS, *EXPLORE_KINDS}:
         return (verdict,)
     return ()
 

@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 
 from phalanx.errors import UsageError
+from phalanx.explore.tokens import read_token
 from phalanx.kinds import check_profile, parse_checks
+from phalanx.testing.collection.explore_value import parse_explore
 from phalanx.testing.collection.marker import REPORTS, Given, check_engines, check_sizes
 
 _given = pytest.StashKey[Given]()
@@ -74,7 +76,19 @@ def _read_options(config: pytest.Config) -> Given:
             "fail, e.g. --ranks-record recordings,failed"
         )
     record = (os.path.join(config.invocation_params.dir, folder) if folder else "", bool(comma))
-    return Given(sizes, engines, options, default_sizes, default_engines, defaults, record)
+    replay = config.getoption("ranks_replay") or ""
+    if replay:
+        _check_token(replay)
+    return Given(
+        sizes, engines, options, default_sizes, default_engines, defaults, record, replay
+    )
+
+
+def _check_token(text: str) -> None:
+    try:
+        read_token(text)
+    except UsageError as error:
+        raise UsageError(f"--ranks-replay {text}: {str(error).partition(': ')[2]}") from None
 
 
 def _parse(
@@ -103,6 +117,8 @@ def _parse(
         check_profile(text, where=f"{prefix}{joint}profile {text}")
     if text := read("ranks_timeout"):
         values["timeout"] = _seconds(text, f"{prefix}{joint}timeout {text}")
+    if text := read("ranks_explore"):
+        values["explore"] = parse_explore(text, f"{prefix}{joint}explore {text}")
     report = read("ranks_report")
     if report and report not in REPORTS:
         raise UsageError(f"{prefix}{joint}report {report}: choose {', '.join(REPORTS)}")

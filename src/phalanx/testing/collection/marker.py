@@ -11,8 +11,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from phalanx.errors import UsageError
-from phalanx.kinds import is_on, parse_checks
+from phalanx.explore.explore_options import ExploreOptions
+from phalanx.kinds import EXPLORE_KINDS, KINDS, is_on, parse_checks
 from phalanx.options import (
+    EXPLORE_DEFAULTS,
     FUNCTION_ENGINES,
     FUNCTION_OPTIONS,
     THREADS_ONLY,
@@ -20,6 +22,7 @@ from phalanx.options import (
     check_function_options,
 )
 from phalanx.testing.collection.expected_findings import EXPECT, SILENCE, Reasons, reasons_in
+from phalanx.testing.collection.explore_value import explore_options, read_explore
 
 REPORTS = ("all", "first", "concise")
 PARAMETER = "_phalanx_ranks"
@@ -28,7 +31,7 @@ PARAMETER = "_phalanx_ranks"
 DEFAULT_LIMIT = 300.0
 """Seconds a whole test may take, so that no test hangs pytest."""
 
-KEYWORDS = (*FUNCTION_OPTIONS[1:], "per_rank", "shared")
+KEYWORDS = (*FUNCTION_OPTIONS[1:], "explore", "per_rank", "shared")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +39,8 @@ class Ranks(Options):
     """How one test item runs: what stands behind an id such as `[ranks=4]`."""
 
     limit: float | None = DEFAULT_LIMIT
+    explore: ExploreOptions | None = None
+    """What the exploration is asked for, or the run that is repeated; None: one run."""
     per_rank: frozenset[str] = frozenset()
     shared: frozenset[str] = frozenset()
     expected: Reasons = ()
@@ -58,7 +63,7 @@ def _effective_checks(checks: str, expected: Reasons, silenced: Reasons) -> str:
     if not is_on(checks) and not expected:
         return checks
     chosen = parse_checks(checks) - {kind for kind, _ in silenced}
-    return ",".join(sorted(chosen | {kind for kind, _ in expected}))
+    return ",".join(sorted(chosen | {kind for kind, _ in expected if kind in KINDS}))
 
 
 @dataclass(frozen=True)
@@ -82,6 +87,8 @@ class Given:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     record: tuple[str, bool] = ("", False)
     """The folder for recordings, and whether only those of tests that fail stay there."""
+    replay: str = ""
+    """The token of a run that is to be repeated."""
 
 
 def is_ranks_marker(mark: Any) -> bool:
@@ -146,10 +153,17 @@ def find_plan(markers: Sequence[Any], given: Given) -> Plan | None:
         for engine in (engines or ("threads",))
     ]
     expected, silenced = reasons_in(markers, EXPECT), reasons_in(markers, SILENCE)
-    ways = [replace(way, expected=expected, silenced=silenced) for way in ways]
+    ways = [replace(way, expected=_findable(expected, way), silenced=silenced) for way in ways]
     several = len({way.engine for way in ways}) > 1
     ids = [f"ranks={way.size}-{way.engine}" if several else f"ranks={way.size}" for way in ways]
     return Plan(tuple(ways), tuple(ids))
+
+
+def _findable(expected: Reasons, way: Ranks) -> Reasons:
+    """What only an exploration finds is expected of nothing else."""
+    if way.explore is not None:
+        return expected
+    return tuple(each for each in expected if each[0] not in EXPLORE_KINDS)
 
 
 def _check_keywords(mark: Any) -> None:
@@ -230,6 +244,7 @@ def _way(
         raise UsageError(
             f"init={init!r}: True, or False for a test that starts its group itself"
         )
+    explore = _explore(engine, values, asked, given, is_asked=is_asked)
     given_options = {name: values[name] for name in FUNCTION_OPTIONS if name in values}
     given_options.update(
         ranks=size, engine=engine, timeout=None, isolate=_packages(values.get("isolate", ()))
@@ -238,9 +253,46 @@ def _way(
     return Ranks(
         **given_options,
         limit=float(timeout) or None,
+        explore=explore,
         per_rank=_names("per_rank", values.get("per_rank", ())),
         shared=_names("shared", values.get("shared", ())),
     )
+
+
+def _explore(
+    engine: str,
+    values: dict[str, Any],
+    asked: Mapping[str, Any],
+    given: Given,
+    *,
+    is_asked: bool,
+) -> ExploreOptions | None:
+    """What the exploration is asked for, if there is one. Then the clock is virtual, unless
+    somebody says which it is, and the seed is that of the exploration."""
+    said = [read_explore(asked["explore"])] if "explore" in asked else []
+    if engine == "processes":
+        if is_asked and said and said[0] is not None:
+            raise UsageError(
+                f"explore={asked['explore']!r}: ranks that are explored are threads; leave it "
+                "out, or use engine='threads'"
+            )
+        return None
+    weak = [given.defaults["explore"]] if "explore" in given.defaults else []
+    strong = [given.options["explore"]] if "explore" in given.options else []
+    seed, faults = values.get("seed", 0), values.get("faults", ())
+    explore = explore_options(
+        *weak, *said, *strong, seed=seed, faults=faults, replay=given.replay
+    )
+    if explore is not None:
+        values["seed"] = 0
+        for name, value in EXPLORE_DEFAULTS.items():
+            values.setdefault(name, value)
+        if isinstance(values.get("record"), str):
+            raise UsageError(
+                f"record={values['record']!r}: one run is recorded, and this explores many; "
+                "repeat one with --ranks-replay, and record it with --ranks-record"
+            )
+    return explore
 
 
 def _drop_what_only_threads_have(values: dict[str, Any], asked: Mapping[str, Any]) -> None:

@@ -11,6 +11,7 @@ import pytest
 from phalanx.testing.collection.expected_findings import EXPECT, SILENCE
 from phalanx.testing.collection.marker import Ranks, is_ranks_marker
 from phalanx.testing.collection.rank_parameters import conflict_of
+from phalanx.testing.pytest_compat.hypothesis_examples import drawn_of
 
 
 def refuse_on_ranks(item: Any, way: Ranks) -> None:
@@ -19,6 +20,13 @@ def refuse_on_ranks(item: Any, way: Ranks) -> None:
         pytest.fail(
             "an async test cannot run on ranks: torch.distributed blocks, and would block the "
             "event loop; write an ordinary function, with asyncio.run(...) inside if need be",
+            pytrace=False,
+        )
+    if way.explore is not None and drawn_of(item.obj) is not None:
+        pytest.fail(
+            "a test that Hypothesis gives values cannot be explored: each value would be an "
+            "exploration of its own, and no token could name one. Call phalanx.explore in the "
+            "test, or give the values by pytest.mark.parametrize",
             pytrace=False,
         )
     if way.engine != "threads" and item.config.getoption("trace"):

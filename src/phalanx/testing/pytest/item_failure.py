@@ -55,13 +55,33 @@ def show_failure(run: RanksRun, *, report: str, replay: str) -> Any:
         if report == "line"
         else private.native_text(_tail(run, groups, replay))
     )
-    crash = _crash(groups, whole)
-    if groups[0][0].verdict and run.skipped:
-        gone = rank_list([record.rank for record in run.skipped])
-        crash = private.FileLocation(
-            crash.path, crash.lineno, f"{crash.message} ({gone} skipped)"
-        )
-    return private.ChainRepr([*parts, (last, crash, None)])
+    return private.ChainRepr([*parts, (last, crash_of_run(run), None)])
+
+
+def show_in_order(run: RanksRun, order: Sequence[str], last: Sequence[str]) -> list[Any]:
+    """The parts for a run of an exploration: its failures, the order in which they come, what
+    they led to, and the `last` lines, which say how to repeat it."""
+    assert run.cause is not None
+    groups = group_alike([run.cause, *run.others])
+    lines = ["", *order, "", *_after(run, groups), *last]
+    return [*_show_groups(groups, len(run.records)), private.native_text("\n".join(lines))]
+
+
+def lines_of(run: RanksRun) -> list[str]:
+    """A line for each different failure of the run."""
+    assert run.cause is not None
+    return _concise(group_alike([run.cause, *run.others]))
+
+
+def crash_of_run(run: RanksRun) -> Any:
+    """Where and by what the test failed, in one line."""
+    assert run.cause is not None
+    groups = group_alike([run.cause, *run.others])
+    crash = _crash(groups, len(run.records))
+    if not (groups[0][0].verdict and run.skipped):
+        return crash
+    gone = rank_list([record.rank for record in run.skipped])
+    return private.FileLocation(crash.path, crash.lineno, f"{crash.message} ({gone} skipped)")
 
 
 def show_alike(failures: Sequence[Failure], ranks: int) -> Any:
@@ -180,18 +200,27 @@ def _rest(groups: Sequence[Group]) -> str:
 
 def _tail(run: RanksRun, groups: Sequence[Group], replay: str) -> str:
     """What the failure led to, and how to run it again. Our own reports have said both."""
-    lines: list[str] = [] if groups[0][0].verdict else [""]
+    lines = [*([] if groups[0][0].verdict else [""]), *_after(run, groups)]
+    if not any(group[0].verdict for group in groups):
+        lines += labelled("replay", replay, whole=True)
+    return "\n".join([*lines, *timeline_lines(run)])
+
+
+def timeline_lines(run: RanksRun) -> list[str]:
+    if run.timeline is None:
+        return []
+    return labelled("timeline", f"phalanx report {shlex.quote(run.timeline)}", whole=True)
+
+
+def _after(run: RanksRun, groups: Sequence[Group]) -> list[str]:
+    lines: list[str] = []
     if isinstance(run.error, RankFailedError) and run.error.verdict is not None:
         lines += render_consequences(_without_skipped(run, run.error.verdict))
     if run.skipped:
         lines += labelled("skipped", run.skip_reason())
     if GROUP_TWICE in groups[0][0].message:
         lines += labelled("hint", HAS_GROUP)
-    if not any(group[0].verdict for group in groups):
-        lines += labelled("replay", replay, whole=True)
-    if run.timeline is not None:
-        lines += labelled("timeline", f"phalanx report {shlex.quote(run.timeline)}", whole=True)
-    return "\n".join(lines)
+    return lines
 
 
 def _without_skipped(run: RanksRun, verdict: RankFailure) -> RankFailure:

@@ -39,6 +39,10 @@ class RanksRun:
     """Findings that lines of the program silence."""
     timeline: str | None = None
     """What `phalanx report` takes in order to show this run."""
+    journal: Any = None
+    """What happened, where ranks are threads."""
+    fingerprint: int = 0
+    """Of the order in which threads had the baton."""
     cause: Failure | None = field(init=False, default=None)
     others: list[Failure] = field(init=False, default_factory=list)
     raised: BaseException | None = field(init=False, default=None)

@@ -95,23 +95,60 @@ def call(item: Any, way: Ranks) -> None:
 def _call_once(item: Any, way: Ranks, extra: Mapping[str, Any]) -> None:
     __tracebackhide__ = True
     _, shared = item.stash[_ready]
+    if way.explore is not None:
+        _explore(item, way, shared)
+        return
     on_ranks = run_on_threads if way.engine == "threads" else run_on_processes
     again = replay(item)
     recording = ItemRecording(item, way, again)
     with recording:
         run = on_ranks(item, way, shared=shared, extra=extra, replay=again, recording=recording)
     recording.end(run)
-    item.stash[_last_run] = run
     item.repr_failure = partial(_represent, item, run, recording)
+    _tell(item, run)
+    found = _found_as_expected(item, way, run) if way.expected else False
+    if not found:
+        _raise(item, run)
+    recording.passed()
+
+
+def _explore(item: Any, way: Ranks, shared: Mapping[tuple[str, int], Any]) -> None:
+    """Run the test in many orders, and let pytest tell of one run."""
+    __tracebackhide__ = True
+    from phalanx.testing.exploring.explored_failure import show_explored
+    from phalanx.testing.exploring.explored_item import ExploredItem
+
+    explored = ExploredItem(item, way, shared, replay(item))
+    try:
+        explored.explore()
+    except UsageError as error:
+        _refuse(str(error))
+    run = explored.shown
+    if explored.failures:
+        item.repr_failure = partial(_represent_explored, item, explored, show_explored)
+    _tell(item, run)
+    if explored.failures:
+        raise run.raised or explored.failures[0].error
+    if explored.run_decides:
+        _raise(item, run)
+
+
+def _represent_explored(item: Any, explored: Any, show: Any, excinfo: Any) -> Any:
+    first = explored.failures[0]
+    if excinfo.value not in (explored.shown.raised, first.error):
+        return type(item).repr_failure(item, excinfo)
+    explored.keep_recording()
+    return show(explored, report=_report_mode(item))
+
+
+def _tell(item: Any, run: RanksRun) -> None:
+    """What pytest reports of a run besides its failure."""
+    item.stash[_last_run] = run
     for record in run.records:
         item.own_markers += [m for m in record.marks if not _is_among(m, item.own_markers)]
     _add_properties(item, run)
     _record_for_junit(item, run)
     _tell_subtests(item, run)
-    found = _found_as_expected(item, way, run) if way.expected else False
-    if not found:
-        _raise(item, run)
-    recording.passed()
 
 
 def _found_as_expected(item: Any, way: Ranks, run: RanksRun) -> bool:
@@ -339,11 +376,14 @@ def _represent(item: Any, run: RanksRun, recording: ItemRecording, excinfo: Any)
     """What pytest asks the item for when its call has failed."""
     if run.cause is None or excinfo.value is not run.raised:
         return type(item).repr_failure(item, excinfo)
-    mode = item.config.getoption("ranks_report") or item.config.getini("ranks_report")
-    if item.config.getoption("tbstyle", "auto") == "line":
-        mode = "line"
     recording.keep(run)
-    return show_failure(run, report=mode, replay=replay(item))
+    return show_failure(run, report=_report_mode(item), replay=replay(item))
+
+
+def _report_mode(item: Any) -> str:
+    if item.config.getoption("tbstyle", "auto") == "line":
+        return "line"
+    return str(item.config.getoption("ranks_report") or item.config.getini("ranks_report"))
 
 
 def judge_xfail(item: Any) -> None:
@@ -384,6 +424,6 @@ def forget(item: Any) -> None:
     hold tensors."""
     if _last_run in item.stash:
         del item.stash[_last_run]
-        del item.repr_failure
+        vars(item).pop("repr_failure", None)
     if _ready in item.stash:
         del item.stash[_ready]

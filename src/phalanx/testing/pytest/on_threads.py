@@ -11,7 +11,8 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from queue import Empty, SimpleQueue
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Protocol
 
 from phalanx.backend.session import RankContext
 from phalanx.backend.torch_patches import leave_groups
@@ -24,9 +25,9 @@ from phalanx.emulation.run_patches import patched
 from phalanx.engines.rank_thread_pools import make_thread_pool
 from phalanx.engines.run_settings import Settings
 from phalanx.engines.threads.threads_engine import ThreadsEngine
+from phalanx.journal.writer import JournalWriter
 from phalanx.testing.collection.marker import Ranks
 from phalanx.testing.pytest.fixtures import FixturePlan
-from phalanx.testing.pytest.item_recording import ItemRecording
 from phalanx.testing.pytest.item_run import RanksRun
 from phalanx.testing.pytest.part import RankPart
 from phalanx.testing.pytest.rank_record import Record
@@ -40,6 +41,13 @@ from phalanx.testing.pytest_compat.fixture_standins import (
     SharedPlace,
 )
 from phalanx.testing.pytest_compat.mocks import patches_by_rank, undo_rest_of_mocks
+
+
+class JournalTaker(Protocol):
+    """Wants the journal of each run, as a recording does."""
+
+    def follow(self, journal: JournalWriter) -> None: ...
+
 
 _between_tests = ExitStack()
 _thread_pools: list[RankThreadPool] = []
@@ -76,11 +84,15 @@ def run_on_threads(
     shared: Mapping[tuple[str, int], Any],
     extra: Mapping[str, Any],
     replay: str,
-    recording: ItemRecording,
+    recording: JournalTaker,
+    settings: Mapping[str, Any] = MappingProxyType({}),
+    is_shown: bool = True,
 ) -> RanksRun:
-    """Run the test once on all ranks. Returns the ranks' records and the error of the run."""
-    test = _TestOnThreads(item, way, shared, extra)
-    return test.run(replay, hold_patches(), recording)
+    """Run the test once on all ranks. Returns the ranks' records and the error of the run.
+    `settings` are fields of `Settings` that stand in for those that follow from the test;
+    without `is_shown` what ranks print is only kept."""
+    test = _TestOnThreads(item, way, shared, extra, is_shown=is_shown)
+    return test.run(replay, hold_patches(), recording, settings)
 
 
 class _TestOnThreads:
@@ -92,11 +104,13 @@ class _TestOnThreads:
         way: Ranks,
         shared: Mapping[tuple[str, int], Any],
         extra: Mapping[str, Any],
+        *,
+        is_shown: bool,
     ) -> None:
         self._way = way
         self._extra = extra
         self._records: dict[int, Record] = {}
-        self._streams = Streams(way.size, item.config)
+        self._streams = Streams(way.size, item.config, is_shown=is_shown)
         self._logs = RankLogs.of(item.config, way.size)
         self._patches = SharedPatches()
         self._place = SharedPlace(self._streams, self._logs, self._patches)
@@ -111,20 +125,22 @@ class _TestOnThreads:
         )
 
     def run(
-        self, replay: str, thread_pool: RankThreadPool, recording: ItemRecording
+        self,
+        replay: str,
+        thread_pool: RankThreadPool,
+        recording: JournalTaker,
+        settings: Mapping[str, Any],
     ) -> RanksRun:
         way = self._way
-        engine = ThreadsEngine(
-            Settings.of(
-                way,
-                checks=way.effective_checks,
-                replay=replay,
-                on_tick=self._tick,
-                on_journal=recording.follow,
-                modules=IsolationRule(way.isolate) if way.isolate else None,
-            ),
-            thread_pool=thread_pool,
-        )
+        given = {
+            "checks": way.effective_checks,
+            "replay": replay,
+            "on_tick": self._tick,
+            "on_journal": recording.follow,
+            "modules": IsolationRule(way.isolate) if way.isolate else None,
+            **settings,
+        }
+        engine = ThreadsEngine(Settings.of(way, **given), thread_pool=thread_pool)
         error: BaseException | None = None
         search_path = list(sys.path)
         _running.append(self._streams)
@@ -142,7 +158,9 @@ class _TestOnThreads:
                 sys.path[:] = search_path
         records = [self._records.get(rank) or Record(rank) for rank in range(way.size)]
         self._collect_output(records)
-        return RanksRun(records, error, engine.findings, engine.silenced)
+        run = RanksRun(records, error, engine.findings, engine.silenced)
+        run.journal, run.fingerprint = engine.journal, engine.fingerprint
+        return run
 
     def _body(self, context: RankContext) -> None:
         __tracebackhide__ = True

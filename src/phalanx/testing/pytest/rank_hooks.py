@@ -110,11 +110,25 @@ def finish_collection(session: pytest.Session) -> None:
     """Import what the tests need before the first of them, not in it."""
     if session.config.getoption("collectonly") or private.in_rank in session.config.stash:
         return
+    _check_replay(session)
     engines = {way.engine for item in session.items if (way := way_of(item)) is not None}
     if engines:
         import_module("phalanx.testing.pytest.items")
     for engine in engines:
         import_module(f"phalanx.testing.pytest.on_{engine}").begin()
+
+
+def _check_replay(session: pytest.Session) -> None:
+    """A token is that of one test."""
+    token = session.config.getoption("ranks_replay")
+    ways = [way for item in session.items if (way := way_of(item)) is not None]
+    explored = [way for way in ways if way.explore is not None]
+    if token and len(explored) != 1:
+        raise pytest.UsageError(
+            f"--ranks-replay {token}: it is the token of one test on ranks that are threads, "
+            f"and {len(explored)} are chosen; name the one that it was reported with, e.g. "
+            f'pytest "test_queue.py::test_it[ranks=4]" --ranks-replay {token}'
+        )
 
 
 def pytest_report_collectionfinish(items: Sequence[pytest.Item]) -> str | None:

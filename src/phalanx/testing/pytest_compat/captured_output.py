@@ -146,17 +146,20 @@ def _beginning_of(mark: str, text: str) -> int:
 
 
 class Streams:
-    """`sys.stdout` and `sys.stderr` while ranks run as threads: collected, or shown as well."""
+    """`sys.stdout` and `sys.stderr` while ranks run as threads: collected, or shown as well
+    where pytest captures nothing and `is_shown`."""
 
-    def __init__(self, size: int, config: Any) -> None:
+    def __init__(self, size: int, config: Any, *, is_shown: bool = True) -> None:
         self.collected = (Collected(size), Collected(size))
         self._config = config
+        self._is_shown = is_shown
         self._streams: list[Patch] = []
         self._take_out: Callable[[], None] = _nothing
 
     def __enter__(self) -> None:
         out, err = self.collected
-        show_live(self._config, self.collected)
+        if self._is_shown:
+            show_live(self._config, self.collected)
         self._streams = [
             (sys, "stdout", RankStream(sys.stdout, out)),
             (sys, "stderr", RankStream(sys.stderr, err)),
