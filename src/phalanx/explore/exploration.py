@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from phalanx.explore.trace import Trace
-from phalanx.report.layout import count
+from phalanx.report.layout import labelled
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,8 @@ class ExplorationFailure:
     """In how many of the schedules that were tried it came."""
     behaviours: int = 1
     """How many different behaviours these were."""
+    ranks: int = 0
+    """On how many ranks it is told; 0: as many as were explored."""
     replay: str = ""
     """What to type to repeat the run: a call, or a command."""
     fingerprint: str = ""
@@ -63,6 +65,8 @@ class Exploration:
     """Whether faults happened in its runs."""
     fingerprint: str = ""
     """Of the one run, if one was repeated."""
+    replayed: str = ""
+    """The token of the one run."""
     exact: bool | None = None
     """Whether the one run chose what its token says; None where none was repeated."""
 
@@ -72,24 +76,37 @@ class Exploration:
 
     def summary(self) -> str:
         """One sentence, which says no more than what was run."""
+        if self.replayed:
+            exactly = "exactly" if self.exact else "but not exactly"
+            return f"the run of {self.replayed} again, {exactly}: {self._one_end()}"
         failed = [
             each.behaviours if self.complete else each.schedules for each in self.failures
         ]
         ends = ", ".join(map(_end, self.failures, failed)) or "none fails"
-        behaviours = count(self.behaviours, "behaviour")
+        behaviours = _count(self.behaviours, "behaviour")
         if not self.complete:
-            return f"{count(self.schedules, 'schedule')} explored, {behaviours}: {ends}"
+            return f"{_count(self.schedules, 'schedule')} explored, {behaviours}: {ends}"
+        every = f"all {behaviours}"
+        if self.behaviours == 1:
+            every, ends = "the only behaviour", self._one_end()
         faults = " and these faults" if self.has_faults else ""
         return (
-            f"all {behaviours} of {self.program} on {count(self.ranks, 'rank')} with this "
+            f"{every} of {self.program} on {_count(self.ranks, 'rank')} with this "
             f"input{faults} explored: {ends}"
         )
+
+    def _one_end(self) -> str:
+        ends = ", ".join(_end(each, 1).removeprefix("1 ") for each in self.failures)
+        return f"it {ends or 'does not fail'}"
 
     def render(self) -> str:
         """The summary, and the story of each failure with what repeats it."""
         parts = [self.summary()]
         for each in self.failures:
-            parts.append(f"{each.story}\n\n  replay    {each.replay or each.token}")
+            lines = labelled("replay", each.replay or each.token, whole=True)
+            if each.ranks and each.ranks != self.ranks:
+                lines = [*labelled("ranks", f"{each.ranks} are enough for it"), *lines]
+            parts.append("\n".join([each.story, "", *lines]))
         parts += [f"note: {each}" for each in self.notes]
         return "\n\n".join(parts)
 
@@ -106,4 +123,8 @@ _ENDS: Mapping[str, str] = {
 
 def _end(failure: ExplorationFailure, times: int) -> str:
     end = _ENDS.get(failure.kind, f"with {failure.kind}")
-    return f"{times} {'ends' if times == 1 else 'end'} {end}"
+    return f"{times:,} {'ends' if times == 1 else 'end'} {end}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

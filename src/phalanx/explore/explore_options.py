@@ -23,6 +23,8 @@ COMPARED = ("values", "output", "parameters")
 STRATEGY = "pos"
 SCHEDULES = 200
 """How many are explored where nobody says how many or how long."""
+EXPLORING, SHRINKING = "exploring", "shrinking"
+"""What an exploration does at the moment: it looks for failures, or makes them small."""
 EXHAUSTIVE_SCHEDULES = 10_000
 """Where all are to be explored: a search that has not ended by then rarely does."""
 

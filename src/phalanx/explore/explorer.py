@@ -10,7 +10,7 @@ from typing import Any
 from phalanx.errors import UsageError
 from phalanx.explore.drawn_plans import drawn_plans
 from phalanx.explore.exploration import Exploration, ExplorationFailure
-from phalanx.explore.explore_options import ExploreOptions
+from phalanx.explore.explore_options import EXPLORING, SHRINKING, ExploreOptions
 from phalanx.explore.failures.failure_store import FailureStore, StoredFailure
 from phalanx.explore.failures.investigation import Investigation, Suspect, find_hint
 from phalanx.explore.failures.order_results import (
@@ -36,7 +36,6 @@ from phalanx.faults import parse_faults
 from phalanx.report.text import render
 
 SAME_RUN = f"{SAME_ORDER} run"
-EXPLORING, SHRINKING = "exploring", "shrinking"
 REPEATED = frozenset({1, 10, 100})
 """Schedules that are run twice: the second run must be equal."""
 MOST_SUSPECTS = 20
@@ -119,6 +118,9 @@ class Explorer:
                 self._note(execution, subject)
                 if self._schedules in REPEATED:
                     self._compare_with_itself(execution, subject)
+                if not self._kinds and not execution.trace.has_alternatives():
+                    self._complete = True  # whatever strategy, there is no other run
+                    break
             self._investigate()
         finally:
             self._keep(store)
@@ -158,6 +160,7 @@ class Explorer:
             program=self.subject.name,
             has_faults=bool(self.subject.faults or self._kinds),
             fingerprint=self._fingerprint,
+            replayed=self.asked.replay or "",
             exact=self._exact,
         )
 

@@ -70,6 +70,10 @@ class Trace:
     choices: list[Choice] = field(default_factory=list)
     waits: list[BlockedStep] = field(default_factory=list)
 
+    def has_alternatives(self) -> bool:
+        """Whether anything could have been chosen otherwise."""
+        return any(len(each.candidates or each.values) > 1 for each in self.choices)
+
     def deviations(self) -> dict[int, int]:
         """Where the run left the default order: index of the choice, and what was chosen."""
         return {

@@ -48,6 +48,12 @@ SCRIPTS = {
         print("total", total.item())
         dist.destroy_process_group()
         """,
+    "come.py": """
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        print("place", dist.distributed_c10d._get_default_store().add("come", 1))
+        """,
     "alone.py": "print('hello')",
     "spawn.py": """
         import torch.multiprocessing as mp, torch.distributed as dist
@@ -124,8 +130,27 @@ def test_a_verdict_of_ours_ends_with_3(explore) -> None:  # type: ignore[no-unty
 def test_nothing_found_ends_with_0(explore) -> None:  # type: ignore[no-untyped-def]
     done = explore("-n", "2", "--schedules", "3", "right.py")
     assert (done.status, done.err) == (0, "")
-    assert "1 behaviour" in done.out
+    assert done.out == (
+        "the only behaviour of right.py on 2 ranks with this input explored: it does not fail\n"
+    )
     assert explore("-n", "2", "-q", "--schedules", "3", "right.py") == Done(0, "", "")
+
+
+def test_it_says_what_to_know_besides(explore, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    found = explore("-n", "2", "--schedules", "20", "race.py", "--lr", "1")
+    assert found.out.endswith(
+        "phalanx: kept in .phalanx: the next exploration tries it first\n"
+    )
+    assert (tmp_path / ".phalanx" / ".gitignore").read_text() == "*\n"
+    assert "kept in" not in explore("-n", "2", "--no-store", "race.py").out
+    unproved = explore("-n", "3", "--compare", "none", "--schedules", "2", "come.py")
+    assert unproved.out.splitlines()[1:] == [
+        "phalanx: this is no proof; --strategy exhaustive explores all orders, if they are few"
+    ]
+    proved = explore("-n", "2", "--compare", "none", "--strategy", "exhaustive", "come.py")
+    assert proved.out == (
+        "all 2 behaviours of come.py on 2 ranks with this input explored: none fails\n"
+    )
 
 
 def test_a_module(explore) -> None:  # type: ignore[no-untyped-def]
@@ -140,6 +165,7 @@ def test_a_replay_shows_the_output_and_is_recorded(explore) -> None:  # type: ig
     assert done.status == 1
     assert "[1]   rank 1 came as number 1" in done.out
     assert f"--replay {token} race.py" in done.out
+    assert f"the run of {token} again, exactly: it ends in an error\n" in done.out
     assert "phalanx report run.jsonl.gz shows it" in done.out
     with gzip.open("run.jsonl.gz", "rt") as lines:
         head = json.loads(next(iter(lines)))

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 
-from phalanx.cli.exploring.explore_progress import ProgressLine, render_progress
+from phalanx.cli.exploring.explore_progress import (
+    ProgressLine,
+    render_counts,
+    render_progress,
+)
+from phalanx.explore.explore_options import SHRINKING
 from phalanx.explore.explorer import ExploreProgress
 
 
@@ -49,6 +55,14 @@ def test_the_bar_fills_by_the_nearer_limit(
 
 def test_a_bar_is_no_wider_than_the_terminal() -> None:
     assert len(render_progress(after(50, 2.0), None, 40)) == 39
+    narrow = render_progress(after(50, 2.0), None, 70)
+    assert narrow.startswith("[######......] 50/100 schedules, 25 a second, 3 behaviours, 1 f")
+    assert len(narrow) == 69
+
+
+def test_what_is_made_small_is_told() -> None:
+    progress = replace(after(50, 2.0), stage=SHRINKING)
+    assert render_counts(progress) == "50/100 schedules, making findings small"
 
 
 def test_a_terminal_has_one_bar_that_is_wiped_out() -> None:

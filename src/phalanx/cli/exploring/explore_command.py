@@ -11,7 +11,7 @@ import argparse
 import shlex
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -311,11 +311,23 @@ class _Exploring:
         if self._arguments.quiet and found.passed:
             return
         print(visible(found.render()))
-        if self._asked.record is not None:
+        for line in self._closing(found, is_interrupted=is_interrupted):
+            print(f"phalanx: {line}")
+
+    def _closing(self, found: Exploration, *, is_interrupted: bool) -> Iterator[str]:
+        """What to know besides, for somebody who is new to it."""
+        asked = self._asked
+        if asked.record is not None:
             name = shlex.quote(self._asked.record)
-            print(f"phalanx: the run is recorded; phalanx report {name} shows it")
-        elif found.failures and self._asked.replay is None and found.behaviours == 1:
-            print("phalanx: it fails in every order; --replay shows it with all that it prints")
+            yield f"the run is recorded; phalanx report {name} shows it"
+        if asked.replay is not None:
+            return
+        if found.failures and found.behaviours == 1:
+            yield "it fails in every order; --replay shows it with all that it prints"
+        if found.failures and asked.store is not None:
+            yield f"kept in {visible(asked.store)}: the next exploration tries it first"
+        elif not found.complete and found.passed and not is_interrupted:
+            yield "this is no proof; --strategy exhaustive explores all orders, if they are few"
 
     def _replay_line(self, token: Token) -> str:
         return self._command(str(token), token.ranks)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TextIO
 
+from phalanx.explore.explore_options import SHRINKING
 from phalanx.report.layout import count
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 BETWEEN_BARS = 0.1
 BETWEEN_LINES = 10.0
 """Seconds. A log is read later: a line in ten seconds says that it goes on."""
-WIDEST_BAR = 24
+WIDEST_BAR, NARROWEST_BAR = 24, 5
 
 
 class ProgressLine:
@@ -68,9 +69,12 @@ class ProgressLine:
 
 def render_progress(progress: ExploreProgress, seconds: float | None, columns: int) -> str:
     """The bar, by whichever limit is nearer, and the counts; no wider than the terminal."""
-    room = min(WIDEST_BAR, max(5, columns - 60))
+    counts = render_counts(progress)
+    room = min(WIDEST_BAR, columns - 1 - len(counts) - len("[] "))
+    if room < NARROWEST_BAR:
+        return counts[: columns - 1]
     filled = int(room * _part(progress, seconds))
-    return f"[{'#' * filled}{'.' * (room - filled)}] {render_counts(progress)}"[: columns - 1]
+    return f"[{'#' * filled}{'.' * (room - filled)}] {counts}"
 
 
 def render_counts(progress: ExploreProgress) -> str:
@@ -81,10 +85,13 @@ def render_counts(progress: ExploreProgress) -> str:
     """
     of = "" if progress.of is None else f"/{progress.of:,}"
     rate = progress.schedules / progress.seconds if progress.seconds > 0 else 0.0
-    return (
+    counts = (
         f"{progress.schedules:,}{of} schedules, {rate:,.0f} a second, "
         f"{count(progress.behaviours, 'behaviour')}, {count(progress.failures, 'finding')}"
     )
+    if progress.stage == SHRINKING:
+        return f"{counts.partition(' a second')[0].rpartition(', ')[0]}, making findings small"
+    return counts
 
 
 def _part(progress: ExploreProgress, seconds: float | None) -> float:

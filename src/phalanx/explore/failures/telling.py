@@ -143,6 +143,7 @@ def _failure(
         trace=execution.trace,
         schedules=times,
         behaviours=behaviours,
+        ranks=subject.ranks,
         replay=replay,
         fingerprint=execution.fingerprint,
         order=order,
