@@ -318,7 +318,7 @@ class _Exploring:
         """What to know besides, for somebody who is new to it."""
         asked = self._asked
         if asked.record is not None:
-            name = shlex.quote(self._asked.record)
+            name = shlex.quote(asked.record)
             yield f"the run is recorded; phalanx report {name} shows it"
         if asked.replay is not None:
             return
