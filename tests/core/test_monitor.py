@@ -12,8 +12,8 @@ import pytest
 
 from phalanx.core import launcher, monitor
 from phalanx.core.launcher import Launcher, Patience, end_threads
-from phalanx.core.monitor import QUIET, cpu_time, is_asleep
-from phalanx.core.strand import OUTSIDE, PARKED, RUNNING
+from phalanx.core.monitor import QUIET
+from phalanx.core.strand import OUTSIDE, PARKED, RUNNING, cpu_time, is_asleep
 from phalanx.errors import RankStopped
 
 

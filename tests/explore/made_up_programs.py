@@ -69,7 +69,7 @@ class MadeUpProgram:
 class _Strand:
     """What choices ask of a thread that the baton knows."""
 
-    helper = False
+    number = 0
 
     def __init__(self, rank: int, thread: Thread) -> None:
         self.rank = rank

@@ -32,7 +32,7 @@ from phalanx.backend.session import RankContext, Session
 from phalanx.backend.torch_private import private
 from phalanx.backend.work import buffer_guard, completion, operation_times, profiler_events
 from phalanx.backend.work.call_origin import OWN, is_waited_for, origin_here
-from phalanx.backend.work.steps import before_message
+from phalanx.backend.work.steps import before_call, choose_source, note_heard
 from phalanx.backend.work.work import OpWork, OwnWork, wait_for
 from phalanx.checks.leak import KIND as LEAK
 from phalanx.core.computing import charge
@@ -156,7 +156,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
                 self._mailbox.ranks,
                 self._backend_name,
                 sys._getframe(1),
-                is_closed=_is_closed,
+                is_closed=lambda end: end._closed,
                 tables=_tables_of,
             )
 
@@ -351,8 +351,8 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
             baton.rejoin(strand)
         if baton.clock.rate:
             charge(strand)
-        if baton.schedule.preempts:
-            baton.switch_point(strand)
+        if baton.schedule.preempts or baton.choices is not None:
+            before_call(call)
         if sample is not None and sample.is_cuda:
             device.record_arrival(call, sample)
         if private.recording and private.is_recorded():
@@ -404,6 +404,8 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
                 ring.flow.append(make(Met, event))
                 if session.races is not None:
                     session.races.add(ring.flow[-1])
+                if baton.choices is not None:
+                    note_heard(slot.calls)
                 self._complete(slot, move_data)
         finally:
             baton.critical = False
@@ -515,7 +517,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         if visiting:
             baton.rejoin(strand)
         charge(strand)
-        before_message(call)
+        before_call(call)
         if sample.is_cuda:
             device.record_arrival(call, sample)
         if private.recording and private.is_recorded():
@@ -536,6 +538,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         if session.races is not None:
             session.races.add(posted)
         met = call.mailbox
+        choose_source(call, self._deliver)
         baton.critical = True
         try:
             other = met.post_send(call) if sending else met.post_receive(call, call.source)
@@ -555,6 +558,8 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
 
     def _deliver(self, send: Call, receive: Call) -> None:
         receive.source = send.member
+        if send.stamp is not None:
+            note_heard((send, receive))
         met = call_events.meet_message(send, receive)
         errors = meeting_checks.judge_message(self._session, send, receive)
         session = self._session
@@ -589,12 +594,7 @@ class Endpoint(_ProcessGroup):  # type: ignore[misc]
         call_events.complete_message(send, receive, errors)
 
 
-def _is_closed(end: Endpoint) -> bool:
-    return end._closed
-
-
 def _tables_of(end: Endpoint) -> list[Any]:
     """What refers to a group besides the program: torch's tables and ours."""
     state = end._context.torch_state
-    ends = end._met.ends
-    return [*vars(state).values(), *state.tags_to_pg.values(), ends, vars(end)]
+    return [*vars(state).values(), *state.tags_to_pg.values(), end._met.ends, vars(end)]

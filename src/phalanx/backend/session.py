@@ -18,6 +18,8 @@ from torch.distributed.distributed_c10d import Store
 from phalanx import callsite
 from phalanx.backend.devices.device_map import DeviceMap
 from phalanx.backend.evidence.group_watch import GroupWatch
+from phalanx.backend.work.polling import Versions
+from phalanx.backend.work.promises import Promise
 from phalanx.checks.message_race import KIND, RaceWatch
 from phalanx.core.strand import Strand, here, thread_of
 from phalanx.errors import VerdictError
@@ -254,6 +256,10 @@ class Session:
         self.store_waiters: list[Strand] = []
         self.store_names: dict[Any, int] = {}
         """The stores that the program uses, in the order of their first use."""
+        self.store_versions = Versions()
+        """How often keys were changed, in runs that are explored."""
+        self.promises: list[Promise] = []
+        """What such a run has chosen that is still to come, in the order in which it was."""
         self.renumber: Callable[[RankContext, int], None] | None = None
         """Where ranks tell their numbers only when they make their group: lets one have the
         number that it says."""
@@ -286,6 +292,7 @@ class Session:
             context.last_call = None
         self.ranks.clear()
         self.mailboxes.clear()
+        self.promises.clear()
         self.report = _tell_nobody
 
     def end_group(self, key: tuple[str, int]) -> None:

@@ -17,10 +17,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from phalanx.core.choices import Choices, Step, next_to_step
+from phalanx.core.choices import Choices, Step
 from phalanx.core.clock import Clock, RealClock
 from phalanx.core.core_affinity import CoreAffinity, SharedCore
 from phalanx.core.schedule import FirstInFirstOut, Schedule
+from phalanx.core.step_choice import StepChoice, next_callback
 from phalanx.core.strand import DONE, OUTSIDE, PARKED, READY, RUNNING, Strand, Switcher, here
 from phalanx.core.timekeeper import Timekeeper
 from phalanx.errors import RankInterrupted, RankStopped
@@ -50,7 +51,7 @@ class Baton:
         in_order = isinstance(self.schedule, FirstInFirstOut)
         self._pick = None if in_order else self.schedule.pick
         self.choices = choices
-        """In a run that is explored: they decide who goes on, and the schedule does not."""
+        """In a run that is explored: they decide who goes on."""
         self.clock = clock or RealClock()
         self.switcher = switcher or Switcher()
         self.on_stuck = on_stuck
@@ -78,8 +79,12 @@ class Baton:
         self.frozen = False
         """Set while the holder runs a nested world: no other strand may get the baton."""
         self._ready: deque[Strand] = deque()
+        self._helpers: dict[int, int] = {}
+        """How many threads each rank has started."""
         self._time = Timekeeper(self.clock)
         self._timers = self._time.timers
+        parts = (self._ready, self._let_time_pass)
+        self.step_choice = None if choices is None else StepChoice(choices, *parts)
         self._outside = 0
         self._mutex = threading.RLock()
         """Taken twice by actions alone, which run while it is held and wake strands."""
@@ -92,6 +97,7 @@ class Baton:
         with self._mutex:
             self.strands.append(strand)
             if helper:
+                self._helpers[rank] = strand.number = self._helpers.get(rank, 0) + 1
                 self._outside += 1
             else:
                 self._ready.append(strand)
@@ -214,6 +220,7 @@ class Baton:
 
     def make_step(self, strand: Strand, step: Step) -> None:
         """Block until the choices of the run, which must have some, let the strand do this."""
+        self.step_choice.note(strand, step)  # type: ignore[union-attr]
         strand.step = step
         try:
             self.give_way(strand)
@@ -311,14 +318,14 @@ class Baton:
         self._time.serves = serves
 
     def run_pending_callbacks(self, strand: Strand) -> None:
-        """Run them one after the other, in the order posted. A callback that waits does not let
-        the next one start, or their order would depend on timing."""
+        """Run them one after the other, in the order posted, or as the choices of the run say.
+        One that waits does not let the next start, or their order would depend on timing."""
         if strand.on_pending_callback:
             return
         strand.on_pending_callback = True
         try:
             while strand.pending_callbacks:
-                strand.pending_callbacks.popleft()()
+                next_callback(strand, self.choices)()
         finally:
             strand.on_pending_callback = False
 
@@ -487,7 +494,8 @@ class Baton:
         if strand is not None:
             strand.state = RUNNING
             self.hand_overs = strand.granted = self.hand_overs + 1
-            self.fingerprint = (self.fingerprint * 1000003 ^ (strand.rank + 1)) & _HASH_MASK
+            if self.choices is None or not strand.helper:  # these come when they have settled
+                self.fingerprint = (self.fingerprint * 1000003 ^ (strand.rank + 1)) & _HASH_MASK
         return strand
 
     def _judge(self) -> Strand | None:
@@ -507,12 +515,13 @@ class Baton:
         ready = self._ready
         if self._timers.pending:
             self._fire_due()
-        if not ready and self.clock.jumps:
-            self._let_jump()
+        if self.step_choice is not None:
+            outside = self.strands if self._outside else ()
+            return self.step_choice.next(outside, stopping=self.stopping)
+        while not ready and self.clock.jumps and self._let_time_pass():
+            pass
         if not ready:
             return None
-        if self.choices is not None:
-            return next_to_step(ready, self.choices)
         index = self._pick(len(ready)) if self._pick is not None and len(ready) > 1 else 0
         if index == 0:
             return ready.popleft()
@@ -544,8 +553,7 @@ class Baton:
         self.switcher.enter(strand)
 
     def _patience(self) -> float:
-        """Without the mutex: the seconds for which the calling thread may block; -1 means for
-        ever."""
+        """Without the mutex: the seconds for which the caller may block; -1 means for ever."""
         if not self._timers.pending or self.holder is not None or self.clock.jumps:
             return -1
         with self._mutex:
@@ -569,12 +577,17 @@ class Baton:
         for strand in self._time.freed(self.strands):
             self._set_state(strand, READY)
 
-    def _let_jump(self) -> None:
-        """Nobody is ready on a clock that jumps: let it, until somebody is, if it may."""
+    def _let_time_pass(self) -> bool:
+        """On a clock that jumps: whether somebody was freed, or it has jumped."""
+        ready = len(self._ready)
         self._free()
-        while not self._ready and self._time.may_jump(self.strands, self._outside):
-            self._time.jump(self.strands)
-            self._fire_due()
+        if len(self._ready) > ready:
+            return True
+        if not self._time.may_jump(self.strands, self._outside):
+            return False
+        self._time.jump(self.strands)
+        self._fire_due()
+        return True
 
 
 def _open(granted: Strand | None) -> None:

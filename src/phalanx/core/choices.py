@@ -10,7 +10,6 @@ An answer must be a pure function of what was asked so far: no clock, no address
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -22,7 +21,7 @@ class Step:
     """What a strand is about to do that others may notice. Two steps that have a place in
     common, of which one writes, may give another run in the other order; others commute."""
 
-    __slots__ = ("is_possible", "kind", "mark", "places", "writes")
+    __slots__ = ("is_possible", "kind", "mark", "offer", "parks", "places", "writes")
 
     def __init__(
         self,
@@ -41,6 +40,11 @@ class Step:
         """The program's line, as `callsite.mark` gives it."""
         self.is_possible = is_possible
         """Whether the strand could go on now; None: it can. Asked again before each pick."""
+        self.parks = False
+        """Whether the strand, let go on although it could not make the step, parks until it
+        can; else it looks in vain."""
+        self.offer: Any = None
+        """What the choices of the run make of it, so that they need not do so again."""
 
     def __repr__(self) -> str:
         words = ", ".join(map(repr, (self.kind, *self.places)))
@@ -57,16 +61,21 @@ class Choices(Protocol):
         ...
 
     def pick_value(self, strand: Strand, step: Step, values: Sequence[str]) -> int:
-        """In which of several ways (at least two) the step ends; 0 is the usual one."""
+        """In which of these ways the step ends; 0 is the usual one. Also asked if there is only
+        one, where there might be more in another order."""
         ...
 
     def wait(self, strand: Strand, step: Step) -> None:
         """The strand would make this step and cannot; it waits until it can."""
         ...
 
-    def in_vain(self, strand: Strand, instead: str) -> None:
-        """What the last value of the strand promises cannot come: it is as if `instead`, which
-        was offered too, had been picked."""
+    def latest_value(self, strand: Strand) -> Any:
+        """Names the value that was picked last for this strand, for `in_vain`."""
+        ...
+
+    def in_vain(self, value: Any, instead: str) -> None:
+        """What this value promises cannot come: it is as if `instead`, which was offered too,
+        had been picked."""
         ...
 
     def stamp(self, strand: Strand) -> Any:
@@ -76,26 +85,3 @@ class Choices(Protocol):
     def learn(self, strand: Strand, stamps: Sequence[Any]) -> None:
         """What these stamps tell happened before what the strand does from now on."""
         ...
-
-
-def next_to_step(ready: deque[Strand], choices: Choices) -> Strand | None:
-    """Take the strand that goes on out of those that are ready; None if none of them can.
-
-    Who is between two steps goes first, in order of arrival: nobody notices when it computes.
-    So all that may come next is known when the choices are asked."""
-    for index, strand in enumerate(ready):
-        if strand.step is None:
-            del ready[index]
-            return strand
-    able = [strand for strand in ready if _can_step(strand)]
-    if not able:
-        return None
-    able.sort(key=lambda strand: (strand.rank, strand.helper))
-    chosen = able[choices.pick_strand(able)]
-    ready.remove(chosen)
-    return chosen
-
-
-def _can_step(strand: Strand) -> bool:
-    step = strand.step
-    return step is None or step.is_possible is None or step.is_possible()

@@ -12,8 +12,8 @@ import threading
 import time
 
 from phalanx.core.baton import Baton
-from phalanx.core.strand import Strand
-from phalanx.system import current_frames, monotonic
+from phalanx.core.strand import Strand, cpu_time, is_asleep
+from phalanx.system import monotonic
 
 TICK = 0.005
 QUIET = 0.012
@@ -119,16 +119,6 @@ def tick_for(threads: int) -> float:
     return TICK * max(1.0, threads / MANY_THREADS)
 
 
-def is_asleep(native: int) -> bool:
-    """Whether the thread waits for something: not for a core on a busy machine, nor for a
-    disk. Where the system does not tell, the CPU clock has to do."""
-    try:
-        with open(f"{_TASKS}/{native}/stat", "rb") as stat:
-            return stat.read().rpartition(b") ")[2][:1] == b"S"
-    except OSError:
-        return True
-
-
 def others_work(holder: Strand) -> bool:
     """Whether another thread of the process runs, or would if it had a core: on a busy machine
     torch's own threads get little CPU time while they work for the holder."""
@@ -138,15 +128,3 @@ def others_work(holder: Strand) -> bool:
     except OSError:
         return False
     return not all(native in aside or is_asleep(native) for native in natives)
-
-
-def cpu_time(strand: Strand) -> float:
-    """The CPU seconds of that strand's thread; where the system has no such clock, how far
-    its Python code has got, so that a blocked thread shows no change."""
-    if strand.cpu_clock is not None:
-        try:
-            return time.clock_gettime(strand.cpu_clock)
-        except OSError:  # the thread has just ended
-            return 0.0
-    frame = current_frames().get(strand.ident)
-    return float(hash((id(frame), frame.f_lasti))) if frame else 0.0

@@ -12,9 +12,12 @@ States of a strand:
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+
+from phalanx.system import current_frames
 
 if TYPE_CHECKING:
     from phalanx.core.baton import Baton
@@ -57,7 +60,9 @@ class Strand:
         "inside",
         "limit",
         "local",
+        "look",
         "native",
+        "number",
         "on_pending_callback",
         "rank",
         "refusals",
@@ -78,6 +83,8 @@ class Strand:
         self.rank = rank
         self.local = local
         self.helper = helper
+        self.number = 0
+        """Of the rank's own thread 0, then of those that it started, in order."""
         self.state = OUTSIDE if helper else READY
         self.gate = threading.Lock()
         self.gate.acquire()
@@ -110,6 +117,8 @@ class Strand:
         """A helper's thread object, as the program knows it."""
         self.step: Step | None = None
         """What it is about to do, where a run's `Choices` decide when."""
+        self.look: Any = None
+        """What it has looked at last without finding news, in such a run."""
 
 
 def thread_of(strand: Strand | None) -> int:
@@ -118,3 +127,25 @@ def thread_of(strand: Strand | None) -> int:
     if strand is None:
         return 0
     return id(strand) if strand.helper else int(strand.on_pending_callback)
+
+
+def is_asleep(native: int) -> bool:
+    """Whether the thread waits for something: not for a core on a busy machine, nor for a
+    disk. Where the system does not tell, the CPU clock has to do."""
+    try:
+        with open(f"/proc/self/task/{native}/stat", "rb") as stat:
+            return stat.read().rpartition(b") ")[2][:1] == b"S"
+    except OSError:
+        return True
+
+
+def cpu_time(strand: Strand) -> float:
+    """The CPU seconds of that strand's thread; where the system has no such clock, how far
+    its Python code has got, so that a blocked thread shows no change."""
+    if strand.cpu_clock is not None:
+        try:
+            return time.clock_gettime(strand.cpu_clock)
+        except OSError:  # the thread has just ended
+            return 0.0
+    frame = current_frames().get(strand.ident)
+    return float(hash((id(frame), frame.f_lasti))) if frame else 0.0

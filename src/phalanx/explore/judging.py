@@ -103,7 +103,7 @@ def behaviour_of(trace: Trace) -> Hashable:
 
 
 def _value(choice: Choice) -> str:
-    return choice.values[choice.chosen] if choice.values else ""
+    return choice.value if choice.values else ""
 
 
 def failures_of(execution: Execution) -> Iterator[tuple[Symptom, BaseException | Verdict]]:

@@ -1,7 +1,7 @@
 """The choices of one run: asks a strategy, and writes down what was chosen and what is known.
 
-An object of this class is the `core.choices.Choices` of a run. It numbers threads in the order
-in which they come, so that they have equal names in all runs that choose alike.
+An object of this class is the `core.choices.Choices` of a run. It names threads by the order in
+which their ranks start them, so that they have equal names in all runs that choose alike.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ class RunChoices:
     def __init__(self, strategy: Strategy) -> None:
         self.trace = Trace()
         self._strategy = strategy
-        self._threads: dict[Strand, Thread] = {}
-        self._of_rank: dict[int, int] = {}
         self._known: dict[Thread, Clock] = {}
         self._written: dict[Hashable, Clock] = {}
         self._read: dict[Hashable, Clock] = {}
@@ -55,17 +53,19 @@ class RunChoices:
         known = self._known.get(candidate.thread, _NOTHING)
         self.trace.waits.append(BlockedStep(*candidate, len(self.trace.choices), known))
 
-    def in_vain(self, strand: Strand, instead: str) -> None:
-        index = self._values[self._thread(strand)]
+    def latest_value(self, strand: Strand) -> int:
+        return self._values[_thread(strand)]
+
+    def in_vain(self, value: int, instead: str) -> None:
         choices = self.trace.choices
-        choices[index] = choices[index]._replace(values=(instead,))
-        self._strategy.in_vain(index)
+        choices[value] = choices[value]._replace(values=(instead,))
+        self._strategy.in_vain(value)
 
     def stamp(self, strand: Strand) -> Clock:
-        return self._known.get(self._thread(strand), _NOTHING)
+        return self._known.get(_thread(strand), _NOTHING)
 
     def learn(self, strand: Strand, stamps: Sequence[Clock]) -> None:
-        thread = self._thread(strand)
+        thread = _thread(strand)
         known = self._known.get(thread, _NOTHING)
         for stamp in stamps:
             known = _merged(known, stamp)
@@ -99,18 +99,16 @@ class RunChoices:
         self._strategy.made(choice)
 
     def _candidate(self, strand: Strand, step: Step | None) -> Candidate:
+        """Made once for each step: it may be offered many times."""
         assert step is not None
-        return Candidate(self._thread(strand), step.kind, step.places, step.writes)
-
-    def _thread(self, strand: Strand) -> Thread:
-        found = self._threads.get(strand)
-        if found is None:
-            if strand.helper:
-                number = self._of_rank[strand.rank] = self._of_rank.get(strand.rank, 0) + 1
-            else:
-                number = 0
-            found = self._threads[strand] = (strand.rank, number)
+        if step.offer is None:
+            step.offer = Candidate(_thread(strand), step.kind, step.places, step.writes)
+        found: Candidate = step.offer
         return found
+
+
+def _thread(strand: Strand) -> Thread:
+    return strand.rank, strand.number
 
 
 def _merged(known: Clock, more: Clock) -> Clock:

@@ -49,6 +49,11 @@ class Choice(NamedTuple):
     def is_usual(self) -> bool:
         return self.chosen == self.usual
 
+    @property
+    def value(self) -> str:
+        """What the step ended with: what was chosen, or what came where that could not."""
+        return self.values[self.chosen if self.chosen < len(self.values) else 0]
+
 
 class BlockedStep(NamedTuple):
     """A step that a thread could not make when it wanted to. It waits until it can."""

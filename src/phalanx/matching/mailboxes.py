@@ -115,12 +115,14 @@ class GroupMailbox:
         return slot
 
     def post_send(self, call: Call) -> Call | None:
-        """A message to `call.peer`; the receive that takes it, if one is waiting."""
+        """A message to `call.peer`; the receive that takes it, if one is waiting. From any
+        source: one whose `source` is not negative waits for a message of that member."""
         assert call.peer is not None
         self.messages += 1
         waiting = self.receives.get(call.peer, [])
         for index, receive in enumerate(waiting):
-            if receive.tag == call.tag and receive.peer in (None, call.member):
+            wanted = receive.source if receive.peer is None else receive.peer
+            if receive.tag == call.tag and wanted in (-1, call.member):
                 return waiting.pop(index)
         self.sends.setdefault(call.peer, []).append(call)
         return None

@@ -58,6 +58,14 @@ class Call:
     """Who made it, as `backend/work/call_origin.py` says; known of asynchronous calls only."""
     flight: Any = None
     """What the guard of buffers in flight knows of it; a list for coalesced parts."""
+    stamp: Any = None
+    """In a run that is explored: what its rank had heard of when it made the call."""
+    heard: Any = None
+    """The stamps of all that it has met."""
+    polls = 0
+    """How often the program has asked there whether it is complete, in vain or not."""
+    seen_done = False
+    """Whether the program has seen by asking that it is."""
     put_off: Any = None
     """Set while all members are there and the data is to move later."""
 

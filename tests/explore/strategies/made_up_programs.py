@@ -29,7 +29,7 @@ Program = tuple[tuple[Op, ...], ...]
 class Thread:
     rank: int
     ops: Sequence[Op]
-    helper: bool = False
+    number: int = 0
     step: Step | None = None
     at: int = 0
     seen: list[int] = field(default_factory=list)

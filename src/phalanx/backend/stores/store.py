@@ -9,9 +9,10 @@ store.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -29,6 +30,7 @@ from phalanx.backend.stores.store_keys import (
     uses_of_program,
 )
 from phalanx.backend.stores.store_proofs import NOTHING, proof_of
+from phalanx.backend.work import polling
 from phalanx.core.choices import Step
 from phalanx.core.invariants import check_invariants
 from phalanx.core.strand import RUNNING, Strand, here
@@ -72,11 +74,12 @@ def wait_for_keys(
     timeout: timedelta,
     shared_outside: bool,
     explicit: bool = False,
+    mark: callsite.Mark | None = None,
 ) -> None:
     """Park until `is_there()`; `DistStoreError` after `timeout`, as torch's stores do."""
     strand = here.strand
     assert strand is not None
-    why = StoreWait(call, keys, callsite.mark(2))
+    why = StoreWait(call, keys, mark or callsite.mark(2))
     limit = strand.baton.clock.now() + timeout.total_seconds()
     with holding_baton(strand):
         while not is_there():
@@ -86,7 +89,7 @@ def wait_for_keys(
                 _check_time(strand, why, limit, timeout)
 
 
-def _park_once(strand: Strand, why: StoreWait, until: float, sleeping: bool) -> bool:
+def _park_once(strand: Strand, why: StoreWait, until: float | None, sleeping: bool) -> bool:
     waiters = strand.local.session.store_waiters
     if strand not in waiters:
         waiters.append(strand)
@@ -153,9 +156,12 @@ def store_patches() -> list[tuple[Any, str, Any]]:
 
 def _waking(name: str, original: Any) -> Any:
     def change(self: Store, *args: Any, **kwargs: Any) -> Any:
+        step = None
         if here.strand is not None and here.strand.baton.choices is not None:
-            _make_step(here.strand, self, name, args, kwargs)
+            step = _make_step(here.strand, self, name, args, kwargs)
         result = original(self, *args, **kwargs)
+        if step is not None:
+            _note_change(here.strand, step, name, args, kwargs, result)
         if name == "queue_push" and isinstance(below := _underlying(self), InProcessStore):
             below.has_queues = True
         strand = here.strand
@@ -172,11 +178,15 @@ def _polling(original: Any) -> Any:
     """`check` in a loop is how programs poll: give way, or the others never get to set it."""
 
     def check(self: Store, keys: list[str]) -> Any:
+        step = None
         if here.strand is not None and here.strand.baton.choices is not None:
-            _make_step(here.strand, self, "check", (keys,), {})
+            step = _make_step(here.strand, self, "check", (keys,), {})
         found = original(self, keys)
         strand = here.strand
-        if not found and strand is not None:
+        if step is not None:
+            if not found:
+                _look_in_vain(strand, step, 1)
+        elif not found and strand is not None:
             strand.baton.give_way(strand)
             found = original(self, keys)
         if strand is not None:
@@ -186,18 +196,59 @@ def _polling(original: Any) -> Any:
     return check
 
 
-def _make_step(strand: Strand, store: Any, name: str, args: Any, kwargs: Any) -> None:
-    """In a run that is explored: let others come first to the keys that the program names."""
+def _make_step(strand: Strand, store: Any, name: str, args: Any, kwargs: Any) -> Step | None:
+    """In a run that is explored: let others come first to the keys that the program names. None
+    if it is not the program that calls."""
+    step = _step_of(strand, store, name, args, kwargs, depth=4)
+    if step is not None:
+        with holding_baton(strand):
+            polling.before_look(strand, step, strand.local.session.store_versions)
+            strand.baton.make_step(strand, step)
+    return step
+
+
+def _step_of(
+    strand: Strand, store: Any, name: str, args: Any, kwargs: Any, *, depth: int
+) -> Step | None:
+    """For a method of a store that the program calls so far above `uses_of_program`."""
     if strand.local.invariants:
         check_invariants(strand)
     names = strand.local.session.store_names
-    uses = list(uses_of_program(store, name, args, kwargs))
-    if uses:
-        places = [("store", names.setdefault(use[0], len(names)), use[1]) for use in uses]
-        writes = name not in STORE_READS
-        step = Step(f"store.{name}", *places, writes=writes, mark=callsite.mark(2))
+    uses = list(uses_of_program(store, name, args, kwargs, depth=depth))
+    if not uses:
+        return None
+    places = [("store", names.setdefault(use[0], len(names)), use[1]) for use in uses]
+    return Step(f"store.{name}", *places, writes=name not in STORE_READS, mark=callsite.mark(3))
+
+
+def _note_change(
+    strand: Any, step: Step, name: str, args: Any, kwargs: Any, result: Any
+) -> None:
+    """It was made. Where nothing has changed the program has only looked."""
+    if _has_changed(name, [*args, *kwargs.values()], result):
+        strand.local.session.store_versions.change(step.places)
+        strand.look = None
+    else:
+        _look_in_vain(strand, step, 2)
+
+
+def _has_changed(name: str, given: Sequence[Any], result: Any) -> bool:
+    if name == "add":
+        return len(given) < 2 or given[1] != 0
+    if name == "compare_set":
+        return len(given) < 3 or result == str(given[2]).encode()
+    return name != "delete_key" or bool(result)
+
+
+def _look_in_vain(strand: Any, step: Step, depth: int) -> None:
+    """It has found nothing. What goes on looking although nobody else can go on has to be seen
+    to wait."""
+    versions = strand.local.session.store_versions
+    polling.after_look(strand, step, versions, sys._getframe(depth + 1))
+    if strand.look.is_endless():
+        keys = [str(place[-1]) for place in step.places if isinstance(place, tuple)]
         with holding_baton(strand):
-            strand.baton.make_step(strand, step)
+            _park_once(strand, StoreWait(step.kind, keys, step.mark), None, sleeping=False)
 
 
 def _note(
@@ -253,26 +304,59 @@ def _waiting_for_keys(name: str, original: Any) -> Any:
         given = dict(zip(_PARAMETERS[name], args, strict=False), **kwargs)
         keys, timeout = given.get("keys", given.get("key")), given.get("timeout")
         wanted = keys_in(keys)
-        if here.strand is not None and here.strand.baton.choices is not None:
-            _make_step(here.strand, self, name, args, kwargs)
-        if here.strand is not None and wanted and given.get("block", True):
+        step = None
+        strand = here.strand
+        if strand is not None and strand.baton.choices is not None:
+            step = _step_of(strand, self, name, args, kwargs, depth=3)
+        if strand is not None and wanted and given.get("block", True):
             if name == "queue_pop":
                 self.queue_len(keys)  # a store that has no queues says so here, at once
-            wait_for_keys(
+            wait = partial(
+                wait_for_keys,
                 lambda: check(self, wanted),
                 wanted,
                 call=f"store.{name}",
                 timeout=timeout or self.timeout,
                 shared_outside=isinstance(_underlying(self), (dist.TCPStore, dist.FileStore)),
                 explicit=timeout is not None or _has_own_timeout(self),
+                mark=callsite.mark(1),
             )
+            if step is None:
+                wait()
+            else:
+                _step_when_there(strand, step, lambda: check(self, wanted), wait)
+        elif step is not None and strand is not None:
+            with holding_baton(strand):
+                strand.baton.make_step(strand, step)
         result = original(self, *args, **kwargs)
         strand = here.strand
         if strand is not None:
+            if step is not None and step.writes:
+                strand.local.session.store_versions.change(step.places)
             _may_switch(strand, _note(strand, self, name, args, kwargs, answer=result))
         return result
 
     return read
+
+
+def _step_when_there(
+    strand: Strand, step: Step, is_there: Callable[[], bool], wait: Callable[[], object]
+) -> None:
+    """In a run that is explored: the step is made once all is there, or raises as `wait` does.
+    Others may come first to what is there, and take it away again."""
+    baton = strand.baton
+    strand.look = None
+    step.parks = True
+    with holding_baton(strand):
+        while True:
+            step.is_possible = None
+            if not is_there():
+                baton.choices.wait(strand, step)  # type: ignore[union-attr]
+                wait()
+            step.is_possible = is_there
+            baton.make_step(strand, step)
+            if is_there():
+                return
 
 
 def _has_own_timeout(store: Any) -> bool:

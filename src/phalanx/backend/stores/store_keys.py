@@ -35,11 +35,13 @@ _bases: weakref.WeakKeyDictionary[Any, tuple[Any, str]] = weakref.WeakKeyDiction
 """Where the keys of a `PrefixStore` made during runs are: torch does not tell its prefix."""
 
 
-def uses_of_program(store: Any, name: str, args: Any, kwargs: Any) -> Iterator[tuple[Any, ...]]:
+def uses_of_program(
+    store: Any, name: str, args: Any, kwargs: Any, *, depth: int = 3
+) -> Iterator[tuple[Any, ...]]:
     """(store, key, shown, value) for each key that the program itself names in this call of a
-    store's method, two frames up from the caller; nothing if torch's own code called it.
-    `value` is what is set or added."""
-    if callsite.is_library(sys._getframe(3).f_code.co_filename):
+    store's method, whose frame is so far above; nothing if torch's own code called it. `value`
+    is what is set or added."""
+    if callsite.is_library(sys._getframe(depth).f_code.co_filename):
         return
     given = [*args, *kwargs.values()]
     value = given[1] if name in ("set", "add") and len(given) > 1 else None

@@ -18,7 +18,9 @@ from phalanx.backend.devices import cuda_streams
 from phalanx.backend.rank_errors import OpTimeoutError
 from phalanx.backend.torch_private import private
 from phalanx.backend.work import buffer_guard, profiler_events
+from phalanx.backend.work.call_origin import OWN
 from phalanx.backend.work.completion import complete_now
+from phalanx.backend.work.steps import hear, poll
 from phalanx.core.computing import charge, let_polling_pass
 from phalanx.core.strand import RUNNING, Strand, here
 from phalanx.errors import PhalanxError
@@ -40,6 +42,8 @@ def wait_for(call: Call, timeout: float, *, explicit: bool = False) -> None:
     if not call.done:
         _park_until_done(strand, call, timeout, explicit)
     call.waited = True
+    if strand.baton.choices is not None:
+        hear(strand, call)
     early = buffer_guard.arrive(call) if call.flight is not None else None
     if private.recording:
         profiler_events.end(call)
@@ -152,6 +156,9 @@ class OpWork(dist.Work):
         """A rank that polls must let the others run, or it would poll for ever."""
         strand = here.strand
         call = self.call
+        chosen = poll(call)
+        if chosen is not None:
+            return chosen and _see_done(call)
         if not call.done and strand is not None:
             for part in (call, *call.parts):
                 if part.put_off is not None:
@@ -268,6 +275,9 @@ class OpFuture(torch.futures.Future[Any]):
         origin = self._origin()
         strand = here.strand
         if not super().done() and origin._call is not None and strand is not None:
+            chosen = poll(origin._call)
+            if chosen is False:
+                return False
             if not origin._call.done:
                 strand.baton.give_way(strand)
                 let_polling_pass(strand)
@@ -301,6 +311,15 @@ class OpFuture(torch.futures.Future[Any]):
             private.call_after_backward(following._raise_if_failed)
         return following
 
+    @property
+    def label(self) -> str | None:
+        """What tells its callbacks from those of other operations, which may run before: those
+        of operations that the program began, on threads of Gloo. None: they are in order."""
+        call = self._call
+        if call is None or call.origin != OWN or "gloo" not in call.mailbox.record.backend:
+            return None
+        return f"call {call.serial}"
+
     def _fail(self, error: Exception) -> None:
         """Programs find torch's text for this; the original is the cause. What the op itself
         failed with stays as it is."""
@@ -332,6 +351,8 @@ class OpFuture(torch.futures.Future[Any]):
         assert call is not None
         if super().done():
             return
+        if here.strand is not None:
+            hear(here.strand, call)
         early = buffer_guard.arrive(call) if call.flight is not None else None
         if call.error is not None or early is not None:
             self.set_exception(_as_exception(call.error or early))

@@ -23,8 +23,7 @@ from types import FrameType
 from typing import Any
 
 from phalanx.core.launcher import throw_into
-from phalanx.core.monitor import is_asleep
-from phalanx.core.strand import Strand
+from phalanx.core.strand import Strand, is_asleep
 from phalanx.emulation.children.spawn_rules import (
     LAUNCHER,
     could_be_rank,

@@ -49,6 +49,7 @@ from phalanx.backend.stores.store import InProcessStore
 from phalanx.backend.torch_patches import leave_groups
 from phalanx.backend.torch_private import private, private_modes
 from phalanx.backend.work import buffer_modes, completion, execution_traces, profiler_events
+from phalanx.backend.work.promises import give_one_up
 from phalanx.checks.call_paths import with_paths
 from phalanx.checks.error_handlers import with_handled
 from phalanx.checks.unmatched_message import find_leftovers
@@ -343,7 +344,11 @@ class _Run:
         )
         self.judge = Judge(session, self.baton, self.outcomes)
         self.baton.on_stuck = self.judge.judge_stuck
-        self.baton.on_look = self.judge.look
+        session.promises.clear()
+        if settings.choices is None or self.baton.step_choice is None:
+            self.baton.on_look = self.judge.look
+        else:  # a look is at a moment that nobody has chosen
+            self.baton.step_choice.on_idle = partial(give_one_up, session, settings.choices)
         self.baton.serves_by(serves)
         self.baton.on_condemned = self.judge.forget
         self.signals = SignalDispatch(self.baton, session.ranks)
@@ -431,6 +436,7 @@ class _Run:
             strand.inside = strand.why = None
         baton.strands.clear()
         baton.callback_thread = baton.on_stuck = baton.on_look = baton.on_condemned = None
+        baton.step_choice = None
         for context in self.session.ranks:
             context.tell_failure = None
         return True

@@ -38,14 +38,9 @@ def deviations_in(trace: Trace) -> tuple[Deviation, ...]:
 
 def _deviation(choice: Choice, made: dict[Thread, int]) -> Deviation:
     if choice.values:
-        return Deviation(choice.thread, made.get(choice.thread, 0), value_of(choice))
+        return Deviation(choice.thread, made.get(choice.thread, 0), choice.value)
     thread = choice.candidates[choice.usual].thread
     return Deviation(thread, made.get(thread, 0), choice.thread)
-
-
-def value_of(choice: Choice) -> str:
-    """What the step ended with: what was chosen, or what came where that could not."""
-    return choice.values[choice.chosen if choice.chosen < len(choice.values) else 0]
 
 
 class FollowedDeviations:

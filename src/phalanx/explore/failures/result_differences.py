@@ -8,7 +8,6 @@ from typing import Any
 
 from phalanx.callsite import resolve
 from phalanx.explore.digests import digest_of
-from phalanx.explore.failures.deviations import value_of
 from phalanx.explore.failures.story import step_text, thread_text
 from phalanx.explore.one_run import Execution, RunOutcome
 from phalanx.explore.trace import Choice
@@ -94,7 +93,7 @@ def _same(one: Choice, other: Choice) -> bool:
 
 
 def _value(choice: Choice) -> str:
-    return value_of(choice) if choice.values else ""
+    return choice.value if choice.values else ""
 
 
 def _cell(choices: Sequence[Choice], index: int) -> str:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from phalanx.callsite import resolve
-from phalanx.explore.failures.deviations import value_of
 from phalanx.explore.trace import Candidate, Choice, Thread, Trace, conflicts
 from phalanx.model import Site
 from phalanx.report.layout import WIDTH, ascii_text, cut, wrap
@@ -78,7 +77,7 @@ def _of_value(choice: Choice) -> Sentence | None:
     if len(choice.values) < 2:
         return None
     site = resolve(choice.mark)
-    chosen, usual = value_of(choice), choice.values[choice.usual]
+    chosen, usual = choice.value, choice.values[choice.usual]
     place = f" at {site}" if site else ""
     who = thread_text(choice.thread)
     sites = (site,) if site else ()

@@ -1,0 +1,147 @@
+"""Who goes on in a run that is explored: the baton's half of `choices.py`.
+
+Who is between two steps goes first; then the choices pick one of those that can make their
+step. Where nobody can, promises are given up (`on_idle`), then time passes, and at last those
+go on that look again at what has not changed. The baton holds its mutex in all of this.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from phalanx.core.choices import Choices, Step
+from phalanx.core.strand import OUTSIDE, Strand, cpu_time, is_asleep
+from phalanx.system import monotonic
+
+QUIET = 0.03
+"""Seconds for which a thread has to be asleep to be left out."""
+
+
+class StepChoice:
+    """`ready` is the baton's; `let_time_pass` says whether it did, so that somebody may be
+    ready now."""
+
+    def __init__(
+        self, choices: Choices, ready: deque[Strand], let_time_pass: Callable[[], bool]
+    ) -> None:
+        self._choices = choices
+        self._ready = ready
+        self._let_time_pass = let_time_pass
+        self._settling = Settling()
+        self.on_idle: Callable[[], bool] | None = None
+        """Asked before time passes: whether it has let somebody go on."""
+
+    def note(self, strand: Strand, step: Step) -> None:
+        """The strand is about to make this step. If it looks in vain it waits for news."""
+        if not step.parks and not _can_make(step):
+            self._choices.wait(strand, step)
+
+    def next(self, strands: Sequence[Strand], *, stopping: bool) -> Strand | None:
+        """Take the strand that goes on out of those that are ready; None if none can. `strands`
+        are those that may be outside of the baton: nobody goes on before it is known what they
+        are about to do."""
+        ready = self._ready
+        while True:
+            found = self._between_steps()
+            if not (found or stopping or self._settling.is_over(strands)):
+                return None
+            found = found or self._at_step(in_vain=stopping)
+            if found is not None or stopping:
+                return found
+            if not (self.on_idle is not None and self.on_idle()) and not self._let_time_pass():
+                return self._at_step(in_vain=True) if ready else None
+
+    def _between_steps(self) -> Strand | None:
+        """The first that is about to make no step, or that would park because it cannot. It
+        goes on in order of arrival: nobody notices when it computes. So all that may come next
+        is known when the choices are asked."""
+        for index, strand in enumerate(self._ready):
+            step = strand.step
+            if step is None or (step.parks and not _can_make(step)):
+                del self._ready[index]
+                return strand
+        return None
+
+    def _at_step(self, *, in_vain: bool = False) -> Strand | None:
+        """The one that is picked; with `in_vain` also of those that cannot make their step."""
+        able = [each for each in self._ready if in_vain or _can_make(each.step)]
+        if not able:
+            return None
+        if len(able) > 1:
+            able.sort(key=_in_order)
+        chosen = able[self._choices.pick_strand(able)]
+        self._ready.remove(chosen)
+        return chosen
+
+
+def next_callback(strand: Strand, choices: Choices | None) -> Callable[[], None]:
+    """Take the pending callback that runs next. Those with a label of what they belong to may
+    overtake each other; one that has none is in order, with those behind it."""
+    pending = strand.pending_callbacks
+    if choices is None or len(pending) < 2:
+        return pending.popleft()
+    labels: list[str] = []
+    for each in pending:
+        label = getattr(getattr(each, "__self__", None), "label", None)
+        if label is None:
+            break
+        labels.append(label)
+    if len(set(labels)) < 2:
+        return pending.popleft()
+    step = Step("callback", ("callbacks", strand.rank), writes=True)
+    index = choices.pick_value(strand, step, labels)
+    chosen = pending[index]
+    del pending[index]
+    return chosen
+
+
+def _in_order(strand: Strand) -> tuple[int, int]:
+    return strand.rank, strand.number
+
+
+def _can_make(step: Step | None) -> bool:
+    return step is None or step.is_possible is None or step.is_possible()
+
+
+class Settling:
+    """Threads of ranks that run where the baton does not see them, until they come to a step or
+    wait. Which of all the steps goes first can be chosen only then: else the thread that
+    happens to be fast would decide. What blocks in native code, for nobody knows how long, is
+    left out once it has been asleep for a moment, until it moves again."""
+
+    def __init__(self) -> None:
+        self._asleep: dict[Strand, tuple[float, float]] = {}
+        """Threads that look asleep: the time of their processor, and since when."""
+
+    def is_over(self, strands: Sequence[Strand]) -> bool:
+        """Whether all of these that are outside wait for something."""
+        return all(
+            _waits(strand, strands) or self._is_left_out(strand)
+            for strand in strands
+            if strand.state is OUTSIDE
+        )
+
+    def _is_left_out(self, strand: Strand) -> bool:
+        if strand.ident and not is_asleep(strand.native):
+            self._asleep.pop(strand, None)
+            return False
+        now, spent = monotonic(), cpu_time(strand) if strand.ident else 0.0
+        before, since = self._asleep.get(strand, (-1.0, now))
+        if before != spent:
+            since = now
+        self._asleep[strand] = spent, since
+        return now - since >= QUIET
+
+
+def _waits(strand: Strand, strands: Sequence[Strand]) -> bool:
+    """Whether it is known what it waits for, and that this has not come."""
+    if strand.waits is not None:
+        return strand.waits()
+    why: Any = strand.why
+    is_waiting = getattr(why, "is_waiting", None)
+    if is_waiting is not None:
+        return bool(is_waiting())
+    joined = getattr(why, "thread", None)
+    return joined is not None and any(each.thread is joined for each in strands)
