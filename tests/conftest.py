@@ -9,6 +9,7 @@ ranks that are processes, or run a program many times. The order of the files is
 from __future__ import annotations
 
 import gc
+import signal
 from collections import Counter
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -23,6 +24,11 @@ settings.register_profile(
     "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("any machine")
+
+# A shell starts jobs in the background with SIGINT ignored, and programs of tests inherit that:
+# those that are interrupted here would never end.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True, scope="session")
