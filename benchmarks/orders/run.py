@@ -43,7 +43,15 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--limit", type=int, default=200, help="schedules for each search (200)"
     )
     parser.add_argument("--write", metavar="FILE", help="write the page there")
-    parser.add_argument("--gloo-json", metavar="FILE", help="what --gloo wrote, for the page")
+    parser.add_argument("--jobs", type=int, default=2, help="processes that explore (2)")
+    parser.add_argument("--page-only", action="store_true", help="write the page from --json")
+    parser.add_argument(
+        "--gloo-json", default="", metavar="FILE,...", help="what --gloo wrote, for the page"
+    )
+    parser.add_argument("--replays", type=int, metavar="N", help="replay tokens of --json")
+    parser.add_argument(
+        "--replays-json", default="", metavar="FILE,...", help="what --replays writes"
+    )
     parser.add_argument("--gloo", type=int, metavar="N", help="run each N times on plain Gloo")
     parser.add_argument("--right", type=int, metavar="N", help="and the right ones N times")
     parser.add_argument("--shard", default="1/1", metavar="I/K", help="the I-th of K parts")

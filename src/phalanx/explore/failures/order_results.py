@@ -43,6 +43,8 @@ class DifferentResults:
     without: Sequence[Trace] = ()
     times: int = 1
     """How many of the runs that ended well had another result than the one."""
+    first: int = 1
+    """The schedule of the first of them."""
     behaviours: int = 1
     """How many behaviours they were."""
 
@@ -59,22 +61,28 @@ class OrderResults:
         """Two runs of one order with different results."""
         self._ended: dict[bytes, list[Hashable]] = {}
         """By result: the behaviour of each run that ended with it."""
+        self._first: dict[bytes, int] = {}
+        """By result: the first schedule that ended with it."""
         self._kept: list[tuple[bytes, Execution, Subject]] = []
 
     def leave_out(self, names: Collection[str]) -> None:
         """These parts of results depend on chance: do not compare them."""
         self.compare -= frozenset(names)
         self._ended.clear()
+        self._first.clear()
         self._kept.clear()
 
     def __len__(self) -> int:
         return len(self._ended)
 
-    def note(self, execution: Execution, subject: Subject, behaviour: Hashable) -> None:
+    def note(
+        self, execution: Execution, subject: Subject, behaviour: Hashable, schedule: int
+    ) -> None:
         digest = result_of(execution.outcome, self.compare)
         if digest not in self._ended and len(self._kept) < 2:
             self._kept.append((digest, execution, subject))
         self._ended.setdefault(digest, []).append(behaviour)
+        self._first.setdefault(digest, schedule)
 
     def find(
         self,
@@ -118,7 +126,14 @@ class OrderResults:
             each for result, ends in self._ended.items() if result != digest for each in ends
         ]
         return DifferentResults(
-            finding, one, other, subject, without, len(others), len(set(others))
+            finding,
+            one,
+            other,
+            subject,
+            without,
+            times=len(others),
+            behaviours=len(set(others)),
+            first=min(at for result, at in self._first.items() if result != digest),
         )
 
     def _default(self, subject: Subject, on_run: Callable[[], object]) -> Execution:
