@@ -1,7 +1,7 @@
 # ranks: 2
 # decides: order
 # kind: rank-failed
-# lines: 22-23
+# lines: 15-23
 # minimum: 1
 # report: https://github.com/ooples/AiDotNet/pull/393
 # what: rank 0 deletes the counter of the barrier when it has passed, though others still

@@ -1,7 +1,7 @@
 # ranks: 3
 # decides: order
 # kind: mismatch|deadlock|rank-failed
-# lines: 23
+# lines: 20-23,31
 # minimum: 1
 # report: https://github.com/meta-pytorch/torchft/pull/71
 # what: each rank lists who has joined when it looks, so the ranks of one quorum have

@@ -31,6 +31,9 @@ class RunChoices:
         self._read: dict[Hashable, Clock] = {}
         self._values: dict[Thread, int] = {}
         self._last: Thread | None = None
+        self._heard: Sequence[Clock] = ()
+        """What was heard of last, and what it comes to."""
+        self._news = _NOTHING
 
     def pick_strand(self, candidates: Sequence[Strand]) -> int:
         offered = tuple([self._candidate(strand, strand.step) for strand in candidates])
@@ -65,11 +68,12 @@ class RunChoices:
         return self._known.get(_thread(strand), _NOTHING)
 
     def learn(self, strand: Strand, stamps: Sequence[Clock]) -> None:
+        if stamps is not self._heard:  # all who met hear the same
+            self._heard, self._news = stamps, _NOTHING
+            for stamp in stamps:
+                self._news = _merged(self._news, stamp)
         thread = _thread(strand)
-        known = self._known.get(thread, _NOTHING)
-        for stamp in stamps:
-            known = _merged(known, stamp)
-        self._known[thread] = known
+        self._known[thread] = _merged(self._known.get(thread, _NOTHING), self._news)
 
     def _add(
         self,
@@ -113,6 +117,10 @@ def _thread(strand: Strand) -> Thread:
 
 def _merged(known: Clock, more: Clock) -> Clock:
     """The later of both, of each thread; `known` itself where `more` has no news."""
+    if more is known or not more:
+        return known
+    if not known:
+        return more
     result = known
     for thread, count in more.items():
         if known.get(thread, 0) < count:

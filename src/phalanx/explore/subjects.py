@@ -26,6 +26,7 @@ from phalanx.engines.threads.threads_engine import ThreadsEngine
 from phalanx.errors import UsageError
 from phalanx.explore.failures.kept_values import values_kept_by
 from phalanx.explore.final_parameters import FinalParameters
+from phalanx.explore.judging import LEFT_TO_EXPLORING
 from phalanx.explore.one_run import RunOutcome, Subject
 from phalanx.explore.rank_texts import RankTexts
 from phalanx.explore.run_view import RunView
@@ -192,6 +193,9 @@ def _note_error(outcome: RunOutcome, error: Exception) -> None:
 
 
 def _settings(options: Options, faults: tuple[Any, ...], **more: Any) -> Settings:
+    """What exploring finds out by itself is not looked for in each run."""
+    left_out = [f"-{kind}" for kind in sorted(LEFT_TO_EXPLORING & options.kinds)]
+    options = replace(options, checks=",".join([options.checks, *left_out]))
     return Settings.of(options, faults=faults, **free_compute(options), **more)
 
 
