@@ -21,12 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.orders.programs import Program
+from benchmarks.orders.stored_runs import Stored, is_exact
 from phalanx.emulation.modules.isolation_rule import script_rule
 from phalanx.engines.program import load_script
 from phalanx.explore.exploration import Exploration, ExplorationFailure
 from phalanx.explore.explore_options import EXPLORING, ExploreOptions
 from phalanx.explore.explorer import ExploreProgress, Explorer
-from phalanx.explore.one_run import repeat, run_once
+from phalanx.explore.one_run import run_once
 from phalanx.explore.strategies import make_strategy
 from phalanx.explore.subjects import ScriptSubject
 from phalanx.explore.tokens import read_token, token_of
@@ -103,8 +104,8 @@ def line_of(figures: Figures) -> str:
 def measure(program: Program, seeds: int, limit: int) -> Figures:
     """All that is measured of one program, in a folder of its own."""
     began = time.perf_counter()
-    os.environ["TORCH_CPP_LOG_LEVEL"] = "FATAL"  # what a store says that has lost its server
-    with _own_folder():
+
+    with own_folder():
         return {
             "id": program.id,
             "minimum": program.minimum,
@@ -119,7 +120,7 @@ def measure(program: Program, seeds: int, limit: int) -> Figures:
 
 
 @contextlib.contextmanager
-def _own_folder() -> Iterator[None]:
+def own_folder() -> Iterator[None]:
     before, folder = os.getcwd(), tempfile.mkdtemp(prefix="orders_")
     os.chdir(folder)
     try:
@@ -166,7 +167,7 @@ def _judged(program: Program, subject: ScriptSubject, found: Exploration) -> Fig
         "size": None if best is None else size_of(best),
         "token": None if best is None else best.token,
         "fingerprint": None if best is None else best.fingerprint,
-        "exact": None if best is None else is_exact(subject, best.token, best.fingerprint),
+        "exact": None if best is None else is_exact(subject, Stored(best.token, best.fingerprint)),
         "others": [
             f"{each.kind} at {sorted(lines_of(program, each))}: {each.title}" for each in others
         ],
@@ -191,14 +192,6 @@ def size_of(failure: ExplorationFailure) -> int:
     """Its choices that differ from the default order, and its faults."""
     token = read_token(failure.token)
     return len(token.deviations) + len(parse_faults(token.faults) if token.faults else ())
-
-
-def is_exact(subject: ScriptSubject, text: str, fingerprint: str) -> bool:
-    """Whether the token gives the run with this fingerprint."""
-    token = read_token(text)
-    faults = parse_faults(token.faults) if token.faults else ()
-    again = subject.with_changes(ranks=token.ranks, faults=faults)
-    return repeat(again, token.deviations)[0].fingerprint == fingerprint
 
 
 class _Enough(Exception):

@@ -8,6 +8,8 @@ python -m benchmarks.orders --gloo 1000 --shard 1/2    the first half of these r
                                                        keeps what is done, so the same command
                                                        goes on where it was stopped
 python -m benchmarks.orders --write docs/orders.md     the page, with --gloo-json g.json
+python -m benchmarks.orders --replays 100000           replay what --json has found; goes on where
+                                                       it was stopped, --shard as above
 """
 
 from __future__ import annotations
@@ -25,6 +27,11 @@ def main(arguments: list[str] | None = None) -> int:
     programs = load(options.only)
     if options.gloo:
         return run_gloo(options, programs)
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # before torch is imported
+    if options.replays:
+        from benchmarks.orders.replays import run_replays
+
+        return run_replays(options, programs)
     from benchmarks.orders.exploring import run_explore
 
     return run_explore(options, programs)
