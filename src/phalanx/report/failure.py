@@ -22,6 +22,9 @@ from phalanx.report.layout import (
 )
 from phalanx.report.situations import has_left, site_of
 
+FAULT = "fault"
+"""The label of what a plan of faults has done."""
+
 _HEADLINE_RANKS = 32
 _SHOWN_ERROR_LINES = 12
 _LEAST_TEXT = 72
@@ -38,6 +41,7 @@ def render_failure(verdict: RankFailure, *, replay: str | None = None) -> str:
     ]
     return compose(
         headline_failure(verdict),
+        _names(verdict, faults=True),
         lay_blocks(shorten(blocks)),
         _facts([finding for _, finding in wrong]),
         render_consequences(verdict),
@@ -123,7 +127,7 @@ def _block(ranks: tuple[int, ...], text: str, site: Site | None) -> Block:
 
 
 def render_consequences(verdict: RankFailure) -> list[str]:
-    lines = [line for label, text in verdict.names for line in labelled(label, text)]
+    lines = _names(verdict, faults=False)
     if verdict.stopped:
         lines += labelled("stopped", "; ".join(map(_stopped_text, verdict.stopped)))
     for rank, text in verdict.late:
@@ -133,6 +137,12 @@ def render_consequences(verdict: RankFailure) -> list[str]:
         place = f"; it is at {site} in {site.function}" if site else ""
         lines += labelled("stuck", f"rank {rank} could not be stopped{place}")
     return lines
+
+
+def _names(verdict: RankFailure, *, faults: bool) -> list[str]:
+    """Faults of the plan come right below the headline: they may be the cause."""
+    chosen = [each for each in verdict.names if (each[0] == FAULT) is faults]
+    return [line for label, text in chosen for line in labelled(label, text)]
 
 
 def _stopped_text(block: ViewBlock) -> str:
