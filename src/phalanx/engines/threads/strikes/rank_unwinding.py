@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import warnings
 from types import FrameType
 from typing import Any
 
@@ -43,14 +44,14 @@ class Killed(RankKilled):
 def begin_unwinding() -> None:
     """From now on no code of the program runs in this thread."""
     if _here.unwinding is None:
-        _here.unwinding = _Unwinding()
-        _here.unwinding.arm(sys._getframe(1))
+        _here.unwinding = _Unwinding(sys._getframe(1))
+        _here.unwinding.arm()
 
 
 def free(error: BaseException) -> None:
     """The program's frames are unwound: let go of them and what they hold."""
     if _here.unwinding is not None:
-        _here.unwinding.is_freeing = True
+        _here.unwinding.frames.clear()
     chain: dict[int, BaseException] = {}
     following: list[BaseException | None] = [error]
     while following:
@@ -58,8 +59,10 @@ def free(error: BaseException) -> None:
         if each is not None and id(each) not in chain:
             chain[id(each)] = each
             following += [each.__context__, each.__cause__]
-    for each in chain.values():
-        each.__traceback__ = each.__context__ = each.__cause__ = None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # files and sockets that nobody has closed
+        for each in chain.values():
+            each.__traceback__ = each.__context__ = each.__cause__ = None
 
 
 def end_unwinding() -> None:
@@ -72,16 +75,18 @@ def end_unwinding() -> None:
 class _Unwinding:
     """Of one thread."""
 
-    def __init__(self) -> None:
-        self.is_freeing = False
-        """Whether only what dies with the frames could still run."""
+    def __init__(self, frame: FrameType | None) -> None:
+        self.frames = {
+            each
+            for each in callsite.near_frames(frame, sys.maxsize)
+            if not callsite.is_own_file(each.f_code.co_filename)
+        }
+        """Those that are there when it begins. All others belong to what dies with them."""
         self._before: tuple[Any, Any] = (sys.gettrace(), sys.getprofile())
 
-    def arm(self, frame: FrameType | None) -> None:
-        while frame is not None:
-            if not callsite.is_own_file(frame.f_code.co_filename):
-                self._follow(frame)
-            frame = frame.f_back
+    def arm(self) -> None:
+        for frame in self.frames:
+            self._follow(frame)
         sys.setprofile(self._profile)
         sys.settrace(self._trace)
 
@@ -95,34 +100,55 @@ class _Unwinding:
         frame.f_trace_opcodes = True
 
     def _trace(self, frame: FrameType, event: str, given: Any) -> Any:
-        if event in ("call", "line", "opcode") and self._is_over(frame):
-            sys.setprofile(self._profile)
-            raise self._error()
+        if event in ("call", "line", "opcode"):
+            error = self._error_at(frame)
+            if error is not None:
+                sys.setprofile(self._profile)
+                try:
+                    raise error
+                finally:  # it holds this frame, which must not hold it
+                    del error
         return None if event == "call" else self._trace
 
     def _profile(self, frame: FrameType, event: str, given: Any) -> None:
-        if event in ("call", "c_call") and self._is_over(frame):
-            self._follow(frame)
-            sys.settrace(self._trace)
-            raise self._error()
-        if event == "return":
+        if event in ("call", "c_call"):
+            error = self._error_at(frame)
+            if error is not None:
+                for each in self.frames:
+                    self._follow(each)
+                sys.settrace(self._trace)
+                try:
+                    raise error
+                finally:
+                    del error
+        elif event == "return":
             sys.settrace(self._trace)
 
-    def _is_over(self, frame: FrameType | None) -> bool:
-        """Whether it is the program that goes on here, or a library that it has called. Once
-        only freeing is left, that is a generator that is closed: all else is a `__del__`."""
-        resumed = False
-        while frame is not None:
+    def _error_at(self, frame: FrameType | None) -> BaseException | None:
+        """What is raised, if it is the program that goes on here or a library on its behalf. A
+        frame that is traced makes no calls: what it seems to call are callbacks of objects that
+        die. Of these, generators are closed, and may end with their own exception; Python would
+        report any other."""
+        first, is_closed = frame, False
+        while frame is not None and frame not in self.frames:
             code = frame.f_code
             if callsite.is_own_file(code.co_filename):
-                return False
-            resumed = resumed or bool(code.co_flags & _RESUMED)
-            if not callsite.is_library(code.co_filename):
-                return resumed or not self.is_freeing
+                return GeneratorExit() if is_closed else None
+            if code.co_name == "__del__":
+                return None
+            if code.co_flags & _RESUMED and not callsite.is_library(code.co_filename):
+                is_closed = True
+            frame = frame.f_back
+        if frame is None or not self._is_of_program(frame):
+            return None
+        if is_closed:
+            return GeneratorExit()
+        return RankKilled() if frame is first or frame.f_trace is None else None
+
+    @staticmethod
+    def _is_of_program(frame: FrameType | None) -> bool:
+        while frame is not None and not callsite.is_own_file(frame.f_code.co_filename):
+            if not callsite.is_library(frame.f_code.co_filename):
+                return True
             frame = frame.f_back
         return False
-
-    def _error(self) -> BaseException:
-        """A generator may end with its own exception when it is closed; Python would report
-        any other."""
-        return GeneratorExit() if self.is_freeing else RankKilled()
