@@ -267,6 +267,8 @@ class Session:
         """How often keys were changed, in runs that are explored."""
         self.promises: list[Promise] = []
         """What such a run has chosen that is still to come, in the order in which it was."""
+        self.losses: Any = None
+        """What a run with faults has lost: the `Injuries` of `backend/losses/`."""
         self.renumber: Callable[[RankContext, int], None] | None = None
         """Where ranks tell their numbers only when they make their group: lets one have the
         number that it says."""
@@ -353,6 +355,8 @@ class Session:
             shown = "world" if len(ranks) == self.size and name == "0" else f"group {name}"
             found = self.mailboxes[key] = GroupMailbox(shown, ranks)
             self.journal.keep(found.record)
+            if self.losses is not None:
+                self.losses.join(found)
         return found
 
 

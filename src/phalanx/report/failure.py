@@ -149,6 +149,8 @@ def _stopped_text(block: ViewBlock) -> str:
     view, who = block.view, rank_list(block.ranks)
     site = site_of(view)
     place = f" at {site}" if site else ""
+    if view.left is not None and view.left.how == "killed":
+        return f"{who} had been killed"
     if view.status == "finished":
         return f"{who} had {'left' if has_left(view) else 'returned'}"
     if view.wait is not None and view.status == "waiting":

@@ -240,9 +240,9 @@ class ThreadsEngine:
     def _run_class(self, body: Callable[[RankContext], Any]) -> type[Run]:
         if not self.settings.faults or body is leave_groups:
             return Run
-        from phalanx.engines.threads.strikes.run_with_faults import RunWithFaults
+        from phalanx.engines.threads.strikes import run_with_faults
 
-        return RunWithFaults
+        return run_with_faults.RunWithFaults
 
     def _tell(self, found: Sequence[Verdict]) -> None:
         findings, silenced = choose_findings(found, self.settings)
@@ -252,9 +252,10 @@ class ThreadsEngine:
 
     def _keep_for_reuse(self, session: Session) -> bool:
         """Leave the groups to the next world of this kind, if the thread pool is to have one.
-        Not with a seed, which decides about making groups, too."""
-        by_plan = self.settings.seed or self.settings.faults
-        if self._thread_pool is None or by_plan or not can_be_inherited(session):
+        Not with a seed, which decides about making groups, too; nor what faults have hurt."""
+        if self.settings.faults:
+            return True
+        if self._thread_pool is None or self.settings.seed or not can_be_inherited(session):
             return False
         self._thread_pool.groups_for_reuse[self._kind()] = session
         return True

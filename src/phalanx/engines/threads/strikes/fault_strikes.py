@@ -47,6 +47,7 @@ class FaultStrikes:
         """How that happened, in words."""
         session.fault_lines.clear()
         session.group_class = StruckGroup
+        session.losses = None
         losses.begin_losses(session, baton)
         named = {rank for fault in settings.faults for rank in fault.ranks}
         for rank in named:
@@ -97,7 +98,8 @@ class FaultStrikes:
             self._baton.call_at(until, partial(self._restore_store, fault))
 
     def _corrupt(self, fault: Corrupt, strand: Strand) -> None:
-        losses.corrupt_call(self._session, strand.rank, fault)
+        how = {"bits": fault.bits, "part": fault.part, "seed": fault.seed}
+        losses.corrupt_call(self._session, strand.rank, **how)  # type: ignore[arg-type]
 
     # -- a moment, in any thread, with the baton's mutex ------------------------------------
 

@@ -39,6 +39,8 @@ class RunWithFaults(Run):
             return super().execute()
         finally:
             self.strikes.end()
+            if self.strikes.killed and self.thread_pool is not None:
+                self.thread_pool.close()  # what their threads keep was never put away
 
     # -- inside a rank's thread -----------------------------------------------------------
 
