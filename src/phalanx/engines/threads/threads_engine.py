@@ -187,7 +187,8 @@ class ThreadsEngine:
             raise UsageError("a World cannot be closed while it runs; close it afterwards")
         journal = self.journal
         try:
-            if self._session is not None and self._has_groups(self._session):
+            ranks = () if self._session is None else self._session.ranks
+            if any(context.torch_state.pg_names for context in ranks):
                 self.run(leave_groups)
         finally:
             self.journal = journal
@@ -199,10 +200,6 @@ class ThreadsEngine:
                 self._holds = False
                 release()
 
-    @staticmethod
-    def _has_groups(session: Session) -> bool:
-        return any(context.torch_state.pg_names for context in session.ranks)
-
     def _run_once(self, body: Callable[[RankContext], Any]) -> list[Any]:
         __tracebackhide__ = True
         if self._busy:
@@ -212,7 +209,9 @@ class ThreadsEngine:
         session = self._session or self._new_session()
         self._session = None
         settings, pool = self.settings, self._thread_pool
-        run = self._run_class(body)(settings, session, body, thread_pool=pool, clock=self.clock)
+        if body is leave_groups:  # this is no run of the program any more
+            settings = replace(settings, on_journal=None, faults=())
+        run = _class_for(settings)(settings, session, body, thread_pool=pool, clock=self.clock)
         self.journal = session.journal.reader()
         outer, here.strand = here.strand, None
         excepthook = sys.excepthook
@@ -236,13 +235,6 @@ class ThreadsEngine:
             self.fingerprint = run.baton.fingerprint
             here.strand = outer
             sys.excepthook = excepthook
-
-    def _run_class(self, body: Callable[[RankContext], Any]) -> type[Run]:
-        if not self.settings.faults or body is leave_groups:
-            return Run
-        from phalanx.engines.threads.strikes import run_with_faults
-
-        return run_with_faults.RunWithFaults
 
     def _tell(self, found: Sequence[Verdict]) -> None:
         findings, silenced = choose_findings(found, self.settings)
@@ -598,3 +590,11 @@ class Run:
             "interrupted; each rank was at", group_views(list(snapshot.ranks))
         )
         print(text, file=sys.stderr, flush=True)
+
+
+def _class_for(settings: Settings) -> type[Run]:
+    if not settings.faults:
+        return Run
+    from phalanx.engines.threads.strikes import run_with_faults  # which needs this module
+
+    return run_with_faults.RunWithFaults
