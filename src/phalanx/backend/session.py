@@ -123,6 +123,9 @@ class RankContext:
         """What `group_reuse.py` found when the default group was new."""
         self.untouched = False
         """Whether it found the same at the end."""
+        self.strikes: Any = None
+        """What a plan of faults has for this rank: is told of each call, of each operation of
+        the program on a store, and of each thread. None without one."""
         self.invariants: dict[str, Callable[[Strand], None]] = {}
         """What is to hold at each call of the rank, by its words; see `core/invariants.py`."""
 
@@ -251,6 +254,10 @@ class Session:
         self.meshes: dict[Any, Any] = {}
         """The groups of each kind of mesh; see `mesh_groups.py`."""
         self.stores: dict[str, Store] = {}
+        self.group_class: Any = None
+        """What groups are made of in runs with faults; None: the usual class."""
+        self.fault_lines: list[tuple[str, str]] = []
+        """What faults have happened, for reports: labels and texts."""
         self.meeting_key = MEETING_KEY
         """Where the members of a group agree in its store who they are."""
         self.store_waiters: list[Strand] = []

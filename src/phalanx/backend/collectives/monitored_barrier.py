@@ -75,7 +75,7 @@ def _close_connections(call: Call) -> None:
 def _refuse(end: Any, why: str, name: str) -> Call:
     """In the place of `Endpoint._call`, so that the usual call is not slowed down."""
     if name in ("send", "recv") and not why.startswith("Application"):
-        made: Call = type(end)._call(end, name)
+        made: Call = end.make_call(name)
         return made
     raise RuntimeError(why)
 

@@ -164,6 +164,8 @@ def _waking(name: str, original: Any) -> Any:
         if _is_out_of_reach(self, name):
             return None
         step = None
+        if here.strand is not None and here.strand.local.strikes is not None:
+            _may_strike(here.strand, self, name, args, kwargs)
         if here.strand is not None and here.strand.baton.choices is not None:
             step = _make_step(here.strand, self, name, args, kwargs)
         result = original(self, *args, **kwargs)
@@ -197,6 +199,8 @@ def _polling(original: Any) -> Any:
     def check(self: Store, keys: list[str]) -> Any:
         _is_out_of_reach(self, "check")
         step = None
+        if here.strand is not None and here.strand.local.strikes is not None:
+            _may_strike(here.strand, self, "check", (keys,), {})
         if here.strand is not None and here.strand.baton.choices is not None:
             step = _make_step(here.strand, self, "check", (keys,), {})
         found = original(self, keys)
@@ -212,6 +216,12 @@ def _polling(original: Any) -> Any:
         return found
 
     return check
+
+
+def _may_strike(strand: Strand, store: Any, name: str, args: Any, kwargs: Any) -> None:
+    """In a run with faults: one may be at this operation, if it is the program's."""
+    if list(uses_of_program(store, name, args, kwargs)):
+        strand.local.strikes.at_store(strand)
 
 
 def _make_step(strand: Strand, store: Any, name: str, args: Any, kwargs: Any) -> Step | None:
@@ -325,6 +335,8 @@ def _waiting_for_keys(name: str, original: Any) -> Any:
         wanted = keys_in(keys)
         step = None
         strand = here.strand
+        if strand is not None and strand.local.strikes is not None:
+            _may_strike(strand, self, name, args, kwargs)
         if strand is not None and strand.baton.choices is not None:
             step = _step_of(strand, self, name, args, kwargs, depth=3)
         if strand is not None and wanted and given.get("block", True):

@@ -212,7 +212,7 @@ class ThreadsEngine:
         session = self._session or self._new_session()
         self._session = None
         settings, pool = self.settings, self._thread_pool
-        run = _Run(settings, session, body, thread_pool=pool, clock=self.clock)
+        run = self._run_class(body)(settings, session, body, thread_pool=pool, clock=self.clock)
         self.journal = session.journal.reader()
         outer, here.strand = here.strand, None
         excepthook = sys.excepthook
@@ -237,6 +237,13 @@ class ThreadsEngine:
             here.strand = outer
             sys.excepthook = excepthook
 
+    def _run_class(self, body: Callable[[RankContext], Any]) -> type[Run]:
+        if not self.settings.faults or body is leave_groups:
+            return Run
+        from phalanx.engines.threads.strikes import run_with_faults
+
+        return run_with_faults.RunWithFaults
+
     def _tell(self, found: Sequence[Verdict]) -> None:
         findings, silenced = choose_findings(found, self.settings)
         self.findings += findings
@@ -245,7 +252,9 @@ class ThreadsEngine:
 
     def _keep_for_reuse(self, session: Session) -> bool:
         """Leave the groups to the next world of this kind, if the thread pool is to have one.
-        Not with a seed, which decides about making groups, too."""
+        Not with a seed, which decides about making groups, too; nor what faults have hurt."""
+        if self.settings.faults:
+            return True
         if self._thread_pool is None or self.settings.seed or not can_be_inherited(session):
             return False
         self._thread_pool.groups_for_reuse[self._kind()] = session
@@ -253,10 +262,11 @@ class ThreadsEngine:
 
     def _former(self) -> Session | None:
         """The one whose groups this world has, if any."""
-        if self._thread_pool is None or not self.settings.init or self.settings.seed:
+        settings = self.settings
+        if self._thread_pool is None or not settings.init or settings.seed or settings.faults:
             return None
         former: Session | None = self._thread_pool.groups_for_reuse.pop(self._kind(), None)
-        store = self.settings.store
+        store = settings.store
         if former is not None and store is not None and former.stores["init"] is not store:
             return None
         return former
@@ -273,6 +283,7 @@ class ThreadsEngine:
             verdict = with_paths(verdict, find_stacks(session.ranks))
             verdict = with_handled(verdict, find_handling(session.ranks))
             named = with_tests_now(with_names(session, verdict), session, settings.test_of)
+            named = replace(named, names=(*session.fault_lines, *named.names))
             session.raised.append(named)
             session.journal.found(verdict)
             return error_for(named, settings.replay)
@@ -306,8 +317,10 @@ class ThreadsEngine:
         return [rank_environ(base, settings, rank) for rank in range(ranks)]
 
 
-class _Run:
+class Run:
     """One run of one body on all ranks."""
+
+    baton_class = Baton
 
     def __init__(
         self,
@@ -334,7 +347,7 @@ class _Run:
         self._device = private_modes.default_device() if private.function_modes() else None
         """The caller's default device, which torch keeps for each thread."""
         self.switcher = make_switcher(clock)
-        self.baton = Baton(
+        self.baton = self.baton_class(
             schedule=schedule_from_seed(settings.seed),
             choices=settings.choices,
             clock=clock,
