@@ -8,7 +8,7 @@ itself, which the result overwrites; else in a copy.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -27,13 +27,17 @@ _IN_PLACE = ("all_reduce", "all_reduce_coalesced", "reduce")
 _ROOT_GETS = ("reduce", "gather")
 _ROOT_GIVES = ("broadcast", "scatter")
 
+Flip = Callable[[Sequence[Tensor]], None]
 
-def corrupt_call(session: Session, rank: int, fault: Any) -> None:
-    """The next call that this rank makes of its groups is corrupted: `fault` says how many
-    `bits`, of which `part` ("result" or "contribution"), by which `seed`. A part that the call
-    does not have, as the result of a barrier, has none to flip."""
+
+def corrupt_call(
+    session: Session, rank: int, *, bits: int = 1, part: str = RESULT, seed: int = 0
+) -> None:
+    """So many bits of the next call that this rank makes of its groups are flipped: of its
+    "result", which it alone sees, or of its "contribution", which all see that get it. A part
+    that the call does not have, as the result of a barrier, has none to flip."""
     ends = [met.ends[rank] for met in session.mailboxes.values() if rank in met.ends]
-    _NextCall(ends, fault)
+    _NextCall(ends, part, partial(flip_bits, bits=bits, seed=seed))
 
 
 def flip_bits(tensors: Sequence[Tensor], bits: int, seed: int) -> None:
@@ -50,8 +54,9 @@ def flip_bits(tensors: Sequence[Tensor], bits: int, seed: int) -> None:
 class _NextCall:
     """In the place of `_submit` and `_exchange` of all groups of a rank, for one call."""
 
-    def __init__(self, ends: Sequence[Any], fault: Any) -> None:
-        self._fault = fault
+    def __init__(self, ends: Sequence[Any], part: str, flip: Flip) -> None:
+        self._part = part
+        self._flip = flip
         self._before: list[tuple[Any, str, Any]] = []
         for end in ends:
             for name in ("_submit", "_exchange"):
@@ -68,19 +73,18 @@ class _NextCall:
         return getattr(end, name)(call, *given)
 
     def _damage(self, call: Call) -> None:
-        flip = partial(flip_bits, bits=self._fault.bits, seed=self._fault.seed)
-        if self._fault.part == RESULT:
+        if self._part == RESULT:
             tensors = list(flat(_result_of(call)))
             if tensors:
-                call.callbacks = [partial(_flip_result, call, tensors, flip)]
-        elif call.name in _IN_PLACE and call.member == (call.root or call.member):
-            flip(list(flat(call.inputs)))
+                call.callbacks = [partial(_flip_result, call, tensors, self._flip)]
+        elif call.name in _IN_PLACE and call.root in (None, call.member):
+            self._flip(list(flat(call.inputs)))
         elif call.name not in _ROOT_GIVES or call.member == call.root:
             call.inputs = copied(call.inputs)
-            flip(list(flat(call.inputs)))
+            self._flip(list(flat(call.inputs)))
 
 
-def _flip_result(call: Call, tensors: Sequence[Tensor], flip: Any) -> None:
+def _flip_result(call: Call, tensors: Sequence[Tensor], flip: Flip) -> None:
     """In the rank's own thread, before it sees that the call is complete."""
     if call.error is None:
         if call.point is not None:
