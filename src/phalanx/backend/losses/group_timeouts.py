@@ -32,17 +32,18 @@ def timeout_error(
         return watchdog_error(call, timeout)
     injured = injure(met, injuries)
     verb = call.name if is_message else _verb(injured, call)
-    close_connections(injured, call.member, "gave up when its timeout was over")
+    close_connections(injuries, call, "gave up when its timeout was over")
     return RuntimeError(
         f"Timed out waiting {timeout * 1000:.0f}ms for {verb} operation to complete "
         f"({_who(injured, call)})"
     )
 
 
-def close_connections(met: InjuredMailbox, member: int, why: str) -> None:
+def close_connections(injuries: Injuries, call: Call, why: str) -> None:
     """Gloo closes all connections of a member whose wait has timed out."""
-    closed = f"Connection closed by peer (rank {met.ranks[member]} {why})"
-    met.close_member(member, PAIR_CLOSURE, closed)
+    met = injure(call.mailbox, injuries)
+    closed = f"Connection closed by peer (rank {met.ranks[call.member]} {why})"
+    met.close_member(call.member, PAIR_CLOSURE, closed)
 
 
 def _verb(met: InjuredMailbox, call: Call) -> str:

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from phalanx.backend.collectives.data_movement import MoveData
-from phalanx.backend.work.work import OpWork
+from phalanx.backend.losses.call_tensors import copied, flat
 from phalanx.core.strand import here
 from phalanx.journal.events import Completed, make
 from phalanx.matching.slots import Call, Slot
+
+if TYPE_CHECKING:
+    from phalanx.backend.work.work import OpWork
 
 ROOT_NEEDS_ALL = ("gather", "reduce")
 ONE_FROM_ROOT = ("broadcast", "scatter")
@@ -59,7 +61,7 @@ def is_late(call: Call) -> bool:
 
 def payload_of(call: Call) -> tuple[int, int]:
     """How many elements it moves, and their size in bytes."""
-    tensors = list(_flat(call.inputs)) or list(_flat(call.outputs))
+    tensors = list(flat(call.inputs)) or list(flat(call.outputs))
     return sum(t.numel() for t in tensors), max((t.element_size() for t in tensors), default=1)
 
 
@@ -111,22 +113,8 @@ def _move_once(slot: Slot, move_data: Callable[..., None] | None) -> None:
 
 def _detach(call: Call) -> None:
     """Its rank goes on, and may change its tensors while others still need what was in them."""
-    call.inputs, call.outputs = _copied(call.inputs), _copied(call.outputs)
+    call.inputs, call.outputs = copied(call.inputs), copied(call.outputs)
 
 
 def _there(slot: Slot) -> list[Call]:
     return [call for call in slot.calls if call is not None]
-
-
-def _copied(given: Any) -> Any:
-    if isinstance(given, Tensor):
-        return given.detach().clone()
-    return [_copied(each) for each in given]
-
-
-def _flat(given: Any) -> Any:
-    for each in given:
-        if isinstance(each, torch.Tensor):
-            yield each
-        else:
-            yield from _flat(each)

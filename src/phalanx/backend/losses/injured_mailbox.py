@@ -49,8 +49,6 @@ class InjuredMailbox(GroupMailbox):
         self.closed, self.unheard, self.moves, self.stepped = {}, [], {}, {}
         for end in self.ends.values():
             injured_calls.take_over(end)
-        for slot in self.slots.values():
-            self._play(slot, [call for call in slot.calls if call is not None])
 
     @property
     def is_nccl(self) -> bool:
@@ -67,8 +65,23 @@ class InjuredMailbox(GroupMailbox):
     def is_cut(self, one: int, other: int) -> bool:
         return self.injuries.is_cut(self.ranks[one], self.ranks[other])
 
+    def play_open(self) -> None:
+        """Before something is lost: what members have done by now."""
+        for slot in self.slots.values():
+            if slot.number not in self.stepped:
+                self._play(slot, [call for call in slot.calls if call is not None])
+
+    def leave(self, rank: int) -> bool:
+        """Who destroys its end of a group closes its connections."""
+        was_last = super().leave(rank)
+        if not was_last and not self.is_nccl and rank in self.ranks:
+            why = f"Connection closed by peer (rank {rank} destroyed the group)"
+            self.close_member(self.ranks.index(rank), why, why)
+        return was_last
+
     def lose_member(self, member: int, why: str) -> None:
         """Its process is gone, and with it all that it had begun."""
+        self.play_open()
         self.take_back(member)
         for played in self.stepped.values():
             played.drop(member)
@@ -78,6 +91,7 @@ class InjuredMailbox(GroupMailbox):
 
     def close_member(self, member: int, own: str, others: str) -> None:
         """A member closes all its connections: what it says itself, and what its peers say."""
+        self.play_open()
         for peer in self._peers(member):
             self.close_end(member, peer, own)
         for peer in self._peers(member):
@@ -119,8 +133,9 @@ class InjuredMailbox(GroupMailbox):
         number = call.number
         assert number is not None
         slot = full if full is not None else self.slots[number]
-        if full is not None and number not in self.stepped and not self._has_injuries():
-            self.moves.pop(number, None)
+        if number not in self.stepped and not self._has_injuries():
+            if full is not None:
+                self.moves.pop(number, None)
             return full
         self.slots[number] = slot
         self._play(slot, [call])
@@ -131,6 +146,10 @@ class InjuredMailbox(GroupMailbox):
             return full
         self._settle(number)
         return None
+
+    def open_calls(self) -> list[Call]:
+        """Members may be through with a collective that others wait in."""
+        return [call for call in super().open_calls() if not call.done]
 
     def step_of(self, call: Call) -> bool:
         """Whether the call waits until something is sent; else until it is received."""

@@ -10,11 +10,12 @@ end, the rank's connections close, and its groups refuse all later calls with th
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch.distributed as dist
 
+from phalanx.backend.collectives.group_abort import refuse_calls
+from phalanx.backend.losses.injured_calls import payload_of
 from phalanx.matching.slots import Call
 
 _OP_TYPES = {
@@ -54,16 +55,10 @@ def _end_process(context: Any, error: Exception) -> None:
     for met in context.session.mailboxes.values():
         end = met.ends.get(context.rank)
         if end is not None:
-            end._call = partial(_refuse, str(error))
-
-
-def _refuse(text: str, name: str) -> Call:
-    raise dist.DistBackendError(text)
+            refuse_calls(end, str(error))
 
 
 def _text(call: Call, timeout: float) -> str:
-    from phalanx.backend.losses.injured_calls import payload_of
-
     number = 0 if call.number is None else call.number
     count, _ = payload_of(call)
     kind = _OP_TYPES.get(call.name, call.name.upper())
