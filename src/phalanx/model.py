@@ -163,9 +163,10 @@ class Wait:
 class Leave:
     """How a rank left its program without an error: by a `return` of the function `site` is in,
     by `sys.exit` or `os._exit` there, at the `end` of its script or of the function `site` is
-    in. `signal` is the one in whose handler it left, or that it had caught before."""
+    in; or that it was `killed` there, as a plan of faults says. `signal` is the one in whose
+    handler it left, or that it had caught before."""
 
-    how: Literal["return", "exit", "os-exit", "end"]
+    how: Literal["return", "exit", "os-exit", "end", "killed"]
     site: Site | None = None
     signal: str | None = None
 

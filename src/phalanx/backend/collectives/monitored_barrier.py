@@ -57,6 +57,10 @@ def monitored_barrier(group: Any, timeout: timedelta | None, wait_all_ranks: boo
 def _close_connections(call: Call) -> None:
     """Gloo closes the connections of a member whose wait has timed out: the group is of no use
     any more, also for members that come late. Messages between two others still pass."""
+    losses = call.strand.local.session.losses
+    if losses is not None:  # others then see what they see in any call
+        losses.close_connections(call, "gave up in monitoredBarrier")
+        return
     for end in list(call.mailbox.ends.values()):
         if end._member == call.member:
             why = "Application timeout caused pair closure"
@@ -71,7 +75,7 @@ def _close_connections(call: Call) -> None:
 def _refuse(end: Any, why: str, name: str) -> Call:
     """In the place of `Endpoint._call`, so that the usual call is not slowed down."""
     if name in ("send", "recv") and not why.startswith("Application"):
-        made: Call = type(end)._call(end, name)
+        made: Call = end.make_call(name)
         return made
     raise RuntimeError(why)
 

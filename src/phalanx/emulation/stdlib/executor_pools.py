@@ -145,6 +145,8 @@ class _Job:
                 profiler_events.leave_thread()
             private.unregister_groups()
             torch.autograd.set_multithreading_enabled(True)
+            if strand.local.strikes is not None:
+                strand.local.strikes.leave_thread()
             self.drop()
             here.strand = outer
 

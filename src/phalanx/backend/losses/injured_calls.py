@@ -1,0 +1,120 @@
+"""How calls of a group that has lost something end: with which error, or with which data.
+
+Used by `injured_mailbox.py`, and by the ends of such a group, whose `_submit` and `_exchange`
+are replaced here (`take_over`). The error is the one that torch raises on Gloo: a plain
+`RuntimeError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from phalanx.backend.collectives.data_movement import MoveData
+from phalanx.backend.losses.call_tensors import copied, flat
+from phalanx.core.strand import here
+from phalanx.journal.events import Completed, make
+from phalanx.matching.slots import Call, Slot
+
+if TYPE_CHECKING:
+    from phalanx.backend.work.work import OpWork
+
+ROOT_NEEDS_ALL = ("gather", "reduce")
+ONE_FROM_ROOT = ("broadcast", "scatter")
+
+
+def take_over(end: Any) -> None:
+    """From now on the calls of this rank's end of the group pass here; others are not slowed
+    down by it."""
+    end._submit = partial(_submit, end)
+    end._exchange = partial(_exchange, end)
+
+
+def _submit(end: Any, call: Call, move_data: MoveData, opts: Any, sample: Any) -> OpWork | None:
+    """In the place of `Endpoint._submit`: its group may need later what moves the data."""
+    met: Any = call.mailbox
+    met.moves[met.next_number[call.member]] = move_data
+    work: OpWork | None = type(end)._submit(end, call, move_data, opts, sample)
+    return work
+
+
+def _exchange(end: Any, call: Call, sample: Tensor) -> OpWork:
+    """In the place of `Endpoint._exchange`: Gloo refuses a message to a closed end at once."""
+    work: OpWork = type(end)._exchange(end, call, sample)
+    if type(call.error) is RuntimeError:
+        call.waited = True
+        raise call.error
+    return work
+
+
+def fail(call: Call, why: str) -> None:
+    call.finish(RuntimeError(why))
+
+
+def is_late(call: Call) -> bool:
+    """Whether the timeout of a rank that waits for it is over, which it is about to say."""
+    return any(strand.timed_out for strand in call.waiters or ())
+
+
+def payload_of(call: Call) -> tuple[int, int]:
+    """How many elements it moves, and their size in bytes."""
+    tensors = list(flat(call.inputs)) or list(flat(call.outputs))
+    return sum(t.numel() for t in tensors), max((t.element_size() for t in tensors), default=1)
+
+
+def complete_part(slot: Slot, call: Call, move_data: Callable[..., None] | None) -> None:
+    """One member is through, others may not be: it gets what is its own."""
+    root = None if call.root is None else slot.calls[call.root]
+    error = None
+    try:
+        if call.name in ONE_FROM_ROOT:
+            if root is not None and root is not call:
+                _take_from_root(call, root)
+        elif call.name not in ROOT_NEEDS_ALL or root is call:
+            _move_once(slot, move_data)
+    except Exception as problem:
+        error = problem
+    call.finish(error)
+    if slot.arrived < call.mailbox.size or not all(each.done for each in _there(slot)):
+        _detach(call)
+
+
+def note_end(slot: Slot) -> None:
+    """All members are through, in one way or the other: for the journal."""
+    calls = _there(slot)
+    mover = (here.strand or calls[-1].strand).local
+    failed = any(call.error is not None for call in calls)
+    record = calls[-1].mailbox.record
+    mover.ring.flowed += 1
+    event = (mover.now(), mover.rank, 0, None, record, slot.number, (), failed)
+    mover.ring.flow.append(make(Completed, event))
+
+
+def _take_from_root(call: Call, root: Call) -> None:
+    if call.name == "broadcast":
+        for target, source in zip(call.inputs, root.inputs, strict=True):
+            target.data.copy_(source.data)
+    else:
+        source = root.inputs[call.member]
+        call.outputs[0].data.copy_(source.data.reshape(call.outputs[0].shape))
+
+
+def _move_once(slot: Slot, move_data: Callable[..., None] | None) -> None:
+    """For all members at once, when the first of them is through."""
+    if move_data is None or getattr(slot.calls[0], "is_moved", False):
+        return
+    move_data(slot.calls)
+    for call in _there(slot):
+        call.is_moved = True  # type: ignore[attr-defined]
+
+
+def _detach(call: Call) -> None:
+    """Its rank goes on, and may change its tensors while others still need what was in them."""
+    call.inputs, call.outputs = copied(call.inputs), copied(call.outputs)
+
+
+def _there(slot: Slot) -> list[Call]:
+    return [call for call in slot.calls if call is not None]

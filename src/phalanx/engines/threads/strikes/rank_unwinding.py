@@ -1,0 +1,154 @@
+"""End a thread of a rank that was killed, so that nothing of its program runs any more.
+
+A thread cannot be ended from outside; it unwinds by an exception. Neither `except` nor
+`finally` nor `with` of the program may run meanwhile, and generators that die with their frames
+must not clean up. So the exception arms a trace function and a profile function in its thread:
+both raise it again wherever code of the program, or of a library on its behalf, would go on.
+Python takes away the one that has raised, then the other one puts it back. Our own code runs as
+usual.
+
+What cannot be kept from running: `__del__` methods, and what types written in C do as they are
+closed or freed (a file is flushed).
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import warnings
+from types import FrameType
+from typing import Any
+
+from phalanx import callsite
+from phalanx.errors import RankKilled
+
+_RESUMED = 0x20 | 0x80 | 0x200
+"""Flags of the code of generators, coroutines and asynchronous generators."""
+
+
+class _UnwindingHere(threading.local):
+    unwinding: _Unwinding | None = None
+
+
+_here = _UnwindingHere()
+
+
+class Killed(RankKilled):
+    """To make one ends the thread that makes it: give a thread the class, not an object."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)
+        begin_unwinding()
+
+
+def begin_unwinding() -> None:
+    """From now on no code of the program runs in this thread."""
+    if _here.unwinding is None:
+        _here.unwinding = _Unwinding(sys._getframe(1))
+        _here.unwinding.arm()
+
+
+def free(error: BaseException) -> None:
+    """The program's frames are unwound: let go of them and what they hold."""
+    if _here.unwinding is not None:
+        _here.unwinding.frames.clear()
+    chain: dict[int, BaseException] = {}
+    following: list[BaseException | None] = [error]
+    while following:
+        each = following.pop()
+        if each is not None and id(each) not in chain:
+            chain[id(each)] = each
+            following += [each.__context__, each.__cause__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # files and sockets that nobody has closed
+        for each in chain.values():
+            each.__traceback__ = each.__context__ = each.__cause__ = None
+
+
+def end_unwinding() -> None:
+    """The thread is at our own code again. Does nothing in one that is not unwound."""
+    if _here.unwinding is not None:
+        _here.unwinding.disarm()
+        _here.unwinding = None
+
+
+class _Unwinding:
+    """Of one thread."""
+
+    def __init__(self, frame: FrameType | None) -> None:
+        self.frames = {
+            each
+            for each in callsite.near_frames(frame, sys.maxsize)
+            if not callsite.is_own_file(each.f_code.co_filename)
+        }
+        """Those that are there when it begins. All others belong to what dies with them."""
+        self._before: tuple[Any, Any] = (sys.gettrace(), sys.getprofile())
+
+    def arm(self) -> None:
+        for frame in self.frames:
+            self._follow(frame)
+        sys.setprofile(self._profile)
+        sys.settrace(self._trace)
+
+    def disarm(self) -> None:
+        trace, profile = self._before
+        sys.settrace(trace)
+        sys.setprofile(profile)
+
+    def _follow(self, frame: FrameType) -> None:
+        frame.f_trace = self._trace
+        frame.f_trace_opcodes = True
+
+    def _trace(self, frame: FrameType, event: str, given: Any) -> Any:
+        if event in ("call", "line", "opcode"):
+            error = self._error_at(frame)
+            if error is not None:
+                sys.setprofile(self._profile)
+                try:
+                    raise error
+                finally:  # it holds this frame, which must not hold it
+                    del error
+        return None if event == "call" else self._trace
+
+    def _profile(self, frame: FrameType, event: str, given: Any) -> None:
+        if event in ("call", "c_call"):
+            error = self._error_at(frame)
+            if error is not None:
+                for each in self.frames:
+                    self._follow(each)
+                sys.settrace(self._trace)
+                try:
+                    raise error
+                finally:
+                    del error
+        elif event == "return":
+            sys.settrace(self._trace)
+
+    def _error_at(self, frame: FrameType | None) -> BaseException | None:
+        """What is raised, if it is the program that goes on here or a library on its behalf. A
+        frame that is traced makes no calls: what it seems to call are callbacks of objects that
+        die. Of these, generators are closed, and may end with their own exception; Python would
+        report any other."""
+        first, is_closed = frame, False
+        while frame is not None and frame not in self.frames:
+            code = frame.f_code
+            if callsite.is_own_file(code.co_filename):
+                return GeneratorExit() if is_closed else None
+            if code.co_name == "__del__":
+                return None
+            if code.co_flags & _RESUMED and not callsite.is_library(code.co_filename):
+                is_closed = True
+            frame = frame.f_back
+        if frame is None or not self._is_of_program(frame):
+            return None
+        if is_closed:
+            return GeneratorExit()
+        return RankKilled() if frame is first or frame.f_trace is None else None
+
+    @staticmethod
+    def _is_of_program(frame: FrameType | None) -> bool:
+        while frame is not None and not callsite.is_own_file(frame.f_code.co_filename):
+            if not callsite.is_library(frame.f_code.co_filename):
+                return True
+            frame = frame.f_back
+        return False
