@@ -95,7 +95,9 @@ def explored(fn: Callable[[], float], strategy: str, seconds: float) -> dict[str
             )
             schedules += found.schedules
         best["wall"] = max(best["wall"], schedules / (time.perf_counter() - wall))
-        best["processor"] = max(best["processor"], schedules / (time.process_time() - processor))
+        best["processor"] = max(
+            best["processor"], schedules / (time.process_time() - processor)
+        )
     return best
 
 
@@ -158,7 +160,9 @@ def show(name: str, figures: Figures) -> None:
     print(f"{name}: runs a second (aim: {AIMS[name]:.0f}), and a second of the processor")
     for what, rate in figures.items():
         share = rate["wall"] / peer
-        print(f"  {what:14} {rate['wall']:8.0f} {rate['processor']:8.0f}   {share:6.2f} x World")
+        print(
+            f"  {what:14} {rate['wall']:8.0f} {rate['processor']:8.0f}   {share:6.2f} x World"
+        )
 
 
 def main() -> int:

@@ -1,7 +1,7 @@
 # ranks: 3
 # decides: time
 # kind: mismatch|deadlock|rank-failed
-# lines: 49
+# lines: 49-51
 # minimum: 1
 # faults: delay
 # report: https://github.com/mars-project/mars/issues/470

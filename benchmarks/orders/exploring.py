@@ -167,7 +167,9 @@ def _judged(program: Program, subject: ScriptSubject, found: Exploration) -> Fig
         "size": None if best is None else size_of(best),
         "token": None if best is None else best.token,
         "fingerprint": None if best is None else best.fingerprint,
-        "exact": None if best is None else is_exact(subject, Stored(best.token, best.fingerprint)),
+        "exact": None
+        if best is None
+        else is_exact(subject, Stored(best.token, best.fingerprint)),
         "others": [
             f"{each.kind} at {sorted(lines_of(program, each))}: {each.title}" for each in others
         ],

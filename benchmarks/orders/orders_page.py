@@ -91,8 +91,8 @@ def _opening(wrong: Sequence[Program], right: Sequence[Program]) -> Iterator[str
     yield "# The order benchmark"
     yield ""
     yield (
-        f"{len(wrong)} small programs whose bug depends on order, time or a fault, most of them "
-        f"after a report of a real one, and {len(right)} right ones of the same shapes, in"
+        f"{len(wrong)} small programs whose bug depends on order, time or a fault, most of "
+        f"them after a report of a real one, and {len(right)} right ones of the same shapes, in"
     )
     yield (
         "`benchmarks/orders/`. [Exploring](explore.md) looks for the bugs with each strategy; "
@@ -118,7 +118,7 @@ def _summary(
             f"{always} of {len(wrong)} |"
         )
     either = sum(
-        any(_is_always_found(known[each.id], name) for name in ("pos", "pct")) for each in wrong
+        any(_is_always_found(known[each.id], name) for name in SEARCHES[:2]) for each in wrong
     )
     yield f"| with every seed by `pos` or by `pct` | {either} of {len(wrong)} |"
     small = [each for each in wrong if _largest(known[each.id]) is not None]
@@ -170,8 +170,8 @@ def _how(known: Mapping[str, Figures]) -> Iterator[str]:
     yield "## How it is measured"
     yield ""
     yield (
-        f"- Each strategy has {LIMIT} schedules and {seeds} seeds. A bug counts as found where a "
-        "failure has the kind that the program's header says, and its story names one of the "
+        f"- Each strategy has {LIMIT} schedules and {seeds} seeds. A bug counts as found where "
+        "a failure has the kind that the program's header says, and its story names one of the "
         "lines that the header says."
     )
     yield (
@@ -179,20 +179,18 @@ def _how(known: Mapping[str, Figures]) -> Iterator[str]:
         "the least and the most. *Fail*: how many of all schedules fail so."
     )
     yield (
-        "- *Size*: choices that differ from the default order, and faults, of the failure as it "
-        "is told, the largest of all; beside it the least that is possible, found by hand."
+        "- *Size*: choices that differ from the default order, and faults, of the failure as "
+        "it is told, the largest of all; beside it the least that is possible, found by hand."
     )
     yield (
         "- *Gloo*: how many of so many runs fail on plain torch and Gloo, each in processes of "
-        "its own, with a fault of the same kind at a moment that is drawn, where a fault decides."
+        "its own; where a fault decides, with one of the same kind at a moment that is drawn."
     )
     yield (
         "- *Behaviours*: how many runs differ in what a rank can tell, without faults; "
         "`exhaustive` has explored them all, or stopped at that number."
     )
-    yield (
-        f"- On {os.cpu_count()} cores, Python {platform.python_version()}, other work beside it."
-    )
+    yield (f"- On {os.cpu_count()} cores with Python {platform.python_version()}.")
     yield ""
 
 

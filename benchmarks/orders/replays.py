@@ -59,7 +59,9 @@ def run_replays(options: argparse.Namespace, programs: list[Program]) -> int:
 
 def stored_in(known: dict[str, Any], wanted: set[str]) -> Iterator[Stored]:
     """All different tokens: one of each program, then the next of each, and so on."""
-    queues = [list(_of_program(figures)) for figures in known.values() if figures["id"] in wanted]
+    queues = [
+        list(_of_program(figures)) for figures in known.values() if figures["id"] in wanted
+    ]
     while queues:
         yield from (queue.pop(0) for queue in queues if queue)
         queues = [queue for queue in queues if queue]

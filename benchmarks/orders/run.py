@@ -8,8 +8,8 @@ python -m benchmarks.orders --gloo 1000 --shard 1/2    the first half of these r
                                                        keeps what is done, so the same command
                                                        goes on where it was stopped
 python -m benchmarks.orders --write docs/orders.md     the page, with --gloo-json g.json
-python -m benchmarks.orders --replays 100000           replay what --json has found; goes on where
-                                                       it was stopped, --shard as above
+python -m benchmarks.orders --replays 100000           replay what --json has found; goes on
+                                                       where it was stopped, --shard as above
 """
 
 from __future__ import annotations

@@ -60,6 +60,10 @@ class FunctionSubject:
     def ranks(self) -> int:
         return self.options.ranks
 
+    @property
+    def has_exact_time(self) -> bool:
+        return has_exact_time(self.options)
+
     def run(self, choices: Choices) -> RunOutcome:
         modules = IsolationRule(self.options.isolate) if self.options.isolate else None
         parameters = FinalParameters(self.ranks)
@@ -137,6 +141,10 @@ class ScriptSubject:
     def ranks(self) -> int:
         return self.options.ranks
 
+    @property
+    def has_exact_time(self) -> bool:
+        return has_exact_time(self.options)
+
     def run(self, choices: Choices) -> RunOutcome:
         outcome = RunOutcome()
         texts = RankTexts(self.ranks, is_shown=self.view.shows_output)
@@ -197,6 +205,11 @@ def _settings(options: Options, faults: tuple[Any, ...], **more: Any) -> Setting
     left_out = [f"-{kind}" for kind in sorted(LEFT_TO_EXPLORING & options.kinds)]
     options = replace(options, checks=",".join([options.checks, *left_out]))
     return Settings.of(options, faults=faults, **free_compute(options), **more)
+
+
+def has_exact_time(options: Options) -> bool:
+    """Whether the clock moves with sleeps and costs alone."""
+    return options.clock == "virtual" and bool(free_compute(options))
 
 
 def free_compute(options: Options) -> Mapping[str, Any]:

@@ -229,6 +229,8 @@ def _make_step(strand: Strand, store: Any, name: str, args: Any, kwargs: Any) ->
     if it is not the program that calls."""
     step = _step_of(strand, store, name, args, kwargs, depth=4)
     if step is not None:
+        if name == "compare_set":  # what it expects: with something else it may find it
+            step.asks = str(args[1] if len(args) > 1 else kwargs.get("expected_value"))
         with holding_baton(strand):
             polling.before_look(strand, step, strand.local.session.store_versions)
             strand.baton.make_step(strand, step)

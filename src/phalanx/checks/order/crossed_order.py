@@ -150,7 +150,10 @@ def _find_in(group: GroupRecord, by_rank: Mapping[int, Sequence[Noted]]) -> Find
 def _agree_where_all_noted(by_rank: Mapping[int, Sequence[Noted]]) -> bool:
     """Whether ranks noted the same at each call at which all of them noted something: nothing
     can be crossed then."""
-    told = [{what[0]: what for what in (event.what for event in own) if what[2]} for own in by_rank.values()]
+    told = [
+        {what[0]: what for what in (event.what for event in own) if what[2]}
+        for own in by_rank.values()
+    ]
     common = set.intersection(*map(set, told))
     first, *others = ([own[number] for number in sorted(common)] for own in told)
     return all(whats == first for whats in others)
