@@ -62,9 +62,9 @@ class Injuries:
 
     def join(self, met: GroupMailbox) -> None:
         """A group has been made."""
-        from phalanx.backend.losses.lost_ranks import join_injured  # which needs this
+        from phalanx.backend.losses.injured_mailbox import injure  # which needs this
 
-        join_injured(self, met)
+        injure(met, self)
 
     def await_members(self, context: RankContext, given: Any, named: Any) -> None:
         """A rank is about to make a group, with these arguments of torch's maker."""
