@@ -216,7 +216,7 @@ def _run(arguments: argparse.Namespace) -> int:
     launches = starts_ranks_itself(arguments)
     if launches and arguments.faults:
         raise UsageError(
-            "--faults names ranks, so say how many there are, e.g. -n 4; faults of a script that "
+            "--faults names ranks, so say how many there are, e.g. -n 4; those of a script that "
             "starts its ranks itself cannot be planned"
         )
     if launches and arguments.engine == "processes":
