@@ -472,6 +472,8 @@ class Tally:
     silenced: tuple[Silenced, ...] = ()
     raised: tuple[Verdict, ...] = ()
     """Errors of ours that ranks met with, whether the program caught them or not."""
+    happened: tuple[str, ...] = ()
+    """The faults of the plan that happened."""
     worlds: int = 1
     """How many worlds are summed up; `ranks` is then the size of the largest."""
 

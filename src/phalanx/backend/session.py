@@ -10,6 +10,7 @@ import itertools
 import sys
 import threading
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -258,6 +259,8 @@ class Session:
         """What groups are made of in runs with faults; None: the usual class."""
         self.fault_lines: list[tuple[str, str]] = []
         """What faults have happened, for reports: labels and texts."""
+        self.happened: list[str] = []
+        """The same as one writes them."""
         self.meeting_key = MEETING_KEY
         """Where the members of a group agree in its store who they are."""
         self.store_waiters: list[Strand] = []
@@ -345,7 +348,8 @@ class Session:
         """How many collectives and messages there were, on how many groups."""
         all_counts = [self._ended, *map(_counts, self.mailboxes.values())]
         collectives, messages, groups = map(sum, zip(*all_counts, strict=True))
-        return Tally(self.size, collectives, messages, groups, raised=tuple(self.raised))
+        counted = Tally(self.size, collectives, messages, groups, raised=tuple(self.raised))
+        return replace(counted, happened=tuple(self.happened)) if self.happened else counted
 
     def mailbox(self, key: tuple[str, int], name: str, members: Sequence[int]) -> GroupMailbox:
         """The mailbox of a group; the first member to come makes it."""

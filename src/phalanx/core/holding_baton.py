@@ -13,19 +13,23 @@ from typing import Any
 
 from phalanx.core.baton import Baton
 from phalanx.core.step_choice import StepChoice
-from phalanx.core.strand import Strand
+from phalanx.core.strand import PARKED, Strand
 
 
 class _ReadyQueue(deque[Strand]):
-    """`held` are ranks, and single strands, that stand `aside` instead of in the queue."""
+    """`held` are ranks, and single strands, that stand `aside` instead of in the queue. What
+    they waited for has come: `clear_timer` is called for each, or a virtual clock would not get
+    past the moment up to which they would have waited."""
 
-    def __init__(self) -> None:
+    def __init__(self, clear_timer: Callable[[Strand], object]) -> None:
         super().__init__()
+        self._clear_timer = clear_timer
         self.held: Counter[Hashable] = Counter()
         self.aside: list[Strand] = []
 
     def append(self, strand: Strand) -> None:
         if self.held and (strand.rank in self.held or strand in self.held):
+            self._clear_timer(strand)
             self.aside.append(strand)
         else:
             super().append(strand)
@@ -46,7 +50,7 @@ class HoldingBaton(Baton):
 
     def __init__(self, **parts: Any) -> None:
         super().__init__(**parts)
-        self._ready = _ReadyQueue()
+        self._ready = _ReadyQueue(self._timers.clear)
         if self.choices is not None:
             self.step_choice = StepChoice(self.choices, self._ready, self._let_time_pass)
         self._buried: set[int] = set()
@@ -80,6 +84,17 @@ class HoldingBaton(Baton):
             self._ready.held.clear()
             self._ready.sort_out()
         super().stop(at_once=at_once, interrupted=interrupted)
+
+    def _judge(self) -> Strand | None:
+        """Time passes up to the limit of a wait before a deadlock is proved, and after all else
+        has been tried that does not need it: who looks again and again looks once more."""
+        strands = self.strands
+        waits = any(each.state is PARKED and each.limit is not None for each in strands)
+        if not (self.clock.jumps and waits and self._is_stuck()):
+            return super()._judge()
+        self._time.jump(strands)
+        self._fire_due()
+        return self._choose()
 
     def _let_go(self, who: int | Strand) -> None:
         held = self._ready.held

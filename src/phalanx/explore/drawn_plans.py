@@ -91,11 +91,24 @@ def shape_of(execution: Execution, passed: PassedLines, *, exact_time: bool) -> 
         calls[event.rank] += event.kind == "posted"
         stores[event.rank] += event.kind in ("store-read", "store-written")
         if event.mark is not None and len(lines[event.rank]) < MOST_LINES:
-            lines[event.rank].setdefault(str(event.site))
+            lines[event.rank].update(dict.fromkeys(_lines_around(event)))
     return RunShape(
         ranks=ranks,
         calls=[calls[rank] for rank in range(ranks)],
         stores=[stores[rank] for rank in range(ranks)],
-        lines=[passed.of(rank) or tuple(each) for rank, each in enumerate(lines)],
+        lines=[passed.of(rank) or tuple(each)[:MOST_LINES] for rank, each in enumerate(lines)],
         seconds=round(max(0.0, last - first), 6 if exact_time else 1),
     )
+
+
+def _lines_around(event: Any) -> Iterator[str]:
+    """The line at which this happened, and the others of its function: what a rank does between
+    two events, others may find undone."""
+    yield str(event.site)
+    if isinstance(event.mark, tuple):
+        code, _ = event.mark
+        numbers = {line for _, _, line in code.co_lines() if line}
+        yield from (
+            str(callsite.site_at(code, line))
+            for line in sorted(numbers - {code.co_firstlineno})
+        )

@@ -189,15 +189,18 @@ def _barrier(member: int, size: int) -> Steps:
 
 
 def _monitored_barrier(member: int, size: int) -> Steps:
-    """All send to the first member, which then answers them."""
-    others = range(1, size) if member == 0 else (0,)
-    for other in others:
-        first, then = (RECV, SEND) if member == 0 else (SEND, RECV)
-        yield first, f"first {other}", other
-        yield then, f"then {other}", other
-    for other in others:
-        yield (WAIT_RECV if member == 0 else WAIT_SEND), f"first {other}", _NOBODY
-        yield (WAIT_SEND if member == 0 else WAIT_RECV), f"then {other}", _NOBODY
+    """All send to the first member, which answers them when it has heard of all."""
+    if member:
+        yield SEND, "call", 0
+        yield RECV, "answer", 0
+        yield WAIT_SEND, "call", _NOBODY
+        yield WAIT_RECV, "answer", _NOBODY
+        return
+    for verb, wait in ((RECV, WAIT_RECV), (SEND, WAIT_SEND)):
+        for other in range(1, size):
+            yield verb, f"{verb} {other}", other
+        for other in range(1, size):
+            yield wait, f"{verb} {other}", _NOBODY
 
 
 def _round_up(value: int, to: int) -> int:

@@ -31,6 +31,7 @@ def timeout_error(
     if met.record.backend == NCCL:
         return watchdog_error(call, timeout)
     injured = injure(met, injuries)
+    injured.play_open()
     verb = call.name if is_message else _verb(injured, call)
     close_connections(injuries, call, "gave up when its timeout was over")
     return RuntimeError(

@@ -7,6 +7,7 @@ are replaced here (`take_over`). The error is the one that torch raises on Gloo:
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -50,10 +51,6 @@ def _exchange(end: Any, call: Call, sample: Tensor) -> OpWork:
     return work
 
 
-def fail(call: Call, why: str) -> None:
-    call.finish(RuntimeError(why))
-
-
 def is_late(call: Call) -> bool:
     """Whether the timeout of a rank that waits for it is over, which it is about to say."""
     return any(strand.timed_out for strand in call.waiters or ())
@@ -77,9 +74,7 @@ def complete_part(slot: Slot, call: Call, move_data: Callable[..., None] | None)
             _move_once(slot, move_data)
     except Exception as problem:
         error = problem
-    call.finish(error)
-    if slot.arrived < call.mailbox.size or not all(each.done for each in _there(slot)):
-        _detach(call)
+    end(slot, call, error)
 
 
 def note_end(slot: Slot) -> None:
@@ -111,9 +106,12 @@ def _move_once(slot: Slot, move_data: Callable[..., None] | None) -> None:
         call.is_moved = True  # type: ignore[attr-defined]
 
 
-def _detach(call: Call) -> None:
-    """Its rank goes on, and may change its tensors while others still need what was in them."""
-    call.inputs, call.outputs = copied(call.inputs), copied(call.outputs)
+def end(slot: Slot, call: Call, error: BaseException | None) -> None:
+    """One member is through. Its rank goes on, and may change its tensors while others still
+    need what was in them: another call stands for it in the slot."""
+    call.finish(error)
+    stand_in = slot.calls[call.member] = copy.copy(call)
+    stand_in.inputs, stand_in.outputs = copied(call.inputs), copied(call.outputs)
 
 
 def _there(slot: Slot) -> list[Call]:

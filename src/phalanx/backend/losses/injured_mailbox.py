@@ -191,7 +191,7 @@ class InjuredMailbox(GroupMailbox):
             if call is None or call.done:
                 continue
             if progress.state is FAILED and not injured_calls.is_late(call):
-                injured_calls.fail(call, progress.why)
+                injured_calls.end(slot, call, RuntimeError(progress.why))
             elif progress.state is DONE:
                 injured_calls.complete_part(slot, call, self.moves.get(number))
         calls = [call for call in slot.calls if call is not None]
@@ -211,7 +211,7 @@ class InjuredMailbox(GroupMailbox):
         why = self.closed.get((call.member, call.peer))
         if why is not None:
             self.messages += 1
-            injured_calls.fail(call, why)
+            call.finish(RuntimeError(why))
             return None
         if not self.is_cut(call.member, call.peer):
             return super().post_send(call)
@@ -223,7 +223,7 @@ class InjuredMailbox(GroupMailbox):
         if call.peer is not None:
             why = self.closed.get((call.member, call.peer))
             if why is not None:
-                injured_calls.fail(call, why)
+                call.finish(RuntimeError(why))
                 return None
         pending = self.sends.get(call.member, [])
         for index, send in enumerate(pending):
@@ -262,7 +262,7 @@ class InjuredMailbox(GroupMailbox):
     def _end(self, call: Call, why: str) -> None:
         if not injured_calls.is_late(call):
             self.withdraw(call)
-            injured_calls.fail(call, why)
+            call.finish(RuntimeError(why))
 
 
 def _is_begun(slot: Slot) -> bool:

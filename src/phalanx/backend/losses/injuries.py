@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed.distributed_c10d import default_pg_timeout
 
+from phalanx.core.holding_baton import HoldingBaton
 from phalanx.core.strand import Strand, here
 
 if TYPE_CHECKING:
@@ -62,9 +63,9 @@ class Injuries:
 
     def join(self, met: GroupMailbox) -> None:
         """A group has been made."""
-        from phalanx.backend.losses.lost_ranks import join_injured  # which needs this
+        from phalanx.backend.losses.injured_mailbox import injure  # which needs this
 
-        join_injured(self, met)
+        injure(met, self)
 
     def await_members(self, context: RankContext, given: Any, named: Any) -> None:
         """A rank is about to make a group, with these arguments of torch's maker."""
@@ -83,7 +84,8 @@ def begin_losses(session: Session, baton: Baton) -> Injuries:
     are a way out of a wait, so that the clock comes to them before a deadlock is proved."""
     if session.losses is None:
         session.losses = Injuries()
-        _count_limits(baton)
+        if not (isinstance(baton, HoldingBaton) and baton.clock.jumps):  # that comes to them
+            _count_limits(baton)
         for met in session.mailboxes.values():
             session.losses.join(met)
     found: Injuries = session.losses

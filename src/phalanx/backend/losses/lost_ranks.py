@@ -31,22 +31,16 @@ def lose_rank(session: Session, rank: int, how: str = "was killed") -> None:
         return
     injuries.dead[rank] = how
     for met in list(session.mailboxes.values()):
-        lose_in_group(met, rank, injuries)
+        _lose_in_group(met, rank, injuries)
     lose_stores_of(session, rank)
 
 
-def lose_in_group(met: GroupMailbox, rank: int, injuries: Injuries) -> None:
+def _lose_in_group(met: GroupMailbox, rank: int, injuries: Injuries) -> None:
     """For one group, which the rank may be a member of."""
-    if rank in met.ranks:
+    member = met.ranks.index(rank) if rank in met.ranks else None
+    if member is not None and met.is_known(member):
         text = f"Connection closed by peer (rank {rank} {injuries.dead[rank]})"
-        injure(met, injuries).lose_member(met.ranks.index(rank), text)
-
-
-def join_injured(injuries: Injuries, met: GroupMailbox) -> None:
-    """A group is made when something may be lost already."""
-    injure(met, injuries)
-    for rank in injuries.dead:
-        lose_in_group(met, rank, injuries)
+        injure(met, injuries).lose_member(member, text)
 
 
 def await_members(context: RankContext, ranks: Sequence[int], timeout: timedelta) -> None:

@@ -46,6 +46,7 @@ class FaultStrikes:
         self.deaths: dict[int, str] = {}
         """How that happened, in words."""
         session.fault_lines.clear()
+        session.happened.clear()
         session.group_class = StruckGroup
         session.losses = None
         losses.begin_losses(session, baton)
@@ -172,6 +173,7 @@ class FaultStrikes:
         if isinstance(fault, Kill):
             self.killed[rank], self.deaths[rank] = site, words
         session.fault_lines.append(("fault", words))
+        session.happened.append(str(fault))
         if self._settings.attempts is not None:
             self._settings.attempts.happened.add(fault)
 
