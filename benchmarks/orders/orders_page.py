@@ -54,7 +54,7 @@ def _add(whole: Any, part: Any) -> None:
 
 
 def read_replays(names: str) -> dict[str, float]:
-    """From files that `--replays` wrote: how many replays, how many exact, seconds of a core."""
+    """From files that `--replays` wrote: how many, how many exact, seconds of a core."""
     found = {"done": 0, "exact": 0, "seconds": 0.0, "tokens": 0}
     for name in filter(None, names.split(",")):
         data = json.loads(Path(name).read_text())

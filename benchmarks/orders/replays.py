@@ -50,7 +50,7 @@ def run_replays(options: argparse.Namespace, programs: list[Program]) -> int:
     replay(stored, numbers, programs, progress, file, seconds=options.seconds)
     rate = progress.done / max(progress.seconds, 1e-9)
     print(
-        f"{progress.exact:,} of {progress.done:,} replays of {progress.tokens} tokens are exact "
+        f"{progress.exact:,} of {progress.done:,} replays of {progress.tokens} tokens exact "
         f"({progress.of:,} are to be made), {rate:.0f} a second"
     )
     print("\n".join(progress.parted), end="\n" if progress.parted else "")

@@ -50,7 +50,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--limit", type=int, default=200, help="schedules for each search (200)"
     )
     parser.add_argument("--write", metavar="FILE", help="write the page there")
-    parser.add_argument("--jobs", type=int, default=2, help="processes that explore (2)")
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count(), help="processes that explore (one a core)"
+    )
     parser.add_argument("--page-only", action="store_true", help="write the page from --json")
     parser.add_argument(
         "--gloo-json", default="", metavar="FILE,...", help="what --gloo wrote, for the page"

@@ -103,16 +103,25 @@ class RunChoices:
         self._strategy.made(choice)
 
     def _candidate(self, strand: Strand, step: Step | None) -> Candidate:
-        """Made once for each step: it may be offered many times."""
+        """Made once for each step: it may be offered many times. Threads of one rank share
+        memory, which nobody sees them read and write: so all their steps conflict."""
         assert step is not None
         if step.offer is None:
-            step.offer = Candidate(_thread(strand), step.kind, step.places, step.writes)
+            places, writes = step.places, step.writes
+            if strand.number or _has_threads(strand):
+                places, writes = (*places, ("threads", strand.rank)), True
+            step.offer = Candidate(_thread(strand), step.kind, places, writes)
         found: Candidate = step.offer
         return found
 
 
 def _thread(strand: Strand) -> Thread:
     return strand.rank, strand.number
+
+
+def _has_threads(strand: Strand) -> bool:
+    """Whether its rank has started threads that have not ended."""
+    return bool(getattr(getattr(strand, "local", None), "helpers", ()))
 
 
 def _merged(known: Clock, more: Clock) -> Clock:
