@@ -3,6 +3,7 @@
 phalanx run -n 64 --clock virtual --compute free --network 'dgx_h100(nodes=8)' \\
     --record run.jsonl.gz examples/network_costs.py
 phalanx report run.jsonl.gz --html run.html
+phalanx run -n 4 examples/network_costs.py    (on the real clock, without costs)
 
 Computing is a sleep on the virtual clock; each bucket is reduced while the rest of backward
 goes on. The report says how much of a step each rank computes, communicates meanwhile, only
