@@ -7,9 +7,9 @@
 
 Each is explored with every strategy, warm: schedules a second of the wall and of the
 processor, of the best of three parts. The peers are measured in the same process: the same
-function run by a kept `phalanx.World` without exploring, and on bare threads that pass on a
-lock as often as the ranks pass on the baton, with the same arithmetic: the floor of any tool
-that runs one rank at a time.
+function run by a kept `phalanx.World` without exploring, and bare threads that pass on a lock
+as often as the threads of an explored run give way: the floor of any tool that runs one rank at
+a time.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -29,10 +29,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 import phalanx
 from phalanx.explore.explore_options import STRATEGIES
-from phalanx.explore.one_run import run_once
-from phalanx.explore.strategies import make_strategy
-from phalanx.explore.subjects import FunctionSubject
-from phalanx.options import EXPLORE_DEFAULTS, Options
 
 RANKS = 4
 AIMS = {"program": 200.0, "ddp": 1_000 / 60}
@@ -107,16 +103,12 @@ def kept_world(fn: Callable[[], float], seconds: float) -> dict[str, float]:
 
 
 def hand_overs_of(fn: Callable[[], float]) -> int:
-    """How often the ranks pass on the baton in one explored run: once for each choice."""
-    subject = FunctionSubject(fn, (), {}, replace(Options(ranks=RANKS), **EXPLORE_DEFAULTS))
-    strategy = make_strategy("random", 0)
-    strategy.begin()
-    trace = run_once(subject, strategy).trace
-    subject.close()
-    return sum(
-        one.thread != other.thread
-        for one, other in zip(trace.choices, trace.choices[1:], strict=False)
-    )
+    """How often a thread gives way in one explored run, as the system counts it."""
+    phalanx.explore(fn, ranks=RANKS, strategy="random", schedules=5, store=None)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
+    found = phalanx.explore(fn, ranks=RANKS, strategy="random", schedules=50, store=None)
+    switches = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - before
+    return round(switches / found.schedules)
 
 
 def on_bare_threads(hand_overs: int, seconds: float) -> dict[str, float]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import gc
 import json
 import multiprocessing
 import os
@@ -121,6 +122,7 @@ def measure(program: Program, seeds: int, limit: int) -> Figures:
 
 @contextlib.contextmanager
 def own_folder() -> Iterator[None]:
+    gc.freeze()  # as the command line does: each restart collects garbage
     before, folder = os.getcwd(), tempfile.mkdtemp(prefix="orders_")
     os.chdir(folder)
     try:

@@ -1,4 +1,4 @@
-"""What the order benchmark has shown to go wrong in the explorer, each as small as it can be."""
+"""What the order benchmark has shown to be wrong in the explorer, as small as it can be."""
 
 from __future__ import annotations
 
