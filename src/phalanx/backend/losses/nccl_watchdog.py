@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from phalanx.backend.collectives.group_abort import refuse_calls
 from phalanx.backend.losses.injured_calls import payload_of
+from phalanx.backend.losses.lost_ranks import lose_rank
 from phalanx.matching.slots import Call
 
 _OP_TYPES = {
@@ -48,8 +49,6 @@ def watchdog_error(call: Call, timeout: float) -> Exception:
 
 
 def _end_process(context: Any, error: Exception) -> None:
-    from phalanx.backend.losses.lost_ranks import lose_rank  # which needs this module
-
     how = "was ended by NCCL's watchdog"
     lose_rank(context.session, context.rank, how)
     for met in context.session.mailboxes.values():
