@@ -16,12 +16,12 @@ Notes = dict[int, list[dict[str, Any]]]
 
 CLOSED, TIMED_OUT, OWN_CLOSURE = "closed", "timed out", "own closure"
 _WORDS = (
+    ("successfully reached monitoredBarrier", "no answer from rank 0"),
+    ("failed to pass monitoredBarrier", "names the rank"),
     ("Connection closed by peer", CLOSED),
     ("Connection reset by peer", CLOSED),
     ("Timed out waiting", TIMED_OUT),
     ("Application timeout caused pair closure", OWN_CLOSURE),
-    ("successfully reached monitoredBarrier", "no answer from rank 0"),
-    ("failed to pass monitoredBarrier", "names the rank"),
     ("Failed to recv, got 0 bytes", "no answer"),
     ("Broken pipe", "broken pipe"),
     ("client socket has timed out", "no server"),

@@ -216,8 +216,8 @@ def _run(arguments: argparse.Namespace) -> int:
     launches = starts_ranks_itself(arguments)
     if launches and arguments.faults:
         raise UsageError(
-            "--faults names ranks, so say how many there are, e.g. -n 4; faults of a script that "
-            "starts its ranks itself cannot be planned"
+            "--faults names ranks: say how many there are, e.g. -n 4. For a script that starts "
+            "its ranks itself there is no plan"
         )
     if launches and arguments.engine == "processes":
         return _run_spawning(arguments)

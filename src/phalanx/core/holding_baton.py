@@ -13,7 +13,7 @@ from typing import Any
 
 from phalanx.core.baton import Baton
 from phalanx.core.step_choice import StepChoice
-from phalanx.core.strand import Strand
+from phalanx.core.strand import PARKED, Strand
 
 
 class _ReadyQueue(deque[Strand]):
@@ -80,6 +80,17 @@ class HoldingBaton(Baton):
             self._ready.held.clear()
             self._ready.sort_out()
         super().stop(at_once=at_once, interrupted=interrupted)
+
+    def _judge(self) -> Strand | None:
+        """Time passes up to the limit of a wait before a deadlock is proved, and after all else
+        has been tried that does not need it: who looks again and again looks once more."""
+        strands = self.strands
+        waits = any(each.state is PARKED and each.limit is not None for each in strands)
+        if not (self.clock.jumps and waits and self._is_stuck()):
+            return super()._judge()
+        self._time.jump(strands)
+        self._fire_due()
+        return self._choose()
 
     def _let_go(self, who: int | Strand) -> None:
         held = self._ready.held

@@ -44,7 +44,7 @@ def render_failure(verdict: RankFailure, *, replay: str | None = None) -> str:
         _names(verdict, faults=True),
         lay_blocks(shorten(blocks)),
         _facts([finding for _, finding in wrong]),
-        render_consequences(verdict),
+        _consequences(verdict, _names(verdict, faults=False)),
         labelled("replay", replay, whole=True) if replay else (),
     )
 
@@ -127,7 +127,13 @@ def _block(ranks: tuple[int, ...], text: str, site: Site | None) -> Block:
 
 
 def render_consequences(verdict: RankFailure) -> list[str]:
-    lines = _names(verdict, faults=False)
+    return _consequences(
+        verdict, [*_names(verdict, faults=True), *_names(verdict, faults=False)]
+    )
+
+
+def _consequences(verdict: RankFailure, names: Sequence[str]) -> list[str]:
+    lines = list(names)
     if verdict.stopped:
         lines += labelled("stopped", "; ".join(map(_stopped_text, verdict.stopped)))
     for rank, text in verdict.late:

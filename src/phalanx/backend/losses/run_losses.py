@@ -18,6 +18,7 @@ from phalanx.backend.losses.injured_mailbox import injure
 from phalanx.backend.losses.injuries import Injuries
 from phalanx.backend.session import RankContext, Session
 from phalanx.core.baton import Baton
+from phalanx.core.holding_baton import HoldingBaton
 from phalanx.core.strand import Strand
 from phalanx.matching.mailboxes import GroupMailbox
 from phalanx.matching.slots import Call
@@ -28,7 +29,8 @@ def begin_losses(session: Session, baton: Baton) -> None:
     are a way out of a wait, so that the clock comes to them before a deadlock is proved."""
     if session.losses is None:
         session.losses = RunLosses()
-        _count_limits(baton)
+        if not (isinstance(baton, HoldingBaton) and baton.clock.jumps):  # that comes to them
+            _count_limits(baton)
         for met in session.mailboxes.values():
             session.losses.join(met)
 

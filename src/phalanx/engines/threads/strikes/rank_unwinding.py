@@ -129,15 +129,18 @@ class _Unwinding:
         frame that is traced makes no calls: what it seems to call are callbacks of objects that
         die. Of these, generators are closed, and may end with their own exception; Python would
         report any other."""
-        first, is_closed = frame, False
+        first, is_closed, is_called = frame, False, False
         while frame is not None and frame not in self.frames:
             code = frame.f_code
             if callsite.is_own_file(code.co_filename):
-                return GeneratorExit() if is_closed else None
+                if is_closed:
+                    return GeneratorExit()
+                return RankKilled() if is_called and self.frames else None
             if code.co_name == "__del__":
                 return None
-            if code.co_flags & _RESUMED and not callsite.is_library(code.co_filename):
-                is_closed = True
+            if not callsite.is_library(code.co_filename):
+                is_called = True
+                is_closed = is_closed or bool(code.co_flags & _RESUMED)
             frame = frame.f_back
         if frame is None or not self._is_of_program(frame):
             return None
