@@ -187,13 +187,13 @@ def test_a_partition_keeps_messages_back_until_it_is_over() -> None:
 def test_a_store_without_a_server_refuses() -> None:
     def write(log: list[Any]) -> None:
         try:
-            own_store().set("key", "1")
+            own_store().set("key", "1")  # the first goes into the void, as TCP has it
+            own_store().add("count", 1)
         except dist.DistError as error:
-            log.append(type(error).__name__)
+            log.append((dist.get_rank(), type(error).__name__))
 
     _, log = run(drop_store(rank=1, at=store(1)), fn=write)
-    assert log  # rank 1's, and rank 0's if that comes later
-    assert set(log) == {"DistNetworkError"}
+    assert (1, "DistNetworkError") in log
 
 
 def test_bits_of_a_result_flip() -> None:
@@ -253,12 +253,8 @@ def test_a_deadlock_beside_a_killed_rank_says_so() -> None:
     def wait(log: list[Any]) -> None:
         if dist.get_rank() == 1:
             dist.barrier()
-        own_store().set_timeout(phalanx_forever)
         own_store().wait(["never"])
 
-    from datetime import timedelta
-
-    phalanx_forever = timedelta(days=30)
     with pytest.raises((phalanx.DeadlockError, phalanx.RankFailedError)) as caught:
         run(kill(rank=1, at=call(1)), fn=wait)
     assert "rank 1 was killed at its call 1" in str(caught.value)
