@@ -13,6 +13,7 @@ closed or freed (a file is flushed).
 
 from __future__ import annotations
 
+import dis
 import sys
 import threading
 import warnings
@@ -24,6 +25,19 @@ from phalanx.errors import RankKilled
 
 _RESUMED = 0x20 | 0x80 | 0x200
 """Flags of the code of generators, coroutines and asynchronous generators."""
+
+
+_HANDLING = {
+    dis.opmap[name]
+    for name in ("PUSH_EXC_INFO", "COPY", "POP_EXCEPT", "RERAISE")
+    if name in dis.opmap
+}
+"""What Python itself does at the beginning and at the end of a handler. Interrupted there, the
+thread would count as handling that error from then on."""
+
+
+def _unwinds(frame: FrameType, event: str) -> bool:
+    return event != "call" and frame.f_code.co_code[frame.f_lasti] in _HANDLING
 
 
 class _UnwindingHere(threading.local):
@@ -100,7 +114,7 @@ class _Unwinding:
         frame.f_trace_opcodes = True
 
     def _trace(self, frame: FrameType, event: str, given: Any) -> Any:
-        if event in ("call", "line", "opcode"):
+        if event in ("call", "line", "opcode") and not _unwinds(frame, event):
             error = self._error_at(frame)
             if error is not None:
                 sys.setprofile(self._profile)
