@@ -6,9 +6,7 @@ In runs without faults it is None, and all that is here is never reached.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 from torch.distributed.distributed_c10d import default_pg_timeout
@@ -17,20 +15,16 @@ from phalanx.backend.losses import group_timeouts, lost_ranks, lost_stores
 from phalanx.backend.losses.injured_mailbox import injure
 from phalanx.backend.losses.injuries import Injuries
 from phalanx.backend.session import RankContext, Session
-from phalanx.core.baton import Baton
-from phalanx.core.holding_baton import HoldingBaton
 from phalanx.core.strand import Strand
 from phalanx.matching.mailboxes import GroupMailbox
 from phalanx.matching.slots import Call
 
 
-def begin_losses(session: Session, baton: Baton) -> None:
-    """At the beginning of a run with a plan of faults: from now on limits of groups and stores
-    are a way out of a wait, so that the clock comes to them before a deadlock is proved."""
+def begin_losses(session: Session) -> None:
+    """At the beginning of a run with a plan of faults, which has a `HoldingBaton`: there the
+    clock comes to the limits of groups and stores before a deadlock is proved."""
     if session.losses is None:
         session.losses = RunLosses()
-        if not (isinstance(baton, HoldingBaton) and baton.clock.jumps):  # that comes to them
-            _count_limits(baton)
         for met in session.mailboxes.values():
             session.losses.join(met)
 
@@ -71,20 +65,3 @@ class RunLosses(Injuries):
     def note_connection(self, context: RankContext, store: Any) -> None:
         """It has done so."""
         lost_stores.note_connection(context, store)
-
-
-def _count_limits(baton: Any) -> None:
-    """In the place of `Baton.park`, so that runs without faults are not slowed down."""
-    if "park" not in vars(baton):
-        baton.park = partial(_park, baton.park)
-
-
-def _park(
-    park: Callable[..., bool],
-    strand: Any,
-    why: Any = None,
-    *,
-    deadline: float | None = None,
-    sleeping: bool = False,
-) -> bool:
-    return park(strand, why, deadline=deadline, sleeping=sleeping or deadline is not None)
