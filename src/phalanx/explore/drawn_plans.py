@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from phalanx.callsite import site_at
 from phalanx.explore.one_run import Execution, Subject
 from phalanx.faults import RunShape, draw_plan
 
@@ -40,11 +41,23 @@ def shape_of(execution: Execution) -> RunShape:
         calls[event.rank] += event.kind == "posted"
         stores[event.rank] += event.kind in ("store-read", "store-written")
         if event.mark is not None and len(lines[event.rank]) < MOST_LINES:
-            lines[event.rank].setdefault(str(event.site))
+            lines[event.rank].update(dict.fromkeys(_lines_around(event)))
     return RunShape(
         ranks=ranks,
         calls=[calls[rank] for rank in range(ranks)],
         stores=[stores[rank] for rank in range(ranks)],
-        lines=[tuple(each) for each in lines],
+        lines=[tuple(each)[:MOST_LINES] for each in lines],
         seconds=round(max(0.0, last - first), 1),  # what really passes is no time here
     )
+
+
+def _lines_around(event: Any) -> Iterator[str]:
+    """The line at which this happened, and the others of its function: what a rank does between
+    two events, others may find undone."""
+    yield str(event.site)
+    if isinstance(event.mark, tuple):
+        code, _ = event.mark
+        numbers = {line for _, _, line in code.co_lines() if line}
+        yield from (
+            str(site_at(code, line)) for line in sorted(numbers - {code.co_firstlineno})
+        )
