@@ -55,6 +55,18 @@ class HoldingBaton(Baton):
             self.step_choice = StepChoice(self.choices, self._ready, self._let_time_pass)
         self._buried: set[int] = set()
 
+    def park(
+        self,
+        strand: Strand,
+        why: Any = None,
+        *,
+        deadline: float | None = None,
+        sleeping: bool = False,
+    ) -> bool:
+        """On a real clock a strand counts on every limit, as time comes to it."""
+        counts = deadline is not None and not self.clock.jumps
+        return super().park(strand, why, deadline=deadline, sleeping=sleeping or counts)
+
     def hold(self, who: int | Strand, seconds: float) -> None:
         """From now on, for so long by the clock. The strand that holds the baton runs on until
         it gives way."""

@@ -8,9 +8,9 @@ docs/faults.md. Runs without faults never come here.
 """
 
 from phalanx.backend.losses.corruption import corrupt_call
-from phalanx.backend.losses.injuries import begin_losses
 from phalanx.backend.losses.lost_ranks import heal, lose_rank, partition
 from phalanx.backend.losses.lost_stores import lose_store, restore_store
+from phalanx.backend.losses.run_losses import begin_losses
 
 __all__ = [
     "begin_losses",

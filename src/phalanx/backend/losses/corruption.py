@@ -17,6 +17,7 @@ from torch import Tensor
 
 from phalanx.backend.devices import cuda_streams
 from phalanx.backend.losses.call_tensors import copied, flat
+from phalanx.backend.torch_private.private import no_function_modes
 from phalanx.matching.slots import Call
 
 if TYPE_CHECKING:
@@ -69,7 +70,8 @@ class _NextCall:
                 delattr(each, method)
             else:
                 setattr(each, method, before)
-        self._damage(call)
+        with no_function_modes():
+            self._damage(call)
         return getattr(end, name)(call, *given)
 
     def _damage(self, call: Call) -> None:
@@ -89,7 +91,8 @@ def _flip_result(call: Call, tensors: Sequence[Tensor], flip: Flip) -> None:
     if call.error is None:
         if call.point is not None:
             cuda_streams.wait_for_point(call)
-        flip(tensors)
+        with no_function_modes():
+            flip(tensors)
 
 
 def _result_of(call: Call) -> Any:

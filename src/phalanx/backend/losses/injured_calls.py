@@ -8,7 +8,8 @@ are replaced here (`take_over`). The error is the one that torch raises on Gloo:
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,9 @@ from torch import Tensor
 
 from phalanx.backend.collectives.data_movement import MoveData
 from phalanx.backend.losses.call_tensors import copied, flat
+from phalanx.backend.torch_private.private import no_function_modes
+from phalanx.backend.work import buffer_guard
+from phalanx.backend.work.steps import note_heard
 from phalanx.core.strand import here
 from phalanx.journal.events import Completed, make
 from phalanx.matching.slots import Call, Slot
@@ -25,6 +29,8 @@ if TYPE_CHECKING:
 
 ROOT_NEEDS_ALL = ("gather", "reduce")
 ONE_FROM_ROOT = ("broadcast", "scatter")
+ONE_BY_ONE = (*ONE_FROM_ROOT, "gather")
+"""In which a member may be through before all have come."""
 
 
 def take_over(end: Any) -> None:
@@ -68,7 +74,7 @@ def complete_part(slot: Slot, call: Call, move_data: Callable[..., None] | None)
     error = None
     try:
         if call.name in ONE_FROM_ROOT:
-            if root is not None and root is not call:
+            if root is not None:
                 _take_from_root(call, root)
         elif call.name not in ROOT_NEEDS_ALL or root is call:
             _move_once(slot, move_data)
@@ -89,19 +95,36 @@ def note_end(slot: Slot) -> None:
 
 
 def _take_from_root(call: Call, root: Call) -> None:
-    if call.name == "broadcast":
-        for target, source in zip(call.inputs, root.inputs, strict=True):
-            target.data.copy_(source.data)
-    else:
-        source = root.inputs[call.member]
-        call.outputs[0].data.copy_(source.data.reshape(call.outputs[0].shape))
+    if call.stamp is not None:
+        note_heard((call, root))
+    with _guarded([call]):
+        if call.name == "scatter":
+            source = root.inputs[call.member]
+            call.outputs[0].data.copy_(source.data.reshape(call.outputs[0].shape))
+        elif root is not call and call.member != root.member:
+            for target, source in zip(call.inputs, root.inputs, strict=True):
+                target.data.copy_(source.data)
+
+
+@contextmanager
+def _guarded(calls: list[Call]) -> Iterator[None]:
+    """What the guard of buffers in flight does when data moves."""
+    in_flight = any(call.flight is not None for call in calls)
+    error = buffer_guard.before_moving(calls) if in_flight else None
+    if error is not None:
+        raise error
+    with no_function_modes():
+        yield
+    if in_flight:
+        buffer_guard.after_moving(calls)
 
 
 def _move_once(slot: Slot, move_data: Callable[..., None] | None) -> None:
     """For all members at once, when the first of them is through."""
     if move_data is None or getattr(slot.calls[0], "is_moved", False):
         return
-    move_data(slot.calls)
+    with _guarded(_there(slot)):
+        move_data(slot.calls)
     for call in _there(slot):
         call.is_moved = True  # type: ignore[attr-defined]
 
@@ -111,7 +134,9 @@ def end(slot: Slot, call: Call, error: BaseException | None) -> None:
     need what was in them: another call stands for it in the slot."""
     call.finish(error)
     stand_in = slot.calls[call.member] = copy.copy(call)
-    stand_in.inputs, stand_in.outputs = copied(call.inputs), copied(call.outputs)
+    stand_in.flight = None
+    with no_function_modes():  # a mode of the program's thread is not to see it
+        stand_in.inputs, stand_in.outputs = copied(call.inputs), copied(call.outputs)
 
 
 def _there(slot: Slot) -> list[Call]:

@@ -133,9 +133,9 @@ class InjuredMailbox(GroupMailbox):
         number = call.number
         assert number is not None
         slot = full if full is not None else self.slots[number]
-        if number not in self.stepped and not self._has_injuries():
+        if self._is_plain(slot, call):
             if full is not None:
-                self.moves.pop(number, None)
+                self._forget(number)
             return full
         self.slots[number] = slot
         self._play(slot, [call])
@@ -146,6 +146,25 @@ class InjuredMailbox(GroupMailbox):
             return full
         self._settle(number)
         return None
+
+    def _is_plain(self, slot: Slot, call: Call) -> bool:
+        """Whether all members are through with it at once, when the last one has come."""
+        if self._has_injuries():
+            return False
+        one_by_one = not self.is_nccl and call.name in injured_calls.ONE_BY_ONE
+        return slot.clash or not (one_by_one or slot.number in self.stepped)
+
+    def take_back(self, member: int) -> list[Call]:
+        """What the member is through with may still be needed."""
+        calls = [call for call in self.open_calls() if call.member == member]
+        for slot in self.slots.values():
+            call = slot.calls[member]
+            if call is not None and not call.done:
+                slot.calls[member] = None
+                slot.arrived -= 1
+        for call in calls:
+            self.withdraw(call)
+        return calls
 
     def open_calls(self) -> list[Call]:
         """Members may be through with a collective that others wait in."""
@@ -194,10 +213,17 @@ class InjuredMailbox(GroupMailbox):
                 injured_calls.end(slot, call, RuntimeError(progress.why))
             elif progress.state is DONE:
                 injured_calls.complete_part(slot, call, self.moves.get(number))
-        calls = [call for call in slot.calls if call is not None]
-        if slot.arrived == self.size and all(call.done for call in calls):
+        if self._is_over(slot):
             injured_calls.note_end(slot)
             self._forget(number)
+
+    def _is_over(self, slot: Slot) -> bool:
+        """Whether all are through that can come."""
+        dead = self.injuries.dead
+        return all(
+            self.ranks[member] in dead if call is None else call.done
+            for member, call in enumerate(slot.calls)
+        )
 
     def _forget(self, number: int) -> None:
         self.slots.pop(number, None)

@@ -13,7 +13,6 @@ from urllib.parse import parse_qs, urlsplit
 
 from torch.distributed.distributed_c10d import Store
 
-from phalanx.backend.losses.lost_stores import await_server, note_connection
 from phalanx.backend.session import MEETING_KEY, RankContext, context_here
 from phalanx.backend.stores.store import InProcessStore, refuse_rpc
 from phalanx.core.strand import here
@@ -52,7 +51,7 @@ def _meet(context: RankContext, url: str, rank: int, world_size: int) -> Iterato
     # Some of the ranks may make a smaller world there before all make theirs.
     address = _address(context, parts)
     if here.strand is not None and context.session.losses is not None:
-        await_server(here.strand, address, None)
+        context.session.losses.await_server(here.strand, address, None)
     yield _store_at(context, address, size, _waits(context, parts.scheme)), rank, size
 
 
@@ -133,6 +132,6 @@ def _store_at(context: RankContext, address: str, size: int, waits: bool) -> Sto
     store.address = f"{address} (time {turn + 1})" if turn else address
     store.waits_for_clients = waits
     if context.session.losses is not None:
-        note_connection(context, store)
+        context.session.losses.note_connection(context, store)
     found: Store = store
     return found

@@ -21,7 +21,6 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from phalanx import callsite
 from phalanx.backend.call_events import store_used
-from phalanx.backend.losses.lost_stores import make_store, reach
 from phalanx.backend.session import RankContext
 from phalanx.backend.stores.store_keys import (
     CHANGING,
@@ -190,7 +189,7 @@ def _is_out_of_reach(store: Any, name: str) -> bool:
     if strand is None or strand.local.session.losses is None:
         return False
     with holding_baton(strand):
-        return not reach(strand, store, name)
+        return not strand.local.session.losses.reach(strand, store, name)
 
 
 def _polling(original: Any) -> Any:
@@ -427,10 +426,11 @@ def _stepping_out(original: Any) -> Any:
             return
         refuse_rpc(strand.local, sys._getframe(1))
         make = partial(_make_outside, strand, original, self, *args, **kwargs)
-        if strand.local.session.losses is None:
+        losses = strand.local.session.losses
+        if losses is None:
             make()
         else:
-            make_store(strand, make, self, args, kwargs)
+            losses.make_store(strand, make, self, args, kwargs)
 
     return construct
 

@@ -49,7 +49,7 @@ class FaultStrikes:
         session.happened.clear()
         session.group_class = StruckGroup
         session.losses = None
-        losses.begin_losses(session, baton)
+        losses.begin_losses(session)
         named = {rank for fault in settings.faults for rank in fault.ranks}
         for rank in named:
             session.ranks[rank].strikes = RankStrikes(

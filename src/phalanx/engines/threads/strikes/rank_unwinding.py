@@ -13,9 +13,12 @@ closed or freed (a file is flushed).
 
 from __future__ import annotations
 
+import dis
+import gc
 import sys
 import threading
 import warnings
+import weakref
 from types import FrameType
 from typing import Any
 
@@ -24,6 +27,22 @@ from phalanx.errors import RankKilled
 
 _RESUMED = 0x20 | 0x80 | 0x200
 """Flags of the code of generators, coroutines and asynchronous generators."""
+
+
+_OF_WEAK_REFERENCES = {weakref.__file__, weakref.WeakSet.__init__.__code__.co_filename}
+"""Files whose functions Python calls when objects die."""
+
+_HANDLING = {
+    dis.opmap[name]
+    for name in ("PUSH_EXC_INFO", "COPY", "POP_EXCEPT", "RERAISE")
+    if name in dis.opmap
+}
+"""What Python itself does at the beginning and at the end of a handler. Interrupted there, the
+thread would count as handling that error from then on."""
+
+
+def _unwinds(frame: FrameType, event: str) -> bool:
+    return event != "call" and frame.f_code.co_code[frame.f_lasti] in _HANDLING
 
 
 class _UnwindingHere(threading.local):
@@ -44,6 +63,7 @@ class Killed(RankKilled):
 def begin_unwinding() -> None:
     """From now on no code of the program runs in this thread."""
     if _here.unwinding is None:
+        _collector.pause()
         _here.unwinding = _Unwinding(sys._getframe(1))
         _here.unwinding.arm()
 
@@ -70,6 +90,39 @@ def end_unwinding() -> None:
     if _here.unwinding is not None:
         _here.unwinding.disarm()
         _here.unwinding = None
+        _collector.resume()
+
+
+class _Collector:
+    """The garbage collector pauses while any thread unwinds: it would run what belongs to other
+    objects there, which would be taken for the program."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pauses = 0
+        self._was_on = False
+
+    def pause(self) -> None:
+        with self._lock:
+            self._pauses += 1
+            if self._pauses == 1:
+                self._was_on = gc.isenabled()
+                gc.disable()
+
+    def resume(self, *, for_all: bool = False) -> None:
+        with self._lock:
+            left = 0 if for_all else max(0, self._pauses - 1)
+            if self._pauses and not left and self._was_on:
+                gc.enable()
+            self._pauses = left
+
+
+_collector = _Collector()
+
+
+def end_run() -> None:
+    """All threads of a run have ended, some of them where nobody could say so."""
+    _collector.resume(for_all=True)
 
 
 class _Unwinding:
@@ -100,7 +153,7 @@ class _Unwinding:
         frame.f_trace_opcodes = True
 
     def _trace(self, frame: FrameType, event: str, given: Any) -> Any:
-        if event in ("call", "line", "opcode"):
+        if event in ("call", "line", "opcode") and not _unwinds(frame, event):
             error = self._error_at(frame)
             if error is not None:
                 sys.setprofile(self._profile)
@@ -136,7 +189,7 @@ class _Unwinding:
                 if is_closed:
                     return GeneratorExit()
                 return RankKilled() if is_called and self.frames else None
-            if code.co_name == "__del__":
+            if code.co_name == "__del__" or code.co_filename in _OF_WEAK_REFERENCES:
                 return None
             if not callsite.is_library(code.co_filename):
                 is_called = True

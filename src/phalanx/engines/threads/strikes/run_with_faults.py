@@ -16,7 +16,7 @@ from phalanx.emulation.state.exits import FINALIZERS, FUNCTIONS
 from phalanx.emulation.stdlib.rank_children import PROCESSES
 from phalanx.engines.outcome import Outcome
 from phalanx.engines.threads.strikes.fault_strikes import FaultStrikes
-from phalanx.engines.threads.strikes.rank_unwinding import Killed, free
+from phalanx.engines.threads.strikes.rank_unwinding import Killed, end_run, free
 from phalanx.engines.threads.threads_engine import Run
 from phalanx.errors import RankDied
 from phalanx.journal.events import RankEnded
@@ -39,6 +39,7 @@ class RunWithFaults(Run):
             return super().execute()
         finally:
             self.strikes.end()
+            end_run()
             if self.strikes.killed and self.thread_pool is not None:
                 self.thread_pool.close()  # what their threads keep was never put away
 
