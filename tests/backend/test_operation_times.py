@@ -13,6 +13,7 @@ import torch.distributed as dist
 import phalanx
 from phalanx.costs import alpha_beta
 from phalanx.errors import PhalanxError
+from phalanx.system import monotonic
 
 NET = alpha_beta(latency=1.0, bandwidth=1e6)
 MEGABYTE = 250_000  # floats
@@ -193,3 +194,37 @@ def test_ddp_overlaps_with_what_backward_takes() -> None:
 
     for taken, bucket in run(program):
         assert 10.0 + bucket <= taken < 10.0 + 2 * bucket
+
+
+# -- what computing takes --------------------------------------------------------------------
+
+
+def compute(seconds: float) -> None:
+    """By the system's clock, which ranks do not read."""
+    until = monotonic() + seconds
+    while monotonic() < until:
+        pass
+
+
+def time_of_computing() -> float:
+    start = time.monotonic()
+    if dist.get_rank() == 0:
+        compute(0.01)
+    dist.barrier()
+    return time.monotonic() - start
+
+
+def test_computing_takes_no_time_if_it_is_free() -> None:
+    assert run(time_of_computing, network=None) == [0.0, 0.0]
+
+
+def test_computing_takes_so_many_times_as_long_and_others_wait_for_it() -> None:
+    found = run(time_of_computing, network=None, compute=1000.0)
+    assert min(found) >= 10.0
+
+
+def test_computing_is_free_in_an_exploration() -> None:
+    def program() -> None:
+        assert time_of_computing() == 0.0
+
+    assert phalanx.explore(program, ranks=2, schedules=20, store=None).failures == ()

@@ -22,6 +22,8 @@ NODE = range(8)
         (dgx_a100(), NODE, GIB, ("ring", "Simple")),
         (dgx_h100(), NODE, GIB, ("nvls", "Simple")),
         (dgx_h100(), range(4), GIB, ("ring", "Simple")),
+        (dgx_h100(nodes=2), range(16), GIB, ("nvls tree", "Simple")),
+        (dgx_h100(nodes=8), range(64), GIB, ("nvls tree", "Simple")),
         (dgx_a100(nodes=16), range(128), 4 * KIB, ("tree", "LL")),
         (dgx_a100(nodes=16), range(128), 16 * MIB, ("tree", "LL128")),
         (dgx_a100(nodes=2), range(16), 4 * GIB, ("tree", "Simple")),
@@ -45,6 +47,22 @@ def test_more_bytes_take_longer_and_no_link_carries_more_than_it_can(
         assert all(early <= late * 1.2 for early, late in pairwise(times))
         carried = (1 << 33) * (len(ranks) - 1) / len(ranks)
         assert carried / times[-1] < 1.4 * network.intra.bandwidth
+
+
+@pytest.mark.parametrize(("nodes", "part"), [(1, 0.74 * 370), (2, 0.74 * 370), (4, 192.0)])
+def test_switches_add_as_fast_as_the_slower_of_switch_and_network(
+    nodes: int, part: float
+) -> None:
+    """In GB/s; of many nodes each sends up and down what it gets."""
+    seconds = dgx_h100(nodes=nodes).collective("all_reduce", 16 * GIB, range(8 * nodes))
+    assert 16 * GIB / seconds / 1e9 == pytest.approx(part, rel=0.02)
+
+
+def test_the_first_round_of_chunks_has_to_be_through() -> None:
+    """NCCL cuts 32 MiB into rounds of 32 KiB for each of 16 channels and 8 GPUs."""
+    seconds = dgx_h100().collective("all_reduce", 32 * MIB, NODE)
+    moved = 32 * MIB + 16 * 8 * 32 * KIB
+    assert seconds == pytest.approx(25e-6 + moved / (0.74 * 370e9))
 
 
 def test_a_plan_is_the_quickest_of_all() -> None:

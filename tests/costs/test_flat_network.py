@@ -29,6 +29,14 @@ def test_what_a_collective_takes(operation: str, seconds: float) -> None:
     assert NET.collective(operation, 400_000, RANKS) == pytest.approx(seconds)
 
 
+def test_ranks_that_share_cores_take_turns() -> None:
+    shared = alpha_beta(latency=1e-3, bandwidth=1e6, cores=2)
+    assert repr(shared) == "alpha_beta(latency=1e-3, bandwidth=1e6, cores=2)"
+    for ranks, turns in (((0, 1), 1), (RANKS, 2)):
+        alone = NET.collective("all_reduce", 400_000, ranks)
+        assert shared.collective("all_reduce", 400_000, ranks) == pytest.approx(turns * alone)
+
+
 def test_alone_nothing_takes_time() -> None:
     assert NET.collective("all_reduce", 400_000, (2,)) == 0.0
 

@@ -68,19 +68,19 @@ class Baton:
         self.stopping = False
         self._interrupted = False
         self.sparing = False
-        """Whether strands that were notified of Ctrl-C may react to it, in any way but to wait
-        for other ranks."""
+        """Whether strands that were notified of Ctrl-C may react, but wait for no rank."""
         self.critical = False
         """Set while the holder changes what ranks share: the monitor must not take the baton
         from it."""
         self.progress = 0
         """Counts wake-ups and endings, but not the turns of a rank that polls."""
-        self._calls = 0
-        self.frozen = False
+        self.frozen, self._calls = False, 0
         """Set while the holder runs a nested world: no other strand may get the baton."""
         self._ready: deque[Strand] = deque()
         self._helpers: dict[int, int] = {}
         """How many threads each rank has started."""
+        self.watched: set[Strand] = set()
+        """Strands that may be parked until `waits` does not hold, which nobody wakes for."""
         self._time = Timekeeper(self.clock)
         self._timers = self._time.timers
         parts = (self._ready, self._let_time_pass)
@@ -299,15 +299,15 @@ class Baton:
         if first and strand.state in (OUTSIDE, DONE) and self.callback_thread is not None:
             self.callback_thread(strand)
 
-    def call_at(self, moment: float, action: Callable[[], object]) -> None:
+    def call_at(self, moment: float, action: Callable[[], object]) -> Callable[[], None]:
         """Let `action` run at that moment by the clock, in whichever thread is there then: it
-        must not block, and wakes whom it concerns. Before it no deadlock is proved."""
+        must not block, and wakes whom it concerns. Before it no deadlock is proved. What is
+        returned calls it off, within `still`."""
         with self._mutex:
-            self._timers.add_action(moment, action)
+            return self._timers.add_action(moment, action)
 
     def look_again(self) -> None:
-        """A strand outside has begun to wait for what only strands can do: the clock may jump.
-        Or it has done what a parked one waits for."""
+        """A strand outside waits for strands now, or has done what a parked one waits for."""
         with self._mutex:
             self._free()
             granted = self._grant_if_free()
@@ -335,7 +335,7 @@ class Baton:
         return bool(self._ready)
 
     def note_calls(self, made: int) -> None:
-        """So many calls were made until now. Not every call wakes another strand."""
+        """So many calls were made until now; not each wakes another strand."""
         if made != self._calls:
             self._calls = made
             self.progress += 1
@@ -363,15 +363,15 @@ class Baton:
             if self.clock.jumps:
                 idle = self.holder is None and not self._ready
                 self._time.let_pass(self.strands, idle=idle)
-                self._free()
+                if idle:  # else whoever runs passes the baton on, and looks then
+                    self._free()
             self._fire_due()
             granted = self._grant_if_free()
         _open(granted)
 
     @contextlib.contextmanager
     def still(self) -> Iterator[None]:
-        """Hold every strand in its state, for a look from another thread. The holder runs on
-        until it gives the baton away."""
+        """Hold every strand in its state; the holder runs on until it gives the baton away."""
         with self._mutex:
             yield
 
@@ -487,9 +487,8 @@ class Baton:
         return None
 
     def _grant(self, strand: Strand | None) -> Strand | None:
-        """Make it the holder. The caller opens its gate later, without the mutex and as the
-        last thing before it blocks: a thread that wakes up while the waker still holds the GIL
-        would have to sleep once more."""
+        """Make it the holder. The caller opens its gate without the mutex, as the last thing
+        before it blocks: a thread that wakes up while the waker has the GIL sleeps again."""
         self.holder = strand
         if strand is not None:
             strand.state = RUNNING
@@ -515,6 +514,7 @@ class Baton:
         ready = self._ready
         if self._timers.pending:
             self._fire_due()
+            self._free()
         if self.step_choice is not None:
             outside = self.strands if self._outside else ()
             return self.step_choice.next(outside, stopping=self.stopping)
@@ -574,7 +574,7 @@ class Baton:
             self._set_state(strand, READY)
 
     def _free(self) -> None:
-        for strand in self._time.freed(self.strands):
+        for strand in self._time.freed(self.watched):
             self._set_state(strand, READY)
 
     def _let_time_pass(self) -> bool:

@@ -11,6 +11,7 @@ States of a strand:
 
 from __future__ import annotations
 
+import platform
 import threading
 import time
 from collections import deque
@@ -35,6 +36,10 @@ class Switcher:
     def leave(self, strand: Strand) -> None: ...
 
     def enter(self, strand: Strand) -> None: ...
+
+
+_FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), -1)
+"""The system call by which threads wait for locks; its fourth argument is the timeout."""
 
 
 class _Here(threading.local):
@@ -137,6 +142,17 @@ def is_asleep(native: int) -> bool:
             return stat.read().rpartition(b") ")[2][:1] == b"S"
     except OSError:
         return True
+
+
+def waits_for_thread(native: int) -> bool:
+    """Whether the thread waits in the system for a lock, without a timeout: only a thread of
+    this process can let it go on. Where the system does not tell, no."""
+    try:
+        with open(f"/proc/self/task/{native}/syscall") as file:
+            call = file.read().split()
+    except OSError:
+        return False
+    return len(call) > 4 and int(call[0]) == _FUTEX and int(call[4], 16) == 0
 
 
 def cpu_time(strand: Strand) -> float:

@@ -7,10 +7,10 @@ known what it waits for (`Strand.waits`): then it can only be freed by somebody 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from phalanx.core.clock import Clock
-from phalanx.core.strand import OUTSIDE, PARKED, Strand
+from phalanx.core.strand import OUTSIDE, PARKED, Strand, waits_for_thread
 from phalanx.core.timers import Timers
 from phalanx.system import monotonic
 
@@ -35,13 +35,16 @@ class Timekeeper:
             strand.timed_out = True
         return due
 
-    def freed(self, strands: Sequence[Strand]) -> list[Strand]:
-        """Those that are parked while something outside of the baton frees them: it has."""
-        return [
+    @staticmethod
+    def freed(watched: Collection[Strand]) -> list[Strand]:
+        """Those that are parked while something outside of the baton frees them: it has. In an
+        order of their own, however they came to wait."""
+        found = [
             strand
-            for strand in strands
+            for strand in watched
             if strand.state is PARKED and strand.waits is not None and not strand.waits()
         ]
+        return sorted(found, key=lambda strand: (strand.rank, strand.number))
 
     def may_jump(self, strands: Sequence[Strand], outside: int) -> bool:
         """Whether nothing can happen before the next moment."""
@@ -53,13 +56,20 @@ class Timekeeper:
             if strand.state is OUTSIDE
         )
 
+    def _stops_nothing(self, strand: Strand) -> bool:
+        if strand.waits is not None:
+            return strand.waits()
+        serves = self.serves is not None and self.serves(strand)
+        return serves or (strand.ident != 0 and waits_for_thread(strand.native))
+
     def jump(self, strands: Sequence[Strand]) -> None:
         self.clock.jump_to(self.timers.next_moment(strands))
 
     def let_pass(self, strands: Sequence[Strand], *, idle: bool) -> None:
         """A tick. While nobody runs (`idle`) and a clock that jumps has not jumped, since
-        strands are outside: those that only serve others may do so for ever, and it jumps all
-        the same. What else they wait for may take its time, so the time passes as it does."""
+        strands are outside: those that only serve others may do so for ever, and those that
+        wait for a lock are let go by somebody who waits, so it jumps all the same. What else
+        they wait for may take its time, so the time passes as it does."""
         before, self._idle_at = self._idle_at, None
         outside = [strand for strand in strands if strand.state is OUTSIDE]
         if not idle or not outside:
@@ -67,7 +77,7 @@ class Timekeeper:
         self._idle_at = now = monotonic()
         if before is None:
             return
-        if self.timers.pending and self.serves is not None and all(map(self.serves, outside)):
+        if self.timers.pending and all(map(self._stops_nothing, outside)):
             self.jump(strands)
         else:
             self.clock.jump_to(self.clock.now() + now - before)

@@ -22,6 +22,8 @@ class Timers:
         """How many strands count on a timer, and how many actions are to come."""
         self._heap: list[tuple[float, int, Strand]] = []
         self._actions: list[tuple[float, int, Callable[[], object]]] = []
+        self._awaited: set[int] = set()
+        """Numbers of actions that were not called off."""
         self._ids = itertools.count(1)
 
     def set(self, strand: Strand) -> None:
@@ -36,9 +38,19 @@ class Timers:
             strand.timer = 0
             self.pending -= 1
 
-    def add_action(self, moment: float, action: Callable[[], object]) -> None:
+    def add_action(self, moment: float, action: Callable[[], object]) -> Callable[[], None]:
+        """The function that calls it off."""
         self.pending += 1
-        heapq.heappush(self._actions, (moment, next(self._ids), action))
+        number = next(self._ids)
+        self._awaited.add(number)
+        heapq.heappush(self._actions, (moment, number, action))
+
+        def call_off() -> None:
+            if number in self._awaited:
+                self._awaited.remove(number)
+                self.pending -= 1
+
+        return call_off
 
     def next_moment(self, strands: Iterable[Strand]) -> float:
         """When the next deadline of any kind is, or the next action; one must be pending."""
@@ -62,11 +74,16 @@ class Timers:
 
     def take_action(self, now: float) -> Callable[[], object] | None:
         """The next action whose moment has come, if any."""
+        self._drop_void()
         if not self._actions or self._actions[0][0] > now:
             return None
         self.pending -= 1
-        return heapq.heappop(self._actions)[2]
+        _, number, action = heapq.heappop(self._actions)
+        self._awaited.remove(number)
+        return action
 
     def _drop_void(self) -> None:
         while self._heap and self._heap[0][1] != self._heap[0][2].timer:
             heapq.heappop(self._heap)
+        while self._actions and self._actions[0][1] not in self._awaited:
+            heapq.heappop(self._actions)

@@ -1,8 +1,9 @@
-"""The figures by which NCCL 2.19 tunes itself: latencies, and what a protocol reaches.
+"""The figures by which NCCL tunes itself: latencies, and what a protocol reaches.
 
-Facts from `src/graph/tuning.cc` of github.com/NVIDIA/nccl. Microseconds and GB/s there, and
-here. A protocol is LL (each 8 bytes carry a flag), LL128 (each 128 bytes do) or Simple (flags
-beside the data): the sooner a receiver knows of its data, the fewer bytes a link carries.
+Facts from `src/graph/tuning.cc` and `src/enqueue.cc` of github.com/NVIDIA/nccl, as of 2.26.
+Microseconds and GB/s there, and here. A protocol is LL (each 8 bytes carry a flag), LL128 (each
+128 bytes do) or Simple (flags beside the data): the sooner a receiver knows of its data, the
+fewer bytes a link carries.
 """
 
 from __future__ import annotations
@@ -11,15 +12,23 @@ from dataclasses import dataclass
 
 LL, LL128, SIMPLE = range(3)
 PROTOCOLS = ("LL", "LL128", "Simple")
-RING, TREE, NVLS = "ring", "tree", "nvls"
+RING, TREE, NVLS, NVLS_TREE = "ring", "tree", "nvls", "nvls tree"
 
-BASE = {RING: (6.6, 14.0, 8.4), TREE: (6.8, 14.0, 0.0)}
+BASE = {RING: (6.6, 14.0, 8.4), TREE: (6.8, 14.0, 8.4)}
 """Microseconds of every collective, by protocol."""
-INTRA = {RING: (0.6, 1.9, 3.4), TREE: (0.6, 1.25, 28.0)}
+INTRA = {RING: (0.6, 1.9, 3.4), TREE: (0.6, 1.25, 4.0)}
 """Of each step over NVLink."""
-INTER = {RING: (2.7, 4.0, 14.0), TREE: (5.0, 8.5, 28.0)}
+INTER = {RING: (2.7, 4.0, 14.0), TREE: (5.0, 8.5, 14.0)}
 """Of each step over the network."""
-NVLS_LATENCY = 23.0
+NVLS_LATENCY, NVLS_STEP = 25.0, 20.9
+"""Of an addition in the switches of NVLink, and of each step between nodes then."""
+NVLS_CHUNKS = ((64, 65536), (8, 32768), (2, 16384))
+NVLS_TREE_CHUNKS = ((4, 65536), (1, 32768))
+"""How NCCL cuts small sizes: below so many rounds of the present chunk, take this one. A round
+is one chunk for each channel and each GPU of a node."""
+NVLS_CHUNK, NVLS_TREE_CHUNK_OF_MANY = 131072, 65536
+"""Bytes of the largest chunk, and of the largest from four nodes on."""
+MANY_NODES = 4
 POSTING = 1.0
 """Of each step of a ring that leaves a node: the network is told; three times for Simple."""
 PLATEAU = 1.4

@@ -18,8 +18,15 @@ from phalanx.costs.nccl_tables import (
     INTRA,
     LL,
     LL128,
+    MANY_NODES,
     NVLS,
+    NVLS_CHUNK,
+    NVLS_CHUNKS,
     NVLS_LATENCY,
+    NVLS_STEP,
+    NVLS_TREE,
+    NVLS_TREE_CHUNK_OF_MANY,
+    NVLS_TREE_CHUNKS,
     PLATEAU,
     POSTING,
     PROTOCOLS,
@@ -31,7 +38,7 @@ from phalanx.costs.nccl_tables import (
 )
 
 MICRO, GIGA = 1e-6, 1e9
-EFFICIENCY = (0.25, 0.92, 1.0)
+EFFICIENCY = (0.5, 0.92, 1.0)
 """What part of a ring's bandwidth carries data, by protocol."""
 TREE_LL = 1 / 3.8
 TREE_LL128 = (7 / 9, 120 / 128)
@@ -94,10 +101,8 @@ def plans(kind: str, size: int, shape: Shape) -> Iterator[CollectivePlan]:
         yield _ring(kind, size, shape, protocol)
         if kind == REDUCE:
             yield _tree(size, shape, protocol)
-    if kind == REDUCE and shape.nodes == 1 and shape.ranks > 4 and shape.generation.nvls:
-        seconds = NVLS_LATENCY * shape.near * MICRO
-        seconds += size / (shape.intra * shape.generation.nvls)
-        yield CollectivePlan(NVLS, PROTOCOLS[SIMPLE], seconds)
+    if kind == REDUCE and shape.per_node > 4 and shape.generation.nvls:
+        yield _in_switch(size, shape)
 
 
 def _ring(kind: str, size: int, shape: Shape, protocol: int) -> CollectivePlan:
@@ -109,8 +114,7 @@ def _ring(kind: str, size: int, shape: Shape, protocol: int) -> CollectivePlan:
     if kind == ROOT:
         latency += near if shape.nodes == 1 else far
     else:
-        crossings = 2 * shape.nodes if kind == REDUCE else shape.nodes - 1
-        crossings = crossings if shape.nodes > 1 else 0
+        crossings = (2 if kind == REDUCE else 1) * (shape.nodes - 1)
         if shape.nodes > 1:
             near = max(near, POSTING * (3 if protocol == SIMPLE else 1))
         latency += max(0, steps - crossings) * near + crossings * far
@@ -125,8 +129,6 @@ def _ring_bandwidth(kind: str, shape: Shape, protocol: int) -> float:
     generation = shape.generation
     found = shape.bandwidth * EFFICIENCY[protocol]
     if protocol == LL:
-        if shape.nodes == 1 and kind in (GATHER,):
-            found = shape.bandwidth / 3
         return min(found, generation.ll[shape.scale])
     if protocol == LL128:
         if shape.per_node < 2:
@@ -157,3 +159,23 @@ def _tree(size: int, shape: Shape, protocol: int) -> CollectivePlan:
     up += int(log2(shape.nodes)) * INTER[TREE][protocol] * shape.far
     seconds = (BASE[TREE][protocol] + 2 * up) * MICRO + size / (bandwidth * GIGA)
     return CollectivePlan(TREE, PROTOCOLS[protocol], seconds)
+
+
+def _in_switch(size: int, shape: Shape) -> CollectivePlan:
+    """The switches of NVLink add within nodes, a tree between them. The data goes through in
+    rounds of chunks, and the first round has to be through all levels before results come."""
+    bandwidth, latency = shape.intra * shape.generation.nvls, NVLS_LATENCY * shape.near
+    rules: tuple[tuple[int, int], ...] = NVLS_CHUNKS
+    chunk, levels = NVLS_CHUNK, int(log2(shape.nodes))
+    if shape.nodes > 1:
+        bandwidth = min(bandwidth, shape.inter / (1 if shape.nodes == 2 else 2))
+        latency += 2 * levels * NVLS_STEP * shape.far
+        chunk = NVLS_TREE_CHUNK_OF_MANY if shape.nodes >= MANY_NODES else chunk
+        rules = NVLS_TREE_CHUNKS
+    at_once = shape.generation.channels * int(shape.per_node)
+    for rounds, smaller in rules:
+        if size < rounds * at_once * chunk and chunk > smaller:
+            chunk = smaller
+    first = min(size, at_once * chunk) * max(1, levels)
+    seconds = latency * MICRO + (size + first) / bandwidth
+    return CollectivePlan(NVLS if shape.nodes == 1 else NVLS_TREE, PROTOCOLS[SIMPLE], seconds)

@@ -439,6 +439,17 @@ _LATER_ON_THREADS = (
         "datetime.datetime.now utcnow",
     ),
     *_rows(
+        VIRTUAL_CLOCK,
+        "a wait with a timeout passes on the clock of the run, not on the system's",
+        "_thread.LockType.acquire",
+        "_thread.RLock.acquire",
+        "_queue.SimpleQueue.get",
+        "select.select",
+        "threading._time",
+        "queue.time",
+        "sched.scheduler.__init__",
+    ),
+    *_rows(
         FEWER_GPUS,
         "ranks see and name as many GPUs as they are to have",
         "torch.cuda.device_count is_available",

@@ -42,6 +42,7 @@ class RunRecording:
             "command": command or "",
             "seed": options.seed,
             "clock of ranks": options.clock,
+            "network": "" if options.network is None else str(options.network),
             "checks": options.checks,
             "profile": options.profile or "",
         }

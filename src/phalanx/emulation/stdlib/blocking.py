@@ -4,14 +4,19 @@ A rank that waits so steps out of the baton and leaves a note of what it waits f
 `partial_deadlock.py` decides whether it can ever come. Threads that ranks started leave the
 note as well; threads that belong to no rank get the originals. Installed by
 `replaced_calls.py`.
+
+On a virtual clock a wait with a timeout parks, in any thread of a rank: it ends when what it
+waits for has happened, which the baton asks for, or when the clock comes to its end. One
+without a timeout says that it waits, so that the clock may jump meanwhile.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import thread as pools
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from functools import partial
 from types import CodeType, FrameType
 from typing import Any
 
@@ -22,6 +27,8 @@ CONDITION = "threading.Condition.wait"
 JOIN = "threading.Thread.join"
 
 _pool_worker: CodeType = pools._worker.__code__
+_acquire = type(threading.Lock()).acquire
+"""As it is, also where a virtual clock replaces it."""
 
 
 def main_strand() -> Strand | None:
@@ -40,6 +47,46 @@ def wait_sliced(
     if strand.state is RUNNING:
         return strand.baton.wait_outside(strand, attempt, timeout)
     return strand.baton.in_slices(strand, attempt, timeout)
+
+
+def is_on_virtual_clock(strand: Strand | None) -> bool:
+    """Whether waits of the calling thread, whose strand this is, pass on a clock that jumps."""
+    return strand is not None and strand.baton.clock.jumps and not strand.notified
+
+
+def wait_on_clock(
+    strand: Strand, why: Any, timeout: float, waits: Callable[[], bool] | None = None
+) -> bool:
+    """Block until `waits` does not hold, True, or for so long on the clock of the run, False.
+    `waits` must not block. A thread that runs without the baton has it only for the wait."""
+    baton, visiting = strand.baton, strand.helper and strand.state is not RUNNING
+    if strand.state is not RUNNING:
+        baton.rejoin(strand)
+    until, in_time = baton.clock.now() + timeout, True
+    strand.waits = waits
+    baton.watched.add(strand)
+    try:
+        while in_time and (waits is None or waits()):
+            in_time = baton.park(strand, why, deadline=until, sleeping=True)
+            if in_time:
+                baton.run_pending_callbacks(strand)
+    finally:
+        strand.waits = None
+        baton.watched.discard(strand)
+    if visiting:
+        baton.leave(strand)
+    return in_time or (waits is not None and not waits())
+
+
+@contextmanager
+def known_to_wait(strand: Strand, waits: Callable[[], bool] | None) -> Iterator[None]:
+    """The calling thread waits natively, as long as this holds: a virtual clock may jump. None:
+    that is not known."""
+    strand.waits = waits if strand.baton.clock.jumps else None
+    try:
+        yield
+    finally:
+        strand.waits = None
 
 
 class Blocked:
@@ -81,18 +128,14 @@ def waiting(original: Any) -> Any:
         waiter = threading.Lock()
         waiter.acquire()
         self._waiters.append(waiter)
-        # `notify` removes the lock from the list, which shows before this thread wakes up.
-        is_waiting = (lambda: waiter in self._waiters) if timeout is None else None
-        strand.why = Blocked(CONDITION, is_waiting=is_waiting)
+        strand.why = why = Blocked(
+            CONDITION,
+            is_waiting=partial(_is_waiting, self, waiter) if timeout is None else None,
+        )
         lock_state = self._release_save()
         notified = False
         try:
-            if strand.helper:
-                notified = waiter.acquire()
-            else:
-                notified = strand.baton.wait_outside(
-                    strand, lambda seconds: waiter.acquire(True, seconds), timeout
-                )
+            notified = _await_notify(strand, why, partial(_is_waiting, self, waiter), timeout)
         finally:
             strand.why = None
             self._acquire_restore(lock_state)
@@ -102,6 +145,23 @@ def waiting(original: Any) -> Any:
         return notified
 
     return wait
+
+
+def _is_waiting(condition: Any, waiter: Any) -> bool:
+    """`notify` removes the lock from the list, which shows before the thread wakes up."""
+    return waiter in condition._waiters
+
+
+def _await_notify(
+    strand: Strand, why: Blocked, waits: partial[bool], timeout: float | None
+) -> bool:
+    waiter = waits.args[1]
+    if timeout is not None and timeout > 0 and is_on_virtual_clock(strand):
+        return wait_on_clock(strand, why, timeout, waits)
+    with known_to_wait(strand, waits):
+        if strand.helper:
+            return bool(_acquire(waiter))
+        return strand.baton.wait_outside(strand, partial(_acquire, waiter, True), timeout)
 
 
 def joining(original: Any) -> Any:
@@ -117,24 +177,41 @@ def joining(original: Any) -> Any:
             original(self, seconds)
             return not self.is_alive()
 
-        strand.why = Blocked(JOIN, thread=self if timeout is None else None)
+        strand.why = why = Blocked(JOIN, thread=self if timeout is None else None)
+        waits = _whether_lives(strand, self)
         try:
-            if strand.helper:
-                original(self, timeout)
-            else:
-                strand.baton.wait_outside(strand, attempt, timeout)
+            if waits and timeout and timeout > 0 and is_on_virtual_clock(strand):
+                if wait_on_clock(strand, why, timeout, waits):
+                    original(self)
+                return
+            with known_to_wait(strand, waits):
+                if strand.helper:
+                    original(self, timeout)
+                else:
+                    strand.baton.wait_outside(strand, attempt, timeout)
         finally:
             strand.why = None
 
     return join
 
 
+def _whether_lives(strand: Strand, thread: threading.Thread) -> Callable[[], bool] | None:
+    """A thread of a rank has ended when its strand has: the rest of it takes no time. Of other
+    threads, as those of a pool, nobody knows how long they take."""
+    strands = strand.baton.strands
+    theirs = next((each for each in strands if each.thread is thread), None)
+    return None if theirs is None else lambda: theirs in strands
+
+
 def _waiting_strand(timeout: float | None) -> Strand | None:
-    """For a thread that a rank started, only a wait without a timeout is noted."""
+    """For a thread that a rank started, a wait with a timeout is noted on a virtual clock
+    only."""
     strand = here.strand
-    if strand is not None and strand.helper:
-        return strand if timeout is None and strand.state is OUTSIDE else None
-    return main_strand()
+    if strand is None or not strand.helper:
+        return main_strand()
+    if timeout is not None:
+        return strand if timeout > 0 and is_on_virtual_clock(strand) else None
+    return strand if strand.state is OUTSIDE else None
 
 
 def is_idle_worker(thread: threading.Thread | None, frame: FrameType | None) -> bool:

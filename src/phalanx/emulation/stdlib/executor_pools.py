@@ -13,6 +13,7 @@ from concurrent.futures import wait as wait_for
 from contextlib import suppress
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -26,6 +27,8 @@ from phalanx.errors import RankStopped
 from phalanx.system import current_frames
 
 IDLE_LOOKS = 3
+UNFINISHED = ("PENDING", "RUNNING")
+_busy_in: WeakKeyDictionary[ThreadPoolExecutor, set[_Job]] = WeakKeyDictionary()
 _JOBS = "jobs"
 _THREADS = "pool threads"
 """The keys under which a rank keeps the futures of its jobs and the threads it has started."""
@@ -39,7 +42,8 @@ def pool_patches(enter_thread: Any) -> list[tuple[Any, str, Any]]:
         strand = here.strand
         if strand is None:
             return submit(self, fn, *args, **kwargs)
-        job = _Job(fn, strand, enter_thread)
+        job = _Job(fn, strand, enter_thread, ends_alone=False)
+        job.waits_in(self)
         try:
             future = submit(self, job, *args, **kwargs)
         except BaseException:
@@ -74,7 +78,8 @@ def _add_callback_as_rank(future: Any, jobs: set[Any], enter_thread: Any, fn: An
     if strand is None or future.done():
         add(fn)
         return
-    job, called = _Job(fn, strand, enter_thread), Future[None]()
+    job, called = _Job(fn, strand, enter_thread, ends_alone=False), Future[None]()
+    job.waits_for(future)
     jobs.add(called)
     called.add_done_callback(jobs.discard)
 
@@ -126,14 +131,32 @@ class _Job:
     """A call with a strand of its own, which exists from the moment it is submitted: other
     ranks may wait for what it will do."""
 
-    def __init__(self, fn: Any, strand: Strand, enter_thread: Any) -> None:
+    def __init__(
+        self, fn: Any, strand: Strand, enter_thread: Any, *, ends_alone: bool = True
+    ) -> None:
         self._fn = fn
         self._enter_thread = enter_thread
+        self._ends_alone = ends_alone
+        """Else it ends with its future: who waits for that has not heard of it before."""
         self._strand = strand.baton.add(strand.rank, strand.local, helper=True)
         self._is_done = False
+        self._busy: set[_Job] = set()
+        """Of its pool, the jobs that run."""
+
+    def waits_in(self, pool: Any) -> None:
+        """A virtual clock does not wait for a job that waits for the end of others."""
+        self._busy = busy = _busy_in.setdefault(pool, set())
+        most = pool._max_workers
+        self._strand.waits = lambda: len(busy) >= most
+
+    def waits_for(self, future: Future[Any]) -> None:
+        """Nor for a callback that waits for its job."""
+        self._strand.waits = lambda: future._state in UNFINISHED
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         strand, outer = self._strand, here.strand
+        self._busy.add(self)
+        strand.waits = None
         strand.thread = threading.current_thread()
         strand.baton.adopt(strand)
         self._enter_thread(strand.local)
@@ -141,13 +164,15 @@ class _Job:
             with as_helper(strand):
                 return self._fn(*args, **kwargs)
         finally:
+            self._busy.discard(self)
             with suppress(RankStopped):
                 profiler_events.leave_thread()
             private.unregister_groups()
             torch.autograd.set_multithreading_enabled(True)
             if strand.local.strikes is not None:
                 strand.local.strikes.leave_thread()
-            self.drop()
+            if self._ends_alone:
+                self.drop()
             here.strand = outer
 
     def drop(self, future: Any = None) -> None:

@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from types import FrameType
 from typing import Any
 
@@ -35,8 +35,11 @@ from phalanx.emulation.stdlib import blocking
 from phalanx.emulation.stdlib.blocking import (
     SERVICES,
     Blocked,
+    is_on_virtual_clock,
+    known_to_wait,
     main_strand,
     starting,
+    wait_on_clock,
     wait_sliced,
 )
 from phalanx.emulation.stdlib.executor_pools import is_pool_thread, note_thread, pool_patches
@@ -89,12 +92,15 @@ def _outside_of_ranks(record: logging.LogRecord) -> bool:
 def _sleeping(original: Any) -> Any:
     def sleep(seconds: float) -> None:
         strand = here.strand
-        if strand is None or strand.helper:
+        if strand is None or (strand.helper and not is_on_virtual_clock(strand)):
             original(seconds)
             return
         if seconds < 0:
             raise ValueError("sleep length must be non-negative")
-        strand.baton.sleep(strand, seconds, Blocked("time.sleep"))
+        if strand.helper:
+            wait_on_clock(strand, Blocked("time.sleep"), seconds)
+        else:
+            strand.baton.sleep(strand, seconds, Blocked("time.sleep"))
 
     return sleep
 
@@ -184,11 +190,24 @@ _SELECTORS = [
 
 
 def _selecting(original: Any) -> Any:
-    """What asyncio and `subprocess` wait with, in slices: a stop would not reach it in C."""
+    """What asyncio and `subprocess` wait with, in slices: a stop would not reach it in C. On a
+    virtual clock it waits by that if only threads of this process can end the wait."""
 
     def select(self: Any, timeout: float | None = None) -> Any:
         strand = here.strand
-        if strand is None or strand.helper or (timeout is not None and timeout <= 0):
+        if strand is None or (timeout is not None and timeout <= 0):
+            return original(self, timeout)
+        if is_on_virtual_clock(strand) and _waits_for_threads(self):
+            waits = partial(_finds_nothing, original, self)
+            if timeout is not None:
+                wait_on_clock(strand, Blocked("select"), timeout, waits)
+                return original(self, 0)
+            with known_to_wait(strand, waits):
+                return select_natively(strand, self, None)
+        return select_natively(strand, self, timeout)
+
+    def select_natively(strand: Strand, self: Any, timeout: float | None) -> Any:
+        if strand.helper:
             return original(self, timeout)
         found: list[Any] = []
 
@@ -200,6 +219,22 @@ def _selecting(original: Any) -> Any:
         return found
 
     return select
+
+
+def _finds_nothing(original: Any, selector: Any) -> bool:
+    return not original(selector, 0)
+
+
+def _waits_for_threads(selector: Any) -> bool:
+    """Whether nothing is registered but the pipe by which threads wake an asyncio loop."""
+    events = sys.modules.get("asyncio.selector_events")
+    wake = getattr(getattr(events, "BaseSelectorEventLoop", None), "_read_from_self", None)
+    for key in (selector.get_map() or {}).values():
+        reader = key.data[0] if isinstance(key.data, tuple) and key.data else None
+        callback = getattr(reader, "_callback", None)
+        if wake is None or getattr(callback, "__func__", None) is not wake:
+            return False
+    return True
 
 
 _main_thread = threading.main_thread

@@ -24,17 +24,18 @@ from typing import Any
 
 from phalanx.backend.session import RankContext, context_here
 from phalanx.core.baton import Baton
-from phalanx.core.strand import DONE, Strand, here
+from phalanx.core.strand import DONE, PARKED, READY, Strand, here
 from phalanx.emulation.stdlib.interrupts import PendingSignal, run_beside
 from phalanx.errors import RankExited
 from phalanx.system import getpid, monotonic
 
 AGAIN = 2.0
 """Ctrl-C within so many seconds of the last one stops the run, whatever ranks do with it."""
+WAITING = (PARKED, READY)
 INSTALLING = 0.5
 """Seconds for which a rank waits until its handler is in place."""
 
-_TABLE, _ALARM, _RING = "signal handlers", "alarm", "ring"
+_TABLE, _ALARM, _RING, _BELL = "signal handlers", "alarm", "ring", "bell"
 HARMLESS = frozenset({signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGWINCH})
 """Signals that a process without a handler ignores."""
 
@@ -196,7 +197,20 @@ def set_alarm(context: RankContext, seconds: float) -> float:
         context.saved[_ALARM] = _now() + seconds
     if _dispatches:
         _dispatches[-1].alarms = True
+        _hang_bell(context, _dispatches[-1])
     return left
+
+
+def _hang_bell(context: RankContext, dispatch: SignalDispatch) -> None:
+    """A virtual clock jumps to the alarm and no further, so it rings at that moment and not
+    when the launcher looks next."""
+    baton, due = dispatch.baton, context.saved.get(_ALARM)
+    call_off = context.saved.pop(_BELL, None)
+    if call_off is not None:
+        with baton.still():
+            call_off()
+    if due is not None and baton.clock.jumps:
+        context.saved[_BELL] = baton.call_at(due, partial(dispatch.ring, context))
 
 
 def _now() -> float:
@@ -236,6 +250,7 @@ class SignalDispatch:
             context.saved.pop(_TABLE, None)
             context.saved.pop(_ALARM, None)
             context.saved.pop(_RING, None)
+            context.saved.pop(_BELL, None)
         if not _dispatches:
             _arrived.clear()
             while _ours and self.in_main_thread:
@@ -283,12 +298,25 @@ class SignalDispatch:
                 strand.local.saved[_RING] = self.post(strand, signal.SIGALRM)
         self.alarms = waiting
 
+    def ring(self, context: RankContext) -> None:
+        """The moment of that rank's alarm has come, and its thread waits or is about to run;
+        else the launcher finds out."""
+        for strand in self.baton.strands:
+            if strand.local is context and not strand.helper and strand.state in WAITING:
+                context.saved.pop(_ALARM, None)
+                context.saved[_RING] = ring = _pending(strand, signal.SIGALRM)
+                self.baton.post(strand, ring)
+
     def post(self, strand: Strand, number: int) -> PendingSignal:
         """Pass a signal to one rank."""
-        ring = PendingSignal(strand, partial(run_handler, strand.local, number))
+        ring = _pending(strand, number)
         self._rings.append(ring)
         self.baton.post(strand, ring)
         return ring
+
+
+def _pending(strand: Strand, number: int) -> PendingSignal:
+    return PendingSignal(strand, partial(run_handler, strand.local, number))
 
 
 def send(strand: Strand, number: int) -> bool:

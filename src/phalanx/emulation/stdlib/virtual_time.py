@@ -13,6 +13,7 @@ from __future__ import annotations
 import datetime
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 from phalanx.core.clock import VirtualClock
@@ -20,6 +21,7 @@ from phalanx.core.computing import let_polling_pass, owed
 from phalanx.core.strand import Strand, here
 from phalanx.emulation.patch_installer import Held, Patch, put_in
 from phalanx.emulation.patch_table import VIRTUAL_CLOCK
+from phalanx.emulation.stdlib.virtual_waits import wait_patches
 
 CLOCKS = ("time", "monotonic", "perf_counter")
 
@@ -77,5 +79,12 @@ def _date(original: Any) -> Any:
     return ask
 
 
-virtual_time = Held(lambda stack: stack.callback(put_in(VIRTUAL_CLOCK, time_patches()))).held
+def _begin(stack: ExitStack) -> None:
+    patches = list(time_patches())
+    (monotonic,) = (clock for _, name, clock in patches if name == "monotonic")
+    patches += wait_patches(monotonic)
+    stack.callback(put_in(VIRTUAL_CLOCK, patches))
+
+
+virtual_time = Held(_begin).held
 """While a run lasts whose clock is virtual."""

@@ -1,4 +1,5 @@
-"""Messages of a recorded run from rank to rank, counted: for the screen and for the page.
+"""Messages of a recorded run from rank to rank, counted: for the page, and as the table of the
+screen.
 
 Needs no torch.
 """
@@ -9,11 +10,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from phalanx.report.timeline.calls_table import NEVER, NONE, CallsTable, RankCalls
-from phalanx.report.timeline.screen_layout import entry_list, many
+from phalanx.report.timeline.screen_layout import (
+    Column,
+    TextTable,
+    entry_list,
+    many,
+    short_ranks,
+    size_text,
+)
 
 SENDS = frozenset({"send", "isend"})
 MOST_PAIRS = 4
 """Pairs of ranks that a line names."""
+MATRIX = 8
+"""Rows and columns of the messages; more ranks are ranges of ranks."""
+CELL = 7
+"""Columns of a number of messages."""
 
 
 @dataclass
@@ -71,3 +83,40 @@ def one_sided(messages: Sequence[MessageCount], most: int) -> list[str]:
             total = many(sum(n for _, n in pairs), "message")
             lines.append(f"{total} {what}: {entry_list(told, most)}")
     return lines
+
+
+class MessageMatrix:
+    """Messages from ranks to ranks; where ranks are many, from ranges to ranges."""
+
+    def __init__(self, messages: Sequence[MessageCount], width: int, *, whole: bool) -> None:
+        self._messages = messages
+        sent = [m for m in messages if m.messages]
+        self._ranks = sorted({rank for m in sent for rank in (m.source, m.target)})
+        self.largest = min(len(self._ranks), max(2, (width - 20) // (CELL + 2)))
+        self.wanted = min(self.largest, MATRIX)
+        self._notes = one_sided(messages, len(messages) if whole else MOST_PAIRS)
+
+    @property
+    def height(self) -> int:
+        return 2 + len(self._notes) if self._messages else 0
+
+    def table(self, most: int) -> TextTable:
+        if not self._ranks:
+            return TextTable([Column("messages")], [["none"]], notes=self._notes)
+        size = -(-len(self._ranks) // max(1, most))
+        ranges = [self._ranks[at : at + size] for at in range(0, len(self._ranks), size)]
+        place = {rank: number for number, ranks in enumerate(ranges) for rank in ranks}
+        cells = [[0] * len(ranges) for _ in ranges]
+        sizes = [0] * len(ranges)
+        for each in self._messages:
+            if not each.messages:
+                continue
+            cells[place[each.source]][place[each.target]] += each.messages
+            sizes[place[each.source]] += each.bytes
+        names = [short_ranks(ranks, width=CELL + 8) for ranks in ranges]
+        columns = [Column("messages"), *(Column(f"to {name}", right=True) for name in names)]
+        rows = [
+            [f"from {name}", *(f"{n:,}" if n else "." for n in row), size_text(size)]
+            for name, row, size in zip(names, cells, sizes, strict=True)
+        ]
+        return TextTable([*columns, Column("bytes", right=True)], rows, notes=self._notes)

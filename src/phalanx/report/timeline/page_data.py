@@ -21,6 +21,7 @@ from phalanx.report.timeline.calls_table import NEVER, NONE, CallsTable, RankCal
 from phalanx.report.timeline.message_counts import MOST_PAIRS, count_messages, one_sided
 from phalanx.report.timeline.operation_counts import SECOND, UseCounter, same_groups
 from phalanx.report.timeline.page_verdicts import page_verdicts, text
+from phalanx.report.timeline.rank_times import PARTS, has_costs, rank_times
 from phalanx.report.timeline.stragglers import find_stragglers, straggler_text
 
 MOST_CALLS = 3_000_000
@@ -234,9 +235,16 @@ class _Pack:
                 {"specs": [f"{s} {s.device}" for s in specs], "bytes": sum(map(size_of, specs))}
                 for specs in recording.tensors
             ],
+            "times": self._times(),
             "oneSided": one_sided(count_messages(table), MOST_PAIRS),
             "notes": self._notes(),
         }
+
+    def _times(self) -> list[list[int]]:
+        """Of each rank the parts of its time, in ticks; none where operations had no cost."""
+        times = rank_times(self._table) if has_costs(self._table) else []
+        ticks = SECOND / self._unit
+        return [[round(getattr(time, part) * ticks) for part in PARTS] for time in times]
 
     def _late(self) -> dict[str, Any]:
         """Who came last: by operation, group and line, and of the whole run."""

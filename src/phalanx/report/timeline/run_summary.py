@@ -8,7 +8,7 @@ length. Needs no torch.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from phalanx.report.timeline.behaviour import fold_ranks
@@ -24,6 +24,7 @@ from phalanx.report.timeline.operation_counts import (
     waits_of,
 )
 from phalanx.report.timeline.page_verdicts import page_verdicts, text
+from phalanx.report.timeline.rank_times import RankTime, has_costs, rank_times
 from phalanx.report.timeline.screen_layout import many
 
 MOST_FINDINGS = 1000
@@ -82,6 +83,8 @@ class RunSummary:
     missing: list[str]
     runs: int = 1
     failed_run: int = 0
+    times: list[RankTime] = field(default_factory=list)
+    """Of each rank, if operations had a cost."""
 
 
 def summarize(table: CallsTable) -> RunSummary:
@@ -110,6 +113,7 @@ def summarize(table: CallsTable) -> RunSummary:
         missing=missing(table),
         runs=_count(end, "runs") or 1,
         failed_run=_count(end, "run"),
+        times=rank_times(table) if has_costs(table) else [],
     )
 
 

@@ -12,8 +12,9 @@ from contextlib import suppress
 from typing import TextIO
 
 from phalanx.report.layout import count
-from phalanx.report.timeline.message_matrix import MessageMatrix
+from phalanx.report.timeline.message_counts import MessageMatrix
 from phalanx.report.timeline.operation_counts import Late
+from phalanx.report.timeline.rank_times import times_alike
 from phalanx.report.timeline.run_summary import RankFold, RunSummary
 from phalanx.report.timeline.screen_layout import (
     Column,
@@ -75,8 +76,13 @@ def screen(
 
 
 def _tables(summary: RunSummary, *, whole: bool) -> list[TextTable]:
-    ranks = _ranks(summary, whole=whole)
-    tables = [_operations(summary, whole=whole), ranks, _findings(summary), _groups(summary)]
+    tables = [
+        _operations(summary, whole=whole),
+        _ranks(summary, whole=whole),
+        _times(summary, whole=whole),
+        _findings(summary),
+        _groups(summary),
+    ]
     return [table for table in tables if table.rows]
 
 
@@ -255,6 +261,27 @@ def _rank_row(fold: RankFold, summary: RunSummary, width: int) -> list[str]:
 def open_word(status: str) -> str:
     """What a call is for which not all counterparts came: of a run that ended, nobody will."""
     return "open" if status == "unknown" else "never met"
+
+
+def _times(summary: RunSummary, *, whole: bool) -> TextTable:
+    """Ranks that spent their time alike are one row."""
+    columns = [
+        Column("time of", elastic=1, least=8),
+        Column("computing", right=True),
+        Column("and communicating", right=True),
+        Column("exposed", right=True),
+        Column("waiting for others", right=True),
+        Column("exposed part", right=True),
+    ]
+    rows = [
+        [
+            short_ranks(alike.ranks, width=UNCUT if whole else 24),
+            *map(time_text, (alike.computing, alike.overlapped, alike.exposed, alike.waiting)),
+            f"{round(100 * alike.exposed / (alike.seconds or 1))} %",
+        ]
+        for alike in times_alike(summary.times)
+    ]
+    return TextTable(columns, rows, what="kind of ranks")
 
 
 def _from_to(least: str, most: str) -> str:

@@ -80,6 +80,7 @@ function fillMore() {
   const sections = run.verdicts
     .filter((verdict) => verdict.blocks.some((block) => block.needs.length))
     .map(waitGraph);
+  if (run.times.length) sections.push(timeBars());
   sections.push(waitBars(), messageMatrix(), operationTable());
   byId("more").replaceChildren(...sections);
 }
@@ -197,6 +198,42 @@ function waitBars() {
   return pictureOf("Time waited by rank", blamedRanks.size ? "Red: the ranks that a verdict is about." : "", made, () =>
     table(["rank", "calls", "waited", "came last"], Array.from(waits.slice(0, 4096), (ticks, rank) =>
       [rank, calls.count[rank], text(ticks), lasts[rank]]), [0, 1, 2, 3]));
+}
+
+const partNames = ["computing", "and communicating", "exposed communication", "waiting for others"];
+
+/** What ranks spent their time with, where operations had a cost: a bar for each rank. */
+function timeBars() {
+  const width = 420, height = 204, floor = height - 48, left = 4;
+  const [made, brush] = smallCanvas(width, height, "Time by rank: computing, communicating, waiting");
+  const shades = colours.dark ? ["#4d7a4d", "#7fb36f", "#e69a66", "#56565e"] : ["#a9cfa4", "#5f9a57", "#c2662b", "#c9c9d1"];
+  const bars = Math.min(run.ranks, width - left), part = run.ranks / bars;
+  const step = Math.min(44, (width - left) / bars), gap = step > 5 ? 1.5 : 0;
+  const most = run.times.reduce((a, [computing, , exposed, waiting]) => Math.max(a, computing + exposed + waiting), 1);
+  for (let bar = 0; bar < bars; bar++) {
+    const [computing, overlapped, exposed, waiting] = run.times[Math.floor(bar * part)];
+    let at = floor;
+    [computing - overlapped, overlapped, exposed, waiting].forEach((ticks, n) => {
+      const high = (ticks / most) * (floor - 14);
+      brush.fillStyle = shades[n];
+      brush.fillRect(left + bar * step, at - high, step - gap, high);
+      at -= high;
+    });
+  }
+  brush.fillStyle = colours.soft;
+  const every = Math.max(1, Math.ceil(run.ranks / 16));
+  for (let rank = 0; rank < run.ranks; rank += every) brush.fillText(rank, left + (rank / part) * step + 1, floor + 13);
+  brush.fillText(timeText(most), left, 11);
+  partNames.forEach((name, n) => {
+    const across = left + (n % 2) * 200, down = height - (n < 2 ? 25 : 11);
+    brush.fillStyle = shades[n];
+    brush.fillRect(across, down, 9, 9);
+    brush.fillStyle = colours.soft;
+    brush.fillText(name, across + 13, down + 8);
+  });
+  const text = (ticks) => `${timeText(ticks)} (${Math.round((100 * ticks) / most)} %)`;
+  return pictureOf("What ranks spent their time with", "Exposed: a rank only waits for communication.", made, () =>
+    table(["rank", ...partNames], run.times.slice(0, 4096).map((parts, rank) => [rank, ...parts.map(text)]), [0, 1, 2, 3, 4]));
 }
 
 function messageMatrix() {
