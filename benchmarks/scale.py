@@ -73,6 +73,7 @@ def ranks_figures(ranks: int) -> Figures:
         tensor = torch.ones(4)
         for _ in range(3):
             dist.all_reduce(tensor)
+        assert tensor[-1] == ranks**3
         dist.barrier()
         own = Clocks()
         for _ in range(loops):

@@ -140,8 +140,9 @@ def outer_places(
 
 
 def call_stack(frame: FrameType | None) -> tuple[StackLine, ...]:
-    """The lines through which the program came to a call, that of the call last."""
-    return tuple(map(stack_line, *outer_places(frame)))[::-1]
+    """The lines through which the program came to a call, that of the call last; none if it
+    began more than `MOST_FRAMES` frames away."""
+    return tuple(map(stack_line, *outer_places(frame, MOST_FRAMES)))[::-1]
 
 
 def stack_line(code: CodeType, offset: int) -> StackLine:

@@ -302,6 +302,9 @@ def main() -> int:
     parser.add_argument("--engine", default="", choices=("", *ENGINES))
     parser.add_argument("--keep", help="write the output of runs that fell short there")
     options = parser.parse_args()
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        # A shell starts background jobs so, and runs inherit it: no Ctrl-C would end one.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     choose = random.Random(options.seed)
     shared = set(os.listdir("/dev/shm"))
     drawn = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import torch
 import torch.distributed as dist
 
 import phalanx
+from phalanx import callsite
+from phalanx.checks import call_paths
 from phalanx.cli.main import main
 from phalanx.model import Deadlock, Mismatch, Site, Verdict
 from phalanx.report.text import headline, render
@@ -359,3 +362,52 @@ def test_who_left_a_step_out_is_at_fault(program: Any, ranks: int, engine: str) 
     verdict = verdict_of(program, engine, ranks)
     assert verdict.ranks == (1,)
     assert headline(verdict).startswith("rank 1 ")
+
+
+# -- deep recursions --------------------------------------------------------------------------
+
+
+def deep(frames: int) -> None:
+    if frames:
+        deep(frames - 1)
+    else:
+        dist.barrier()
+
+
+def one_is_deep(frames: int) -> None:
+    if dist.get_rank() == 1:
+        deep(frames)
+    else:
+        dist.all_reduce(torch.ones(1))
+
+
+@pytest.fixture
+def deep_recursions() -> Iterator[None]:
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(20_000)
+    yield
+    sys.setrecursionlimit(limit)
+
+
+@pytest.mark.usefixtures("deep_recursions")
+@pytest.mark.parametrize(
+    ("frames", "owner", "name", "most"),
+    [
+        (5000, callsite, "stack_line", callsite.MOST_FRAMES),
+        (300, call_paths, "branch_at_line", 20),
+    ],
+)
+def test_the_lines_of_a_deep_recursion_are_looked_at_once(
+    monkeypatch: pytest.MonkeyPatch, frames: int, owner: Any, name: str, most: int
+) -> None:
+    looks: list[Any] = []
+    look = getattr(owner, name)
+
+    def counting(*args: Any) -> Any:
+        looks.append(args)
+        return look(*args)
+
+    monkeypatch.setattr(owner, name, counting)
+    with pytest.raises(phalanx.CollectiveMismatchError):
+        phalanx.run(one_is_deep, frames, ranks=2)
+    assert 0 < len(looks) <= most

@@ -221,7 +221,7 @@ def _branch_of(ranks: Sequence[int], op: Op, stacks: Stacks) -> Branch:
 def _branch_on(stack: Stack) -> Branch:
     if not stack:
         return False
-    for line in reversed(stack):
+    for line in dict.fromkeys(reversed(stack)):  # once each, also in a recursion
         if line.installed:
             continue
         if not is_here(line.site):

@@ -485,9 +485,8 @@ def _run_spawning(arguments: argparse.Namespace) -> int:
     if timeline:
         print(timeline, file=sys.stderr)
     if not arguments.quiet:
-        for world in done.worlds:
-            last = findings if world is done.worlds[-1] else []
-            print_closing(world.tally, last, world.error, options)
+        ends = [(world.tally, world.error) for world in done.worlds]
+        print_closing_of_worlds(ends, findings, options)
     return with_caught(status, [world.tally for world in done.worlds], options)
 
 

@@ -71,7 +71,13 @@ def run(
     return run_forked([*command, *options, "script.py", *words], cwd=folder, timeout=110)
 
 
-CHECKED = "phalanx: 2 ranks, 1 collective on 1 group checked: nothing found"
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+    return port
+
+
+CHECKED = "phalanx: 4 worlds of up to 2 ranks, 4 collectives on 4 groups checked: nothing found"
 
 
 @pytest.mark.programs
@@ -82,7 +88,7 @@ def test_every_way_to_start_ranks_is_checked_one_world_after_the_other(tmp_path:
     shown = ["fork [0, 0]", "main [0]", "spawn []", "main [0]"]
     lines = [line for each in shown for line in ("total 2", each)]
     assert done.stdout.splitlines() == lines
-    assert done.stderr.splitlines() == [CHECKED] * 4
+    assert done.stderr.splitlines() == [CHECKED]
 
 
 @pytest.mark.programs
@@ -129,6 +135,72 @@ def test_a_standstill_says_at_which_address_each_rank_waits(tmp_path: Path) -> N
     places = [line for line in rest if "init_process_group(file://" in line]
     assert [line.split()[1] for line in places] == ["0", "1"]
     assert places[0].split("(")[1] != places[1].split("(")[1]
+
+
+SUITE = """
+import multiprocessing as mp
+import pytest
+from script import start
+
+def test_good():
+    assert start("fork", "good") == [0, 0]
+
+def test_bad():
+    assert start("fork", "mismatch") == [0, 0]
+
+def test_left():
+    assert start("main", "leave") == [0]
+"""
+
+
+@pytest.mark.programs
+@pytest.mark.timeout(120)
+def test_reports_of_a_suite_name_the_test_and_one_line_sums_up(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    (tmp_path / "test_suite.py").write_text(SUITE)
+    command = [sys.executable, "-m", "phalanx", "run", "--no-record", "--engine", "processes"]
+    done = run_forked(
+        [*command, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error"],
+        cwd=tmp_path,
+        timeout=110,
+    )
+    assert done.returncode == 1, done.stdout
+    assert "2 failed, 1 passed" in done.stdout
+    told = [line.split() for line in done.stderr.splitlines() if line.startswith("  test ")]
+    assert told == [["test", f"test_suite.py::{each}"] for each in ("test_bad", "test_left")]
+    summary = [line for line in done.stderr.splitlines() if line.startswith("phalanx:")]
+    assert len(summary) == 1 and "3 worlds" in summary[0]
+    assert summary[0].endswith("2 errors (1 deadlock, 1 mismatch)")
+
+
+@pytest.mark.programs
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("engine", ["processes", "torchrun"])
+def test_a_standstill_names_the_test(tmp_path: Path, engine: str) -> None:
+    (tmp_path / "test_suite.py").write_text(
+        "import os, torch.distributed as dist\n"
+        "def work(rank):\n"
+        "    dist.init_process_group(rank=rank, world_size=2)\n"
+        "    if rank: os.read(os.pipe()[0], 1)\n"
+        "    dist.barrier()\n"
+        "def test_still():\n"
+        + (
+            "    work(int(os.environ['RANK']))\n"
+            if engine == "torchrun"
+            else "    import torch.multiprocessing as mp\n"
+            f"    os.environ['MASTER_PORT'] = '{free_port()}'\n"
+            "    os.environ['MASTER_ADDR'] = '127.0.0.1'\n"
+            "    mp.spawn(work, nprocs=2)\n"
+        )
+    )
+    size = ["-n", "2"] if engine == "torchrun" else []
+    command = [sys.executable, "-m", "phalanx", "run", "--no-record", "--engine", engine]
+    options = [*size, "--timeout", "3", "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    done = run_forked([*command, *options], cwd=tmp_path, timeout=110)
+    assert done.returncode == 3, done.stderr
+    headline, rest = done.stderr[done.stderr.index("StallError") :].split("\n\n", 1)
+    assert headline.startswith("StallError: no rank moved for 3")
+    assert rest.split("\n", 1)[0].split() == ["test", "test_suite.py::test_still"]
 
 
 def test_output_of_single_ranks_cannot_be_chosen(tmp_path: Path) -> None:

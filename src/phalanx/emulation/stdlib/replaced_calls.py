@@ -19,13 +19,13 @@ import threading
 import time
 from contextlib import suppress
 from functools import cache, partial
-from types import FrameType
 from typing import Any
 
 from phalanx.backend.devices import device_mode
 from phalanx.backend.session import RankContext
 from phalanx.backend.torch_private import private
 from phalanx.backend.work import profiler_events
+from phalanx.callsite import near_frames
 from phalanx.core.strand import Strand, here
 from phalanx.core.thread_pool import no_daemon
 from phalanx.emulation.random.helper_thread_rng import as_helper
@@ -136,14 +136,11 @@ def _is_importing_or_quoting() -> bool:
     """Whether the calling thread is inside an import, so that another rank that imports the
     same module would block natively; or reads source lines for a traceback, which torch does
     while it holds locks (`torch.manual_seed`)."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
-            return True
-        if frame.f_globals.get("__name__") == "linecache":
-            return True
-        frame = frame.f_back
-    return False
+    return any(
+        frame.f_code.co_filename == "<frozen importlib._bootstrap>"
+        or frame.f_globals.get("__name__") == "linecache"
+        for frame in near_frames(sys._getframe(1))
+    )
 
 
 def _exiting(how: str, original: Any) -> Any:

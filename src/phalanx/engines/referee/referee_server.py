@@ -25,6 +25,7 @@ from phalanx.engines.referee.referee_key import new_offer
 from phalanx.engines.remote import frames
 from phalanx.engines.remote.frames import Decoder
 from phalanx.engines.snapshots import group_views
+from phalanx.engines.tests_of_ranks import VerdictType
 from phalanx.errors import VerdictError
 from phalanx.journal.reader import Journal
 from phalanx.journal.writer import JournalWriter
@@ -155,6 +156,11 @@ class RefereeServer:
             if at_end:
                 self._left.wait_for(lambda: not self._callers, LAST_WORDS)
             return self._codec.referee.read_journal()
+
+    def with_tests(self, verdict: VerdictType) -> VerdictType:
+        """The verdict with the tests of pytest that ranks have said they are in."""
+        with self._lock:
+            return self._codec.with_tests(verdict)
 
     def find_at_end(self) -> list[Verdict]:
         """Once all ranks have ended well, and all that they said has been heard."""

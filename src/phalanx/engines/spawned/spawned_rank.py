@@ -47,13 +47,15 @@ class SpawnedRun:
     """Stands for `run` of a process object while the process is started, and is called in it.
     It travels with the object."""
 
-    def __init__(self, base: SpawnBase) -> None:
+    def __init__(self, base: SpawnBase, test: str | None) -> None:
         self._base = base
+        self._test = test
 
     def __call__(self) -> None:
         process = multiprocessing.current_process()
         vars(process).pop("run", None)
         presence = _here[0] if _here else Presence(self._base)
+        presence.test = self._test
         presence.install()
         try:
             process.run()
@@ -81,6 +83,8 @@ class Presence:
         self.failed_has_ended = threading.Event()
         """Set when another rank has failed and its process has ended."""
         self._pid = 0
+        self.test: str | None = None
+        """That of pytest which this process belongs to, where pytest is the script."""
 
     def install(self) -> None:
         """From now on; also in a fork of a process that had it."""
@@ -98,6 +102,12 @@ class Presence:
         put_in(RANK_PROCESS, patches)
         os.register_at_fork(after_in_child=self._close_lines)
 
+    def begin_test(self, test: str) -> None:
+        """The script, which is pytest, begins this one."""
+        self.test = test
+        if self._link is not None:
+            self._link.tell_test(test)
+
     def _close_lines(self) -> None:
         """In a fork: they are to close when this process leaves."""
         for line in (self._line, self._last_line):
@@ -106,7 +116,7 @@ class Presence:
 
     def _starting(self, original: Any) -> Any:
         def start(process: Any) -> Any:
-            process.run = SpawnedRun(self._base)
+            process.run = SpawnedRun(self._base, self.test)
             try:
                 return original(process)
             finally:
@@ -145,6 +155,8 @@ class Presence:
         self._link = attach_tcp(
             "127.0.0.1", referee.port, token=referee.token, rank=rank, kinds=kinds
         )
+        if self.test is not None:
+            self._link.tell_test(self.test)
 
     def is_on(self, line: socket) -> bool:
         return self._line is line

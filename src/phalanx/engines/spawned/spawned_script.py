@@ -15,6 +15,7 @@ from types import ModuleType
 from phalanx.engines.outcome import trim_traceback
 from phalanx.engines.program import Program, load_module, load_script
 from phalanx.engines.remote.rank_main import die_with_parent
+from phalanx.engines.script_in_rank import SuiteInProcess
 from phalanx.engines.spawned.spawned_messages import (
     How,
     ScriptEnd,
@@ -23,6 +24,7 @@ from phalanx.engines.spawned.spawned_messages import (
     read_base,
 )
 from phalanx.engines.spawned.spawned_rank import Presence
+from phalanx.engines.suite_of_run import activate
 from phalanx.errors import RankStopped, VerdictError
 
 
@@ -33,6 +35,8 @@ def main(arguments: list[str]) -> None:
     program = (load_module if kind == "module" else load_script)(name, rest)
     presence = Presence(base)
     presence.install()
+    if program.is_pytest:
+        activate(SuiteInProcess(presence.begin_test))
     try:
         _execute(program)
     except SystemExit as end:

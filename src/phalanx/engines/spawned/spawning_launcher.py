@@ -297,7 +297,8 @@ class _Launch:
         views = [view for world in self._worlds for view in world.views()]
         blocks = group_views(sorted(views, key=lambda view: view.rank))
         seconds = self._settings.timeout or 0.0
-        return Stall("stall", "error", (), seconds=seconds, blocks=blocks)
+        verdict = Stall("stall", "error", (), seconds=seconds, blocks=blocks)
+        return self._worlds[0].referee.with_tests(verdict) if self._worlds else verdict
 
 
 def _read(line: socket.socket) -> bytes | None:

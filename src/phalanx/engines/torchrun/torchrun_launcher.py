@@ -434,6 +434,11 @@ class Launch:
         )
         handling = {r: each.handling for r, each in self._positions.items() if each.handling}
         verdict = with_handled(verdict, handling)
+        if is_stopped(self._agent.pid):
+            launcher = named("torch's launcher", self._agent.pid)
+            verdict = replace(verdict, names=(*verdict.names, ("beside", launcher)))
+        if self._referee is not None:
+            verdict = self._referee.with_tests(verdict)
         return error_for(verdict, self._settings.replay)
 
     def _view(self, rank: int) -> RankView:
