@@ -17,6 +17,7 @@ from phalanx import callsite
 from phalanx.core.strand import here
 from phalanx.explore.one_run import Execution, Subject
 from phalanx.faults import RunShape, draw_plan
+from phalanx.faults.line_tracing import is_called_by_python
 
 MOST_LINES = 200
 """Lines of a rank that faults may be at."""
@@ -67,6 +68,8 @@ class PassedLines:
     def _enter(self, frame: FrameType, event: str, given: Any) -> Any:
         is_own = here.strand is not None and not here.strand.helper
         if not is_own or callsite.is_library(frame.f_code.co_filename):
+            return None
+        if is_called_by_python(frame):
             return None
         return self._pass
 

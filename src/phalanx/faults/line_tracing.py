@@ -6,12 +6,13 @@ a thread down. A trace function that was there before (coverage, a debugger) goe
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from phalanx.callsite import is_library
+from phalanx.callsite import is_library, is_own_file
 from phalanx.faults.point_watch import PointWatch, Struck
 
 Trace = Callable[[FrameType, str, Any], Any]
@@ -39,7 +40,8 @@ class LineTracing:
         def trace(frame: FrameType, event: str, given: Any) -> Trace | None:
             other: Trace | None = None if before is None else before(frame, event, given)
             file = frame.f_code.co_filename
-            if self._watch.lines_in(file) or (self._look and not is_library(file)):
+            is_watched = self._watch.lines_in(file) or (self._look and not is_library(file))
+            if is_watched and not is_called_by_python(frame):
                 return self._local(other)
             return other
 
@@ -59,3 +61,15 @@ class LineTracing:
             return trace
 
         return trace
+
+
+def is_called_by_python(frame: FrameType | None) -> bool:
+    """Whether this is, or was called by, a callback of the garbage collector or a `__del__`.
+    Python calls them wherever it allocates or frees, also inside our own code, which may hold
+    locks: they are not on the way of a rank, and nothing may strike there."""
+    callbacks = {getattr(each, "__code__", None) for each in gc.callbacks}
+    while frame is not None and not is_own_file(frame.f_code.co_filename):
+        if frame.f_code.co_name == "__del__" or frame.f_code in callbacks:
+            return True
+        frame = frame.f_back
+    return False

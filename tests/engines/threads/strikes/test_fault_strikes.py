@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import re
 import threading
@@ -332,3 +333,23 @@ def test_the_same_plan_is_the_same_run() -> None:
     (first, one), (second, other) = once(), once()
     assert one == other
     assert [each[:2] for each in first] == [each[:2] for each in second]
+
+
+def note_collection(phase: str, info: dict[str, int]) -> None:
+    str(phase)  # the garbage collector comes here
+
+
+def collect() -> int:
+    gc.callbacks.append(note_collection)
+    try:
+        gc.collect()
+    finally:
+        gc.callbacks.remove(note_collection)
+    return dist.get_rank()
+
+
+def test_nothing_strikes_in_what_python_calls_by_itself() -> None:
+    """It does so inside our own code, too, which may hold locks there."""
+    number = note_collection.__code__.co_firstlineno + 1
+    plan = [kill(rank=1, at=line(f"{__file__}:{number}"))]
+    assert phalanx.run(collect, ranks=2, faults=plan) == [0, 1]
