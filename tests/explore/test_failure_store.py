@@ -114,6 +114,16 @@ def test_a_stored_failure_that_passes_now_is_forgotten() -> None:
     assert not list(Path(".phalanx").glob("*.json"))
 
 
+def test_the_result_of_one_that_passes_now_on_fewer_ranks_is_no_other_result() -> None:
+    explore(MadeUpProgram(lost_update, 4), 50)
+    (path,) = Path(".phalanx").glob("*.json")
+    (kept,) = json.loads(path.read_text())["failures"]
+    assert kept["token"].startswith("2-")
+    found = explore(MadeUpProgram(rarely(False), 4), 20)
+    assert found.passed
+    assert found.results == 1
+
+
 def test_with_none_nothing_is_kept() -> None:
     assert not explore(MadeUpProgram(rarely(True), 4), 200, store=None).passed
     assert not os.path.exists(".phalanx")

@@ -208,9 +208,19 @@ class Explorer:
                     first=self._schedules,
                     behaviours={behaviour},
                 )
-        if not failures and (not subject.faults or self.asked.same_result):
+        if not failures and self._is_comparable(subject):
             self._results.note(execution, subject, behaviour, self._schedules)
         self._report()
+
+    def _is_comparable(self, subject: Subject) -> bool:
+        """Whether its result is one that the others must equal. That of a kept failure which no
+        longer fails may be of fewer ranks, or come from a fault that nobody has asked for."""
+        if self.asked.replay is not None:
+            return not subject.faults or self.asked.same_result
+        if subject.ranks != self.subject.ranks:
+            return False
+        asked_for = bool(self._kinds) or subject.faults == self.subject.faults
+        return not subject.faults or (self.asked.same_result and asked_for)
 
     def _report(self) -> None:
         if self._on_progress is not None:

@@ -10,6 +10,7 @@ import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from phalanx.backend.session import RankContext
@@ -49,7 +50,8 @@ class FunctionSubject:
         thread_pool: RankThreadPool | None = None,
         view: RunView | None = None,
     ) -> None:
-        self.name = getattr(fn, "__qualname__", type(fn).__name__)
+        called = fn.func if isinstance(fn, partial) else fn
+        self.name = getattr(called, "__qualname__", type(called).__name__)
         self.options = options
         self.faults = faults
         self._fn, self._args, self._kwargs = fn, args, kwargs
