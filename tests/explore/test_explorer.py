@@ -11,10 +11,12 @@ import torch
 import torch.distributed as dist
 
 import phalanx
+from phalanx.explore.exploration import Exploration, ExplorationFailure
 from phalanx.explore.explore_options import ExploreOptions
 from phalanx.explore.explorer import Explorer
 from phalanx.explore.strategies import make_strategy
 from phalanx.explore.subjects import FunctionSubject
+from phalanx.explore.trace import Trace
 from phalanx.options import Options
 
 
@@ -140,3 +142,18 @@ def test_a_replay_is_recorded(tmp_path: Path) -> None:
         head, *rest = map(json.loads, lines)
     assert head["program"] == "first_of_all"
     assert "rank 2 was first" in json.dumps(rest[-1])
+
+
+def test_failures_of_one_kind_are_summed_up() -> None:
+    def failure(kind: str, schedules: int) -> ExplorationFailure:
+        return ExplorationFailure(
+            kind, "", "", "", error=AssertionError(), trace=Trace(), schedules=schedules
+        )
+
+    kinds = [("rank-failed", 25), ("deadlock", 1), ("rank-failed", 6)]
+    failures = tuple(failure(*each) for each in kinds)
+    found = Exploration(2, 40, 9, 1, False, failures, seconds=0.0)
+    assert found.summary() == (
+        "40 schedules explored, 9 behaviours: 31 end in an error (2 different ones), "
+        "1 ends in a deadlock"
+    )

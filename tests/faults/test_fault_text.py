@@ -267,7 +267,7 @@ def test_kinds() -> None:
         ),
         (
             "corrupt(rank=3, call=9, bits=2)",
-            "2 bits of the result of rank 3 flipped at its call 9, train.py:4",
+            "2 bits of the result of rank 3 were flipped at its call 9, train.py:4",
         ),
         (
             "drop_store(at=moment(5), seconds=15)",

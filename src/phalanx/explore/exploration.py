@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,7 +84,7 @@ class Exploration:
         failed = [
             each.behaviours if self.complete else each.schedules for each in self.failures
         ]
-        ends = ", ".join(map(_end, self.failures, failed)) or "none fails"
+        ends = _ends(self.failures, failed) or "none fails"
         behaviours = _count(self.behaviours, "behaviour")
         if not self.complete:
             return f"{_count(self.schedules, 'schedule')} explored, {behaviours}: {ends}"
@@ -98,7 +98,7 @@ class Exploration:
         )
 
     def _one_end(self) -> str:
-        ends = ", ".join(_end(each, 1).removeprefix("1 ") for each in self.failures)
+        ends = ", ".join(_end(each.kind, 1).removeprefix("1 ") for each in self.failures)
         return f"it {ends or 'does not fail'}"
 
     def render(self) -> str:
@@ -123,8 +123,19 @@ _ENDS: Mapping[str, str] = {
 }
 
 
-def _end(failure: ExplorationFailure, times: int) -> str:
-    end = _ENDS.get(failure.kind, f"with {failure.kind}")
+def _ends(failures: Sequence[ExplorationFailure], times: Sequence[int]) -> str:
+    """Failures of one kind are one part: "25 end in an error (4 different ones)"."""
+    together: dict[str, list[int]] = {}
+    for failure, each in zip(failures, times, strict=True):
+        together.setdefault(failure.kind, []).append(each)
+    return ", ".join(
+        _end(kind, sum(each)) + (f" ({len(each)} different ones)" if len(each) > 1 else "")
+        for kind, each in together.items()
+    )
+
+
+def _end(kind: str, times: int) -> str:
+    end = _ENDS.get(kind, f"with {kind}")
     return f"{times:,} {'ends' if times == 1 else 'end'} {end}"
 
 

@@ -185,8 +185,9 @@ class Corrupt(Fault):
 
     def __post_init__(self) -> None:
         _check_rank(self, self.rank)
-        for name in ("call", "bits"):
-            check_count(_given(name, self), getattr(self, name), f"{name}=1")
+        check_count(_given("call", self), self.call, "call=1")
+        if isinstance(self.bits, bool) or not isinstance(self.bits, int) or self.bits < 1:
+            raise UsageError(f"{_given('bits', self)}: give how many bits to flip, from 1 on")
         if self.part not in PARTS:
             raise UsageError(f"{_given('part', self)}: choose {' or '.join(map(repr, PARTS))}")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:

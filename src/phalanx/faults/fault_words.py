@@ -39,7 +39,8 @@ def _what(fault: Fault) -> str:
         return f"{fault.error} was raised in rank {fault.rank}"
     if isinstance(fault, Corrupt):
         bits = "1 bit" if fault.bits == 1 else f"{fault.bits} bits"
-        return f"{bits} of the {fault.part} of rank {fault.rank} flipped"
+        were = "was" if fault.bits == 1 else "were"
+        return f"{bits} of the {fault.part} of rank {fault.rank} {were} flipped"
     if isinstance(fault, Partition):
         start, end = fault.during
         until = "" if end is None else f" to {end:g} s"
@@ -47,7 +48,8 @@ def _what(fault: Fault) -> str:
         return f"nothing passed between {sides} from {start:g} s{until}"
     assert isinstance(fault, DropStore)
     how_long = "" if fault.seconds is None else f" for {fault.seconds:g} s"
-    return f"the store lost its server{how_long}"
+    who = "" if fault.rank is None else f" when rank {fault.rank} was"
+    return f"the store lost its server{how_long}{who}"
 
 
 def _where(point: Point | None) -> str:

@@ -172,6 +172,13 @@ def test_a_replay_shows_the_output_and_is_recorded(explore) -> None:  # type: ig
     assert head["command"] == f"phalanx explore --ranks 2 --replay {token} race.py"
 
 
+def test_a_token_says_how_many_ranks(explore) -> None:  # type: ignore[no-untyped-def]
+    token = token_in(explore("-n", "2", "race.py").out)
+    done = explore("--replay", token, "race.py")
+    assert (done.status, done.err) == (1, "")
+    assert f"the run of {token} again, exactly" in done.out
+
+
 def test_json_for_tools(explore) -> None:  # type: ignore[no-untyped-def]
     explore("-n", "2", "--schedules", "20", "--seed", "3", "--json", "found.json", "stuck.py")
     found = json.loads(Path("found.json").read_text())

@@ -29,6 +29,7 @@ from phalanx.cli.run import (
 from phalanx.cli.streams import Outlet, OutputLost, end_without_output, redirected
 from phalanx.errors import UsageError, WrongCommand
 from phalanx.explore.explore_options import COMPARED, STRATEGIES, STRATEGY, ExploreOptions
+from phalanx.explore.tokens import read_token
 from phalanx.kinds import KINDS
 from phalanx.options import (
     EXPLORE_DEFAULTS,
@@ -184,6 +185,8 @@ def _explore(arguments: argparse.Namespace) -> int:
     if not arguments.script:
         raise UsageError("no script given; write: phalanx explore -n 4 train.py")
     asked = _read_asked(arguments)
+    if asked.replay is not None and arguments.ranks is None:
+        arguments.ranks = str(read_token(asked.replay).ranks)
     if starts_ranks_itself(arguments):
         raise UsageError(LAUNCHES.format(script=arguments.script))
     ranks, per_node = count_ranks(arguments, command="explore")

@@ -38,9 +38,9 @@ def _stop(fault: Any) -> str:
 
 def _partition(fault: Any) -> str:
     start, end = fault.during
-    until = "for good" if end is None else f"until {end:g} s"
+    until = "on for good" if end is None else f"to {end:g} s"
     sides = f"{rank_list(fault.one)} and {rank_list(fault.other)}"
-    return f"nothing arrives between {sides} from {start:g} s on {until}"
+    return f"nothing arrives between {sides} from {start:g} s {until}"
 
 
 def _drop_store(fault: Any) -> str:
@@ -52,12 +52,12 @@ def _drop_store(fault: Any) -> str:
 
 
 def _corrupt(fault: Any) -> str:
-    bits = "1 bit" if fault.bits == 1 else f"{fault.bits} bits"
-    return f"{bits} of the {fault.part} of rank {fault.rank}'s call {fault.call} are flipped"
+    bits, are = ("1 bit", "is") if fault.bits == 1 else (f"{fault.bits} bits", "are")
+    return f"{bits} of the {fault.part} of rank {fault.rank}'s call {fault.call} {are} flipped"
 
 
 def _raise(fault: Any) -> str:
-    return f"rank {fault.rank} gets a {fault.error} {_point(fault.at)}"
+    return f"{fault.error} is raised in rank {fault.rank} {_point(fault.at)}"
 
 
 _TELL: Mapping[str, Callable[[Any], str]] = {
@@ -80,10 +80,10 @@ def _point(point: Any) -> str:
     if point.word == "call":
         return f"at its call {point.n}"
     if point.word == "store":
-        return f"at its operation {point.n} on a store"
+        return f"at its store operation {point.n}"
     if point.word == "line":
-        return f"at {point.place}" + (f", for the {point.n}. time" if point.n > 1 else "")
-    return f"{point.seconds:g} s after the beginning"
+        return f"at {point.place}" + (f", time {point.n}" if point.n > 1 else "")
+    return f"at {point.seconds:g} s"
 
 
 def _site_of(fault: Any, journal: Any) -> Site | None:

@@ -26,8 +26,8 @@ from phalanx.explore.trace import Trace
 from phalanx.model import Finding, rank_list
 
 HINT = (
-    "if results may differ by order, say which need not be equal: "
-    "compare=('values',), or compare='none'"
+    "if results may differ by order, say what must be equal all the same: "
+    "compare='values' or compare='none' (--compare values, --compare none)"
 )
 
 

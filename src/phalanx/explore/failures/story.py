@@ -84,6 +84,8 @@ def _of_value(choice: Choice) -> Sentence | None:
     if choice.kind.startswith("receive"):
         text = f"the receive from any source of {who}{place} takes the message of {chosen}"
         return Sentence(f"{text}, not of {usual}", sites)
+    if choice.kind == "poll":
+        return Sentence(f"{who} asks{place} and hears {chosen!r}, not {usual!r}", sites)
     return Sentence(f"{choice.kind} of {who}{place}: {chosen}, not {usual}", sites)
 
 
