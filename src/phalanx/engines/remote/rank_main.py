@@ -86,6 +86,11 @@ class RemoteRank:
         if getpid() == self._pid:
             self.tell(message)
 
+    def is_telling(self) -> bool:
+        """Whether a thread tells the program or the referee something now: a handler of signals
+        that interrupts it must not."""
+        return self._sending.locked() or (self.link is not None and self.link.is_sending)
+
     def listen(self) -> None:
         """Start the second thread. When the program is gone it ends the process together with
         its children: nobody else would ever stop them."""
