@@ -1,7 +1,7 @@
 # ranks: 3
 # decides: time
 # kind: mismatch|deadlock|rank-failed
-# lines: 49-51
+# lines: 49-52
 # minimum: 1
 # faults: delay
 # report: https://github.com/mars-project/mars/issues/470
@@ -46,7 +46,8 @@ def main():
     rank, world = dist.get_rank(), dist.get_world_size()
     monitor(store, world) if rank == 0 else work(store, rank)
     members = json.loads(store.get("members"))
-    group = dist.new_group(members) if len(members) < world and rank in members else None
+    parts = len(members) < world and rank in members
+    group = dist.new_group(members, timeout=timedelta(hours=6)) if parts else None
     total = torch.ones(1)
     dist.all_reduce(total, group=group)
     assert total.item() == len(members), f"{total.item():.0f} ranks of {members}"

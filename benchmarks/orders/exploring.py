@@ -159,6 +159,7 @@ def search(program: Program, strategy: str, seed: int, limit: int) -> Figures:
         found = Explorer(subject, asked).run()
         return {
             "seed": seed,
+            "schedules": found.schedules,
             "behaviours": found.behaviours,
             "notes": list(found.notes),
             "seconds": round(time.perf_counter() - began, 2),
