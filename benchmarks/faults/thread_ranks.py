@@ -18,6 +18,8 @@ from phalanx.core.strand import here
 from phalanx.faults import Fault, kill, line, stop
 
 SIDES = (0, 1), (2, 3)
+OUTLIVES = 100_000.0
+"""Seconds that a rank stays after its program: what one sees is not what another's end does."""
 
 
 class ThreadRank:
@@ -77,6 +79,7 @@ def see_on_threads(
         me = ThreadRank(int(_environ("RANK")), serves=serves)
         found[me.rank] = me.found
         body(me)
+        time.sleep(OUTLIVES)
 
     phalanx.run(
         run, ranks=RANKS, clock="virtual", init=False, faults=_plan(stopped), checks="mismatch"

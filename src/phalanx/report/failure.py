@@ -41,7 +41,7 @@ def render_failure(verdict: RankFailure, *, replay: str | None = None) -> str:
     ]
     return compose(
         headline_failure(verdict),
-        _names(verdict, faults=True),
+        render_faults(verdict),
         lay_blocks(shorten(blocks)),
         _facts([finding for _, finding in wrong]),
         _consequences(verdict, _names(verdict, faults=False)),
@@ -145,8 +145,12 @@ def _consequences(verdict: RankFailure, names: Sequence[str]) -> list[str]:
     return lines
 
 
+def render_faults(verdict: RankFailure) -> list[str]:
+    """What a plan of faults has done, which may be the cause: right below the headline."""
+    return _names(verdict, faults=True)
+
+
 def _names(verdict: RankFailure, *, faults: bool) -> list[str]:
-    """Faults of the plan come right below the headline: they may be the cause."""
     chosen = [each for each in verdict.names if (each[0] == FAULT) is faults]
     return [line for label, text in chosen for line in labelled(label, text)]
 

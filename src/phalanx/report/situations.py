@@ -121,7 +121,7 @@ def last_call_text(last: Op | None, ranks: Sequence[int]) -> str:
 def _pieces(block: ViewBlock) -> tuple[str, ...]:
     view = block.view
     if not view.traced and view.status == "finished":
-        return ("returned",)
+        return (left_text(view.left, place=False),)
     if not view.traced and view.wait is not None:
         return (f"in {short_name(view.wait.op)}",)
     if view.wait is not None and view.status == "waiting":

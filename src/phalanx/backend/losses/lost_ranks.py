@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed
 
-from phalanx.backend.losses.injured_mailbox import injure
+from phalanx.backend.losses.injured_mailbox import InjuredMailbox, injure
 from phalanx.backend.losses.injuries import Injuries, injuries_of, pairs
 from phalanx.backend.losses.lost_stores import lose_stores_of, wake_cut_off
 from phalanx.core.strand import here
@@ -41,6 +41,17 @@ def _lose_in_group(met: GroupMailbox, rank: int, injuries: Injuries) -> None:
     if member is not None and met.is_known(member):
         text = f"Connection closed by peer (rank {rank} {injuries.dead[rank]})"
         injure(met, injuries).lose_member(member, text)
+
+
+def end_rank(session: Session, rank: int) -> None:
+    """Its program has ended, and with its process all connections close. Only groups on Gloo
+    that have lost connections already notice that: in others who waits for a rank that has
+    ended is in a deadlock, which says more. The caller holds the baton."""
+    why = f"Connection closed by peer (rank {rank} has ended)"
+    for met in list(session.mailboxes.values()):
+        notices = isinstance(met, InjuredMailbox) and met.closed and not met.is_nccl
+        if notices and rank in met.ranks:
+            injure(met, session.losses).close_member(met.ranks.index(rank), why, why)
 
 
 def await_members(context: RankContext, ranks: Sequence[int], timeout: timedelta) -> None:

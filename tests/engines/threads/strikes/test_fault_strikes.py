@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import threading
 import time
 from functools import partial
@@ -247,6 +248,25 @@ def test_a_kill_is_named_as_the_cause_of_a_failure() -> None:
     first, _, second = str(caught.value).splitlines()[:3]
     assert "Connection closed by peer (rank 2 was killed)" in first
     assert second.startswith("  fault     rank 2 was killed at its call 1,")
+
+
+def test_who_ends_after_a_loss_lets_others_go() -> None:
+    """Rank 0 is no neighbour of the rank that is killed: it fails when its own ones have ended,
+    and waits for no timeout."""
+
+    def reduce(log: list[Any]) -> None:
+        try:
+            dist.all_reduce(torch.ones(4))
+        except RuntimeError as error:
+            log.append((dist.get_rank(), str(error), time.monotonic()))
+
+    log: list[Any] = []
+    began = time.monotonic()
+    phalanx.run(reduce, log, ranks=4, clock="virtual", faults=kill(rank=2, at=call(1)))
+    told = {rank: text for rank, text, _ in log}
+    assert told.keys() == {0, 1, 3}
+    assert re.fullmatch(r"Connection closed by peer \(rank [13] has ended\)", told[0])
+    assert max(at for _, _, at in log) - began < 1800.0
 
 
 def test_a_deadlock_beside_a_killed_rank_says_so() -> None:

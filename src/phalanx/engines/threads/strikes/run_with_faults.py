@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from phalanx.backend.losses import end_rank
 from phalanx.backend.session import RankContext
 from phalanx.core.holding_baton import HoldingBaton
 from phalanx.core.strand import Strand, here
@@ -82,6 +83,8 @@ class RunWithFaults(Run):
             self.session.journal.add(RankEnded(*end))
         else:
             super()._note_end(outcome)
+            if not self.baton.stopping:
+                end_rank(self.session, outcome.rank)
 
     def _put_away(self, context: RankContext) -> None:
         if context.rank in self.strikes.killed:
