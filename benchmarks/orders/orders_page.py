@@ -170,7 +170,7 @@ def _how(known: Mapping[str, Figures]) -> Iterator[str]:
     yield "## How it is measured"
     yield ""
     yield (
-        f"- Each strategy has {LIMIT} schedules for each of {seeds} seeds (1 if there is only "
+        f"- Each strategy has {LIMIT} schedules for each seed, of {seeds} (1 if there is only "
         "one order). A bug counts as found where "
         "a failure has the kind that the program's header says, and its story names one of the "
         "lines that the header says."
