@@ -5,7 +5,7 @@
 # minimum: 1
 # faults: delay
 # report: https://github.com/mars-project/mars/issues/470
-# what: rank 0 takes a slow worker for dead and goes on without it; the worker does not hear
+# what: rank 0 takes a slow worker for dead and goes on without it; the worker does not know
 #     of it and reduces with all
 import json
 import time

@@ -5,8 +5,8 @@
 # minimum: none
 # faults: kill
 # report: https://github.com/mpi-forum/mpi-issues/issues/1119
-# what: whoever ends well says so too, a survivor counts those, and goes on alone if it waits
-#     in vain
+# what: whoever ends well says so too, a survivor counts those, and goes on alone if nobody
+#     else is left
 from datetime import timedelta
 
 import torch
