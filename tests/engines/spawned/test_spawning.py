@@ -14,6 +14,7 @@ import pytest
 from phalanx.emulation.children.spawn_rules import asked_place, asked_rank
 from phalanx.engines.spawned.spawned_messages import (
     Joins,
+    PhaseOver,
     ScriptEnd,
     SpawnBase,
     connect,
@@ -53,7 +54,7 @@ def start(way, how):
     if way == "main":
         work(0, 2, how, file)
     for child in children: child.join()
-    return [child.exitcode for child in children]
+    return [] if way == "blind" else [child.exitcode for child in children]
 
 if __name__ == "__main__":
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -98,7 +99,7 @@ def test_every_way_to_start_ranks_is_checked_one_world_after_the_other(tmp_path:
     [
         ("spawn-mismatch", "CollectiveMismatchError: rank 1 called barrier where rank 0"),
         ("main-mismatch", "CollectiveMismatchError: rank 1 called barrier where rank 0"),
-        ("fork-leave", "DeadlockError: rank 1 returned"),
+        ("blind-leave", "DeadlockError: rank 1 returned"),
     ],
 )
 def test_what_is_found_is_told_once(tmp_path: Path, words: str, headline: str) -> None:
@@ -118,11 +119,46 @@ def test_the_error_of_a_rank_is_the_one_that_the_script_finds(tmp_path: Path) ->
 
 @pytest.mark.programs
 @pytest.mark.timeout(120)
-def test_a_script_that_does_not_look_at_its_ranks_does_not_pass(tmp_path: Path) -> None:
-    done = run(tmp_path, "fork-raise")
-    assert done.stdout.splitlines() == ["fork [-15, 1]"]
+def test_a_script_that_does_not_look_at_its_failed_ranks_does_not_pass(tmp_path: Path) -> None:
+    done = run(tmp_path, "blind-raise")
     assert done.returncode == 1
     assert "RankFailedError: rank 1 raised ValueError: bad batch" in done.stderr
+    done = run(tmp_path, "fork-raise")
+    assert done.stdout.endswith(", 1]\n")
+    assert done.returncode == 0 and "RankFailedError" not in done.stderr
+
+
+LEAVES = """
+import multiprocessing, sys, tempfile
+from script import work
+
+if __name__ == "__main__":
+    kind, file = multiprocessing.get_context("fork").Process, tempfile.mktemp()
+    children = [kind(target=work, args=(rank, 2, sys.argv[1], file)) for rank in (0, 1)]
+    for child in children: child.start()
+    for child in children: child.join()
+    if "looks" in sys.argv: print([bool(child.exitcode) for child in children])
+    sys.exit(0)
+"""
+
+
+@pytest.mark.programs
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("engine", "how", "status"),
+    [("threads", "mismatch", 3), ("processes", "mismatch", 3), ("processes", "raise", 1)],
+)
+def test_leaving_by_sys_exit_does_not_make_failed_ranks_pass(
+    tmp_path: Path, engine: str, how: str, status: int
+) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    (tmp_path / "leaves.py").write_text(LEAVES)
+    command = [sys.executable, "-m", "phalanx", "run", "--no-record", "--engine", engine]
+    for words, expected in (([], status), (["looks"], 0)):
+        done = run_forked([*command, "leaves.py", how, *words], cwd=tmp_path, timeout=110)
+        assert done.returncode == expected, done.stderr
+        headline = "CollectiveMismatchError" if how == "mismatch" else "ValueError: bad batch"
+        assert headline in done.stderr
 
 
 @pytest.mark.programs
@@ -217,6 +253,7 @@ def test_output_of_single_ranks_cannot_be_chosen(tmp_path: Path) -> None:
         b'{"token": "\\ud800", "kind": "Joins"}',
         b'{"token": "secret"}',
         b'{"token": "secret", "kind": "Joins", "body": {"rank": [], "size": 1}}',
+        b'{"token": "secret", "kind": "PhaseOver", "body": {"passed": 1, "looked_at": "x"}}',
         b'{"token": "other", "kind": "ScriptEnd", "body": {"how": "end", "text": ""}}',
         b"\xff\xfe",
     ],
@@ -228,7 +265,11 @@ def test_a_first_line_that_cannot_be_read_is_refused(line: bytes) -> None:
 def test_a_first_line_says_who_is_there() -> None:
     base = SpawnBase(f"phalanx-test-{os.getpid()}", "secret", "all")
     with listen(base.address) as listener:
-        for message in (Joins(1, 2, "tcp://host:1"), ScriptEnd("exit", "text")):
+        for message in (
+            Joins(1, 2, "tcp://host:1", (3, 4)),
+            ScriptEnd("exit", "text", (5,)),
+            PhaseOver(True, (6, 7)),
+        ):
             with connect(base, message) as caller:
                 caller.shutdown(socket.SHUT_WR)
                 end, _ = listener.accept()

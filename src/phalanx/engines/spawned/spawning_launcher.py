@@ -17,7 +17,7 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -30,9 +30,11 @@ from phalanx.engines.spawned.spawned_messages import (
     LONGEST,
     VARIABLE,
     Joins,
+    PhaseOver,
     RefereeAddress,
     ScriptEnd,
     SpawnBase,
+    WorldErrors,
     listen,
     read_hello,
     send_line,
@@ -55,6 +57,14 @@ class SpawnedWorld:
 
     tally: Tally
     error: BaseException | None = None
+    pids: Set[int] = frozenset()
+    """The processes of its ranks, and those that started them."""
+    is_known: bool = False
+    """Whether the script has read the exit code of one that failed."""
+
+    @property
+    def has_report(self) -> bool:
+        return isinstance(self.error, (VerdictError, HazardError))
 
 
 @dataclass
@@ -67,6 +77,10 @@ class SpawnedEnd:
     worlds: list[SpawnedWorld] = field(default_factory=list)
     error: VerdictError | None = None
     """A standstill, by which the run was ended."""
+    is_suite: bool = False
+    """Whether the script has asked for the errors of worlds, test by test."""
+    untold: list[SpawnedWorld] = field(default_factory=list)
+    """Worlds with a report of which no test of the suite knows."""
 
 
 class _World:
@@ -76,6 +90,8 @@ class _World:
         self.place, self.size = joins.place, joins.size
         self.referee = referee
         self.lines: dict[int, socket.socket] = {}
+        self.pids: Set[int] = frozenset()
+        self.is_known = False
         self.has_lost = False
         """Whether a rank has left: who comes now belongs to another world."""
 
@@ -138,8 +154,10 @@ class _Launch:
         except KeyboardInterrupt:
             self._end(script, signal.SIGINT)
             raise
-        self._result.status = script.returncode
-        return self._result
+        result = self._result
+        result.status = script.returncode
+        result.untold = [world for world in result.untold if not world.is_known]
+        return result
 
     def _wait(self, script: subprocess.Popen[bytes]) -> None:
         while script.poll() is None:
@@ -219,7 +237,28 @@ class _Launch:
             return
         if isinstance(said, ScriptEnd):
             self._result.end = said
+            self._note_looks(said.looked_at)
+        elif isinstance(said, PhaseOver):
+            self._result.is_suite = True
+            self._note_looks(said.looked_at)
+            caller.settimeout(GREETING)  # a report may be longer than a socket takes at once
+            send_line(caller, self._settle(said))
         self._hang_up(caller)
+
+    # -- what the script knows --------------------------------------------------------------
+
+    def _note_looks(self, pids: Sequence[int]) -> None:
+        worlds: list[_World | SpawnedWorld] = [*self._worlds, *self._result.worlds]
+        for world in worlds:
+            world.is_known = world.is_known or not world.pids.isdisjoint(pids)
+
+    def _settle(self, test: PhaseOver) -> WorldErrors:
+        """What is to fail the test, if it has not failed by itself."""
+        untold, self._result.untold = self._result.untold, []
+        if not test.passed:
+            return WorldErrors()
+        errors = [world.error for world in untold if not world.is_known]
+        return WorldErrors(tuple((type(each).__name__, str(each)) for each in errors))
 
     # -- worlds -----------------------------------------------------------------------------
 
@@ -229,6 +268,7 @@ class _Launch:
             world = _World(joins, self._new_referee(joins.size))
             self._worlds.append(world)
         world.lines[joins.rank] = line
+        world.pids |= set(joins.pids)
         joined = world
         self._watch(line, lambda: self._attend(joined, joins.rank, line))
         send_line(line, RefereeAddress(world.referee.offer.port, world.referee.token))
@@ -272,7 +312,10 @@ class _Launch:
             error = finding
         finally:
             tally = replace(referee.tally(), silenced=tuple(silenced))
-            self._result.worlds.append(SpawnedWorld(tally, error))
+            ended = SpawnedWorld(tally, error, world.pids, world.is_known)
+            self._result.worlds.append(ended)
+            if ended.has_report:
+                self._result.untold.append(ended)
             referee.close()
 
     # -- the time ---------------------------------------------------------------------------
