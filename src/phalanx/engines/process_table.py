@@ -2,7 +2,8 @@
 what they have started.
 
 Used by the engines whose ranks are processes. Where the system does not tell (not Linux),
-nothing is taken for standing still. Must never end a process, but for `kill_all`.
+nothing is taken for standing still. Must never end a process, but for `kill_all` and
+`kill_group`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from phalanx.system import monotonic
 
 LOOK = 1.0
 """Seconds between two looks."""
+TRACKER = b"from multiprocessing.resource_tracker import main"
 LITTLE = 0.05
 """The part of a core that processes use which only wait: their threads look about."""
 
@@ -74,6 +76,43 @@ def kill_all(processes: Iterable[int]) -> None:
     for each in processes:
         with suppress(OSError):
             signal.pidfd_send_signal(each, signal.SIGKILL)
+
+
+def is_resource_tracker(pid: int) -> bool:
+    """Whether it is the process of `multiprocessing` that removes named semaphores and shared
+    memory when those that use them are gone, and then ends. Killed with them it leaves all that
+    they had in /dev/shm."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return TRACKER in file.read()
+    except OSError:
+        return False
+
+
+def kill_group(group: int, *, but: int = 0) -> None:
+    """Kill the process group by SIGKILL, without resource trackers and without process `but`.
+    Who is sent the signal starts nothing more, so that nothing is missed when a further look
+    finds nobody new."""
+    try:
+        os.killpg(group, 0)
+    except OSError:  # the usual case: nobody is left
+        return
+    if not os.path.exists("/proc/self/stat"):
+        os.killpg(group, signal.SIGKILL)
+        return
+    known = {but}
+    while new := [each for each in _members_of(group) if each not in known]:
+        known.update(new)
+        for each in new:
+            if not is_resource_tracker(each):
+                with suppress(OSError):
+                    os.kill(each, signal.SIGKILL)
+
+
+def _members_of(group: int) -> list[int]:
+    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    stats = ((pid, _stat(pid)) for pid in pids)
+    return [pid for pid, fields in stats if fields is not None and int(fields[2]) == group]
 
 
 def named(what: str, pid: int) -> str:
