@@ -129,12 +129,23 @@ def _stat(pid: int) -> list[str] | None:
         return None
 
 
-class Work:
-    """Whether processes compute, or read from a disk. `pids` says which."""
+def bytes_moved(pid: int) -> int:
+    """How much the process has read and written, into files, pipes and the terminal."""
+    with suppress(OSError, ValueError, IndexError):
+        with open(f"/proc/{pid}/io", encoding="ascii") as file:
+            read, written = file.readline(), file.readline()
+        return int(read.split()[1]) + int(written.split()[1])
+    return 0
 
-    def __init__(self, pids: Callable[[], Iterable[int]]) -> None:
+
+class Work:
+    """Whether processes compute, or read from a disk. `pids` says which. With `moves_bytes`
+    what they read and write counts as well, for those whose output nobody else sees."""
+
+    def __init__(self, pids: Callable[[], Iterable[int]], *, moves_bytes: bool = False) -> None:
         self._pids = pids
-        self._ticks = 0
+        self._moves_bytes = moves_bytes
+        self._ticks = self._bytes = 0
         self._looked = monotonic()
 
     def is_time_to_look(self) -> bool:
@@ -144,6 +155,9 @@ class Work:
         """Since the last look."""
         now, pids = monotonic(), list(self._pids())
         ticks = sum(map(cpu_ticks, pids))
+        moved = sum(map(bytes_moved, pids)) if self._moves_bytes else 0
         used, elapsed = abs(ticks - self._ticks), now - self._looked
+        has_moved, self._bytes = moved != self._bytes, moved
         self._ticks, self._looked = ticks, now
-        return used > LITTLE * elapsed * os.sysconf("SC_CLK_TCK") or any(map(is_at_work, pids))
+        computes = used > LITTLE * elapsed * os.sysconf("SC_CLK_TCK")
+        return computes or has_moved or any(map(is_at_work, pids))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -171,6 +172,59 @@ def test_a_standstill_says_at_which_address_each_rank_waits(tmp_path: Path) -> N
     places = [line for line in rest if "init_process_group(file://" in line]
     assert [line.split()[1] for line in places] == ["0", "1"]
     assert places[0].split("(")[1] != places[1].split("(")[1]
+
+
+WAITS = """
+import os, sys, time
+from script import start
+
+if __name__ == "__main__":
+    how, *before = sys.argv[1:]
+    if before:
+        start("fork", *before)
+    if how == "computes":
+        end = time.monotonic() + 4
+        while time.monotonic() < end: sum(range(1000))
+    elif how == "prints":
+        for number in range(8): print(number, flush=True); time.sleep(0.5)
+    else:
+        if os.fork() == 0: how = "child"
+        print(how, os.getpid(), flush=True)
+        time.sleep(1000)
+    start("fork", "good")
+"""
+
+
+@pytest.mark.programs
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("before", "goal"), [([], "start ranks"), (["good"], "end")])
+def test_a_script_that_stands_still_without_ranks_ends(
+    tmp_path: Path, before: list[str], goal: str
+) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    (tmp_path / "waits.py").write_text(WAITS)
+    command = [sys.executable, "-m", "phalanx", "run", "--no-record", "--engine", "processes"]
+    words = ["--timeout", "2", "waits.py", "sleeps", *before]
+    done = run_forked([*command, *words], cwd=tmp_path, timeout=110)
+    assert done.returncode == 3
+    assert "StallError: no sign of life for " in done.stderr
+    assert re.search(rf"waited for the script \(process \d+\) to {goal}\n", done.stderr)
+    pids = re.findall(r"^(?:sleeps|child) (\d+)$", done.stdout, re.MULTILINE)
+    assert len(pids) == 2
+    assert not [each for each in pids if os.path.exists(f"/proc/{each}/exe")]
+
+
+@pytest.mark.programs
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("how", ["computes", "prints"])
+def test_a_script_that_computes_or_prints_before_its_ranks_is_alive(
+    tmp_path: Path, how: str
+) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    (tmp_path / "waits.py").write_text(WAITS)
+    command = [sys.executable, "-m", "phalanx", "run", "--no-record", "--engine", "processes"]
+    done = run_forked([*command, "--timeout", "2", "waits.py", how], cwd=tmp_path, timeout=110)
+    assert done.returncode == 0, done.stderr
 
 
 SUITE = """

@@ -17,12 +17,20 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from phalanx.backend.rank_errors import error_for
+from phalanx.engines.process_table import (
+    Work,
+    family_of,
+    held,
+    is_resource_tracker,
+    kill_all,
+    named,
+)
 from phalanx.engines.referee.referee_server import RefereeServer
 from phalanx.engines.run_settings import Settings, choose_findings, tell_findings
 from phalanx.engines.snapshots import group_views
@@ -39,9 +47,10 @@ from phalanx.engines.spawned.spawned_messages import (
     read_hello,
     send_line,
 )
+from phalanx.engines.spawned.spawned_worlds import OpenWorld, SpawnedEnd, SpawnedWorld
+from phalanx.engines.standstill import stall_outside
 from phalanx.errors import HazardError, PhalanxError, RankFailedError, VerdictError
-from phalanx.matching.other_group import INIT
-from phalanx.model import Group, Op, RankView, Silenced, Stall, Tally, Wait
+from phalanx.model import Silenced, Stall
 from phalanx.system import monotonic
 
 TICK = 0.05
@@ -49,66 +58,6 @@ GREETING = 5.0
 """Seconds that a caller has to say its first line."""
 GRACE = 5.0
 """Seconds that the script has to end when it was interrupted, or when a run is given up."""
-
-
-@dataclass
-class SpawnedWorld:
-    """What came of one world: how much was checked, and its error, if it had one."""
-
-    tally: Tally
-    error: BaseException | None = None
-    pids: Set[int] = frozenset()
-    """The processes of its ranks, and those that started them."""
-    is_known: bool = False
-    """Whether the script has read the exit code of one that failed."""
-
-    @property
-    def has_report(self) -> bool:
-        return isinstance(self.error, (VerdictError, HazardError))
-
-
-@dataclass
-class SpawnedEnd:
-    """What came of the script: its exit status, how it ended, what it has not printed yet, and
-    the worlds that there were."""
-
-    status: int = 0
-    end: ScriptEnd | None = None
-    worlds: list[SpawnedWorld] = field(default_factory=list)
-    error: VerdictError | None = None
-    """A standstill, by which the run was ended."""
-    is_suite: bool = False
-    """Whether the script has asked for the errors of worlds, test by test."""
-    untold: list[SpawnedWorld] = field(default_factory=list)
-    """Worlds with a report of which no test of the suite knows."""
-
-
-class _World:
-    """Ranks that meet at one address, and their referee."""
-
-    def __init__(self, joins: Joins, referee: RefereeServer) -> None:
-        self.place, self.size = joins.place, joins.size
-        self.referee = referee
-        self.lines: dict[int, socket.socket] = {}
-        self.pids: Set[int] = frozenset()
-        self.is_known = False
-        self.has_lost = False
-        """Whether a rank has left: who comes now belongs to another world."""
-
-    def takes(self, joins: Joins) -> bool:
-        same = (self.place, self.size) == (joins.place, joins.size)
-        return same and not self.has_lost and joins.rank not in self.lines
-
-    def views(self) -> list[RankView]:
-        """What its ranks do; as long as some are missing, the others wait in `INIT`."""
-        if self.has_lost or len(self.lines) == self.size:
-            return list(self.referee.snapshot().ranks)
-        missing = tuple(rank for rank in range(self.size) if rank not in self.lines)
-        group = Group(f"{self.place}, world_size={self.size}", tuple(range(self.size)))
-        return [
-            RankView(rank, "waiting", Wait(Op(rank, INIT, group), missing))
-            for rank in sorted(self.lines)
-        ]
 
 
 def run_spawning(
@@ -133,7 +82,7 @@ class _Launch:
             checks=settings.checks,
         )
         self._result = SpawnedEnd()
-        self._worlds: list[_World] = []
+        self._worlds: list[OpenWorld] = []
         self._listener = listen(self._base.address)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
@@ -149,8 +98,9 @@ class _Launch:
             env={**os.environ, **(self._settings.environ or {}), VARIABLE: self._base.export()},
             stdout=shown,
         )
+        work = Work(lambda: family_of(script.pid), moves_bytes=True)
         try:
-            self._wait(script)
+            self._wait(script, work)
         except KeyboardInterrupt:
             self._end(script, signal.SIGINT)
             raise
@@ -159,12 +109,15 @@ class _Launch:
         result.untold = [world for world in result.untold if not world.is_known]
         return result
 
-    def _wait(self, script: subprocess.Popen[bytes]) -> None:
+    def _wait(self, script: subprocess.Popen[bytes], work: Work) -> None:
         while script.poll() is None:
             self._hear(TICK)
-            if self._result.error is None and self._stands_still():
-                self._result.error = error_for(self._stall(), self._settings.replay)
-                self._end(script, signal.SIGTERM)
+            if self._result.error is None and self._stands_still(work):
+                self._result.error = self._stall(script.pid)
+                begun = family_of(script.pid)
+                with held(each for each in begun if not is_resource_tracker(each)) as family:
+                    self._end(script, signal.SIGTERM)
+                    kill_all(family)  # what it has started need not have a line
         deadline = monotonic() + GRACE
         while (self._worlds or self._callers) and monotonic() < deadline:
             self._hear(TICK)
@@ -248,7 +201,7 @@ class _Launch:
     # -- what the script knows --------------------------------------------------------------
 
     def _note_looks(self, pids: Sequence[int]) -> None:
-        worlds: list[_World | SpawnedWorld] = [*self._worlds, *self._result.worlds]
+        worlds: list[OpenWorld | SpawnedWorld] = [*self._worlds, *self._result.worlds]
         for world in worlds:
             world.is_known = world.is_known or not world.pids.isdisjoint(pids)
 
@@ -265,7 +218,7 @@ class _Launch:
     def _join(self, line: socket.socket, joins: Joins) -> None:
         world = next((each for each in self._worlds if each.takes(joins)), None)
         if world is None:
-            world = _World(joins, self._new_referee(joins.size))
+            world = OpenWorld(joins, self._new_referee(joins.size))
             self._worlds.append(world)
         world.lines[joins.rank] = line
         world.pids |= set(joins.pids)
@@ -283,7 +236,7 @@ class _Launch:
             on_journal=given.on_journal,
         )
 
-    def _attend(self, world: _World, rank: int, line: socket.socket) -> None:
+    def _attend(self, world: OpenWorld, rank: int, line: socket.socket) -> None:
         if _read(line) != b"":
             return
         self._selector.unregister(line)
@@ -297,7 +250,7 @@ class _Launch:
             self._worlds.remove(world)
             self._finish(world)
 
-    def _finish(self, world: _World) -> None:
+    def _finish(self, world: OpenWorld) -> None:
         """All of its ranks have left."""
         referee = world.referee
         silenced: list[Silenced] = []
@@ -320,8 +273,9 @@ class _Launch:
 
     # -- the time ---------------------------------------------------------------------------
 
-    def _stands_still(self) -> bool:
-        """Whether there are ranks, and none has called, come or gone for longer than it may."""
+    def _stands_still(self, work: Work) -> bool:
+        """Whether no rank has called, come or gone for longer than it may. While there are no
+        ranks, the script and what it has started must neither compute, read nor write."""
         limit = self._settings.timeout
         if limit is None:
             return False
@@ -330,18 +284,25 @@ class _Launch:
             for world in self._worlds
         ]
         known, since = self._moved
-        if not state or state != known:
+        if not state and not work.is_time_to_look():
+            return False
+        if state != known or (not state and work.goes_on()):
             self._moved = state, monotonic()
             return False
         return monotonic() - since > limit
 
-    def _stall(self) -> Stall:
+    def _stall(self, script: int) -> BaseException:
         """Of the ranks of all worlds; their numbers are those of their own world."""
+        replay = self._settings.replay
+        if not self._worlds:
+            goal = "end" if self._result.worlds else "start ranks"
+            seconds = monotonic() - self._moved[1]
+            return stall_outside(seconds, f"{named('the script', script)} to {goal}", replay)
         views = [view for world in self._worlds for view in world.views()]
         blocks = group_views(sorted(views, key=lambda view: view.rank))
         seconds = self._settings.timeout or 0.0
         verdict = Stall("stall", "error", (), seconds=seconds, blocks=blocks)
-        return self._worlds[0].referee.with_tests(verdict) if self._worlds else verdict
+        return error_for(self._worlds[0].referee.with_tests(verdict), replay)
 
 
 def _read(line: socket.socket) -> bytes | None:
