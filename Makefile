@@ -13,7 +13,7 @@ PARALLEL := -n $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-resta
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test test-full test-libraries conformance upstream docs lint format bench bench-costs bench-startup bench-tests bench-bugs bench-explain bench-scale chaos clean
+.PHONY: help demo check test test-full test-libraries conformance upstream docs lint format bench bench-costs bench-startup bench-tests bench-bugs bench-explain bench-explore bench-orders bench-scale chaos clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -62,6 +62,13 @@ bench: $(READY) ## compare all_reduce with torch's threaded group and with Gloo
 
 bench-scale: $(READY) ## measure many ranks beside as many bare threads (5 minutes)
 	$(BIN)/python benchmarks/scale.py
+
+bench-explore: $(READY) ## measure schedules a second beside a kept world and bare threads (2 minutes)
+	$(BIN)/python benchmarks/explore.py
+
+bench-orders: $(READY) ## find the bugs of the order benchmark by each strategy; write docs/orders.md (20 minutes)
+	@mkdir -p build
+	$(BIN)/python -m benchmarks.orders --json build/orders.json --write docs/orders.md
 
 bench-costs: $(READY) ## compare what operations cost with NCCL's curves and with Gloo; write docs/time.md
 	$(BIN)/python benchmarks/costs.py --gloo 2,3,4 --rounds 15 --write docs/time.md

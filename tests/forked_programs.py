@@ -104,6 +104,10 @@ class ForkedProgram:
             assert time.monotonic() < end, self._out.read_text()
             time.sleep(0.02)
 
+    def written(self) -> str:
+        """What it has written to standard output until now."""
+        return self._out.read_text()
+
     def wait(self, timeout: float | None = None) -> int:
         if self.returncode is None:
             if not select.select([self._ended], [], [], timeout)[0]:

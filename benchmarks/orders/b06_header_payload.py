@@ -2,7 +2,7 @@
 # decides: order
 # kind: rank-failed
 # lines: 16-17
-# minimum: 2
+# minimum: 1
 # report: https://github.com/pytorch/pytorch/pull/2855
 # what: the server takes a header from any worker and then the payload from any worker
 #     again, which may be another one

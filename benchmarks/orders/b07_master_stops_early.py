@@ -1,7 +1,7 @@
 # ranks: 3
 # decides: order
 # kind: deadlock|mismatch|rank-failed
-# lines: 18
+# lines: 18-29,36
 # minimum: 2
 # report: https://github.com/coin-or/CHiPPS-ALPS/issues/18
 # what: the master ends when all results are there and stops the workers that asked until

@@ -1,7 +1,7 @@
 # ranks: 2
 # decides: order
 # kind: rank-failed
-# lines: 16,19-21,26-30
+# lines: 16-30
 # minimum: 1
 # report: https://github.com/DARMA-tasking/vt/issues/500
 # what: the ranks stop when all of them say that they are idle, though a task may lie in the

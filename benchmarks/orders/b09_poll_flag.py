@@ -1,6 +1,6 @@
 # ranks: 2
 # decides: order
-# kind: mismatch|deadlock|rank-failed
+# kind: mismatch|deadlock|rank-failed|unwaited-work
 # lines: 22-26
 # minimum: 1
 # report: https://github.com/BLAST-WarpX/warpx/pull/2870

@@ -1,8 +1,8 @@
 # ranks: 2
 # decides: order
 # kind: mismatch|deadlock|thread-race|rank-failed
-# lines: 21
-# minimum: 1
+# lines: 16,21,26
+# minimum: 0
 # report: https://github.com/KempnerInstitute/KempnerForge/issues/104
 # what: the thread that saves reduces on the same group on which the main thread meets at a
 #     barrier, and nothing says which comes first

@@ -1,7 +1,7 @@
 # ranks: 2
 # decides: order
 # kind: rank-failed|different-results
-# lines: 21
+# lines: 21,32
 # minimum: 1
 # report: https://github.com/NVIDIA/nccl/issues/781
 # what: buckets are applied in the order in which their callbacks ran, which is not the same

@@ -1,7 +1,7 @@
 # ranks: 3
 # decides: order
 # kind: rank-failed
-# lines: 21-22
+# lines: 15,21-22,34
 # minimum: 1
 # report: https://github.com/deepseek-ai/DeepEP/issues/560
 # what: ranks take shards in the order in which they arrive, and the predictions are put

@@ -1,8 +1,8 @@
 # ranks: 3
 # decides: order
 # kind: mismatch|deadlock|rank-failed
-# lines: 23
-# minimum: 1
+# lines: 20-23,31
+# minimum: 0
 # report: https://github.com/meta-pytorch/torchft/pull/71
 # what: each rank lists who has joined when it looks, so the ranks of one quorum have
 #     different members

@@ -2,7 +2,7 @@
 # decides: order
 # kind: rank-failed
 # lines: 17-19,22-23
-# minimum: 2
+# minimum: 1
 # report: https://github.com/devsisters/checkpoint/pull/14
 # what: a rank that waited for the lock goes on when it is released without taking it, and
 #     so do all that waited

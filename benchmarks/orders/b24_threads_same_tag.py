@@ -1,7 +1,7 @@
 # ranks: 2
 # decides: order
 # kind: rank-failed
-# lines: 14
+# lines: 14,20,32
 # minimum: 1
 # report: https://github.com/pytorch/pytorch/issues/63486
 # what: two threads of rank 0 send to rank 1 with the same tag, and rank 1 takes what comes

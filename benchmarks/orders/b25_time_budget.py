@@ -1,7 +1,7 @@
 # ranks: 2
 # decides: time
 # kind: mismatch|deadlock|rank-failed
-# lines: 19
+# lines: 19,26-32
 # minimum: 1
 # faults: delay
 # report: https://github.com/microsoft/superbenchmark/pull/347

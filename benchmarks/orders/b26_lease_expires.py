@@ -1,7 +1,7 @@
 # ranks: 2
 # decides: time
 # kind: rank-failed
-# lines: 35
+# lines: 30-35,50
 # minimum: 1
 # faults: delay
 # report: https://github.com/elizaOS/eliza/pull/23842

@@ -1,8 +1,8 @@
 # ranks: 2
 # decides: time
 # kind: mismatch|deadlock|rank-failed
-# lines: 18-19,26
-# minimum: 1
+# lines: 18-19,26,35
+# minimum: 0
 # report: https://github.com/pytorch/pytorch/pull/100594
 # what: rank 1 falls back to a default when it has waited long enough, at the moment at
 #     which rank 0 publishes something else

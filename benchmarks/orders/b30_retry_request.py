@@ -1,7 +1,7 @@
 # ranks: 2
 # decides: time
 # kind: rank-failed
-# lines: 17,23
+# lines: 17,23-25
 # minimum: 1
 # faults: delay
 # report: none

@@ -1,7 +1,7 @@
 # ranks: 2
 # decides: time
 # kind: mismatch|deadlock|rank-failed
-# lines: 18
+# lines: 18,24,36
 # minimum: 0
 # report: https://github.com/rwth-i6/returnn/issues/318
 # what: each rank saves when its own clock says so; writing the index makes the clock of

@@ -1,7 +1,7 @@
 # ranks: 2
 # decides: fault
 # kind: rank-failed
-# lines: 24
+# lines: 24,31
 # minimum: 1
 # faults: kill
 # report: https://github.com/petuum/adaptdl/pull/81

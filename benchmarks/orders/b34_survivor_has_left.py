@@ -1,7 +1,7 @@
 # ranks: 3
 # decides: fault
 # kind: rank-failed|deadlock
-# lines: 47-48
+# lines: 34,47-48
 # minimum: 1
 # faults: kill
 # report: https://github.com/mpi-forum/mpi-issues/issues/1119

@@ -1,7 +1,7 @@
 # ranks: 3
 # decides: fault
 # kind: rank-failed
-# lines: 23
+# lines: 23,37-39
 # minimum: 1
 # faults: partition
 # report: https://github.com/meta-pytorch/torchft/pull/71

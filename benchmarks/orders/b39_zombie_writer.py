@@ -1,7 +1,7 @@
 # ranks: 2
 # decides: fault
 # kind: rank-failed
-# lines: 25
+# lines: 25,62
 # minimum: 1
 # faults: stop,delay
 # report: https://github.com/kagkarlsson/db-scheduler/pull/432

@@ -1,7 +1,7 @@
 # ranks: 2
 # decides: fault
 # kind: rank-failed
-# lines: 16
+# lines: 16-26
 # minimum: 1
 # faults: kill
 # report: https://github.com/elizaOS/eliza/pull/23842

@@ -8,6 +8,8 @@ python -m benchmarks.orders --gloo 1000 --shard 1/2    the first half of these r
                                                        keeps what is done, so the same command
                                                        goes on where it was stopped
 python -m benchmarks.orders --write docs/orders.md     the page, with --gloo-json g.json
+python -m benchmarks.orders --replays 100000           replay what --json has found; goes on
+                                                       where it was stopped, --shard as above
 """
 
 from __future__ import annotations
@@ -25,6 +27,11 @@ def main(arguments: list[str] | None = None) -> int:
     programs = load(options.only)
     if options.gloo:
         return run_gloo(options, programs)
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # before torch is imported
+    if options.replays:
+        from benchmarks.orders.replays import run_replays
+
+        return run_replays(options, programs)
     from benchmarks.orders.exploring import run_explore
 
     return run_explore(options, programs)
@@ -43,7 +50,17 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--limit", type=int, default=200, help="schedules for each search (200)"
     )
     parser.add_argument("--write", metavar="FILE", help="write the page there")
-    parser.add_argument("--gloo-json", metavar="FILE", help="what --gloo wrote, for the page")
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count(), help="processes that explore (one a core)"
+    )
+    parser.add_argument("--page-only", action="store_true", help="write the page from --json")
+    parser.add_argument(
+        "--gloo-json", default="", metavar="FILE,...", help="what --gloo wrote, for the page"
+    )
+    parser.add_argument("--replays", type=int, metavar="N", help="replay tokens of --json")
+    parser.add_argument(
+        "--replays-json", default="", metavar="FILE,...", help="what --replays writes"
+    )
     parser.add_argument("--gloo", type=int, metavar="N", help="run each N times on plain Gloo")
     parser.add_argument("--right", type=int, metavar="N", help="and the right ones N times")
     parser.add_argument("--shard", default="1/1", metavar="I/K", help="the I-th of K parts")

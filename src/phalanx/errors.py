@@ -156,6 +156,10 @@ class RankStopped(BaseException):
     """Unwinds a rank because another one failed. Not an Exception: programs must not eat it."""
 
 
+class RankKilled(RankStopped):
+    """Unwinds a rank whose process a plan of faults has killed."""
+
+
 class RankInterrupted(RankStopped, KeyboardInterrupt):
     """The same because of Ctrl-C: comes once, and programs may do something about it."""
 

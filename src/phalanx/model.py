@@ -163,9 +163,10 @@ class Wait:
 class Leave:
     """How a rank left its program without an error: by a `return` of the function `site` is in,
     by `sys.exit` or `os._exit` there, at the `end` of its script or of the function `site` is
-    in. `signal` is the one in whose handler it left, or that it had caught before."""
+    in; or that it was `killed` there, as a plan of faults says. `signal` is the one in whose
+    handler it left, or that it had caught before."""
 
-    how: Literal["return", "exit", "os-exit", "end"]
+    how: Literal["return", "exit", "os-exit", "end", "killed"]
     site: Site | None = None
     signal: str | None = None
 
@@ -471,6 +472,8 @@ class Tally:
     silenced: tuple[Silenced, ...] = ()
     raised: tuple[Verdict, ...] = ()
     """Errors of ours that ranks met with, whether the program caught them or not."""
+    happened: tuple[str, ...] = ()
+    """The faults of the plan that happened."""
     worlds: int = 1
     """How many worlds are summed up; `ranks` is then the size of the largest."""
 

@@ -56,3 +56,45 @@ def test_a_token_repeats_a_run_with_its_restart(explore) -> None:
     status, again = explore(shlex.join(words))
     assert status == 3
     assert 'no rank can set "leader"' in again
+
+
+KILLED = """
+import os
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+store = dist.distributed_c10d._get_default_store()
+done = store.add("done", 0)
+store.add("done", 1)
+dist.barrier()
+print("attempt", os.environ["TORCHELASTIC_RESTART_COUNT"], "of", dist.get_rank())
+"""
+
+
+def test_a_kill_is_a_failure_where_ranks_may_start_again(tmp_path, capsys, monkeypatch) -> None:
+    (tmp_path / "train.py").write_text(KILLED)
+    monkeypatch.chdir(tmp_path)
+    line = "run -n 2 --no-record --max-restarts 1 --faults 'kill(rank=1, at=store(2))' train.py"
+    assert main(shlex.split(line)) == 0
+    out, err = capsys.readouterr()
+    assert "attempt 1 of 0" in out
+    assert "attempt 0" not in out
+    assert "rank 1 died of SIGKILL" in err
+    assert "rank 1 was killed at its store operation 2, train.py:8" in err
+    assert "phalanx: restart 1 of at most 1: all 2 ranks start again" in err
+    assert "phalanx: happened: kill(rank=1, at=store(2))" in err
+
+
+def test_without_restarts_the_survivors_go_on_and_what_did_not_happen_is_said(
+    tmp_path, capsys, monkeypatch
+) -> None:
+    (tmp_path / "train.py").write_text(KILLED.replace("dist.barrier()", ""))
+    monkeypatch.chdir(tmp_path)
+    plan = "kill(rank=1, at=store(2)), delay(rank=0, seconds=1, at=call(9))"
+    assert main(["run", "-n", "2", "--no-record", "--faults", plan, "train.py"]) == 0
+    out, err = capsys.readouterr()
+    assert "attempt 0 of 0" in out
+    assert "of 1" not in out
+    assert "phalanx: happened: kill(rank=1, at=store(2))\n" in err
+    never = "phalanx: never happened: delay(rank=0, seconds=1, at=call(9));"
+    assert f"{never} the run did not come there\n" in err

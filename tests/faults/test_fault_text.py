@@ -37,6 +37,7 @@ from phalanx.faults import (
     stop,
     store,
 )
+from phalanx.faults.fault_words import say_what_happened
 
 RANK = strategies.integers(0, 63)
 SECONDS = strategies.floats(min_value=1e-6, max_value=1e9)
@@ -246,3 +247,39 @@ def test_kinds() -> None:
     assert read_kinds("kill, raise,kill") == ("kill", "raise_")
     with pytest.raises(UsageError, match="there is no kind 'murder'; choose among kill, delay"):
         read_kinds("murder")
+
+
+@pytest.mark.parametrize(
+    ("plan", "words"),
+    [
+        ("kill(rank=2, at=call(17))", "rank 2 was killed at its call 17, train.py:4"),
+        (
+            'delay(rank=1, seconds=30, at=line("train.py:40", 2))',
+            "rank 1 was delayed by 30 s at train.py:40, time 2",
+        ),
+        (
+            "stop(rank=1, seconds=900, at=moment(5))",
+            "rank 1 was stopped for 900 s after 5 s, train.py:4",
+        ),
+        (
+            "raise_(MemoryError, rank=0, at=store(3))",
+            "MemoryError was raised in rank 0 at its store operation 3, train.py:4",
+        ),
+        (
+            "corrupt(rank=3, call=9, bits=2)",
+            "2 bits of the result of rank 3 flipped at its call 9, train.py:4",
+        ),
+        (
+            "drop_store(at=moment(5), seconds=15)",
+            "the store lost its server for 15 s after 5 s",
+        ),
+        (
+            "partition([0, 1], [2], during=(5, 20))",
+            "nothing passed between ranks 0, 1 and rank 2 from 5 s to 20 s",
+        ),
+    ],
+)
+def test_what_has_happened_is_said(plan: str, words: str) -> None:
+    (fault,) = parse_faults(plan)
+    place = "" if fault.kind in ("drop_store", "partition") else "train.py:4"
+    assert say_what_happened(fault, place) == words

@@ -58,6 +58,8 @@ def noting(original: Any) -> Any:
         context = context_here()
         if context is not None and SCRIPT in context.saved and not args[2]:
             note_default_group(context, context.saved, sys._getframe(1), str(args[3]))
+        if context is not None and context.session.losses is not None:
+            context.session.losses.await_members(context, args, kwargs)
         if context is not None and KIND in context.session.kinds:
             _, _, ranks, backend, _, name = args[:6]
             if ranks and str(name).isdigit():  # else it is named by its members, who alone call

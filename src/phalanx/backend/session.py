@@ -10,6 +10,7 @@ import itertools
 import sys
 import threading
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -123,6 +124,9 @@ class RankContext:
         """What `group_reuse.py` found when the default group was new."""
         self.untouched = False
         """Whether it found the same at the end."""
+        self.strikes: Any = None
+        """What a plan of faults has for this rank: is told of each call, of each operation of
+        the program on a store, and of each thread. None without one."""
         self.invariants: dict[str, Callable[[Strand], None]] = {}
         """What is to hold at each call of the rank, by its words; see `core/invariants.py`."""
 
@@ -251,6 +255,12 @@ class Session:
         self.meshes: dict[Any, Any] = {}
         """The groups of each kind of mesh; see `mesh_groups.py`."""
         self.stores: dict[str, Store] = {}
+        self.group_class: Any = None
+        """What groups are made of in runs with faults; None: the usual class."""
+        self.fault_lines: list[tuple[str, str]] = []
+        """What faults have happened, for reports: labels and texts."""
+        self.happened: list[str] = []
+        """The same as one writes them."""
         self.meeting_key = MEETING_KEY
         """Where the members of a group agree in its store who they are."""
         self.store_waiters: list[Strand] = []
@@ -260,6 +270,8 @@ class Session:
         """How often keys were changed, in runs that are explored."""
         self.promises: list[Promise] = []
         """What such a run has chosen that is still to come, in the order in which it was."""
+        self.losses: Any = None
+        """What a run with faults has lost: the `Injuries` of `backend/losses/`."""
         self.renumber: Callable[[RankContext, int], None] | None = None
         """Where ranks tell their numbers only when they make their group: lets one have the
         number that it says."""
@@ -336,7 +348,8 @@ class Session:
         """How many collectives and messages there were, on how many groups."""
         all_counts = [self._ended, *map(_counts, self.mailboxes.values())]
         collectives, messages, groups = map(sum, zip(*all_counts, strict=True))
-        return Tally(self.size, collectives, messages, groups, raised=tuple(self.raised))
+        counted = Tally(self.size, collectives, messages, groups, raised=tuple(self.raised))
+        return replace(counted, happened=tuple(self.happened)) if self.happened else counted
 
     def mailbox(self, key: tuple[str, int], name: str, members: Sequence[int]) -> GroupMailbox:
         """The mailbox of a group; the first member to come makes it."""
@@ -346,6 +359,8 @@ class Session:
             shown = "world" if len(ranks) == self.size and name == "0" else f"group {name}"
             found = self.mailboxes[key] = GroupMailbox(shown, ranks)
             self.journal.keep(found.record)
+            if self.losses is not None:
+                self.losses.join(found)
         return found
 
 

@@ -52,7 +52,8 @@ class _Facade(type):
         note_rank(context, rank)
         given = rest[0] if rest else kwargs.get("timeout")
         timeout = getattr(given, "_timeout", given) or DEFAULT_TIMEOUT
-        return VisibleGroup(context, cls.backend_name, store, rank, size, timeout)
+        made = context.session.group_class or VisibleGroup
+        return made(context, cls.backend_name, store, rank, size, timeout)
 
     def __instancecheck__(cls, instance: Any) -> bool:
         if isinstance(instance, RankGroup):

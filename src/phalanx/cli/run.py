@@ -27,6 +27,7 @@ from phalanx.cli.run_end import (
     print_closing,
     print_closing_of_worlds,
     print_error,
+    print_faults,
     print_findings,
     print_unchecked_pool,
     sharing_lines,
@@ -213,6 +214,11 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.engine == "torchrun":
         return _run_by_torchrun(arguments)
     launches = starts_ranks_itself(arguments)
+    if launches and arguments.faults:
+        raise UsageError(
+            "--faults names ranks: say how many there are, e.g. -n 4. For a script that starts "
+            "its ranks itself there is no plan"
+        )
     if launches and arguments.engine == "processes":
         return _run_spawning(arguments)
     ranks, per_node = (1, 1) if launches else count_ranks(arguments)
@@ -286,6 +292,7 @@ def _run(arguments: argparse.Namespace) -> int:
         if launches and launch.worlds_of_one and not launch.worlds and launch.error is None:
             print(alone_line(_replay_alone(options, arguments)), file=sys.stderr)
         restarts.print_end()
+        print_faults(options, tallies or [tally for tally, _ in ends])
         print_closing_of_worlds(ends, findings, options)
         if launches and program.is_pytest and not ends:
             print_unchecked_pool()

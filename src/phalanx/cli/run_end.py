@@ -24,7 +24,13 @@ from phalanx.errors import (
 )
 from phalanx.model import Restart, Tally, Verdict
 from phalanx.options import Options
-from phalanx.report.closing import render_closing, render_restart, render_restarts, sum_up
+from phalanx.report.closing import (
+    render_closing,
+    render_faults,
+    render_restart,
+    render_restarts,
+    sum_up,
+)
 from phalanx.report.layout import count, visible
 from phalanx.report.text import render_kind
 from phalanx.shown.folded_stack import error_text
@@ -120,6 +126,11 @@ def print_closing(
     else:
         line = f"phalanx: {count(tally.ranks, 'rank')}, not checked (--checks none)"
     print(line, file=sys.stderr)
+
+
+def print_faults(options: Options, tallies: Sequence[Tally]) -> None:
+    if options.faults:
+        print(render_faults(options.faults, tallies), file=sys.stderr)
 
 
 def print_closing_of_worlds(

@@ -21,7 +21,7 @@ class Step:
     """What a strand is about to do that others may notice. Two steps that have a place in
     common, of which one writes, may give another run in the other order; others commute."""
 
-    __slots__ = ("is_possible", "kind", "mark", "offer", "parks", "places", "writes")
+    __slots__ = ("asks", "is_possible", "kind", "mark", "offer", "parks", "places", "writes")
 
     def __init__(
         self,
@@ -40,6 +40,9 @@ class Step:
         """The program's line, as `callsite.mark` gives it."""
         self.is_possible = is_possible
         """Whether the strand could go on now; None: it can. Asked again before each pick."""
+        self.asks: Hashable = None
+        """What it asks of its places, where that varies: who asks for something else does not
+        look at the same thing again."""
         self.parks = False
         """Whether the strand, let go on although it could not make the step, parks until it
         can; else it looks in vain."""

@@ -102,7 +102,15 @@ def _in_order(strand: Strand) -> tuple[int, int]:
 
 
 def _can_make(step: Step | None) -> bool:
-    return step is None or step.is_possible is None or step.is_possible()
+    """What can no longer be asked (a store that has lost its server) counts as possible: the
+    thread goes on, and its own call raises."""
+    if step is None or step.is_possible is None:
+        return True
+    try:
+        return step.is_possible()
+    except Exception:
+        step.is_possible = None
+        return True
 
 
 class Settling:

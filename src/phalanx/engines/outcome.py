@@ -54,6 +54,8 @@ class Outcome:
     error: BaseException | None = None
     stopped: bool = False
     late: BaseException | None = None
+    killed: bool = False
+    """Whether a plan of faults has killed it, which is no failure by itself."""
     site: Site | None = None
     """Where the error was raised, if its traceback does not say, as for another process."""
 
@@ -70,8 +72,8 @@ class Outcomes:
 
     @property
     def any_stopped(self) -> bool:
-        """Whether a rank was stopped. Calls that are open then are no finding."""
-        return any(each.stopped for each in self.ranks)
+        """Whether a rank was stopped, or killed. Calls that are open then are no finding."""
+        return any(each.stopped or each.killed for each in self.ranks)
 
     def record(self, rank: int, error: BaseException, *, stopping: bool) -> bool:
         """Record how a rank ended. Returns whether this is a failure of its own."""

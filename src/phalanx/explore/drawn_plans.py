@@ -1,11 +1,20 @@
-"""Plans of faults for the runs of an exploration: one for each schedule, drawn from a seed."""
+"""Plans of faults for the runs of an exploration: one for each schedule, drawn from a seed.
+
+Faults are drawn where a first run, without any, has been: at its calls, at its operations on
+stores, at the lines that it has passed, at its moments.
+"""
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
+from phalanx import callsite
+from phalanx.core.strand import here
 from phalanx.explore.one_run import Execution, Subject
 from phalanx.faults import RunShape, draw_plan
 
@@ -21,15 +30,57 @@ def drawn_plans(
     if not kinds:
         while True:
             yield subject
-    shape = shape_of(make_run(subject))
+    passed = PassedLines()
+    subject.close()  # threads that are kept began before anybody watched
+    with passed.watching():
+        execution = make_run(subject)
+    subject.close()
+    shape = shape_of(execution, passed, exact_time=getattr(subject, "has_exact_time", False))
     number = seed << 32
     while True:
         yield subject.with_changes(faults=(*subject.faults, *draw_plan(kinds, number, shape)))
         number += 1
 
 
-def shape_of(execution: Execution) -> RunShape:
-    """What ranks do in this run, and so where faults can be in others."""
+class PassedLines:
+    """The lines of the program that each rank's own thread passes, in their order."""
+
+    def __init__(self) -> None:
+        self._passed: dict[int, dict[tuple[Any, int], None]] = {}
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch threads that are started meanwhile. Where somebody else traces, nothing."""
+        if threading.gettrace() is not None:
+            yield
+            return
+        threading.settrace(self._enter)
+        try:
+            yield
+        finally:
+            threading.settrace(None)
+
+    def of(self, rank: int) -> tuple[str, ...]:
+        sites = (callsite.site_at(*each) for each in self._passed.get(rank, ()))
+        return tuple(dict.fromkeys(map(str, sites)))
+
+    def _enter(self, frame: FrameType, event: str, given: Any) -> Any:
+        is_own = here.strand is not None and not here.strand.helper
+        if not is_own or callsite.is_library(frame.f_code.co_filename):
+            return None
+        return self._pass
+
+    def _pass(self, frame: FrameType, event: str, given: Any) -> Any:
+        if event == "line" and here.strand is not None:
+            passed = self._passed.setdefault(here.strand.rank, {})
+            if len(passed) < MOST_LINES:
+                passed.setdefault((frame.f_code, frame.f_lineno))
+        return self._pass
+
+
+def shape_of(execution: Execution, passed: PassedLines, *, exact_time: bool) -> RunShape:
+    """What ranks do in this run, and so where faults can be in others. Where time is not exact,
+    what really passes is no time."""
     journal: Any = execution.outcome.journal
     ranks = 0 if journal is None else journal.ranks
     calls, stores = Counter[int](), Counter[int]()
@@ -40,11 +91,24 @@ def shape_of(execution: Execution) -> RunShape:
         calls[event.rank] += event.kind == "posted"
         stores[event.rank] += event.kind in ("store-read", "store-written")
         if event.mark is not None and len(lines[event.rank]) < MOST_LINES:
-            lines[event.rank].setdefault(str(event.site))
+            lines[event.rank].update(dict.fromkeys(_lines_around(event)))
     return RunShape(
         ranks=ranks,
         calls=[calls[rank] for rank in range(ranks)],
         stores=[stores[rank] for rank in range(ranks)],
-        lines=[tuple(each) for each in lines],
-        seconds=round(max(0.0, last - first), 1),  # what really passes is no time here
+        lines=[passed.of(rank) or tuple(each)[:MOST_LINES] for rank, each in enumerate(lines)],
+        seconds=round(max(0.0, last - first), 6 if exact_time else 1),
     )
+
+
+def _lines_around(event: Any) -> Iterator[str]:
+    """The line at which this happened, and the others of its function: what a rank does between
+    two events, others may find undone."""
+    yield str(event.site)
+    if isinstance(event.mark, tuple):
+        code, _ = event.mark
+        numbers = {line for _, _, line in code.co_lines() if line}
+        yield from (
+            str(callsite.site_at(code, line))
+            for line in sorted(numbers - {code.co_firstlineno})
+        )

@@ -27,6 +27,8 @@ class ExplorationFailure:
     trace: Trace = field(compare=False, repr=False)
     schedules: int = 1
     """In how many of the schedules that were tried it came."""
+    first: int = 1
+    """The first of these schedules, counted from 1."""
     behaviours: int = 1
     """How many different behaviours these were."""
     ranks: int = 0

@@ -200,10 +200,16 @@ class Explorer:
                 suspect.times += 1
                 suspect.behaviours.add(behaviour)
             elif len(self._suspects) < MOST_SUSPECTS:
-                found = Suspect(symptom, subject, execution, cause, behaviours={behaviour})
-                self._suspects[symptom] = found
+                self._suspects[symptom] = Suspect(
+                    symptom,
+                    subject,
+                    execution,
+                    cause,
+                    first=self._schedules,
+                    behaviours={behaviour},
+                )
         if not failures and (not subject.faults or self.asked.same_result):
-            self._results.note(execution, subject, behaviour)
+            self._results.note(execution, subject, behaviour, self._schedules)
         self._report()
 
     def _report(self) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from phalanx.emulation.modules.isolation_rule import check_isolate
+from phalanx.emulation.run_patches import patched
 from phalanx.errors import UsageError
 from phalanx.explore.exploration import Exploration
 from phalanx.explore.explore_options import COMPARED, STRATEGY, ExploreOptions
@@ -124,7 +125,7 @@ def explore(
 
     name = getattr(fn, "__qualname__", type(fn).__name__)
     command = options.call(fn, has_arguments=bool(args or kwargs), door="explore")
-    with RunView.of(asked, options, program=name, command=command) as view:
+    with patched(), RunView.of(asked, options, program=name, command=command) as view:
         subject = FunctionSubject(fn, args, kwargs, options, asked.plan, view=view)
         try:
             found = Explorer(subject, asked, on_progress, replay_line).run()

@@ -86,9 +86,17 @@ def _class_of(text: str) -> str:
     return text.partition(":")[0]
 
 
-def result_of(outcome: RunOutcome, compare: Collection[str]) -> bytes:
-    """A digest of what came of a run that succeeded: equal for equal results."""
+def result_of(
+    outcome: RunOutcome, compare: Collection[str], without: Collection[int] = ()
+) -> bytes:
+    """A digest of what came of a run that succeeded: equal for equal results. Ranks `without`
+    are left out."""
     parts = {name: getattr(outcome, name) for name in COMPARED if name in compare}
+    if without:
+        parts = {
+            name: [each for rank, each in enumerate(part) if rank not in without]
+            for name, part in parts.items()
+        }
     return digest_of(parts)
 
 

@@ -16,6 +16,7 @@ from phalanx.explore.run_choices import RunChoices
 from phalanx.explore.strategies.replay import FollowedChoices
 from phalanx.explore.strategy import Strategy
 from phalanx.explore.trace import Trace
+from phalanx.journal.events import RankEnded
 from phalanx.journal.reader import Journal
 from phalanx.model import Verdict
 
@@ -39,6 +40,14 @@ class RunOutcome:
     journal: Journal | None = field(default=None, repr=False)
     kept: Any = field(default=None, repr=False)
     """What the door that makes the runs wants to have again of one that is told."""
+
+    @property
+    def killed(self) -> frozenset[int]:
+        """Ranks that a plan of faults has killed for good: they have no result."""
+        ends = () if self.journal is None else self.journal.filter(kind="rank-ended")
+        return frozenset(
+            each.rank for each in ends if isinstance(each, RankEnded) and each.how == "killed"
+        )
 
 
 @dataclass(frozen=True)

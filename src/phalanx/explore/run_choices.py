@@ -31,6 +31,9 @@ class RunChoices:
         self._read: dict[Hashable, Clock] = {}
         self._values: dict[Thread, int] = {}
         self._last: Thread | None = None
+        self._heard: Sequence[Clock] = ()
+        """What was heard of last, and what it comes to."""
+        self._news = _NOTHING
 
     def pick_strand(self, candidates: Sequence[Strand]) -> int:
         offered = tuple([self._candidate(strand, strand.step) for strand in candidates])
@@ -65,11 +68,12 @@ class RunChoices:
         return self._known.get(_thread(strand), _NOTHING)
 
     def learn(self, strand: Strand, stamps: Sequence[Clock]) -> None:
+        if stamps is not self._heard:  # all who met hear the same
+            self._heard, self._news = stamps, _NOTHING
+            for stamp in stamps:
+                self._news = _merged(self._news, stamp)
         thread = _thread(strand)
-        known = self._known.get(thread, _NOTHING)
-        for stamp in stamps:
-            known = _merged(known, stamp)
-        self._known[thread] = known
+        self._known[thread] = _merged(self._known.get(thread, _NOTHING), self._news)
 
     def _add(
         self,
@@ -99,10 +103,14 @@ class RunChoices:
         self._strategy.made(choice)
 
     def _candidate(self, strand: Strand, step: Step | None) -> Candidate:
-        """Made once for each step: it may be offered many times."""
+        """Made once for each step: it may be offered many times. Threads of one rank share
+        memory, which nobody sees them read and write: so all their steps conflict."""
         assert step is not None
         if step.offer is None:
-            step.offer = Candidate(_thread(strand), step.kind, step.places, step.writes)
+            places, writes = step.places, step.writes
+            if strand.number or _has_threads(strand):
+                places, writes = (*places, ("threads", strand.rank)), True
+            step.offer = Candidate(_thread(strand), step.kind, places, writes)
         found: Candidate = step.offer
         return found
 
@@ -111,8 +119,17 @@ def _thread(strand: Strand) -> Thread:
     return strand.rank, strand.number
 
 
+def _has_threads(strand: Strand) -> bool:
+    """Whether its rank has started threads that have not ended."""
+    return bool(getattr(getattr(strand, "local", None), "helpers", ()))
+
+
 def _merged(known: Clock, more: Clock) -> Clock:
     """The later of both, of each thread; `known` itself where `more` has no news."""
+    if more is known or not more:
+        return known
+    if not known:
+        return more
     result = known
     for thread, count in more.items():
         if known.get(thread, 0) < count:

@@ -26,6 +26,7 @@ from phalanx.engines.threads.threads_engine import ThreadsEngine
 from phalanx.errors import UsageError
 from phalanx.explore.failures.kept_values import values_kept_by
 from phalanx.explore.final_parameters import FinalParameters
+from phalanx.explore.judging import LEFT_TO_EXPLORING
 from phalanx.explore.one_run import RunOutcome, Subject
 from phalanx.explore.rank_texts import RankTexts
 from phalanx.explore.run_view import RunView
@@ -58,6 +59,10 @@ class FunctionSubject:
     @property
     def ranks(self) -> int:
         return self.options.ranks
+
+    @property
+    def has_exact_time(self) -> bool:
+        return has_exact_time(self.options)
 
     def run(self, choices: Choices) -> RunOutcome:
         modules = IsolationRule(self.options.isolate) if self.options.isolate else None
@@ -136,6 +141,10 @@ class ScriptSubject:
     def ranks(self) -> int:
         return self.options.ranks
 
+    @property
+    def has_exact_time(self) -> bool:
+        return has_exact_time(self.options)
+
     def run(self, choices: Choices) -> RunOutcome:
         outcome = RunOutcome()
         texts = RankTexts(self.ranks, is_shown=self.view.shows_output)
@@ -192,7 +201,15 @@ def _note_error(outcome: RunOutcome, error: Exception) -> None:
 
 
 def _settings(options: Options, faults: tuple[Any, ...], **more: Any) -> Settings:
+    """What exploring finds out by itself is not looked for in each run."""
+    left_out = [f"-{kind}" for kind in sorted(LEFT_TO_EXPLORING & options.kinds)]
+    options = replace(options, checks=",".join([options.checks, *left_out]))
     return Settings.of(options, faults=faults, **free_compute(options), **more)
+
+
+def has_exact_time(options: Options) -> bool:
+    """Whether the clock moves with sleeps and costs alone."""
+    return options.clock == "virtual" and bool(free_compute(options))
 
 
 def free_compute(options: Options) -> Mapping[str, Any]:

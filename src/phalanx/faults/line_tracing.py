@@ -11,6 +11,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from phalanx.callsite import is_library
 from phalanx.faults.point_watch import PointWatch, Struck
 
 Trace = Callable[[FrameType, str, Any], Any]
@@ -18,11 +19,18 @@ Trace = Callable[[FrameType, str, Any], Any]
 
 class LineTracing:
     """Of one rank. `strike` is called in the thread that comes to the line, before the line is
-    executed; what it raises is raised there."""
+    executed; what it raises is raised there. `look`, if given, is called in the same way at
+    each line of the program."""
 
-    def __init__(self, watch: PointWatch, strike: Callable[[Struck], object]) -> None:
+    def __init__(
+        self,
+        watch: PointWatch,
+        strike: Callable[[Struck], object],
+        look: Callable[[], object] | None = None,
+    ) -> None:
         self._watch = watch
         self._strike = strike
+        self._look = look
 
     def enter_thread(self) -> None:
         """From now on, in functions that the calling thread enters."""
@@ -30,9 +38,10 @@ class LineTracing:
 
         def trace(frame: FrameType, event: str, given: Any) -> Trace | None:
             other: Trace | None = None if before is None else before(frame, event, given)
-            if not self._watch.lines_in(frame.f_code.co_filename):
-                return other
-            return self._local(other)
+            file = frame.f_code.co_filename
+            if self._watch.lines_in(file) or (self._look and not is_library(file)):
+                return self._local(other)
+            return other
 
         sys.settrace(trace)
 
@@ -42,6 +51,8 @@ class LineTracing:
             if other is not None:
                 other = other(frame, event, given)
             if event == "line":
+                if self._look is not None:
+                    self._look()
                 struck = self._watch.at_line(frame.f_code.co_filename, frame.f_lineno)
                 if struck:
                     self._strike(struck)

@@ -375,7 +375,8 @@ class BufferTouched(NamedTuple):
 
 
 class RankEnded(NamedTuple):
-    """`how` is `finished`, `failed` or `stopped` (because another rank failed)."""
+    """`how` is `finished`, `failed`, `stopped` (because another rank failed) or `killed` (by a
+    plan of faults)."""
 
     time: float
     rank: int
@@ -408,6 +409,28 @@ class FindingMade(NamedTuple):
     @property
     def kind(self) -> str:
         return "finding-made"
+
+    @property
+    def site(self) -> Site | None:
+        return site_of(self.mark)
+
+
+class FaultStruck(NamedTuple):
+    """A fault of the plan `struck` this rank, or has `ended` (`how`). `name` is its kind,
+    `shown` the fault as one writes it. One that names no rank, or several, stands with the
+    first."""
+
+    time: float
+    rank: int
+    thread: int
+    mark: Place
+    name: str
+    shown: str
+    how: str = "struck"
+
+    @property
+    def kind(self) -> str:
+        return "fault-struck"
 
     @property
     def site(self) -> Site | None:
@@ -449,6 +472,7 @@ Event = (
     | BufferTouched
     | RankEnded
     | FindingMade
+    | FaultStruck
     | Noted
 )
 
@@ -466,6 +490,7 @@ KINDS: dict[str, Any] = {
     "buffer-touched": BufferTouched,
     "rank-ended": RankEnded,
     "finding-made": FindingMade,
+    "fault-struck": FaultStruck,
     "noted": Noted,
 }
 """Every kind of event and its class."""

@@ -49,8 +49,9 @@ def render_closing(
 def sum_up(tallies: Sequence[Tally]) -> Tally:
     """One for several worlds of a run. What the engine of one does not know is unknown of all.
 
-    >>> sum_up([Tally(2, collectives=3, groups=1), Tally(4, collectives=1, groups=1)])
-    Tally(ranks=4, collectives=4, messages=None, groups=2, silenced=(), raised=(), worlds=2)
+    >>> both = sum_up([Tally(2, collectives=3, groups=1), Tally(4, collectives=1, groups=1)])
+    >>> both.ranks, both.collectives, both.groups, both.worlds
+    (4, 4, 2, 2)
     """
     return Tally(
         max(each.ranks for each in tallies),
@@ -59,6 +60,7 @@ def sum_up(tallies: Sequence[Tally]) -> Tally:
         _sum([each.groups for each in tallies]),
         tuple(chain.from_iterable(each.silenced for each in tallies)),
         tuple(chain.from_iterable(each.raised for each in tallies)),
+        tuple(chain.from_iterable(each.happened for each in tallies)),
         sum(each.worlds for each in tallies),
     )
 
@@ -117,6 +119,23 @@ def _counted(severity: str, found: Sequence[Verdict]) -> str:
         for kind, number in sorted(kinds.items())
     )
     return f"{count(sum(kinds.values()), severity)} ({told})" if kinds else ""
+
+
+def render_faults(plan: Sequence[object], tallies: Sequence[Tally]) -> str:
+    """Said at the end of a run with a plan of faults: which happened, in any attempt, and which
+    did not. Nothing without a plan.
+
+    >>> print(render_faults(["kill(rank=2, at=call(17))"], [Tally(4)]))
+    phalanx: never happened: kill(rank=2, at=call(17)); the run did not come there
+    """
+    happened = {shown for each in tallies for shown in each.happened}
+    lines = []
+    for fault in map(str, plan):
+        if fault in happened:
+            lines.append(f"phalanx: happened: {fault}")
+        else:
+            lines.append(f"phalanx: never happened: {fault}; the run did not come there")
+    return ascii_text("\n".join(lines))
 
 
 def render_restart(restart: Restart) -> str:

@@ -183,7 +183,12 @@ def _near(view: RankView, hint: str) -> list[str]:
 
 def _proof_text(verdict: Deadlock) -> str:
     parts = [f"{verdict.blocked} of {verdict.total} ranks blocked"]
-    for word, fate in (("returned", "finished"), ("left", "left"), ("failed", "failed")):
+    for word, fate in (
+        ("returned", "finished"),
+        ("left", "left"),
+        ("killed", "killed"),
+        ("failed", "failed"),
+    ):
         gone = sum(each == fate for each in find_fates(verdict.blocks).values())
         if gone:
             parts.append(f"{gone} {word}")

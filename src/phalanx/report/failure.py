@@ -22,6 +22,9 @@ from phalanx.report.layout import (
 )
 from phalanx.report.situations import has_left, site_of
 
+FAULT = "fault"
+"""The label of what a plan of faults has done."""
+
 _HEADLINE_RANKS = 32
 _SHOWN_ERROR_LINES = 12
 _LEAST_TEXT = 72
@@ -38,9 +41,10 @@ def render_failure(verdict: RankFailure, *, replay: str | None = None) -> str:
     ]
     return compose(
         headline_failure(verdict),
+        render_faults(verdict),
         lay_blocks(shorten(blocks)),
         _facts([finding for _, finding in wrong]),
-        render_consequences(verdict),
+        _consequences(verdict, _names(verdict, faults=False)),
         labelled("replay", replay, whole=True) if replay else (),
     )
 
@@ -123,7 +127,13 @@ def _block(ranks: tuple[int, ...], text: str, site: Site | None) -> Block:
 
 
 def render_consequences(verdict: RankFailure) -> list[str]:
-    lines = [line for label, text in verdict.names for line in labelled(label, text)]
+    return _consequences(
+        verdict, [*_names(verdict, faults=True), *_names(verdict, faults=False)]
+    )
+
+
+def _consequences(verdict: RankFailure, names: Sequence[str]) -> list[str]:
+    lines = list(names)
     if verdict.stopped:
         lines += labelled("stopped", "; ".join(map(_stopped_text, verdict.stopped)))
     for rank, text in verdict.late:
@@ -135,10 +145,22 @@ def render_consequences(verdict: RankFailure) -> list[str]:
     return lines
 
 
+def render_faults(verdict: RankFailure) -> list[str]:
+    """What a plan of faults has done, which may be the cause: right below the headline."""
+    return _names(verdict, faults=True)
+
+
+def _names(verdict: RankFailure, *, faults: bool) -> list[str]:
+    chosen = [each for each in verdict.names if (each[0] == FAULT) is faults]
+    return [line for label, text in chosen for line in labelled(label, text)]
+
+
 def _stopped_text(block: ViewBlock) -> str:
     view, who = block.view, rank_list(block.ranks)
     site = site_of(view)
     place = f" at {site}" if site else ""
+    if view.left is not None and view.left.how == "killed":
+        return f"{who} had been killed"
     if view.status == "finished":
         return f"{who} had {'left' if has_left(view) else 'returned'}"
     if view.wait is not None and view.status == "waiting":

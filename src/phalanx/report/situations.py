@@ -24,6 +24,7 @@ _FATES: Mapping[str, tuple[str, str]] = {
     "moving": ("can still move", "can still move"),
     "finished": ("has returned", "have returned"),
     "left": ("has left", "have left"),
+    "killed": ("was killed", "were killed"),
     "failed": ("failed", "failed"),
 }
 
@@ -54,6 +55,8 @@ def find_fates(blocks: Sequence[ViewBlock], cycle: Sequence[int] = ()) -> dict[i
 
 
 def _fate_of(view: RankView) -> str:
+    if view.left is not None and view.left.how == "killed":
+        return "killed"
     return "left" if has_left(view) else view.status
 
 
@@ -75,6 +78,8 @@ def left_text(left: Leave | None, *, place: bool = True) -> str:
     if left.how == "end":
         what = "the script" if left.site is None else f"{left.site.function}()"
         text = f"came to the end of {what}"
+    elif left.how == "killed":
+        text = f"was killed{at}"
     elif left.how == "return":
         text = f"returned{at}"
     else:
@@ -116,7 +121,7 @@ def last_call_text(last: Op | None, ranks: Sequence[int]) -> str:
 def _pieces(block: ViewBlock) -> tuple[str, ...]:
     view = block.view
     if not view.traced and view.status == "finished":
-        return ("returned",)
+        return (left_text(view.left, place=False),)
     if not view.traced and view.wait is not None:
         return (f"in {short_name(view.wait.op)}",)
     if view.wait is not None and view.status == "waiting":

@@ -14,6 +14,7 @@ from phalanx.report.layout import Block, compose, labelled, lay_blocks, shorten,
 from phalanx.report.situations import (
     find_fates,
     last_call_text,
+    left_text,
     need_text,
     site_of,
     situation_block,
@@ -114,7 +115,8 @@ def _headline_of_processes(verdict: Stall) -> str:
         ended = block.view.status in ("finished", "failed")
         for rank in block.ranks:
             site = _site(rank, block.view, verdict)
-            place = "returned" if ended else f"at {site}" if site else "out of sight"
+            gone = left_text(block.view.left, place=False)
+            place = gone if ended else f"at {site}" if site else "out of sight"
             places.setdefault(place, []).append(rank)
     for place, ranks in sorted(places.items(), key=lambda item: item[1])[:3]:
         parts.append(f"{rank_list(tuple(ranks), width=_HEADLINE_RANKS)} {place}")

@@ -11,7 +11,7 @@ import dataclasses
 
 from phalanx.model import Deadlock, Finding, Mismatch, RankFailure, Stall, Unmet, Verdict
 from phalanx.report.deadlock import headline_deadlock, render_deadlock
-from phalanx.report.failure import headline_failure, render_failure
+from phalanx.report.failure import FAULT, headline_failure, render_failure
 from phalanx.report.finding import headline_finding, render_finding
 from phalanx.report.handled import headline_handled, lay_causes, lay_notes
 from phalanx.report.layout import ascii_text, compose, labelled
@@ -52,7 +52,7 @@ def render(verdict: Verdict, *, replay: str | None = None) -> str:
     raise TypeError(f"no report for a {type(verdict).__name__}")
 
 
-FIRST = frozenset({"branch", "paired", "test"})
+FIRST = frozenset({"branch", FAULT, "paired", "test"})
 """Labels of names that say how or where it began: they come right below the headline."""
 
 

@@ -24,7 +24,7 @@ def abort_group(end: Any) -> None:
     if end.name() == NCCL:
         _end_calls(end)
         end.shutdown()
-        end._call = partial(_refuse, end)
+        refuse_calls(end, str(_aborted(end)))
     elif sys._getframe(1).f_code.co_name == _LETS_GO:
         end.shutdown()
 
@@ -38,9 +38,15 @@ def _end_calls(end: Any) -> None:
         call.finish(_aborted(end))
 
 
-def _refuse(end: Any, name: str) -> Any:
-    """In the place of `Endpoint._call`, so that the usual call is not slowed down."""
-    raise _aborted(end)
+def refuse_calls(end: Any, why: str) -> None:
+    """From now on all calls of this rank's end of a group fail so; others are not slowed down
+    by it."""
+    end._call = partial(_refuse, why)
+
+
+def _refuse(why: str, name: str) -> Any:
+    """In the place of `Endpoint._call`."""
+    raise dist.DistBackendError(why)
 
 
 def _aborted(end: Any) -> Exception:

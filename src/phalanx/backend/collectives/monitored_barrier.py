@@ -38,6 +38,8 @@ def monitored_barrier(group: Any, timeout: timedelta | None, wait_all_ranks: boo
         )
     group._submit(call, data_movement.barrier, dist.BarrierOptions(), None)
     slot = call.mailbox.slots.get(call.number)
+    if call.error is not None:  # in a run with faults: it cannot even begin
+        raise call.error
     try:
         wait_for(call, seconds if monitors else seconds + GRACE, explicit=explicit)
     except OpTimeoutError:
@@ -52,11 +54,22 @@ def monitored_barrier(group: Any, timeout: timedelta | None, wait_all_ranks: boo
             if other is not None and other is not call and not other.done:
                 other.finish(OpTimeoutError(_abandoned(member, took)))
         raise OpTimeoutError(_missing(missing, took, wait_all_ranks)) from None
+    except RuntimeError as error:
+        if type(error) is not RuntimeError or slot is None:  # not a lost connection
+            raise
+        missing = [member for member, other in enumerate(slot.calls) if other is None]
+        took = f"{seconds * 1000:.0f} ms"
+        text = _missing(missing, took, wait_all_ranks) if monitors else _received(call.member)
+        raise RuntimeError(f"{text}: {error}") from None
 
 
 def _close_connections(call: Call) -> None:
     """Gloo closes the connections of a member whose wait has timed out: the group is of no use
     any more, also for members that come late. Messages between two others still pass."""
+    losses = call.strand.local.session.losses
+    if losses is not None:  # others then see what they see in any call
+        losses.close_connections(call, "gave up in monitoredBarrier")
+        return
     for end in list(call.mailbox.ends.values()):
         if end._member == call.member:
             why = "Application timeout caused pair closure"
@@ -71,7 +84,7 @@ def _close_connections(call: Call) -> None:
 def _refuse(end: Any, why: str, name: str) -> Call:
     """In the place of `Endpoint._call`, so that the usual call is not slowed down."""
     if name in ("send", "recv") and not why.startswith("Application"):
-        made: Call = type(end)._call(end, name)
+        made: Call = end.make_call(name)
         return made
     raise RuntimeError(why)
 
@@ -85,7 +98,13 @@ def _missing(missing: list[int], took: str, wait_all_ranks: bool) -> str:
 
 def _abandoned(member: int, took: str) -> str:
     return (
+        f"{_received(member)}: it gave up after {took}, and its own error names the ranks that "
+        "are missing"
+    )
+
+
+def _received(member: int) -> str:
+    return (
         f"[Rank {member}]: Rank {member} successfully reached monitoredBarrier, but received "
-        f"errors while waiting for send/recv from rank 0: it gave up after {took}, and its own "
-        "error names the ranks that are missing"
+        "errors while waiting for send/recv from rank 0"
     )

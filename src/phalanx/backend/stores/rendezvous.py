@@ -15,6 +15,7 @@ from torch.distributed.distributed_c10d import Store
 
 from phalanx.backend.session import MEETING_KEY, RankContext, context_here
 from phalanx.backend.stores.store import InProcessStore, refuse_rpc
+from phalanx.core.strand import here
 
 Found = tuple[Store, int, int]
 
@@ -49,6 +50,8 @@ def _meet(context: RankContext, url: str, rank: int, world_size: int) -> Iterato
     note_rank(context, rank)
     # Some of the ranks may make a smaller world there before all make theirs.
     address = _address(context, parts)
+    if here.strand is not None and context.session.losses is not None:
+        context.session.losses.await_server(here.strand, address, None)
     yield _store_at(context, address, size, _waits(context, parts.scheme)), rank, size
 
 
@@ -128,5 +131,7 @@ def _store_at(context: RankContext, address: str, size: int, waits: bool) -> Sto
     store: Any = context.session.stores.setdefault(f"{place}#{turn}", InProcessStore())
     store.address = f"{address} (time {turn + 1})" if turn else address
     store.waits_for_clients = waits
+    if context.session.losses is not None:
+        context.session.losses.note_connection(context, store)
     found: Store = store
     return found

@@ -47,12 +47,15 @@ POLL = 0.02
 class StoreWait:
     """Why a rank is parked: it waits for keys. The engines describe it in reports."""
 
-    __slots__ = ("call", "keys", "mark")
+    __slots__ = ("call", "keys", "mark", "store")
 
-    def __init__(self, call: str, keys: list[str], mark: callsite.Mark | None) -> None:
+    def __init__(
+        self, call: str, keys: list[str], mark: callsite.Mark | None, store: Any = None
+    ) -> None:
         self.call = call
         self.keys = keys
         self.mark = mark
+        self.store = store
 
 
 def wake_store_waiters(strand: Strand | None) -> None:
@@ -75,11 +78,12 @@ def wait_for_keys(
     shared_outside: bool,
     explicit: bool = False,
     mark: callsite.Mark | None = None,
+    store: Any = None,
 ) -> None:
     """Park until `is_there()`; `DistStoreError` after `timeout`, as torch's stores do."""
     strand = here.strand
     assert strand is not None
-    why = StoreWait(call, keys, mark or callsite.mark(2))
+    why = StoreWait(call, keys, mark or callsite.mark(2), store)
     limit = strand.baton.clock.now() + timeout.total_seconds()
     with holding_baton(strand):
         while not is_there():
@@ -156,7 +160,11 @@ def store_patches() -> list[tuple[Any, str, Any]]:
 
 def _waking(name: str, original: Any) -> Any:
     def change(self: Store, *args: Any, **kwargs: Any) -> Any:
+        if _is_out_of_reach(self, name):
+            return None
         step = None
+        if here.strand is not None and here.strand.local.strikes is not None:
+            _may_strike(here.strand, self, name, args, kwargs)
         if here.strand is not None and here.strand.baton.choices is not None:
             step = _make_step(here.strand, self, name, args, kwargs)
         result = original(self, *args, **kwargs)
@@ -174,11 +182,24 @@ def _waking(name: str, original: Any) -> Any:
     return change
 
 
+def _is_out_of_reach(store: Any, name: str) -> bool:
+    """In a run with faults, whether what the rank does here goes into the void; it may raise,
+    and wait."""
+    strand = here.strand
+    if strand is None or strand.local.session.losses is None:
+        return False
+    with holding_baton(strand):
+        return not strand.local.session.losses.reach(strand, store, name)
+
+
 def _polling(original: Any) -> Any:
     """`check` in a loop is how programs poll: give way, or the others never get to set it."""
 
     def check(self: Store, keys: list[str]) -> Any:
+        _is_out_of_reach(self, "check")
         step = None
+        if here.strand is not None and here.strand.local.strikes is not None:
+            _may_strike(here.strand, self, "check", (keys,), {})
         if here.strand is not None and here.strand.baton.choices is not None:
             step = _make_step(here.strand, self, "check", (keys,), {})
         found = original(self, keys)
@@ -196,11 +217,19 @@ def _polling(original: Any) -> Any:
     return check
 
 
+def _may_strike(strand: Strand, store: Any, name: str, args: Any, kwargs: Any) -> None:
+    """In a run with faults: one may be at this operation, if it is the program's."""
+    if list(uses_of_program(store, name, args, kwargs)):
+        strand.local.strikes.at_store(strand)
+
+
 def _make_step(strand: Strand, store: Any, name: str, args: Any, kwargs: Any) -> Step | None:
     """In a run that is explored: let others come first to the keys that the program names. None
     if it is not the program that calls."""
     step = _step_of(strand, store, name, args, kwargs, depth=4)
     if step is not None:
+        if name == "compare_set":  # what it expects: with something else it may find it
+            step.asks = str(args[1] if len(args) > 1 else kwargs.get("expected_value"))
         with holding_baton(strand):
             polling.before_look(strand, step, strand.local.session.store_versions)
             strand.baton.make_step(strand, step)
@@ -301,11 +330,14 @@ def _waiting_for_keys(name: str, original: Any) -> Any:
     check = Store.check
 
     def read(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _is_out_of_reach(self, name)
         given = dict(zip(_PARAMETERS[name], args, strict=False), **kwargs)
         keys, timeout = given.get("keys", given.get("key")), given.get("timeout")
         wanted = keys_in(keys)
         step = None
         strand = here.strand
+        if strand is not None and strand.local.strikes is not None:
+            _may_strike(strand, self, name, args, kwargs)
         if strand is not None and strand.baton.choices is not None:
             step = _step_of(strand, self, name, args, kwargs, depth=3)
         if strand is not None and wanted and given.get("block", True):
@@ -320,6 +352,7 @@ def _waiting_for_keys(name: str, original: Any) -> Any:
                 shared_outside=isinstance(_underlying(self), (dist.TCPStore, dist.FileStore)),
                 explicit=timeout is not None or _has_own_timeout(self),
                 mark=callsite.mark(1),
+                store=self,
             )
             if step is None:
                 wait()
@@ -392,10 +425,19 @@ def _stepping_out(original: Any) -> Any:
             original(self, *args, **kwargs)
             return
         refuse_rpc(strand.local, sys._getframe(1))
-        strand.baton.leave(strand)
-        try:
-            original(self, *args, **kwargs)
-        finally:
-            strand.baton.rejoin(strand)
+        make = partial(_make_outside, strand, original, self, *args, **kwargs)
+        losses = strand.local.session.losses
+        if losses is None:
+            make()
+        else:
+            losses.make_store(strand, make, self, args, kwargs)
 
     return construct
+
+
+def _make_outside(strand: Strand, original: Any, *args: Any, **kwargs: Any) -> None:
+    strand.baton.leave(strand)
+    try:
+        original(*args, **kwargs)
+    finally:
+        strand.baton.rejoin(strand)

@@ -34,6 +34,9 @@ LARGEST_AMOUNT = 1 << 50
 _bases: weakref.WeakKeyDictionary[Any, tuple[Any, str]] = weakref.WeakKeyDictionary()
 """Where the keys of a `PrefixStore` made during runs are: torch does not tell its prefix."""
 
+ports: set[int] = set()
+"""Those of the stores over TCP that this process has used."""
+
 
 def uses_of_program(
     store: Any, name: str, args: Any, kwargs: Any, *, depth: int = 3
@@ -105,6 +108,7 @@ def _place(store: Any, key: str) -> tuple[Any, str] | None:
         base = _bases.get(store)
         return None if base is None else (base[0], f"{base[1]}/{key}")
     if isinstance(store, dist.TCPStore):
+        ports.add(store.port)
         return ("tcp", store.port), key
     if isinstance(store, dist.FileStore):
         return ("file", store.path), key

@@ -509,13 +509,17 @@ FUNCTIONAL = "_c10d_functional"
 
 def watch_operator(library: torch.library.Library, name: str, around: Any) -> None:
     """2.11-2.13: have `around(arguments, proceed)` called for an operator, before the kernels
-    of all devices; `proceed` carries the call out. For groups of torch's own."""
+    of all devices; `proceed` carries the call out, perhaps with other arguments, by name. For
+    groups of torch's own."""
     operator: Any = getattr(getattr(torch.ops, library.ns), name).default
     names = [argument.name for argument in operator._schema.arguments]
     select = torch._C.DispatchKey.BackendSelect
 
     def kernel(keys: Any, *given: Any, **named: Any) -> Any:
-        def proceed() -> Any:
+        def proceed(**changed: Any) -> Any:
+            if changed:
+                everything = {**dict(zip(names, given, strict=False)), **named, **changed}
+                return operator.redispatch(keys.remove(select), **everything)
             return operator.redispatch(keys.remove(select), *given, **named)
 
         return around({**dict(zip(names, given, strict=False)), **named}, proceed)

@@ -32,7 +32,7 @@ class VainLook(NamedTuple):
     """What a strand has looked at in vain, and how things stood."""
 
     what: tuple[Any, ...]
-    """Kind, places and line."""
+    """Kind, places, line, and what was asked."""
     stood: tuple[Any, ...]
     """The versions of the places, the time, and the calls of the rank until then."""
     times: int
@@ -82,7 +82,7 @@ def _what(step: Step) -> tuple[Any, ...]:
     """Python compiles the condition of a loop twice: the line counts, not the instruction."""
     mark = step.mark
     line = None if mark is None else (mark[0].co_filename, callsite.line_at(*mark))
-    return step.kind, step.places, line
+    return step.kind, step.places, line, step.asks
 
 
 def _stands(strand: Strand, step: Step, versions: Versions) -> tuple[Any, ...]:

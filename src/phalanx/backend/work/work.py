@@ -110,10 +110,8 @@ def _park_until_done(strand: Strand, call: Call, timeout: float, explicit: bool)
         ring.flowed += 1
         ring.flow.append(make(WaitEnded, ended))
     if not met:
-        error = OpTimeoutError(
-            f"{call.name}: Timed out waiting {timeout * 1000:.0f}ms for the other ranks"
-        )
         call.waited = True  # in vain, and the program knows
+        error = _timeout_error(call, timeout, explicit)
         if call.flight is not None:
             buffer_guard.give_up(call)
         if withdraw(call):
@@ -121,6 +119,17 @@ def _park_until_done(strand: Strand, call: Call, timeout: float, explicit: bool)
         raise error
     if visiting:
         baton.leave(strand)
+
+
+def _timeout_error(call: Call, timeout: float, explicit: bool) -> Exception:
+    """In runs with faults it is the backend's, and closes connections as there."""
+    losses = call.strand.local.session.losses
+    error: Exception | None = (
+        None if losses is None else losses.time_out(call, timeout, explicit)
+    )
+    return error or OpTimeoutError(
+        f"{call.name}: Timed out waiting {timeout * 1000:.0f}ms for the other ranks"
+    )
 
 
 _WITHOUT_FUTURE = ("send", "recv")

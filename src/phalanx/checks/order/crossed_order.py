@@ -136,6 +136,8 @@ def _find_in(group: GroupRecord, by_rank: Mapping[int, Sequence[Noted]]) -> Find
     other = find_other_part(parts) if all(parts.values()) else None
     if other is not None:
         return _other_module(group, *other)
+    if _agree_where_all_noted(by_rank):
+        return None
     trails = {rank: trail_of(own) for rank, own in by_rank.items()}
     common = set.intersection(*({call.number for call in own} for own in trails.values()))
     calls = {
@@ -143,6 +145,18 @@ def _find_in(group: GroupRecord, by_rank: Mapping[int, Sequence[Noted]]) -> Find
     }
     crossing = find_crossing(calls, SOURCE)
     return None if crossing is None else _finding(group, crossing)
+
+
+def _agree_where_all_noted(by_rank: Mapping[int, Sequence[Noted]]) -> bool:
+    """Whether ranks noted the same at each call at which all of them noted something: nothing
+    can be crossed then."""
+    told = [
+        {what[0]: what for what in (event.what for event in own) if what[2]}
+        for own in by_rank.values()
+    ]
+    common = set.intersection(*map(set, told))
+    first, *others = ([own[number] for number in sorted(common)] for own in told)
+    return all(whats == first for whats in others)
 
 
 def _parts(notes: Sequence[Noted]) -> dict[int, Part]:

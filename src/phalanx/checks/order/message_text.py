@@ -73,6 +73,23 @@ def place_of(place: Place) -> tuple[str, int, str] | None:
 
 def text_of_message(place: Place, name: str) -> MessageText:
     """The call at a place that sends or receives; `name` is "send" or "recv"."""
+    if place is None or isinstance(place, Site):
+        return _text_of(place, name)
+    key = id(place[0]), place[1], name
+    known = _known.get(key)
+    if known is None:
+        if len(_known) >= MOST_KNOWN:
+            _known.clear()
+        known = _known[key] = place, _text_of(place, name)
+    return known[1]
+
+
+MOST_KNOWN = 4096
+_known: dict[tuple[int, int, str], tuple[Place, MessageText]] = {}
+"""By the code's identity, which the place keeps: to hash the code takes long."""
+
+
+def _text_of(place: Place, name: str) -> MessageText:
     where = place_of(place)
     return UNKNOWN if where is None else _text_at(*where[:2], _span_of(place), name)
 

@@ -263,6 +263,7 @@ class _Exploring:
     def _explored(self, view: RunView) -> tuple[Exploration, bool]:
         """What was found, and whether Ctrl-C ended it."""
         from phalanx.emulation.modules.isolation_rule import script_rule
+        from phalanx.emulation.run_patches import patched
         from phalanx.explore.explorer import ExploreProgress, Explorer
         from phalanx.explore.subjects import ScriptSubject
 
@@ -288,6 +289,7 @@ class _Exploring:
         explorer = Explorer(subject, self._asked, tell, self._replay_line)
         collection.resume()
         with ExitStack() as stack:
+            stack.enter_context(patched())
             stack.callback(subject.close)
             if view.shows_output:
                 outlets = [Outlet(sys.stdout), Outlet(sys.stderr)]

@@ -40,6 +40,7 @@ def _plain_failure(failure: ExplorationFailure) -> dict[str, Any]:
         "token": failure.token,
         "replay": failure.replay,
         "schedules": failure.schedules,
+        "first": failure.first,
         "behaviours": failure.behaviours,
         "story": failure.story,
         "verdict": plain_verdict(verdict) if isinstance(verdict, Verdict) else None,

@@ -169,6 +169,8 @@ class _Job:
                 profiler_events.leave_thread()
             private.unregister_groups()
             torch.autograd.set_multithreading_enabled(True)
+            if strand.local.strikes is not None:
+                strand.local.strikes.leave_thread()
             if self._ends_alone:
                 self.drop()
             here.strand = outer

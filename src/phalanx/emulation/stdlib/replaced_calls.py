@@ -401,3 +401,5 @@ def enter_thread(context: RankContext) -> None:
         device_mode.enter_thread(context.session.devices)
     for group, name in context.torch_state.pg_names.items():
         private.register_group(name, group)
+    if context.strikes is not None:
+        context.strikes.enter_thread()

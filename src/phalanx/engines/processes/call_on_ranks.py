@@ -24,6 +24,7 @@ from phalanx.engines.look.look_door import LookDoor
 from phalanx.engines.look.remote_watch import LOOK, RemoteWatch, heard_by
 from phalanx.engines.outcome import Outcome, Outcomes, find_error
 from phalanx.engines.process_table import Work
+from phalanx.engines.processes.faults_of_call import FaultsOfCall
 from phalanx.engines.processes.rank_messages import (
     CallRequest,
     End,
@@ -57,7 +58,7 @@ from phalanx.engines.run_settings import IDLE_STALL
 from phalanx.engines.serialization.serialization import unpack_value
 from phalanx.engines.snapshots import group_views
 from phalanx.engines.standstill import LAST_ANSWER, Standstill
-from phalanx.errors import RankStopped, UsageError
+from phalanx.errors import RankDied, RankStopped, UsageError
 from phalanx.model import (
     Group,
     Op,
@@ -99,7 +100,9 @@ class CallInProgress:
         on_tick: Callable[[], Any] | None,
         patient: bool = False,
         may_exit: bool = False,
+        faults: FaultsOfCall | None = None,
     ) -> None:
+        """`faults` is the plan that is carried out meanwhile; None: there is none."""
         self._ranks_alive = ranks_alive
         self._codec = ranks_alive.codec
         self._timeout = timeout
@@ -108,6 +111,7 @@ class CallInProgress:
         self._on_tick = on_tick
         self._patient = patient
         self._may_exit = may_exit
+        self._faults = faults
         self._pending = {member.rank: member for member in ranks_alive.members}
         self._values: dict[int, Any] = {}
         self._refused: dict[int, str] = {}
@@ -133,14 +137,17 @@ class CallInProgress:
         self.is_whole = False
         """Whether every rank came to the end of its call and can take another."""
         self.findings: tuple[Verdict, ...] = ()
-        self.is_worn = False
+        self.is_worn = faults is not None
         """Whether the ranks should be replaced all the same."""
 
     @property
     def tally(self) -> Tally:
         """How much was checked."""
         ranks = len(self._ranks_alive.members)
-        return Tally(ranks) if self._codec is None else self._codec.referee.tally()
+        tally = Tally(ranks) if self._codec is None else self._codec.referee.tally()
+        if self._faults is None:
+            return tally
+        return replace(tally, happened=tuple(map(str, self._faults.happened)))
 
     def note_stopped(self) -> None:
         """The journal gets an end of each rank, also of those that could not tell theirs."""
@@ -161,11 +168,15 @@ class CallInProgress:
         try:
             self._gather()
         except KeyboardInterrupt:
+            if self._faults is not None:
+                self._faults.wake()
             self._tell_positions()
             self._let_clean_up()
             raise
         finally:
             self._door.close()
+            if self._faults is not None:
+                self._faults.end()
         self._ranks_alive.drain(whole=not whole_lines)
         if self._failed:
             self._find_reasons()
@@ -176,7 +187,7 @@ class CallInProgress:
         if self._refused:
             rank = min(self._refused)
             raise UsageError(f"rank {rank} {self._refused[rank]}")
-        if self._codec is not None:
+        if self._codec is not None and not self._is_anybody_killed():
             self.findings = tuple(self._codec.find_at_end())
         for member in self._ranks_alive.members:
             member.stderr.clear()
@@ -189,6 +200,8 @@ class CallInProgress:
         nothing has moved for too long."""
         self._life = life = _SignsOfLife(self._pending, self._timeout)
         started = monotonic()
+        if self._faults is not None:
+            self._faults.begin()
         while self._pending:
             if self._failed and not self._waits_for_all():
                 self._listen(GRACE / 2, lambda: bool(self._pending))
@@ -200,6 +213,8 @@ class CallInProgress:
             self._hear(TICK)
             if life.is_time_to_ask():
                 life.ask(self._pending.values())
+            if self._faults is not None and self._faults.is_pending():
+                life.renew()
             if self._asking & self._pending.keys():  # somebody thinks, at a prompt
                 life.renew()
                 started += monotonic() - before
@@ -261,6 +276,9 @@ class CallInProgress:
         """Take in what ranks say. What they print, and that one ends its call, says that they
         live."""
         before = len(self._pending), self._ranks_alive.bytes_shown
+        if self._faults is not None:
+            self._faults.tick()
+            timeout = self._faults.seconds_left(timeout)
         for member, message in self._ranks_alive.hear(max(0.0, timeout)):
             self._take_in(member, message)
         if self._on_tick is not None:
@@ -274,6 +292,8 @@ class CallInProgress:
 
     def _take_in(self, member: MemberProcess, message: Any) -> None:
         rank = member.rank
+        if self._faults is not None and self._is_of_fault(self._faults, member, message):
+            return
         if isinstance(message, Position):
             if message.number == LOOK:
                 self.watch.take_in(message)
@@ -294,7 +314,8 @@ class CallInProgress:
             self.is_worn = True
             self._last_view(member)  # what it had not told any more
         if message is None and rank in self._pending:
-            died = death(member.status or 0, member.stderr, self._last_view(member))
+            view = self._last_view(member)
+            died = self._planned_death(rank) or death(member.status or 0, member.stderr, view)
             self._failed.append((monotonic(), rank, died))
         if rank in self._pending:
             self._tell_desk(member, message)
@@ -308,6 +329,30 @@ class CallInProgress:
         elif isinstance(message, Returned):
             self._take_value(rank, message)
         self._pending.pop(rank, None)
+        if self._faults is not None:
+            self._faults.end_program(rank)
+
+    def _is_of_fault(self, faults: FaultsOfCall, member: MemberProcess, message: Any) -> bool:
+        """Whether the message is about a fault, or the end of a rank that the plan has killed:
+        that is no failure."""
+        rank = member.rank
+        if message is not None:
+            return faults.take_in(message)
+        faults.lose(rank)
+        if rank not in self._pending or not faults.is_survived(rank):
+            return False
+        self._values[rank] = None
+        self._last_view(member)  # what it had not told any more
+        faults.tell_killed(rank)
+        del self._pending[rank]
+        return True
+
+    def _planned_death(self, rank: int) -> RankDied | None:
+        return None if self._faults is None else self._faults.death_of(rank)
+
+    def _is_anybody_killed(self) -> bool:
+        """Then calls that are open are no finding."""
+        return self._faults is not None and bool(self._faults.killed)
 
     def _last_view(self, member: MemberProcess) -> RankView | None:
         if self._codec is None:
@@ -419,8 +464,10 @@ class CallInProgress:
             error, _ = restored(stopped)
             error.__context__ = RankStopped()
             outcomes.record(rank, error, stopping=True)
-        others = [m.rank for m in self._ranks_alive.members if m.rank not in outcomes.order]
+        gone = {*outcomes.order, *(() if self._faults is None else self._faults.killed)}
+        others = [m.rank for m in self._ranks_alive.members if m.rank not in gone]
         outcomes.stopped_at = group_views([self._view(rank) for rank in others])
+        outcomes.names = () if self._faults is None else self._faults.lines
         error_found = find_error(outcomes, self._replay)
         assert error_found is not None
         return error_found
@@ -452,7 +499,8 @@ class CallInProgress:
         stack, call = self._place(rank)
         failed = {each for _, each, _ in self._failed}
         if rank not in {*self._pending, *self._late, *failed}:
-            return RankView(rank, "finished", traced=False)
+            left = None if self._faults is None else self._faults.leave_of(rank)
+            return RankView(rank, "finished", traced=False, left=left)
         everyone = Group("world", tuple(member.rank for member in self._ranks_alive.members))
         return RankView(
             rank,
@@ -484,6 +532,8 @@ class CallInProgress:
         verdict = with_handled(verdict, handling)
         if self._codec is not None:
             verdict = self._codec.with_tests(verdict)
+        if self._faults is not None:
+            verdict = replace(verdict, names=self._faults.lines)
         return error_for(verdict, self._replay)
 
     def _stalled(self, rank: int) -> RankView:

@@ -34,7 +34,7 @@ from phalanx.engines.processes.fork_server import (
 def main(fd: int, preload: Sequence[str]) -> None:
     """Serve one program until its end of the socket is closed."""
     from phalanx.engines.processes.process_rank import live  # the costly import
-    from phalanx.engines.remote.watcher import load_operators
+    from phalanx.engines.remote.c10d_arguments import load_operators
 
     _load(["phalanx.engines.world", *preload])  # which programs and tests import, too
     load_operators()

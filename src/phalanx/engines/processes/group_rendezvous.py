@@ -1,10 +1,11 @@
 """Where ranks that are processes meet to make their default group.
 
 Used by `process_rank.py`. Rank 0 serves one store as long as the process lives, on a socket
-that was bound before any rank was started. It is there for the group that the engine makes, and
-for what the program makes at the address in its environment: torch would start a store for each
-group and end it with that, so that a rank which is early for the next group finds the old store
-or none (figures in `docs/design.md`). Must never answer for another address.
+that was bound before any rank was started; in a run with faults the program does. It is there
+for the group that the engine makes, and for what the program makes at the address in its
+environment: torch would start a store for each group and end it with that, so that a rank which
+is early for the next group finds the old store or none (figures in `docs/design.md`). Must
+never answer for another address.
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ class GroupRendezvous:
         """Held by the thread that meets the others over the connection that is kept: it waits
         there, and nobody else could use the connection."""
         self._public: c10d.Store | None = None
+        self._abandoned: list[Any] = []
+        """Connections that end with the process: others may be using them."""
         self._inits = 0
         self._calls = 0
         self._meetings = 0
@@ -78,6 +81,12 @@ class GroupRendezvous:
         self._forgotten = self._meetings
         self._calls += 1
         self._public = None
+
+    def disconnect(self) -> None:
+        """The store has lost its server: whoever meets from now on connects anew."""
+        with self._lock:
+            self._abandoned.append((self._kept, self._last))
+            self._kept = self._last = self._listener = None
 
     def store_of_next_init(self) -> c10d.Store:
         """For the group that the engine makes."""

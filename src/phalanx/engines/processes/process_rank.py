@@ -28,6 +28,7 @@ import torch.distributed as dist
 
 from phalanx.backend.devices.cuda_streams import default_backend
 from phalanx.backend.evidence.departures import left_by, note_departure
+from phalanx.backend.stores.store_keys import ports
 from phalanx.emulation.patch_installer import put_in
 from phalanx.emulation.patch_table import RANK_PROCESS, WATCHED
 from phalanx.engines.processes import coverage_in_ranks
@@ -46,6 +47,9 @@ from phalanx.engines.processes.rank_messages import (
     Start,
     Unsendable,
 )
+from phalanx.engines.real_faults.call_faults import CallFaults
+from phalanx.engines.real_faults.rank_faults import RankFaults
+from phalanx.engines.real_faults.silent_line import SilentLine
 from phalanx.engines.remote.control_messages import DUMP_SIGNAL, Raised
 from phalanx.engines.remote.idle_threads import threads_joined
 from phalanx.engines.remote.link import attach
@@ -57,6 +61,7 @@ from phalanx.engines.remote.rank_main import (
     torch_call,
 )
 from phalanx.engines.remote.shared_memory_path import FastPath
+from phalanx.engines.remote.watcher import Watcher
 from phalanx.engines.serialization.serialization import pack_value, pickled_error, unpack_call
 from phalanx.errors import UsageError
 
@@ -103,8 +108,11 @@ class _ProcessRank(RemoteRank):
         self._inbox: SimpleQueue[CallRequest | End] = SimpleQueue()
         self._referee = more[0] if start.options.checked else None
         self._fast_path = more[1] if start.has_fast_path else None
-        self._meeting = GroupRendezvous(start, more[-1] if start.rank == 0 else None)
+        self._meeting = GroupRendezvous(
+            start, more[-1] if start.rank == 0 and start.serves_store else None
+        )
         self._beginning: Beginning | None = None
+        self._faults = self._make_faults()
         _here.append(self)
 
     def serve(self) -> None:
@@ -125,7 +133,7 @@ class _ProcessRank(RemoteRank):
     def take_order(self, order: Any) -> None:
         if isinstance(order, Interrupt):
             self._interrupt()
-        else:
+        elif self._faults is None or not self._faults.obey(order):
             self._inbox.put(order)
 
     def _interrupt(self) -> None:
@@ -164,6 +172,8 @@ class _ProcessRank(RemoteRank):
             self._prepare(call)
             fn, args, kwargs = unpack_call(call.serialized)
             loading = False
+            if self._faults is not None:
+                self._faults.begin(call.faults)
             if not call.bare:
                 self._init()
             with nullcontext() if call.lingers else threads_joined():
@@ -205,6 +215,7 @@ class _ProcessRank(RemoteRank):
         for name in start.imports:
             importlib.import_module(name)
         put_in(WATCHED, leaving_patches())
+        faults = None if self._faults is None else CallFaults(self._faults)
         if self._referee is not None:
             fast_path = (
                 None
@@ -213,17 +224,41 @@ class _ProcessRank(RemoteRank):
             )
             referee = socket.socket(fileno=self._referee)
             self.link = attach(
-                referee, rank=start.rank, fast_path=fast_path, kinds=start.options.kinds
+                referee,
+                rank=start.rank,
+                fast_path=fast_path,
+                kinds=start.options.kinds,
+                faults=faults,
             )
+            if self._faults is not None:
+                self._faults.flush = self.link.flush
         else:
-            put_in(WATCHED, outliving_patches())
             if start.options.timeout is not None:
                 self.notice_calls()
+            if faults is not None:
+                self._watch_alone(faults)
+            else:
+                put_in(WATCHED, outliving_patches())
         self._meeting.open()
         coverage_in_ranks.begin()
         self.attach_terminal(start.input)
         self._beginning = Beginning(start)
         take_over(call.inherited)
+
+    def _make_faults(self) -> RankFaults | None:
+        options = self._start.options
+        if not options.faults:
+            return None
+        return RankFaults(
+            self.rank,
+            self.tell_own,
+            ports=lambda: {self._start.store_port, *ports},
+            disconnect=self._meeting.disconnect,
+        )
+
+    def _watch_alone(self, faults: CallFaults) -> None:
+        """Nothing is checked, and still the calls are counted."""
+        Watcher(SilentLine(), self.rank, frozenset(), faults).start()
 
     def _init(self) -> None:
         start = self._start

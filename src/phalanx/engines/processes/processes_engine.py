@@ -20,6 +20,7 @@ from phalanx.backend.devices.device_map import visible_to_processes
 from phalanx.engines.machine_limits import limits_named
 from phalanx.engines.processes import inherited_settings
 from phalanx.engines.processes.call_on_ranks import CallInProgress
+from phalanx.engines.processes.faults_of_call import FaultsOfCall
 from phalanx.engines.processes.fork_server import fork_server
 from phalanx.engines.processes.group_rendezvous import LOOPBACK
 from phalanx.engines.processes.rank_messages import CallRequest, Start
@@ -29,6 +30,7 @@ from phalanx.engines.processes.rank_processes import (
     RankProcesses,
     print_line,
 )
+from phalanx.engines.real_faults.unserved_stores import serve_on
 from phalanx.engines.referee.codec import RefereeCodec
 from phalanx.engines.remote import shared_memory_path
 from phalanx.engines.remote.failure_evidence import death
@@ -40,6 +42,7 @@ from phalanx.engines.serialization.serialization import (
 )
 from phalanx.engines.terminal import find_input
 from phalanx.errors import HazardError, PhalanxWarning, StallError, UsageError, VerdictError
+from phalanx.faults import Plan
 from phalanx.journal.reader import Journal
 from phalanx.journal.writer import JournalWriter
 from phalanx.model import Silenced, Verdict, rank_list
@@ -89,11 +92,13 @@ class ProcessesEngine:
         may_exit: bool = False,
         bare: bool = False,
         lingers: bool = False,
+        faults: Plan | None = None,
     ) -> list[Any]:
         """Call `fn` once per rank and return the values in rank order.
 
         `timeout` (seconds in which no rank calls, prints or ends), `limit` (seconds in all),
-        `on_output` and `replay` stand in for those of the world, for this call.
+        `on_output`, `replay` and `faults` stand in for those of the world, for this call; a
+        world without faults can have none here. With faults the ranks are not kept.
 
         With `fresh` the ranks begin as if they had just been started: no groups of before, a
         new default group, environment, folder, arguments and random numbers as at first, and
@@ -122,6 +127,7 @@ class ProcessesEngine:
                 may_exit=may_exit,
                 bare=bare,
                 lingers=lingers,
+                faults=self.settings.faults if faults is None else faults,
             )
         finally:
             self._busy = False
@@ -139,6 +145,7 @@ class ProcessesEngine:
         may_exit: bool,
         bare: bool,
         lingers: bool,
+        faults: Plan,
     ) -> list[Any]:
         __tracebackhide__ = True
         if fresh:
@@ -155,9 +162,10 @@ class ProcessesEngine:
             on_tick=self.settings.on_tick,
             patient=patient,
             may_exit=may_exit,
+            faults=self._faults_of(faults, ranks_alive),
         )
         inherited = inherited_settings.look()
-        request = CallRequest(self._calls, serialized, fresh, bare, lingers, inherited)
+        request = CallRequest(self._calls, serialized, fresh, bare, lingers, inherited, faults)
         if self.settings.on_watch is not None:
             self.settings.on_watch(call.watch)
         try:
@@ -187,6 +195,9 @@ class ProcessesEngine:
             else:
                 ranks_alive.show = self.settings.on_output
                 self._ranks_alive = ranks_alive
+
+    def _faults_of(self, plan: Plan, ranks_alive: RankProcesses) -> FaultsOfCall | None:
+        return FaultsOfCall(plan, ranks_alive, self.settings) if plan else None
 
     def _tell_journal(self, journal: JournalWriter) -> None:
         """By the settings of now: whoever keeps an engine may change them from call to call."""
@@ -248,6 +259,9 @@ class ProcessesEngine:
             # Gloo would look the host's name up, which leads anywhere or nowhere.
             base.setdefault("GLOO_SOCKET_IFNAME", loopback)
         given, options = find_input(), settings.plain()
+        # A rank that is stopped while it has the lock there would stop the others, too.
+        is_plain = settings.checked and not settings.faults
+        has_fast_path = is_plain and shared_memory_path.is_available()
         with socket.create_server((LOOPBACK, 0), backlog=2 * settings.ranks) as listener:
             starts = [
                 Start(
@@ -259,7 +273,8 @@ class ProcessesEngine:
                     search_path=tuple(sys.path),
                     imports=tuple(settings.imports),
                     store_port=listener.getsockname()[1],
-                    has_fast_path=settings.checked and shared_memory_path.is_available(),
+                    serves_store=not settings.faults,
+                    has_fast_path=has_fast_path,
                     gpu=rank % per_node if settings.device == "cuda" else None,
                     input=given,
                 )
@@ -273,15 +288,20 @@ class ProcessesEngine:
                     kinds=kinds,
                     profile=profile,
                     on_journal=self._tell_journal,
+                    faulty=bool(settings.faults),
                 )
-            return RankProcesses(
+            # With faults ranks may be killed, and the store outlives them, as torchrun's does.
+            store = serve_on(listener) if settings.faults else None
+            ranks_alive = RankProcesses(
                 starts,
-                listener,
+                listener if store is None else None,
                 show=settings.on_output,
                 codec=codec,
                 timeout=settings.timeout,
                 replay=self._replay or settings.replay,
             )
+            ranks_alive.store = store
+            return ranks_alive
 
 
 def _tell_dead(dead: Sequence[MemberProcess], replay: str | None) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from phalanx.engines.processes.inherited_settings import NOTHING, Inherited
 from phalanx.engines.serialization.serialization import Serialized
+from phalanx.faults import Plan
 from phalanx.options import Options
 
 
@@ -26,6 +27,8 @@ class Start:
     search_path: tuple[str, ...]
     imports: tuple[str, ...]
     store_port: int
+    serves_store: bool = True
+    """Whether rank 0 serves the store; else the program does."""
     has_fast_path: bool = False
     gpu: int | None = None
     """The device that is the rank's own when its group is made for it."""
@@ -38,7 +41,7 @@ class CallRequest:
     """Call a function: the serialized holds (function, arguments, keyword arguments). `fresh`:
     begin as a rank that has just been started. `bare`: whether there is a group or not.
     `lingers`: threads that it starts may go on when it has returned. `inherited`: what ranks
-    that begin have from the program."""
+    that begin have from the program. `faults`: what goes wrong in this call."""
 
     number: int
     serialized: Serialized
@@ -46,6 +49,7 @@ class CallRequest:
     bare: bool = False
     lingers: bool = False
     inherited: Inherited = NOTHING
+    faults: Plan = ()
 
 
 @dataclass(frozen=True)

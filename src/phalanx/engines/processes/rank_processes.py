@@ -115,7 +115,7 @@ class RankProcesses:
     def __init__(
         self,
         starts: list[Start],
-        listener: socket.socket,
+        listener: socket.socket | None,
         *,
         show: OnOutput,
         codec: RefereeCodec | None,
@@ -123,6 +123,9 @@ class RankProcesses:
         replay: str | None = None,
     ) -> None:
         self._replay = replay
+        self.store: Any = None
+        """The store of the ranks, if the program serves it."""
+        self.store_port = starts[0].store_port
         self.patience = IDLE_STALL if timeout is None else timeout
         """Seconds for the fork server to give a sign of life; then a `StallError` is raised."""
         self.fork_server = fork_server()

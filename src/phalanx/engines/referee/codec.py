@@ -8,10 +8,13 @@ socket.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 from phalanx.backend.rank_errors import error_for
 from phalanx.engines.referee.announced_ranks import Reply
+from phalanx.engines.referee.faulty_referee import FaultyReferee
+from phalanx.engines.referee.loose_groups import LooseGroups
 from phalanx.engines.referee.remote_check_host import RemoteHost, find_at_end
 from phalanx.engines.referee.remote_journal import STORE_EVENTS
 from phalanx.engines.referee.remote_referee import RemoteReferee
@@ -29,7 +32,7 @@ from phalanx.errors import VerdictError
 from phalanx.journal.reader import ClockOffset
 from phalanx.journal.writer import JournalWriter
 from phalanx.kinds import ALL
-from phalanx.model import Verdict
+from phalanx.model import Site, Verdict
 from phalanx.system import monotonic
 
 Outgoing = list[tuple[int, bytes]]
@@ -47,18 +50,24 @@ class RefereeCodec:
         kinds: frozenset[str] = ALL,
         profile: str | None = None,
         on_journal: Callable[[JournalWriter], Any] | None = None,
+        faulty: bool = False,
     ) -> None:
-        """`on_journal` is called with the journal of each call of the program."""
-        self.referee = RemoteReferee(size, kinds)
+        """`on_journal` is called with the journal of each call of the program. With `faulty` a
+        plan of faults is carried out, and this is one of those who hear of it."""
+        self._faulty = FaultyReferee(size, kinds) if faulty else None
+        self.referee = self._faulty or RemoteReferee(size, kinds)
         self._on_journal = on_journal
         self.host = RemoteHost(self.referee, profile)
         self._replay = replay
+        self.fault_lines: list[tuple[str, str]] = []
+        """What faults have done until now, for reports."""
         self._decoders = [Decoder() for _ in range(size)]
         self._rendered: dict[int, tuple[Verdict, VerdictError, bytes]] = {}
 
     def begin(self, *, fresh: bool = False, replay: str | None = None) -> None:
         """A new call of the program begins on all ranks."""
         self._replay = replay
+        self.fault_lines.clear()
         self._rendered.clear()
         if fresh:
             self.referee.reset()
@@ -109,7 +118,10 @@ class RefereeCodec:
             elif kind == frames.WAITS:
                 journal.waits(rank, call_id, when)
             else:
-                journal.over(rank, call_id, when, failed=kind == frames.BROKEN)
+                broken = kind == frames.BROKEN
+                if broken and self._faulty is not None:
+                    replies += self._faulty.broken_off(rank, call_id)
+                journal.over(rank, call_id, when, failed=broken)
         journal.time = None
         return replies
 
@@ -148,6 +160,19 @@ class RefereeCodec:
 
     def failed(self, rank: int, error: str) -> Outgoing:
         return self._encoded(self.referee.failed(rank, error))
+
+    # -- faults -----------------------------------------------------------------------------
+
+    def change_loose(self, change: Callable[[LooseGroups], None]) -> Outgoing:
+        """Ranks are kept from their calls, or no longer."""
+        if self._faulty is None:
+            return []
+        change(self._faulty.loose)
+        return self._encoded(self._faulty.let_go())
+
+    def killed(self, rank: int, site: Site | None) -> Outgoing:
+        """The plan has killed this rank."""
+        return [] if self._faulty is None else self._encoded(self._faulty.killed(rank, site))
 
     def _take_in(self, rank: int, frame: Frame) -> list[Reply]:
         journal = self.referee.journal
@@ -219,7 +244,8 @@ class RefereeCodec:
     def _render(self, verdict: Verdict) -> tuple[Verdict, VerdictError, bytes]:
         known = self._rendered.get(id(verdict))
         if known is None or known[0] is not verdict:
-            error = error_for(self.with_tests(verdict), self._replay)
+            named = replace(verdict, names=(*self.fault_lines, *verdict.names))
+            error = error_for(self.with_tests(named), self._replay)
             body = dump_plain((str(error), verdict))
             known = self._rendered[id(verdict)] = verdict, error, body
         return known

@@ -227,6 +227,10 @@ class RemoteJournal(JournalWriter):
         if call is not None:
             self._wait(call, when)
 
+    def open_call(self, rank: int, call_id: int) -> AnnouncedCall | None:
+        """A call that is not over, as far as its rank has said."""
+        return self._open[rank].get(call_id)
+
     def over(self, rank: int, call_id: int, when: float, *, failed: bool) -> None:
         """The rank knows that its part of a call has ended."""
         call = self._open[rank].pop(call_id, None)

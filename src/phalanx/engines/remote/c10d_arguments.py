@@ -194,6 +194,12 @@ READERS: dict[str, Callable[[Arguments], Parts]] = {
 """How each operator is taken apart."""
 
 
+def load_operators() -> None:
+    """Have torch make its objects for the operators now, which takes some milliseconds."""
+    for name in READERS:
+        getattr(torch.ops.c10d, name).default  # noqa: B018, it is made when it is looked up
+
+
 def check_places(parts: Parts, member: int) -> None:
     """Raise if its tensors lie in each other's way, which Gloo does not see: it gives wrong
     data. By address, so for every call that has several."""

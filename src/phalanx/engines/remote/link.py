@@ -14,7 +14,7 @@ import select
 import socket
 import threading
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from phalanx.backend.evidence.model_names import Facts, facts_of
 from phalanx.backend.rank_errors import OpTimeoutError, error_for, error_of
@@ -40,6 +40,9 @@ from phalanx.kinds import ALL
 from phalanx.matching.announcement import Form, GroupForm, message_signature_of, signature_of
 from phalanx.model import Finding, Leave, Verdict
 from phalanx.system import current_frames, monotonic
+
+if TYPE_CHECKING:
+    from phalanx.engines.real_faults.call_faults import CallFaults
 
 READ_SIZE = 1 << 16
 
@@ -76,6 +79,7 @@ class Link:
         rank: int,
         fast_path: FastPath | None = None,
         kinds: frozenset[str] = ALL,
+        faults: CallFaults | None = None,
     ) -> None:
         self.rank = rank
         self.moved_at = 0.0
@@ -103,7 +107,7 @@ class Link:
         self._groups = count()
         self._forms = count()
         self._off = False
-        self._watcher = Watcher(self, rank, kinds)
+        self._watcher = Watcher(self, rank, kinds, faults)
 
     # -- life -------------------------------------------------------------------------------
 
@@ -297,7 +301,7 @@ class Link:
         if self._off:
             return
         self._log.append((frames.BROKEN if failed else frames.OVER, call_id, 0, now))
-        if now - self._sent > BATCH:
+        if failed or now - self._sent > BATCH:
             self.flush()
 
     def tell(self, what: str, mark: Mark | None, *fields: Any) -> None:
@@ -456,11 +460,12 @@ def attach(
     rank: int,
     fast_path: FastPath | None = None,
     kinds: frozenset[str] = ALL,
+    faults: CallFaults | None = None,
 ) -> Link:
     """Announce what this process does to the referee at the other end."""
     connection.setblocking(True)
     global _current
-    link = Link(connection, rank, fast_path, kinds)
+    link = Link(connection, rank, fast_path, kinds, faults)
     link.start()
     watch_executors()
     _current = link

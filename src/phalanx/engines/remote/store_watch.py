@@ -27,11 +27,13 @@ from phalanx.backend.stores.store_keys import (
 from phalanx.backend.stores.store_proofs import NOTHING, proof_of
 
 
-def store_patches(rank: int, tell: Callable[..., None]) -> Iterator[tuple[Any, str, Any]]:
+def store_patches(
+    rank: int, tell: Callable[..., None], strike: Callable[[], None] | None = None
+) -> Iterator[tuple[Any, str, Any]]:
     """(owner, name, replacement) for the classes of torch. `tell` takes the kind of an event,
-    its line and its fields."""
+    its line and its fields. `strike` is called before each operation of the program itself."""
     for name in (*CHANGING, *READING):
-        yield Store, name, _telling(rank, tell, name, getattr(Store, name))
+        yield Store, name, _telling(rank, tell, strike, name, getattr(Store, name))
     yield PrefixStore, "__init__", remembering(PrefixStore.__init__)
 
 
@@ -39,10 +41,18 @@ _ANSWERING = frozenset({"add", "compare_set", "delete_key"})
 """Changes whose answer depends on what others did before."""
 
 
-def _telling(rank: int, tell: Callable[..., None], name: str, original: Any) -> Any:
+def _telling(
+    rank: int,
+    tell: Callable[..., None],
+    strike: Callable[[], None] | None,
+    name: str,
+    original: Any,
+) -> Any:
     before, after = name in CHANGING, name in READING
 
     def use(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if strike is not None and not callsite.is_library(sys._getframe(1).f_code.co_filename):
+            strike()
         if before:
             _tell(rank, tell, self, name, args, kwargs)
         result = original(self, *args, **kwargs)

@@ -1,6 +1,7 @@
 """What the watcher of a rank remembers of process groups, and of the calls that are under way.
 
-Used by `watcher.py` and by the link. Must never ask the referee.
+Used by `watcher.py` and by the link. `Line` says what the watcher needs of the link. Must never
+ask the referee.
 """
 
 from __future__ import annotations
@@ -8,16 +9,19 @@ from __future__ import annotations
 import threading
 import weakref
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
 from phalanx.backend.profiles.admission import Admission
 from phalanx.backend.torch_private import private
+from phalanx.callsite import Mark
+from phalanx.errors import VerdictError
 from phalanx.journal.events import described
-from phalanx.matching.announcement import GroupForm
+from phalanx.matching.announcement import Form, GroupForm
 from phalanx.matching.mailboxes import GroupMailbox
+from phalanx.model import Verdict
 
 
 class Limit:
@@ -116,3 +120,35 @@ class Recent(threading.local):
 
     work: Any = None
     blocking: int | None = None
+
+
+class Line(Protocol):
+    """The way to the referee. `announce` and `wait` raise what the referee answers; both return
+    whether everyone who belongs to the call has announced it. `note_wait`, `note_over` and
+    `tell` are for the journal and send nothing at once."""
+
+    def define_group(self, form: GroupForm) -> int: ...
+
+    def define(self, form: Form) -> int: ...
+
+    def forget_forms(self) -> None: ...
+
+    def next_call_id(self) -> int: ...
+
+    def announce(
+        self, call_id: int, form: int, *, name: str, blocking: bool, limit: Limit
+    ) -> bool: ...
+
+    def wait(self, call_id: int, *, name: str, limit: Limit) -> bool: ...
+
+    def note_wait(self, call_id: int) -> None: ...
+
+    def note_over(self, call_id: int, *, failed: bool = False) -> None: ...
+
+    def tell(self, what: str, mark: Mark | None, *fields: Any) -> None: ...
+
+    def received(self, call_id: int, source: int) -> None: ...
+
+    def report(self, verdict: Verdict) -> VerdictError: ...
+
+    def failed(self, error: BaseException) -> None: ...

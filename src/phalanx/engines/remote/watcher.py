@@ -18,7 +18,7 @@ from contextlib import suppress
 from datetime import timedelta
 from itertools import count
 from threading import get_ident
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -61,17 +61,20 @@ from phalanx.engines.remote.single_rank_watcher import Alone
 from phalanx.engines.remote.store_watch import store_patches
 from phalanx.engines.remote.watched_groups import (
     Limit,
+    Line,
     PendingWork,
     Recent,
     WatchedGroup,
     config_of,
     form_of,
 )
-from phalanx.errors import VerdictError
 from phalanx.kinds import ALL
-from phalanx.matching.announcement import Form, GroupForm
-from phalanx.model import Finding, Verdict
+from phalanx.matching.announcement import GroupForm
+from phalanx.model import Finding
 from phalanx.system import getpid
+
+if TYPE_CHECKING:
+    from phalanx.engines.real_faults.call_faults import CallFaults
 
 NO_TIMEOUT = timedelta(0)
 
@@ -83,49 +86,18 @@ MOST_BUFFERS = 4096
 _PERIOD_MASK = PERIOD - 1
 
 
-def load_operators() -> None:
-    """Have torch make its objects for the operators now, which takes some milliseconds."""
-    for name in READERS:
-        getattr(torch.ops.c10d, name).default  # noqa: B018, it is made when it is looked up
-
-
-class Line(Protocol):
-    """The way to the referee. `announce` and `wait` raise what the referee answers; both return
-    whether everyone who belongs to the call has announced it. `note_wait`, `note_over` and
-    `tell` are for the journal and send nothing at once."""
-
-    def define_group(self, form: GroupForm) -> int: ...
-
-    def define(self, form: Form) -> int: ...
-
-    def forget_forms(self) -> None: ...
-
-    def next_call_id(self) -> int: ...
-
-    def announce(
-        self, call_id: int, form: int, *, name: str, blocking: bool, limit: Limit
-    ) -> bool: ...
-
-    def wait(self, call_id: int, *, name: str, limit: Limit) -> bool: ...
-
-    def note_wait(self, call_id: int) -> None: ...
-
-    def note_over(self, call_id: int, *, failed: bool = False) -> None: ...
-
-    def tell(self, what: str, mark: Mark | None, *fields: Any) -> None: ...
-
-    def received(self, call_id: int, source: int) -> None: ...
-
-    def report(self, verdict: Verdict) -> VerdictError: ...
-
-    def failed(self, error: BaseException) -> None: ...
-
-
 class Watcher:
     """The hooks in torch, and what they need to know. One per process."""
 
-    def __init__(self, line: Line, rank: int, kinds: frozenset[str] = ALL) -> None:
+    def __init__(
+        self,
+        line: Line,
+        rank: int,
+        kinds: frozenset[str] = ALL,
+        faults: CallFaults | None = None,
+    ) -> None:
         self.line = line
+        self._faults = faults
         self.rank = rank
         self.notes = RankNotes(rank)
         self.alone = Alone(kinds, self.notes, line.report, self._let_go, line.failed, line.tell)
@@ -169,8 +141,11 @@ class Watcher:
         self._libraries = [calls, waits]
         for name, read in READERS.items():
             private.watch_operator(calls, name, self._watching(read))
-        private.watch_operator(waits, "wait_tensor", self._wait_for_tensor)
-        self._take_out = self.lives.watch_steps(put_in(WATCHED, self._patches()))
+        wait, patches = self._wait_for_tensor, self._patches()
+        if self._faults is not None:
+            wait, patches = self._faults.around_waits(wait, patches)
+        private.watch_operator(waits, "wait_tensor", wait)
+        self._take_out = self.lives.watch_steps(put_in(WATCHED, patches))
 
     def _patches(self) -> Iterator[tuple[Any, str, Any]]:
         self._make = getattr(c10d, private.NEW_GROUP_NAME)
@@ -178,7 +153,9 @@ class Watcher:
         coalesced = private.COALESCED_NAME
         yield dist, coalesced, known_to_wait(getattr(dist, coalesced))
         yield from self.lives.patches()
-        yield from store_patches(self.rank, self.line.tell)
+        faults = self._faults
+        strike = None if faults is None else faults.at_store
+        yield from store_patches(self.rank, self.line.tell, strike)
         yield from backward_patches()
         self._wait = original = dist.Work.wait
         self._is_complete = dist.Work.is_completed
@@ -247,7 +224,7 @@ class Watcher:
         return self._names.get(group)
 
     def _watching(self, read: Callable[[Arguments], Parts]) -> Any:
-        lives = self.lives
+        lives, faults = self.lives, self._faults
 
         def around(given: Arguments, proceed: Callable[[], Any]) -> Any:
             if private.function_modes():  # they see nothing of the inside of a backend
@@ -264,7 +241,10 @@ class Watcher:
                 lives.refuse(group, read(given).name)
             if known.number is None:
                 return proceed()
-            return self._call(group, known, read(given), given, proceed)
+            parts = read(given)
+            if faults is not None:
+                proceed = faults.before_call(group, known, parts, given, proceed)
+            return self._call(group, known, parts, given, proceed)
 
         return around
 

@@ -187,7 +187,8 @@ class ThreadsEngine:
             raise UsageError("a World cannot be closed while it runs; close it afterwards")
         journal = self.journal
         try:
-            if self._session is not None and self._has_groups(self._session):
+            ranks = () if self._session is None else self._session.ranks
+            if any(context.torch_state.pg_names for context in ranks):
                 self.run(leave_groups)
         finally:
             self.journal = journal
@@ -199,10 +200,6 @@ class ThreadsEngine:
                 self._holds = False
                 release()
 
-    @staticmethod
-    def _has_groups(session: Session) -> bool:
-        return any(context.torch_state.pg_names for context in session.ranks)
-
     def _run_once(self, body: Callable[[RankContext], Any]) -> list[Any]:
         __tracebackhide__ = True
         if self._busy:
@@ -212,7 +209,9 @@ class ThreadsEngine:
         session = self._session or self._new_session()
         self._session = None
         settings, pool = self.settings, self._thread_pool
-        run = _Run(settings, session, body, thread_pool=pool, clock=self.clock)
+        if body is leave_groups:  # this is no run of the program any more
+            settings = replace(settings, on_journal=None, faults=())
+        run = _class_for(settings)(settings, session, body, thread_pool=pool, clock=self.clock)
         self.journal = session.journal.reader()
         outer, here.strand = here.strand, None
         excepthook = sys.excepthook
@@ -245,7 +244,9 @@ class ThreadsEngine:
 
     def _keep_for_reuse(self, session: Session) -> bool:
         """Leave the groups to the next world of this kind, if the thread pool is to have one.
-        Not with a seed, which decides about making groups, too."""
+        Not with a seed, which decides about making groups, too; nor what faults have hurt."""
+        if self.settings.faults:
+            return True
         if self._thread_pool is None or self.settings.seed or not can_be_inherited(session):
             return False
         self._thread_pool.groups_for_reuse[self._kind()] = session
@@ -253,10 +254,11 @@ class ThreadsEngine:
 
     def _former(self) -> Session | None:
         """The one whose groups this world has, if any."""
-        if self._thread_pool is None or not self.settings.init or self.settings.seed:
+        settings = self.settings
+        if self._thread_pool is None or not settings.init or settings.seed or settings.faults:
             return None
         former: Session | None = self._thread_pool.groups_for_reuse.pop(self._kind(), None)
-        store = self.settings.store
+        store = settings.store
         if former is not None and store is not None and former.stores["init"] is not store:
             return None
         return former
@@ -273,6 +275,7 @@ class ThreadsEngine:
             verdict = with_paths(verdict, find_stacks(session.ranks))
             verdict = with_handled(verdict, find_handling(session.ranks))
             named = with_tests_now(with_names(session, verdict), session, settings.test_of)
+            named = replace(named, names=(*session.fault_lines, *named.names))
             session.raised.append(named)
             session.journal.found(verdict)
             return error_for(named, settings.replay)
@@ -306,8 +309,10 @@ class ThreadsEngine:
         return [rank_environ(base, settings, rank) for rank in range(ranks)]
 
 
-class _Run:
+class Run:
     """One run of one body on all ranks."""
+
+    baton_class = Baton
 
     def __init__(
         self,
@@ -334,7 +339,7 @@ class _Run:
         self._device = private_modes.default_device() if private.function_modes() else None
         """The caller's default device, which torch keeps for each thread."""
         self.switcher = make_switcher(clock)
-        self.baton = Baton(
+        self.baton = self.baton_class(
             schedule=schedule_from_seed(settings.seed),
             choices=settings.choices,
             clock=clock,
@@ -585,3 +590,11 @@ class _Run:
             "interrupted; each rank was at", group_views(list(snapshot.ranks))
         )
         print(text, file=sys.stderr, flush=True)
+
+
+def _class_for(settings: Settings) -> type[Run]:
+    if not settings.faults:
+        return Run
+    from phalanx.engines.threads.strikes import run_with_faults  # which needs this module
+
+    return run_with_faults.RunWithFaults

@@ -17,6 +17,7 @@ from phalanx.backend.session import Session
 from phalanx.backend.stores.init_meeting import InitWait
 from phalanx.backend.stores.store import StoreWait
 from phalanx.core.baton import Baton
+from phalanx.core.holding_baton import HoldingBaton
 from phalanx.core.strand import DONE, OUTSIDE, PARKED, Strand
 from phalanx.emulation.stdlib.blocking import Blocked, is_frame_of_tool, is_idle_worker, is_tool
 from phalanx.emulation.stdlib.listening_threads import is_accepting, knows_torch
@@ -46,8 +47,14 @@ class StrandNodes:
         return {
             strand: (strand.granted, self._why(strand, apart))
             for strand in strands
-            if (strand.state is PARKED and not strand.timer) or strand.state is OUTSIDE
+            if (strand.state is PARKED and not self._counts_on_time(strand))
+            or strand.state is OUTSIDE
         }
+
+    def _counts_on_time(self, strand: Strand) -> bool:
+        """With faults the limit of a wait is a way out of it, too."""
+        has_limit = strand.limit is not None and isinstance(self._baton, HoldingBaton)
+        return bool(strand.timer) or has_limit
 
     @staticmethod
     def _why(strand: Strand, apart: Container[Strand]) -> object:

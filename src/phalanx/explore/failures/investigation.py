@@ -40,6 +40,8 @@ class Suspect:
     execution: Execution
     cause: Cause
     times: int = 1
+    first: int = 1
+    """The schedule in which it came first."""
     behaviours: set[Hashable] = field(default_factory=set)
     """Of the runs that failed so."""
     without: Sequence[Trace] = ()

@@ -31,6 +31,14 @@ HINT = (
 )
 
 
+Result = tuple[bytes, frozenset[int]]
+"""A digest, and the ranks that were killed, which are not in it."""
+
+_NOBODY: frozenset[int] = frozenset()
+MOST_KEPT = 16
+"""Runs with different ranks killed, of which each may be the one to tell."""
+
+
 @dataclass(frozen=True)
 class DifferentResults:
     """Two runs that end well, with different results."""
@@ -43,6 +51,8 @@ class DifferentResults:
     without: Sequence[Trace] = ()
     times: int = 1
     """How many of the runs that ended well had another result than the one."""
+    first: int = 1
+    """The schedule of the first of them."""
     behaviours: int = 1
     """How many behaviours they were."""
 
@@ -57,24 +67,31 @@ class OrderResults:
         self.compare = frozenset(compare)
         self.unsteady: tuple[Execution, Execution, Subject] | None = None
         """Two runs of one order with different results."""
-        self._ended: dict[bytes, list[Hashable]] = {}
+        self._ended: dict[Result, list[Hashable]] = {}
         """By result: the behaviour of each run that ended with it."""
-        self._kept: list[tuple[bytes, Execution, Subject]] = []
+        self._first: dict[Result, int] = {}
+        """By result: the first schedule that ended with it."""
+        self._kept: list[tuple[Result, Execution, Subject]] = []
 
     def leave_out(self, names: Collection[str]) -> None:
         """These parts of results depend on chance: do not compare them."""
         self.compare -= frozenset(names)
         self._ended.clear()
+        self._first.clear()
         self._kept.clear()
 
     def __len__(self) -> int:
         return len(self._ended)
 
-    def note(self, execution: Execution, subject: Subject, behaviour: Hashable) -> None:
-        digest = result_of(execution.outcome, self.compare)
-        if digest not in self._ended and len(self._kept) < 2:
-            self._kept.append((digest, execution, subject))
-        self._ended.setdefault(digest, []).append(behaviour)
+    def note(
+        self, execution: Execution, subject: Subject, behaviour: Hashable, schedule: int
+    ) -> None:
+        killed = execution.outcome.killed if subject.faults else _NOBODY
+        result = result_of(execution.outcome, self.compare, killed), killed
+        if result not in self._ended and len(self._kept) < (MOST_KEPT if killed else 2):
+            self._kept.append((result, execution, subject))
+        self._ended.setdefault(result, []).append(behaviour)
+        self._first.setdefault(result, schedule)
 
     def find(
         self,
@@ -93,8 +110,11 @@ class OrderResults:
         if by == "order" and len(self._kept) < fewest:
             return None
         one = self._default(base, on_run)
-        digest = result_of(one.outcome, self.compare)
-        chosen = [each for each in self._kept if each[0] != digest]
+
+        def is_another(result: Result) -> bool:
+            return result[0] != result_of(one.outcome, self.compare, result[1])
+
+        chosen = [each for each in self._kept if is_another(each[0])]
         if not chosen:
             return None
         _, other, subject = chosen[0]
@@ -106,7 +126,8 @@ class OrderResults:
         def differs(made: Execution) -> bool:
             if made.outcome.error is not None or any(failures_of(made)):
                 return False
-            return result_of(made.outcome, self.compare) != digest
+            killed = made.outcome.killed
+            return is_another((result_of(made.outcome, self.compare, killed), killed))
 
         other = Shrinker(
             other, lambda plan: _run(subject, plan, on_run), differs, budget
@@ -115,10 +136,17 @@ class OrderResults:
         finding = results_found(one, other, self.compare, by=by, hint=hint)
         without = runs_without(subject, other, lambda each, plan: _run(each, plan, on_run))
         others = [
-            each for result, ends in self._ended.items() if result != digest for each in ends
+            each for result, ends in self._ended.items() if is_another(result) for each in ends
         ]
         return DifferentResults(
-            finding, one, other, subject, without, len(others), len(set(others))
+            finding,
+            one,
+            other,
+            subject,
+            without,
+            times=len(others),
+            behaviours=len(set(others)),
+            first=min(at for result, at in self._first.items() if is_another(result)),
         )
 
     def _default(self, subject: Subject, on_run: Callable[[], object]) -> Execution:

@@ -35,14 +35,15 @@ class ResultDifference:
 def differences(
     one: RunOutcome, other: RunOutcome, compare: Collection[str]
 ) -> list[ResultDifference]:
-    """Ranks whose results differ alike are one."""
+    """Ranks whose results differ alike are one. A rank that was killed has none."""
+    killed = one.killed | other.killed
     found: dict[tuple[str, str, str], list[int]] = {}
     for name, explain in _EXPLAIN.items():
         if name not in compare:
             continue
         pairs = _pairs(getattr(one, name), getattr(other, name))
         for rank, (first, second) in enumerate(pairs):
-            if digest_of(first) != digest_of(second):
+            if rank not in killed and digest_of(first) != digest_of(second):
                 found.setdefault(explain(first, second), []).append(rank)
     return [ResultDifference(tuple(ranks), *said) for said, ranks in found.items()]
 

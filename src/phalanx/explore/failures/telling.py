@@ -44,6 +44,7 @@ def tell_suspect(suspect: Suspect, replay_line: ReplayLine) -> ExplorationFailur
         execution=suspect.execution,
         subject=suspect.subject,
         times=suspect.times,
+        first=suspect.first,
         behaviours=len(suspect.behaviours),
         replay_line=replay_line,
     )
@@ -63,6 +64,7 @@ def tell_results(found: DifferentResults, replay_line: ReplayLine) -> Exploratio
         execution=found.other,
         subject=found.subject,
         times=max(1, found.times),
+        first=found.first,
         behaviours=max(1, found.behaviours),
         replay_line=replay_line,
     )
@@ -84,6 +86,7 @@ def _tell_chance(suspect: Suspect, replay_line: ReplayLine) -> ExplorationFailur
         execution=suspect.execution,
         subject=suspect.subject,
         times=suspect.times,
+        first=suspect.first,
         behaviours=len(suspect.behaviours),
         replay_line=replay_line,
     )
@@ -125,6 +128,7 @@ def _failure(
     execution: Execution,
     subject: Subject,
     times: int,
+    first: int,
     behaviours: int,
     replay_line: ReplayLine,
 ) -> ExplorationFailure:
@@ -142,6 +146,7 @@ def _failure(
         error=error,
         trace=execution.trace,
         schedules=times,
+        first=first,
         behaviours=behaviours,
         ranks=subject.ranks,
         replay=replay,

@@ -266,10 +266,14 @@ class _TraceOfRank:
         return made + "}"
 
 
+_MOMENTS = {"finding-made": "about", "fault-struck": "shown", "rank-ended": "how"}
+"""Kinds of events that are shown as moments, and the field that names each."""
+
+
 def _moments(table: CallsTable, rank: int) -> Iterator[TraceEvent]:
-    for block in table.recording.of_kind("finding-made", "rank-ended"):
+    for block in table.recording.of_kind(*_MOMENTS):
         if block.rank == rank:
-            names = block["about"] if block.kind == "finding-made" else block["how"]
+            names = block[_MOMENTS[block.kind]]
             for time, name in zip(block["time"], names, strict=True):
                 same = {"cat": block.kind, "ph": "i", "s": "p", "pid": rank, "tid": 0}
                 event = {"name": text(name), **same, "ts": time / 1000}

@@ -212,6 +212,7 @@ class _Pack:
             "text": str(end.get("text") or "")[:200_000],
             "verdicts": verdicts,
             "findings": self._findings(),
+            "faults": self._faults(),
             "folds": fold_ranks(table, blamed),
             "ops": [text(name) for name in table.ops],
             "threads": [n if isinstance(n, int) else NONE for n in table.threads],
@@ -273,6 +274,18 @@ class _Pack:
                 "severity": text(block["severity"][place]),
             }
             for block in self._table.recording.of_kind("finding-made")
+            for place in range(min(block.count, 1000))
+        ]
+
+    def _faults(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "time": self._moment(block["time"][place]),
+                "rank": block.rank,
+                "what": text(block["shown"][place]),
+                "how": text(block["how"][place]),
+            }
+            for block in self._table.recording.of_kind("fault-struck")
             for place in range(min(block.count, 1000))
         ]
 

@@ -78,6 +78,8 @@ class RunSummary:
     operations: list[OperationUse]
     messages: list[MessageCount]
     findings: list[FindingLine]
+    faults: list[str]
+    """Those of the plan that happened, in order of time."""
     missing: list[str]
     runs: int = 1
     failed_run: int = 0
@@ -107,6 +109,7 @@ def summarize(table: CallsTable) -> RunSummary:
         operations=operations,
         messages=count_messages(table),
         findings=_findings(table, verdicts),
+        faults=_faults(table),
         missing=missing(table),
         runs=_count(end, "runs") or 1,
         failed_run=_count(end, "run"),
@@ -197,3 +200,13 @@ def _findings(table: CallsTable, verdicts: list[dict[str, Any]]) -> list[Finding
             ranks = [r for r in block["ranks"][place] or () if isinstance(r, int)]
             found.append(FindingLine(severity, kind, ranks, ""))
     return found
+
+
+def _faults(table: CallsTable) -> list[str]:
+    found = [
+        (block["time"][place], text(block["shown"][place]))
+        for block in table.recording.of_kind("fault-struck")
+        for place in range(min(block.count, MOST_FINDINGS))
+        if block["how"][place] == "struck"
+    ]
+    return [shown for _, shown in sorted(found)]

@@ -104,6 +104,7 @@ def _head(summary: RunSummary, name: str, width: int, *, whole: bool) -> list[Li
         told = f"{group.name}, ranks {short_ranks(group.ranks, width=60)}"
         told += f", {group.backend}" if group.backend else ""
         lines.append([("  group     ", "label"), (printable(told), "")])
+    lines += [[("  fault     ", "label"), (printable(each), "")] for each in summary.faults]
     return lines + _ending(summary, width, whole=whole)
 
 

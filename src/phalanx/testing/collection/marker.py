@@ -284,7 +284,7 @@ def _explore(
         *weak, *said, *strong, seed=seed, faults=faults, replay=given.replay
     )
     if explore is not None:
-        values["seed"] = 0
+        values["seed"], values["faults"] = 0, ()  # the exploration has them
         for name, value in EXPLORE_DEFAULTS.items():
             values.setdefault(name, value)
         if isinstance(values.get("record"), str):

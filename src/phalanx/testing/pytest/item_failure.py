@@ -14,7 +14,7 @@ from typing import Any
 from phalanx.callsite import shown_path
 from phalanx.errors import RankFailedError
 from phalanx.model import RankFailure, rank_list
-from phalanx.report.failure import render_consequences
+from phalanx.report.failure import render_consequences, render_faults
 from phalanx.report.layout import cut, labelled
 from phalanx.testing.pytest.item_run import RanksRun
 from phalanx.testing.pytest.rank_record import Failure
@@ -215,6 +215,7 @@ def timeline_lines(run: RanksRun) -> list[str]:
 def _after(run: RanksRun, groups: Sequence[Group]) -> list[str]:
     lines: list[str] = []
     if isinstance(run.error, RankFailedError) and run.error.verdict is not None:
+        lines += render_faults(run.error.verdict)
         lines += render_consequences(_without_skipped(run, run.error.verdict))
     if run.skipped:
         lines += labelled("skipped", run.skip_reason())

@@ -113,6 +113,7 @@ def run_on_processes(
                 replay=replay,
                 bare=not way.init,
                 lingers=True,
+                faults=(),
             )
             kept.file = task.file
         values = engine.call(
@@ -131,6 +132,9 @@ def run_on_processes(
     except BaseException as problem:
         error = problem
         kept.file = None
+    if way.faults:  # the ranks are gone
+        kept.file = None
+        kept.wide.clear()
     output.close()
     private.go_to_end_of_log_file(item.config)
     records = _records(way, values, error)
@@ -213,7 +217,7 @@ def _tick(*streams: Collected) -> None:
 
 def _kept_engine(way: Ranks) -> _KeptEngine:
     checks = (way.effective_checks, way.strict, way.profile)
-    key = (way.size, way.backend, way.device, way.gpus, *checks)
+    key = (way.size, way.backend, way.device, way.gpus, *checks, way.faults)
     kept = _engines.pop(key, None)
     while kept is None and len(_engines) >= MOST_KEPT:
         oldest = _engines.pop(next(iter(_engines)))
@@ -231,6 +235,7 @@ def _kept_engine(way: Ranks) -> _KeptEngine:
                     checks=way.effective_checks,
                     profile=way.profile,
                     strict=way.strict,
+                    faults=way.faults,
                 )
             )
         )

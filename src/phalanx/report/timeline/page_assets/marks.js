@@ -47,6 +47,16 @@ function drawVerdicts() {
     pen.lineTo(x, y + 8);
     pen.fill();
   }
+  pen.fillStyle = colours.ink;
+  for (const { time, rank } of run.faults) {
+    const x = xOf(time), y = yOf(rowOfRank[rank]) + 4;
+    pen.beginPath();
+    pen.moveTo(x - 4, y);
+    pen.lineTo(x, y - 4);
+    pen.lineTo(x + 4, y);
+    pen.lineTo(x, y + 4);
+    pen.fill();
+  }
   for (const verdict of run.verdicts) {
     for (const [call, blamed] of verdict.marks) outlineCall(call, blamed ? colours.bad : colours.soft, 2);
     if (verdict.edges.length) drawWaits(verdict);

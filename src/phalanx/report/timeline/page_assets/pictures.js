@@ -324,7 +324,8 @@ function fillLegend() {
     entry({ background: hatch, border: `1px solid ${colours.line}` }, "waits"),
     entry({ background: `linear-gradient(90deg, ${colours.ink} 0 45%, ${colours.soft} 45%)` }, "met, then done and not yet running"),
     entry({ background: colours.soft, height: "4px" }, "goes on by itself (asynchronous)"),
-    ...(run.findings.length ? [entry({ background: colours.bad, clipPath: "polygon(0 0, 100% 0, 50% 100%)" }, "a check found something")] : []));
+    ...(run.findings.length ? [entry({ background: colours.bad, clipPath: "polygon(0 0, 100% 0, 50% 100%)" }, "a check found something")] : []),
+    ...(run.faults.length ? [entry({ background: colours.ink, clipPath: "polygon(50% 0, 100% 50%, 50% 100%, 0 50%)" }, "a fault of the plan")] : []));
 }
 
 // ---- the start -------------------------------------------------------------------------------
@@ -350,6 +351,7 @@ function fillHeader() {
   list.append(...others.slice(0, 20).map((finding) => element("li", {}, `${finding.about} (${finding.severity}): rank ${finding.rank} `,
     link("Show", () => showMoment(finding)))));
   if (others.length > 20) list.append(element("li", {}, `${others.length - 20} more, each with a mark in the timeline`));
+  list.append(...run.faults.slice(0, 20).map((fault) => element("li", {}, `${fault.what} ${fault.how} `, link("Show", () => showMoment(fault)))));
   list.hidden = !list.children.length;
   if (run.text) {
     byId("report").hidden = false;

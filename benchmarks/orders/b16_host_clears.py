@@ -1,37 +1,31 @@
 # ranks: 2
 # decides: order
-# kind: rank-failed
-# lines: 27,28
+# kind: rank-failed|deadlock
+# lines: 17,20
 # minimum: 1
 # report: https://github.com/vllm-project/vllm/pull/18506
-# what: rank 0 hosts the store and drops it after the last meeting, though rank 1 has not
-#     read from it yet
+# what: rank 0 clears the addresses when it has left the meeting, though rank 1 has not read
+#     them yet
 import torch.distributed as dist
 
 
-def connect(rank, world):
-    store, box = None, [None]
-    if rank == 0:
-        store = dist.TCPStore("127.0.0.1", 0, world, True, wait_for_workers=False)
-        box = [store.port]
-    dist.broadcast_object_list(box, src=0)
-    return store or dist.TCPStore("127.0.0.1", box[0], world, False)
-
-
-def exchange(rank, world):
-    store = connect(rank, world)
+def exchange(store, rank, world):
     store.set(f"address/{rank}", f"host{rank}")
     if store.add("arrived", 1) == world:
         store.set("all here", "1")
     store.wait(["all here"])
     found = [store.get(f"address/{peer}").decode() for peer in range(world) if rank]
+    if rank == 0:
+        for peer in range(world):
+            store.delete_key(f"address/{peer}")
     return found
 
 
 def main():
     dist.init_process_group("gloo")
+    store = dist.distributed_c10d._get_default_store()
     rank, world = dist.get_rank(), dist.get_world_size()
-    found = exchange(rank, world)
+    found = exchange(store, rank, world)
     assert found == ["host0", "host1"][: world * rank], f"rank {rank} found {found}"
     dist.barrier()
     dist.destroy_process_group()

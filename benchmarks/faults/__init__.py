@@ -1,0 +1,1 @@
+"""What ranks see of faults, measured on real Gloo and on threads."""
