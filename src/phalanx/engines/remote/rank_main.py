@@ -35,6 +35,7 @@ from phalanx.emulation.patch_installer import put_in
 from phalanx.emulation.patch_table import WATCHED
 from phalanx.emulation.stdlib.rank_children import leave_if_forked
 from phalanx.engines.outcome import trim_traceback, was_stopped
+from phalanx.engines.process_table import kill_group
 from phalanx.engines.remote.control_messages import (
     Asking,
     HowFar,
@@ -102,7 +103,7 @@ class RemoteRank:
             while True:
                 self.obey(receive(self._control))
         if os.getpgrp() == os.getpid():
-            os.killpg(0, signal.SIGKILL)
+            kill_group(os.getpid(), but=os.getpid())
         os.kill(os.getpid(), signal.SIGKILL)
 
     def obey(self, order: Any) -> None:
