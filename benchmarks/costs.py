@@ -5,7 +5,7 @@ Gloo's processes on this machine.
 
 `network_curves.json` has the published times in microseconds, out of place and in place, with
 their sources; the shorter of the two counts. Nothing is fitted to them. For Gloo two constants
-are fitted for each operation, to 16 B and 4 MiB by the first number of ranks; all else is
+are fitted for each operation and number of ranks, to 16 B and 4 MiB; the other sizes are
 predicted. Ratios are predicted by measured. The shortest of some rounds counts, all sizes in
 turn: another program can only make a round longer.
 """
@@ -122,30 +122,26 @@ def fitted(name: str, times: Times, ranks: int, cores: int) -> AlphaBeta:
 def gloo_lines(counts: list[int], rounds: int) -> Iterator[str]:
     cores = len(os.sched_getaffinity(0))
     load = os.getloadavg()[0]
-    found = {ranks: measured(ranks, rounds) for ranks in counts}
-    first = counts[0]
-    networks = {name: fitted(name, found[first], first, cores) for name in OPERATIONS}
-    for name, network in networks.items():
-        latency, bandwidth = network.latency * 1e6, network.bandwidth / 1e9
-        yield f"- {name}, {first} ranks: {latency:.0f} us a step, {bandwidth:.2f} GB/s"
+    yield "| ranks | operation | a step | " + " | ".join(map(size_text, SIZES)) + " |"
+    yield "|---|---|---|" + "---|" * len(SIZES)
+    good = of = 0
+    for ranks in counts:
+        times = measured(ranks, rounds)
+        for name in OPERATIONS:
+            network = fitted(name, times, ranks, cores)
+            ratios = {
+                size: network.collective(name, size, range(ranks)) / times[name, size]
+                for size in SIZES
+                if size not in FITTED
+            }
+            good += sum(abs(ratio - 1) <= 0.3 for ratio in ratios.values())
+            of += len(ratios)
+            step = f"{network.latency * 1e6:.0f} us, {network.bandwidth / 1e9:.2f} GB/s"
+            cells = [f"{ratios[size]:.2f}" if size in ratios else "fitted" for size in SIZES]
+            yield f"| {ranks} | {name} | {step} | " + " | ".join(cells) + " |"
     yield ""
-    yield "| ranks | operation | " + " | ".join(map(size_text, SIZES)) + " |"
-    yield "|---|---|" + "---|" * len(SIZES)
-    within = {ranks: [0, 0] for ranks in counts}
-    for ranks, times in found.items():
-        for name, network in networks.items():
-            cells = []
-            for size in SIZES:
-                ratio = network.collective(name, size, range(ranks)) / times[name, size]
-                is_fitted = ranks == first and size in FITTED
-                if not is_fitted:
-                    within[ranks][0] += abs(ratio - 1) <= 0.3
-                    within[ranks][1] += 1
-                cells.append("fitted" if is_fitted else f"{ratio:.2f}")
-            yield f"| {ranks} | {name} | " + " | ".join(cells) + " |"
-    yield ""
-    told = ", ".join(f"{good} of {all_} by {r} ranks" for r, (good, all_) in within.items())
-    yield f"Within 30 %: {told}; {cores} cores, before it {load:.0f} threads wanted to run."
+    busy = f"before it {load:.0f} threads wanted to run"
+    yield f"Within 30 %: {good} of {of}; {cores} cores, {busy}."
 
 
 def write(path: Path, tables: dict[str, str]) -> None:

@@ -1,7 +1,7 @@
 # ranks: 2
 # decides: fault
 # kind: mismatch|deadlock|rank-failed
-# lines: 19
+# lines: 19,32-37
 # minimum: 1
 # faults: kill
 # restarts: 3

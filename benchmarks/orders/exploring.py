@@ -23,12 +23,13 @@ from typing import Any
 
 from benchmarks.orders.programs import Program
 from benchmarks.orders.stored_runs import Stored, is_exact
+from phalanx.core.choices import Choices
 from phalanx.emulation.modules.isolation_rule import script_rule
 from phalanx.engines.program import load_script
 from phalanx.explore.exploration import Exploration, ExplorationFailure
 from phalanx.explore.explore_options import EXPLORING, ExploreOptions
 from phalanx.explore.explorer import ExploreProgress, Explorer
-from phalanx.explore.one_run import run_once
+from phalanx.explore.one_run import RunOutcome, run_once
 from phalanx.explore.strategies import make_strategy
 from phalanx.explore.subjects import ScriptSubject
 from phalanx.explore.tokens import read_token, token_of
@@ -103,26 +104,24 @@ def line_of(figures: Figures) -> str:
 
 
 def measure(program: Program, seeds: int, limit: int) -> Figures:
-    """All that is measured of one program, in a folder of its own."""
+    """All that is measured of one program."""
+    gc.freeze()  # as the command line does: each restart collects garbage
     began = time.perf_counter()
-
-    with own_folder():
-        return {
-            "id": program.id,
-            "minimum": program.minimum,
-            "searches": {
-                name: [search(program, name, seed, limit) for seed in range(seeds)]
-                for name in SEARCHES
-            },
-            "exhaustive": explore_all(program),
-            "samples": [] if program.is_wrong else sample_tokens(program),
-            "seconds": round(time.perf_counter() - began, 2),
-        }
+    return {
+        "id": program.id,
+        "minimum": program.minimum,
+        "searches": {
+            name: [search(program, name, seed, limit) for seed in range(seeds)]
+            for name in SEARCHES
+        },
+        "exhaustive": explore_all(program),
+        "samples": [] if program.is_wrong else sample_tokens(program),
+        "seconds": round(time.perf_counter() - began, 2),
+    }
 
 
 @contextlib.contextmanager
 def own_folder() -> Iterator[None]:
-    gc.freeze()  # as the command line does: each restart collects garbage
     before, folder = os.getcwd(), tempfile.mkdtemp(prefix="orders_")
     os.chdir(folder)
     try:
@@ -132,11 +131,21 @@ def own_folder() -> Iterator[None]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+class _SubjectInFolder(ScriptSubject):
+    """Each run has a folder of its own: what one leaves there no other finds."""
+
+    def run(self, choices: Choices) -> RunOutcome:
+        with own_folder():
+            return super().run(choices)
+
+
 def subject_of(program: Program) -> ScriptSubject:
     script = load_script(str(program.path), [])
     given = {**EXPLORE_DEFAULTS, "max_restarts": program.restarts}
     options = Options(ranks=program.ranks, init=False, **given)
-    return ScriptSubject(script, options, rule=lambda: script_rule((), (), script.search_path))
+    return _SubjectInFolder(
+        script, options, rule=lambda: script_rule((), (), script.search_path)
+    )
 
 
 def search(program: Program, strategy: str, seed: int, limit: int) -> Figures:
@@ -150,6 +159,7 @@ def search(program: Program, strategy: str, seed: int, limit: int) -> Figures:
         found = Explorer(subject, asked).run()
         return {
             "seed": seed,
+            "schedules": found.schedules,
             "behaviours": found.behaviours,
             "notes": list(found.notes),
             "seconds": round(time.perf_counter() - began, 2),

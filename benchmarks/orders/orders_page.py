@@ -170,7 +170,8 @@ def _how(known: Mapping[str, Figures]) -> Iterator[str]:
     yield "## How it is measured"
     yield ""
     yield (
-        f"- Each strategy has {LIMIT} schedules and {seeds} seeds. A bug counts as found where "
+        f"- Each strategy has {LIMIT} schedules for each seed, of {seeds} (1 if there is only "
+        "one order). A bug counts as found where "
         "a failure has the kind that the program's header says, and its story names one of the "
         "lines that the header says."
     )
@@ -224,7 +225,8 @@ def _first(figures: Figures, strategy: str) -> str:
 
 def _share(figures: Figures, strategy: str) -> str:
     found = figures["searches"][strategy]
-    return f"{100 * sum(each['failed'] for each in found) / (LIMIT * len(found)):.0f} %"
+    made = sum(each["schedules"] for each in found)
+    return f"{100 * sum(each['failed'] for each in found) / made:.0f} %"
 
 
 def _gloo(gloo: Mapping[str, GlooRuns], program: Program) -> str:

@@ -47,7 +47,8 @@ def main():
     members = json.loads(store.get("members"))
     if rank not in members:
         return
-    group = dist.new_group(members, use_local_synchronization=True)
+    more = {"timeout": timedelta(hours=6), "use_local_synchronization": True}
+    group = dist.new_group(members, **more)
     total = torch.ones(1)
     dist.all_reduce(total, group=group)
     assert total.item() == len(members), f"{total.item():.0f} ranks of {members}"

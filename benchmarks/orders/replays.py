@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.orders.exploring import SEARCHES, own_folder, subject_of
+from benchmarks.orders.exploring import SEARCHES, subject_of
 from benchmarks.orders.programs import Program
 from benchmarks.orders.stored_runs import Stored, is_exact
 from phalanx.emulation.run_patches import patched
@@ -88,7 +88,7 @@ def replay(
     subjects = {each.id: subject_of(each) for each in programs}
     began = written = time.monotonic()
     before = progress.seconds
-    with own_folder(), patched():
+    with patched():
         for number in numbers[progress.done :]:
             each = stored[number % len(stored)]
             progress.done += 1

@@ -57,6 +57,7 @@ FAULTS = (
     Fault("destroys_its_group", (FAILED, JUDGED), r"destroy"),
     # It dies, or gets a signal.
     Fault("dies_by_sigkill", (FAILED,)),
+    Fault("dies_with_semaphores", (FAILED, JUDGED), r"7", engines=SEPARATE),
     Fault("dies_by_sigsegv", (FAILED,), threads=(-11,)),
     Fault("dies_by_abort", (FAILED,), threads=(-6,)),
     Fault("gets_sigterm", (FAILED, 143, -15), threads=(FAILED, JUDGED, 143, -15)),

@@ -204,6 +204,26 @@ def _with_mark(mark: str) -> list[int]:
     return found
 
 
+def forgotten(before: set[str], folder: str = "/dev/shm") -> set[str]:
+    """What is new in the folder and belongs to nobody. Other programs of the machine have
+    their semaphores and memory there as well, for as long as they live."""
+    end = time.monotonic() + CLEAR
+    while found := set(os.listdir(folder)) - before:
+        found -= {name for name in found if _is_mapped(os.path.join(folder, name))}
+        if not found or time.monotonic() > end:
+            return found
+        time.sleep(0.1)
+    return set()
+
+
+def _is_mapped(path: str) -> bool:
+    for pid in _all_pids():
+        with suppress(OSError):
+            if path in Path(f"/proc/{pid}/maps").read_text():
+                return True
+    return False
+
+
 def _line(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
@@ -312,7 +332,7 @@ def main() -> int:
     ]
     report = Report(options.keep)
     inject_all(drawn, report, jobs=options.jobs, minutes=options.minutes)
-    for name in sorted(set(os.listdir("/dev/shm")) - shared):
+    for name in sorted(forgotten(shared)):
         print(f"/dev/shm has {name}, which was not there before", flush=True)
         report.short += 1
     print(report.summary(len([fault for fault in FAULTS if options.only in fault.name])))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
+import mmap
 import random
 from pathlib import Path
 
 import pytest
 
 from tests.chaos.faults import ENGINES, FAULTS, RIGHT
-from tests.chaos.run import VICTIM, Ending, Injection, draw, inject, shortcomings
+from tests.chaos.run import VICTIM, Ending, Injection, draw, forgotten, inject, shortcomings
 
 RAISES = next(fault for fault in FAULTS if fault.name == "raises")
 TEXT = "ValueError: the step failed"
@@ -61,3 +62,14 @@ def test_an_injection_leaves_nothing_and_what_is_left_is_found(tmp_path: Path) -
     ending = inject(right, tmp_path)
     assert ending.status == RIGHT
     assert shortcomings(right, ending) == ["left file forgotten"]
+
+
+def test_what_a_living_program_has_mapped_is_not_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.chaos.run.CLEAR", 0.0)
+    for name in ("before", "mapped", "left"):
+        (tmp_path / name).write_text(name)
+    with (tmp_path / "mapped").open("r+b") as file, mmap.mmap(file.fileno(), 0):
+        assert forgotten({"before"}, str(tmp_path)) == {"left"}
+    assert forgotten({"before"}, str(tmp_path)) == {"left", "mapped"}

@@ -12,6 +12,7 @@ from __future__ import annotations
 import builtins
 import ctypes
 import gc
+import multiprocessing
 import os
 import resource
 import shutil
@@ -154,6 +155,13 @@ def leaves_a_process() -> None:
 
 def dies_by_sigkill() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def dies_with_semaphores() -> None:
+    """They have names, which the resource tracker of multiprocessing removes."""
+    context = multiprocessing.get_context("spawn")
+    made = [context.Lock(), context.Queue()]
+    os._exit(7 if made else 0)
 
 
 def dies_by_sigsegv() -> None:

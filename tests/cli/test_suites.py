@@ -80,8 +80,12 @@ def test_no_test_is_named_where_several_come_to_the_line(tmp_path: Path) -> None
         assert ("\n  test  " in done.stdout) is named, done.stdout
 
 
-def test_tests_that_start_ranks_fail_for_what_became_of_them(tmp_path: Path) -> None:
-    done = run_suite(tmp_path, "tests_start_ranks", pytest_options=("--tb=line",))
+@pytest.mark.parametrize("engine", ["threads", "processes"])
+def test_tests_that_start_ranks_fail_for_what_became_of_them(
+    tmp_path: Path, engine: str
+) -> None:
+    options = ("--engine", engine, "--no-record")
+    done = run_suite(tmp_path, "tests_start_ranks", *options, pytest_options=("--tb=line",))
     text = done.stdout
     assert done.returncode == 1
     assert "1 failed, 5 passed, 1 error" in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import shutil
 import signal
@@ -16,7 +17,14 @@ import pytest
 import torch.distributed as dist
 
 import phalanx
-from phalanx.engines.process_table import Work, family_of, held, is_stopped, kill_all
+from phalanx.engines.process_table import (
+    Work,
+    family_of,
+    held,
+    is_stopped,
+    kill_all,
+    kill_group,
+)
 from phalanx.engines.processes.fork_server import fork_server
 
 PROGRAM = """\
@@ -146,6 +154,53 @@ def test_a_family_is_found_stopped_and_killed() -> None:
             kill_all(processes)
             assert child.wait() == -signal.SIGKILL
     assert not is_stopped(child.pid)
+
+
+SEMAPHORE = """\
+import multiprocessing, subprocess, sys
+lock = multiprocessing.get_context("spawn").Lock()
+child = subprocess.Popen([sys.executable, "-c", "input()"])
+print(lock._semlock.name, child.pid, flush=True)
+child.wait()
+"""
+
+
+def test_a_group_that_is_killed_leaves_no_semaphores() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", SEMAPHORE],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        text=True,
+    ) as leader:
+        assert leader.stdout is not None
+        name, child = leader.stdout.readline().split()
+        semaphore = Path(f"/dev/shm/sem.{name.lstrip('/')}")
+        assert semaphore.exists()
+        kill_group(leader.pid)
+        assert leader.wait() == -signal.SIGKILL
+    while semaphore.exists() or os.path.exists(f"/proc/{child}/exe"):
+        time.sleep(0.01)  # its tracker removes it, and ends
+    kill_group(leader.pid)  # nobody is left
+
+
+@pytest.mark.programs
+def test_a_rank_that_dies_leaves_no_semaphores(tmp_path: Path) -> None:
+    name = tmp_path / "name"
+
+    def die() -> None:
+        lock = multiprocessing.get_context("spawn").Lock()
+        if dist.get_rank() == 1:
+            name.write_text(lock._semlock.name)  # type: ignore[attr-defined]
+            os._exit(7)
+        dist.barrier()
+
+    with pytest.raises(phalanx.RankFailedError):
+        phalanx.run(die, ranks=2, engine="processes", backend="gloo")
+    semaphore = Path(f"/dev/shm/sem.{name.read_text().lstrip('/')}")
+    while semaphore.exists():
+        time.sleep(0.01)
 
 
 def test_who_computes_is_seen_and_who_waits_is_not(monkeypatch) -> None:

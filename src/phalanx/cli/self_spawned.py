@@ -100,7 +100,8 @@ def tell_launch(launch: Any, script: str, tell: Callable[[BaseException], int]) 
     error, failed = launch.error, [w for w in launch.worlds if w.error is not None]
     if isinstance(error, KeyboardInterrupt):
         return 130
-    if failed and (error is None or _is_about_ranks(error)) and not _is_settled(launch):
+    says_nothing = _ends_well(launch) or _is_about_ranks(error)
+    if failed and says_nothing and not _is_settled(launch):
         return max(tell(w.error) if w.status is None else w.status for w in failed)
     for world in failed:
         if world.status is None:
@@ -139,18 +140,24 @@ def tell_spawned(done: Any, tell: Callable[[BaseException], int]) -> int:
     """The same for ranks that are processes of the script, which has printed what it has to say
     but for an error about a rank. What was found is told once, here."""
     told = [tell(error) for error in _errors_to_tell(done)]
-    if not told and done.status == 0 and done.end is not None and done.end.how == "end":
-        # Ranks failed, and the script does not say that it knows.
-        told = [tell(world.error) for world in done.worlds if world.error is not None]
     how, text = (done.end.how, done.end.text) if done.end is not None else ("", "")
     if how == "error" or (how == "ranks" and not told):
         print(text, end="", file=sys.stderr)
     if done.error is not None:
         return max(told)
     status: int = done.status if done.status >= 0 else 128 - done.status
-    if how == "exit":
-        return status  # as the script wants it, which may have expected what was found
-    return max(told, default=status)
+    if how not in ("end", "exit"):
+        return max(told, default=status)
+    if done.is_suite:
+        return status or (3 if done.untold else 0)
+    return status or _status_of_unknown(done, tell)
+
+
+def _status_of_unknown(done: Any, tell: Callable[[BaseException], int]) -> int:
+    """The script says that all is well. It may have expected what ranks came to, if it has
+    looked at the exit codes of those that failed."""
+    unknown = [world for world in done.worlds if world.error is not None and not world.is_known]
+    return max((3 if world.has_report else tell(world.error) for world in unknown), default=0)
 
 
 def _errors_to_tell(done: Any) -> list[BaseException]:
@@ -189,10 +196,19 @@ def _shorter(word: str) -> str:
 
 def _is_settled(launch: Any) -> bool:
     """Whether the script was told of the ranks that failed and still ended without an error."""
-    return launch.error is None and launch.observed
+    return _ends_well(launch) and bool(launch.observed)
 
 
-def _is_about_ranks(error: BaseException) -> bool:
+def _ends_well(launch: Any) -> bool:
+    """`sys.exit(main())` says no more than the end of the script. In a suite each test says
+    what it expects."""
+    error = launch.error
+    if isinstance(error, SystemExit) and not launch.is_suite:
+        return error.code in (None, 0)
+    return error is None
+
+
+def _is_about_ranks(error: BaseException | None) -> bool:
     """Whether it is an error of torch's `spawn`, which says less than the report here."""
     return any(kind.__name__ == "ProcessException" for kind in type(error).__mro__)
 

@@ -2,7 +2,8 @@
 what they have started.
 
 Used by the engines whose ranks are processes. Where the system does not tell (not Linux),
-nothing is taken for standing still. Must never end a process, but for `kill_all`.
+nothing is taken for standing still. Must never end a process, but for `kill_all` and
+`kill_group`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from phalanx.system import monotonic
 
 LOOK = 1.0
 """Seconds between two looks."""
+TRACKER = b"from multiprocessing.resource_tracker import main"
 LITTLE = 0.05
 """The part of a core that processes use which only wait: their threads look about."""
 
@@ -76,6 +78,43 @@ def kill_all(processes: Iterable[int]) -> None:
             signal.pidfd_send_signal(each, signal.SIGKILL)
 
 
+def is_resource_tracker(pid: int) -> bool:
+    """Whether it is the process of `multiprocessing` that removes named semaphores and shared
+    memory when those that use them are gone, and then ends. Killed with them it leaves all that
+    they had in /dev/shm."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return TRACKER in file.read()
+    except OSError:
+        return False
+
+
+def kill_group(group: int, *, but: int = 0) -> None:
+    """Kill the process group by SIGKILL, without resource trackers and without process `but`.
+    Who is sent the signal starts nothing more, so that nothing is missed when a further look
+    finds nobody new."""
+    try:
+        os.killpg(group, 0)
+    except OSError:  # the usual case: nobody is left
+        return
+    if not os.path.exists("/proc/self/stat"):
+        os.killpg(group, signal.SIGKILL)
+        return
+    known = {but}
+    while new := [each for each in _members_of(group) if each not in known]:
+        known.update(new)
+        for each in new:
+            if not is_resource_tracker(each):
+                with suppress(OSError):
+                    os.kill(each, signal.SIGKILL)
+
+
+def _members_of(group: int) -> list[int]:
+    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    stats = ((pid, _stat(pid)) for pid in pids)
+    return [pid for pid, fields in stats if fields is not None and int(fields[2]) == group]
+
+
 def named(what: str, pid: int) -> str:
     """As a report calls it."""
     return f"{what} (process {pid}{', stopped' if is_stopped(pid) else ''})"
@@ -90,12 +129,23 @@ def _stat(pid: int) -> list[str] | None:
         return None
 
 
-class Work:
-    """Whether processes compute, or read from a disk. `pids` says which."""
+def bytes_moved(pid: int) -> int:
+    """How much the process has read and written, into files, pipes and the terminal."""
+    with suppress(OSError, ValueError, IndexError):
+        with open(f"/proc/{pid}/io", encoding="ascii") as file:
+            read, written = file.readline(), file.readline()
+        return int(read.split()[1]) + int(written.split()[1])
+    return 0
 
-    def __init__(self, pids: Callable[[], Iterable[int]]) -> None:
+
+class Work:
+    """Whether processes compute, or read from a disk. `pids` says which. With `moves_bytes`
+    what they read and write counts as well, for those whose output nobody else sees."""
+
+    def __init__(self, pids: Callable[[], Iterable[int]], *, moves_bytes: bool = False) -> None:
         self._pids = pids
-        self._ticks = 0
+        self._moves_bytes = moves_bytes
+        self._ticks = self._bytes = 0
         self._looked = monotonic()
 
     def is_time_to_look(self) -> bool:
@@ -105,6 +155,9 @@ class Work:
         """Since the last look."""
         now, pids = monotonic(), list(self._pids())
         ticks = sum(map(cpu_ticks, pids))
+        moved = sum(map(bytes_moved, pids)) if self._moves_bytes else 0
         used, elapsed = abs(ticks - self._ticks), now - self._looked
+        has_moved, self._bytes = moved != self._bytes, moved
         self._ticks, self._looked = ticks, now
-        return used > LITTLE * elapsed * os.sysconf("SC_CLK_TCK") or any(map(is_at_work, pids))
+        computes = used > LITTLE * elapsed * os.sysconf("SC_CLK_TCK")
+        return computes or has_moved or any(map(is_at_work, pids))

@@ -318,6 +318,37 @@ def test_an_alarm_that_is_taken_back_does_not_move_the_clock() -> None:
     assert phalanx.run(program, ranks=2, clock="virtual") == [pytest.approx(2.0, abs=1.0)] * 2
 
 
+@pytest.mark.parametrize(
+    ("wait", "took"),
+    [
+        (lambda: threading.Event().wait(5), 50),
+        (lambda: threading.Event().wait(100), 110),
+        (lambda: time.sleep(100), 110),
+    ],
+)
+def test_a_handler_that_waits_leaves_the_wait_that_it_interrupts_as_it_was(
+    wait: Callable[[], object], took: float
+) -> None:
+    def program() -> float:
+        ready, began = threading.Event(), time.monotonic()
+
+        def free() -> None:
+            time.sleep(50.0)
+            ready.set()
+
+        signal.signal(signal.SIGALRM, lambda *_: wait())
+        signal.alarm(10)
+        helper = threading.Thread(target=free)
+        helper.start()
+        assert ready.wait(HALF_HOUR)
+        helper.join()
+        return time.monotonic() - began
+
+    assert phalanx.run(program, ranks=1, clock="virtual", compute="free") == [
+        pytest.approx(took, abs=1.0)
+    ]
+
+
 def test_a_deadlock_in_which_threads_wait_for_a_time_comes_to_its_end() -> None:
     """While somebody counts on a timeout nothing is proved, and here it ends the wait."""
 

@@ -151,14 +151,14 @@ def test_a_process_that_is_stopped_twice_is_woken_up_once(under):
     assert run.referee.heard == [("leave", 1), ("come back", 1)]
 
 
-def test_a_rank_that_has_stopped_itself_is_woken_up_when_its_time_is_over(under):
+def test_a_rank_that_is_stopped_at_its_point_is_woken_up_when_its_time_is_over(under):
     run = under("stop(rank=1, seconds=3, at=call(1))")
     run.struck()
     assert run.course.is_pending()
     run.go_to(2.9)
-    assert run.signals == []
+    assert run.signals == [(1001, signal.SIGSTOP)] and run.ranks[1].sent == []
     run.go_to(3)
-    assert run.signals == [(1001, signal.SIGCONT)]
+    assert run.signals[1:] == [(1001, signal.SIGCONT)] and run.ranks[1].sent == [GoOn()]
     assert not run.course.is_pending()
 
 
@@ -167,7 +167,7 @@ def test_nobody_stays_stopped_when_the_run_ends(under):
     run.struck()
     run.course.wake()
     run.course.wake()
-    assert run.signals == [(1001, signal.SIGCONT)]
+    assert run.signals[1:] == [(1001, signal.SIGCONT)]
 
 
 def test_a_fault_is_pending_from_its_beginning_to_its_end(under):
@@ -229,6 +229,16 @@ def test_a_machine_that_cannot_carry_a_fault_out_is_named(under):
     run.go_to(5)
     with pytest.raises(PhalanxError, match="rank 1 cannot carry out a fault: OSError: no"):
         run.course.take_in(CarriedOut(1, run.ranks[1].sent[0].number, "OSError: no"))
+
+
+def test_a_program_that_cannot_carry_a_fault_out_says_so(under, monkeypatch):
+    def refuse(*given: Any) -> None:
+        raise PermissionError("no filters")
+
+    run = under("partition([0], [1, 2], during=(5, 20))")
+    monkeypatch.setattr(run.traffic, "cut", refuse, raising=False)
+    with pytest.raises(PhalanxError, match="the program cannot carry out a fault: Permission"):
+        run.go_to(5)
 
 
 def test_a_rank_whose_program_is_over_is_disconnected_once_somebody_may_wait_for_it(under):

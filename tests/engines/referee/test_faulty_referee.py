@@ -110,6 +110,15 @@ def test_a_group_that_the_backend_has_broken_is_held_no_more(run):
     assert run.announce(0, OF_PAIR) == {}
 
 
+def test_what_is_left_over_in_a_loose_group_is_no_finding(run):
+    run.announce(0, REDUCE, blocking=False)
+    run.announce(1, OF_PAIR, blocking=False)
+    run.referee.loose.cut([0, 1], [2])
+    assert [each.op.name for each in run.referee.leftovers()] == ["barrier"]
+    run.referee.loose.join([0, 1], [2])
+    assert [each.op.name for each in run.referee.leftovers()] == ["all_reduce"]
+
+
 def test_an_error_of_the_backend_alone_loosens_nothing(run):
     assert run.announce(0, REDUCE, blocking=False) == {0: "go"}
     assert told(run.referee.broken_off(0, run.calls)) == {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 from phalanx.emulation.children.spawn_rules import asked_place, asked_rank
 from phalanx.engines.spawned.spawned_messages import (
     Joins,
+    PhaseOver,
     ScriptEnd,
     SpawnBase,
     connect,
@@ -53,7 +55,7 @@ def start(way, how):
     if way == "main":
         work(0, 2, how, file)
     for child in children: child.join()
-    return [child.exitcode for child in children]
+    return [] if way == "blind" else [child.exitcode for child in children]
 
 if __name__ == "__main__":
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -98,7 +100,7 @@ def test_every_way_to_start_ranks_is_checked_one_world_after_the_other(tmp_path:
     [
         ("spawn-mismatch", "CollectiveMismatchError: rank 1 called barrier where rank 0"),
         ("main-mismatch", "CollectiveMismatchError: rank 1 called barrier where rank 0"),
-        ("fork-leave", "DeadlockError: rank 1 returned"),
+        ("blind-leave", "DeadlockError: rank 1 returned"),
     ],
 )
 def test_what_is_found_is_told_once(tmp_path: Path, words: str, headline: str) -> None:
@@ -118,11 +120,46 @@ def test_the_error_of_a_rank_is_the_one_that_the_script_finds(tmp_path: Path) ->
 
 @pytest.mark.programs
 @pytest.mark.timeout(120)
-def test_a_script_that_does_not_look_at_its_ranks_does_not_pass(tmp_path: Path) -> None:
-    done = run(tmp_path, "fork-raise")
-    assert done.stdout.splitlines() == ["fork [-15, 1]"]
+def test_a_script_that_does_not_look_at_its_failed_ranks_does_not_pass(tmp_path: Path) -> None:
+    done = run(tmp_path, "blind-raise")
     assert done.returncode == 1
     assert "RankFailedError: rank 1 raised ValueError: bad batch" in done.stderr
+    done = run(tmp_path, "fork-raise")
+    assert done.stdout.endswith(", 1]\n")
+    assert done.returncode == 0 and "RankFailedError" not in done.stderr
+
+
+LEAVES = """
+import multiprocessing, sys, tempfile
+from script import work
+
+if __name__ == "__main__":
+    kind, file = multiprocessing.get_context("fork").Process, tempfile.mktemp()
+    children = [kind(target=work, args=(rank, 2, sys.argv[1], file)) for rank in (0, 1)]
+    for child in children: child.start()
+    for child in children: child.join()
+    if "looks" in sys.argv: print([bool(child.exitcode) for child in children])
+    sys.exit(0)
+"""
+
+
+@pytest.mark.programs
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("engine", "how", "status"),
+    [("threads", "mismatch", 3), ("processes", "mismatch", 3), ("processes", "raise", 1)],
+)
+def test_leaving_by_sys_exit_does_not_make_failed_ranks_pass(
+    tmp_path: Path, engine: str, how: str, status: int
+) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    (tmp_path / "leaves.py").write_text(LEAVES)
+    command = [sys.executable, "-m", "phalanx", "run", "--no-record", "--engine", engine]
+    for words, expected in (([], status), (["looks"], 0)):
+        done = run_forked([*command, "leaves.py", how, *words], cwd=tmp_path, timeout=110)
+        assert done.returncode == expected, done.stderr
+        headline = "CollectiveMismatchError" if how == "mismatch" else "ValueError: bad batch"
+        assert headline in done.stderr
 
 
 @pytest.mark.programs
@@ -135,6 +172,59 @@ def test_a_standstill_says_at_which_address_each_rank_waits(tmp_path: Path) -> N
     places = [line for line in rest if "init_process_group(file://" in line]
     assert [line.split()[1] for line in places] == ["0", "1"]
     assert places[0].split("(")[1] != places[1].split("(")[1]
+
+
+WAITS = """
+import os, sys, time
+from script import start
+
+if __name__ == "__main__":
+    how, *before = sys.argv[1:]
+    if before:
+        start("fork", *before)
+    if how == "computes":
+        end = time.monotonic() + 4
+        while time.monotonic() < end: sum(range(1000))
+    elif how == "prints":
+        for number in range(8): print(number, flush=True); time.sleep(0.5)
+    else:
+        if os.fork() == 0: how = "child"
+        print(how, os.getpid(), flush=True)
+        time.sleep(1000)
+    start("fork", "good")
+"""
+
+
+@pytest.mark.programs
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("before", "goal"), [([], "start ranks"), (["good"], "end")])
+def test_a_script_that_stands_still_without_ranks_ends(
+    tmp_path: Path, before: list[str], goal: str
+) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    (tmp_path / "waits.py").write_text(WAITS)
+    command = [sys.executable, "-m", "phalanx", "run", "--no-record", "--engine", "processes"]
+    words = ["--timeout", "2", "waits.py", "sleeps", *before]
+    done = run_forked([*command, *words], cwd=tmp_path, timeout=110)
+    assert done.returncode == 3
+    assert "StallError: no sign of life for " in done.stderr
+    assert re.search(rf"waited for the script \(process \d+\) to {goal}\n", done.stderr)
+    pids = re.findall(r"^(?:sleeps|child) (\d+)$", done.stdout, re.MULTILINE)
+    assert len(pids) == 2
+    assert not [each for each in pids if os.path.exists(f"/proc/{each}/exe")]
+
+
+@pytest.mark.programs
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("how", ["computes", "prints"])
+def test_a_script_that_computes_or_prints_before_its_ranks_is_alive(
+    tmp_path: Path, how: str
+) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    (tmp_path / "waits.py").write_text(WAITS)
+    command = [sys.executable, "-m", "phalanx", "run", "--no-record", "--engine", "processes"]
+    done = run_forked([*command, "--timeout", "2", "waits.py", how], cwd=tmp_path, timeout=110)
+    assert done.returncode == 0, done.stderr
 
 
 SUITE = """
@@ -217,6 +307,7 @@ def test_output_of_single_ranks_cannot_be_chosen(tmp_path: Path) -> None:
         b'{"token": "\\ud800", "kind": "Joins"}',
         b'{"token": "secret"}',
         b'{"token": "secret", "kind": "Joins", "body": {"rank": [], "size": 1}}',
+        b'{"token": "secret", "kind": "PhaseOver", "body": {"passed": 1, "looked_at": "x"}}',
         b'{"token": "other", "kind": "ScriptEnd", "body": {"how": "end", "text": ""}}',
         b"\xff\xfe",
     ],
@@ -228,7 +319,11 @@ def test_a_first_line_that_cannot_be_read_is_refused(line: bytes) -> None:
 def test_a_first_line_says_who_is_there() -> None:
     base = SpawnBase(f"phalanx-test-{os.getpid()}", "secret", "all")
     with listen(base.address) as listener:
-        for message in (Joins(1, 2, "tcp://host:1"), ScriptEnd("exit", "text")):
+        for message in (
+            Joins(1, 2, "tcp://host:1", (3, 4)),
+            ScriptEnd("exit", "text", (5,)),
+            PhaseOver(True, (6, 7)),
+        ):
             with connect(base, message) as caller:
                 caller.shutdown(socket.SHUT_WR)
                 end, _ = listener.accept()

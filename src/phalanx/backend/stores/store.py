@@ -160,11 +160,11 @@ def store_patches() -> list[tuple[Any, str, Any]]:
 
 def _waking(name: str, original: Any) -> Any:
     def change(self: Store, *args: Any, **kwargs: Any) -> Any:
+        if here.strand is not None and here.strand.local.strikes is not None:
+            _may_strike(here.strand, self, name, args, kwargs)
         if _is_out_of_reach(self, name):
             return None
         step = None
-        if here.strand is not None and here.strand.local.strikes is not None:
-            _may_strike(here.strand, self, name, args, kwargs)
         if here.strand is not None and here.strand.baton.choices is not None:
             step = _make_step(here.strand, self, name, args, kwargs)
         result = original(self, *args, **kwargs)
@@ -196,10 +196,10 @@ def _polling(original: Any) -> Any:
     """`check` in a loop is how programs poll: give way, or the others never get to set it."""
 
     def check(self: Store, keys: list[str]) -> Any:
-        _is_out_of_reach(self, "check")
-        step = None
         if here.strand is not None and here.strand.local.strikes is not None:
             _may_strike(here.strand, self, "check", (keys,), {})
+        _is_out_of_reach(self, "check")
+        step = None
         if here.strand is not None and here.strand.baton.choices is not None:
             step = _make_step(here.strand, self, "check", (keys,), {})
         found = original(self, keys)
@@ -218,7 +218,8 @@ def _polling(original: Any) -> Any:
 
 
 def _may_strike(strand: Strand, store: Any, name: str, args: Any, kwargs: Any) -> None:
-    """In a run with faults: one may be at this operation, if it is the program's."""
+    """In a run with faults: one may be at this operation, if it is the program's. It happens
+    before it is known whether the operation reaches its store."""
     if list(uses_of_program(store, name, args, kwargs)):
         strand.local.strikes.at_store(strand)
 
@@ -330,14 +331,14 @@ def _waiting_for_keys(name: str, original: Any) -> Any:
     check = Store.check
 
     def read(self: Any, *args: Any, **kwargs: Any) -> Any:
+        strand = here.strand
+        if strand is not None and strand.local.strikes is not None:
+            _may_strike(strand, self, name, args, kwargs)
         _is_out_of_reach(self, name)
         given = dict(zip(_PARAMETERS[name], args, strict=False), **kwargs)
         keys, timeout = given.get("keys", given.get("key")), given.get("timeout")
         wanted = keys_in(keys)
         step = None
-        strand = here.strand
-        if strand is not None and strand.local.strikes is not None:
-            _may_strike(strand, self, name, args, kwargs)
         if strand is not None and strand.baton.choices is not None:
             step = _step_of(strand, self, name, args, kwargs, depth=3)
         if strand is not None and wanted and given.get("block", True):

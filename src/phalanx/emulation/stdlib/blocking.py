@@ -63,30 +63,37 @@ def wait_on_clock(
     if strand.state is not RUNNING:
         baton.rejoin(strand)
     until, in_time = baton.clock.now() + timeout, True
-    strand.waits = waits
-    baton.watched.add(strand)
-    try:
-        while in_time and (waits is None or waits()):
-            in_time = baton.park(strand, why, deadline=until, sleeping=True)
-            if in_time:
-                baton.run_pending_callbacks(strand)
-    finally:
-        strand.waits = None
-        baton.watched.discard(strand)
+    while in_time and (waits is None or waits()):
+        in_time = _park_watched(strand, why, until, waits)
+        if in_time:
+            baton.run_pending_callbacks(strand)
     if visiting:
         baton.leave(strand)
     return in_time or (waits is not None and not waits())
+
+
+def _park_watched(
+    strand: Strand, why: Any, until: float, waits: Callable[[], bool] | None
+) -> bool:
+    """Callbacks, which may wait for something else, are not run meanwhile."""
+    outer, strand.waits = strand.waits, waits
+    strand.baton.watched.add(strand)
+    try:
+        return strand.baton.park(strand, why, deadline=until, sleeping=True)
+    finally:
+        strand.waits = outer
+        strand.baton.watched.discard(strand)
 
 
 @contextmanager
 def known_to_wait(strand: Strand, waits: Callable[[], bool] | None) -> Iterator[None]:
     """The calling thread waits natively, as long as this holds: a virtual clock may jump. None:
     that is not known."""
-    strand.waits = waits if strand.baton.clock.jumps else None
+    outer, strand.waits = strand.waits, waits if strand.baton.clock.jumps else None
     try:
         yield
     finally:
-        strand.waits = None
+        strand.waits = outer
 
 
 class Blocked:

@@ -14,7 +14,6 @@ import json
 import multiprocessing.spawn
 import os
 import select
-import signal
 import socket
 import struct
 import subprocess
@@ -23,7 +22,7 @@ import threading
 from collections.abc import Sequence
 
 from phalanx.engines.machine_limits import limits_named
-from phalanx.engines.process_table import LOOK, Work, is_stopped, named
+from phalanx.engines.process_table import LOOK, Work, is_stopped, kill_group, named
 from phalanx.engines.processes.coverage_in_ranks import VARIABLES
 from phalanx.errors import PhalanxError
 from phalanx.system import monotonic
@@ -151,8 +150,7 @@ class ForkServer:
         try:
             return self._ask(REAP, pid, (), patience)
         except PhalanxError:  # the rank ends with its parent
-            with contextlib.suppress(OSError):
-                os.killpg(pid, signal.SIGKILL)
+            kill_group(pid)
             raise
 
     def abandon(self, pid: int) -> None:

@@ -19,6 +19,7 @@ import warnings
 import weakref
 from collections.abc import Sequence
 
+from phalanx.engines.process_table import kill_group
 from phalanx.engines.processes.fork_server import (
     FORK,
     LOAD,
@@ -127,7 +128,10 @@ def _become_rank(fds: Sequence[int]) -> None:
 
 def _reap(pid: int) -> int:
     """Kill the rank and everything in its group, and say how it ended. A rank that is dead
-    already keeps the status it died with, and its number until we have asked for it."""
+    already keeps the status it died with, and its number until we have asked for it; the number
+    of its group is nobody else's while the group has a member."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
-    return os.waitpid(pid, 0)[1]
+        os.kill(pid, signal.SIGKILL)
+    status = os.waitpid(pid, 0)[1]
+    kill_group(pid)
+    return status

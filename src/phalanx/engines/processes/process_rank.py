@@ -254,6 +254,7 @@ class _ProcessRank(RemoteRank):
             self.tell_own,
             ports=lambda: {self._start.store_port, *ports},
             disconnect=self._meeting.disconnect,
+            is_telling=self.is_telling,
         )
 
     def _watch_alone(self, faults: CallFaults) -> None:

@@ -63,16 +63,16 @@ class CutTraffic:
         self._over = threading.Event()
 
     def cut(self, number: int, pids: Sequence[int]) -> None:
-        """From now on nothing arrives from these processes."""
+        """From now on nothing arrives from these processes. OSError where that cannot be."""
         with self._lock:
             is_first = not self._cuts
             cut = self._cuts[number] = _Cut(pids)
             cut.look()
-        if is_first:
-            self._over = threading.Event()
-            threading.Thread(
-                target=self._watch, args=(self._over,), daemon=True, name="phalanx-cut"
-            ).start()
+            if is_first:
+                self._over = threading.Event()
+                threading.Thread(
+                    target=self._watch, args=(self._over,), daemon=True, name="phalanx-cut"
+                ).start()
 
     def join(self, number: int) -> None:
         with self._lock:

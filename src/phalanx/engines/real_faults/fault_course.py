@@ -193,8 +193,8 @@ class FaultCourse:
         elif isinstance(fault, (Kill, Stop)):
             self._note(fault)
             _AT_POINT[type(fault)](self, fault)
-            what = signal.SIGKILL if isinstance(fault, Kill) else signal.SIGSTOP
-            _signal(member, what)
+            if isinstance(fault, Kill):
+                _signal(member, signal.SIGKILL)
         else:
             member.send(StrikeNow(fault))
 
@@ -203,11 +203,13 @@ class FaultCourse:
         self._referee.leave(fault.rank)
 
     def _stop(self, fault: Stop) -> None:
+        """A rank that stopped itself might do so after it is woken up."""
         rank, until = fault.rank, monotonic() + fault.seconds
         if rank not in self._stopped:
             self._referee.leave(rank)
         self._stopped[rank] = max(until, self._stopped.get(rank, until))
         self._add(until, lambda: self._end_stop(rank))
+        _signal(self._members[rank], signal.SIGSTOP)
 
     def _end_stop(self, rank: int) -> None:
         if rank in self._stopped and self._stopped[rank] <= monotonic():
@@ -215,7 +217,9 @@ class FaultCourse:
 
     def _continue(self, rank: int) -> None:
         del self._stopped[rank]
-        _signal(self._members[rank], signal.SIGCONT)
+        for member in self._living((rank,)):
+            _signal(member, signal.SIGCONT)
+            member.send(GoOn())
         self._referee.come_back(rank)
 
     def _delay(self, fault: Delay) -> None:
@@ -228,7 +232,7 @@ class FaultCourse:
         for mine, theirs in ((fault.one, fault.other), (fault.other, fault.one)):
             pids = tuple(self._members[rank].pid for rank in theirs)
             if 0 in mine:
-                self._traffic.cut(number, pids)
+                self._cut_here(number, pids)
             elif 0 in theirs:
                 pids = (*pids, os.getpid())
             for member in self._living(mine):
@@ -237,6 +241,13 @@ class FaultCourse:
         start, end = fault.during
         if end is not None:
             self._add(monotonic() + end - start, lambda: self._join(fault, number))
+
+    def _cut_here(self, number: int, pids: Sequence[int]) -> None:
+        try:
+            self._traffic.cut(number, pids)
+        except OSError as error:
+            trouble = f"{type(error).__name__}: {error}"
+            raise PhalanxError(f"the program cannot carry out a fault: {trouble}") from None
 
     def _join(self, fault: Partition, number: int) -> None:
         self._note(fault, ended=True)

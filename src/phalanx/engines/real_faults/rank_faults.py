@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from queue import SimpleQueue
 from types import FrameType
 from typing import Any
 
@@ -43,7 +44,7 @@ MOMENT_SIGNAL = DUMP_SIGNAL - 1
 """Has the main thread carry out what strikes at a moment."""
 
 LATER = 0.01
-"""Seconds until a rank looks again whether its call is over."""
+"""Seconds until a rank looks again whether it can carry out what strikes at a moment."""
 
 PATIENCE = 10.0
 """Seconds that a rank waits for the program to carry out what strikes at its point."""
@@ -59,18 +60,24 @@ class RankFaults:
         tell: Callable[[Any], None],
         ports: Callable[[], set[int]],
         disconnect: Callable[[], None],
+        is_telling: Callable[[], bool],
     ) -> None:
         """`ports` are those of the stores that this process knows; `disconnect` has it make
-        new connections to them."""
+        new connections to them. `is_telling` says whether a thread is in `tell` or `flush`."""
         self.rank = rank
         self.flush: Callable[[], None] = lambda: None
         self._tell = tell
         self._ports = ports
         self._disconnect = disconnect
+        self._is_telling = is_telling
         self._pid = getpid()
         self._watch = PointWatch((), rank)
         self._tracing = LineTracing(self._watch, self.strike)
         self._now: list[Fault] = []
+        """What strikes at a moment that has come."""
+        self._is_striking = False
+        self._later: SimpleQueue[bool] = SimpleQueue()
+        """Asks for another signal; with False for no more."""
         self._carried_out = threading.Event()
         self._traffic = CutTraffic()
         self._stores = UnservedStores()
@@ -82,6 +89,11 @@ class RankFaults:
             self._trace_lines()
         if any(self.rank in each.fault.ranks for each in moments_of(plan)):
             signal.signal(MOMENT_SIGNAL, self._strike_now)
+            # A handler must not start threads: the one that it interrupts may be about to.
+            later = threading.Thread(
+                target=self._signal_later, daemon=True, name="phalanx-moment"
+            )
+            later.start()
 
     def _trace_lines(self) -> None:
         self._tracing = tracing = LineTracing(self._watch, self.strike)
@@ -126,8 +138,8 @@ class RankFaults:
         os.kill(self._pid, signal.SIGKILL)
 
     def _stop(self, fault: Stop) -> None:
-        """The program wakes the process up again."""
-        os.kill(self._pid, signal.SIGSTOP)
+        """The program stops the process, and wakes it up again."""
+        self._carried_out.wait(PATIENCE)
 
     def _delay(self, fault: Delay) -> None:
         time.sleep(fault.seconds)
@@ -140,21 +152,29 @@ class RankFaults:
         self._carried_out.wait(PATIENCE)
 
     def _strike_now(self, number: int, frame: FrameType | None) -> None:
-        """In the main thread, as soon as it comes back to Python. No error is raised in the
-        middle of our own code, which waits there for what the backend would wait for: it is
-        raised when the call is over."""
-        while self._now:
-            if isinstance(self._now[0], Raise) and _is_in_a_call(frame):
-                thread = threading.Thread(
-                    target=self._signal_later, daemon=True, name="phalanx-moment"
-                )
-                thread.start()
-                return
-            self.strike([self._now.pop(0)])
+        """In the main thread, as soon as it comes back to Python. One that interrupts another
+        leaves the rest to that."""
+        if self._is_striking:
+            return
+        self._is_striking = True
+        try:
+            while self._now and not self._has_to_wait(self._now[0], frame):
+                self.strike([self._now.pop(0)])
+        finally:
+            self._is_striking = False
+            if self._now:
+                self._later.put(True)
+
+    def _has_to_wait(self, fault: Fault, frame: FrameType | None) -> bool:
+        """Nothing is told in the middle of telling, whose locks this thread may hold. No error
+        is raised in the middle of our own code, which waits there for what the backend would
+        wait for: it is raised when the call is over."""
+        return self._is_telling() or (isinstance(fault, Raise) and _is_in_a_call(frame))
 
     def _signal_later(self) -> None:
-        time.sleep(LATER)
-        self._signal()
+        while self._later.get():
+            time.sleep(LATER)
+            self._signal()
 
     def _signal(self) -> None:
         with suppress(ProcessLookupError):

@@ -6,6 +6,7 @@ groups. All else is as without faults. Must never know what a fault does.
 
 from __future__ import annotations
 
+from phalanx.engines.referee.announced_calls import AnnouncedCall
 from phalanx.engines.referee.announced_ranks import Reply
 from phalanx.engines.referee.loose_groups import LooseGroups
 from phalanx.engines.referee.remote_referee import RemoteReferee
@@ -39,6 +40,11 @@ class FaultyReferee(RemoteReferee):
         self._ranks[rank].left = Leave("killed", site)
         self.journal.end_rank(rank, "killed", "")
         return self._leave(rank, "finished")
+
+    def _is_left_over(self, call: AnnouncedCall) -> bool:
+        """Not in a loose group: the backend has said in the rank what became of it."""
+        is_loose = self.loose.has(call.mailbox.form.key, call.mailbox.ranks)
+        return not is_loose and super()._is_left_over(call)
 
     def broken_off(self, rank: int, call_id: int) -> list[Reply]:
         """The backend has ended this call of the rank with an error."""

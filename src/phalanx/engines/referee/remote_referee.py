@@ -290,12 +290,14 @@ class RemoteReferee:
         found = []
         for here in self._ranks:
             for call in here.calls.values():
-                mailbox = call.mailbox
-                unclear = call in mailbox.deciding or mailbox.is_undecided(call)
-                if not (call.waited or call.asked or call.verdict or call.lost or unclear):
+                if self._is_left_over(call):
                     call.waited = True
                     found.append(wait_in(call))
         return found
+
+    def _is_left_over(self, call: AnnouncedCall) -> bool:
+        unclear = call in call.mailbox.deciding or call.mailbox.is_undecided(call)
+        return not (call.waited or call.asked or call.verdict or call.lost or unclear)
 
     @property
     def stopped(self) -> dict[int, RankView]:

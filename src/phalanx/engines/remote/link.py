@@ -127,6 +127,11 @@ class Link:
         self._told.clear()
         self._past = 0
 
+    @property
+    def is_sending(self) -> bool:
+        """Whether a thread sends now: a handler of signals that interrupts it must not."""
+        return self._sending.locked()
+
     def flush(self) -> None:
         """Tell the referee of all that it has not heard of."""
         self._send(b"")

@@ -35,6 +35,7 @@ from phalanx.emulation.patch_installer import put_in
 from phalanx.emulation.patch_table import WATCHED
 from phalanx.emulation.stdlib.rank_children import leave_if_forked
 from phalanx.engines.outcome import trim_traceback, was_stopped
+from phalanx.engines.process_table import kill_group
 from phalanx.engines.remote.control_messages import (
     Asking,
     HowFar,
@@ -86,6 +87,11 @@ class RemoteRank:
         if getpid() == self._pid:
             self.tell(message)
 
+    def is_telling(self) -> bool:
+        """Whether a thread tells the program or the referee something now: a handler of signals
+        that interrupts it must not."""
+        return self._sending.locked() or (self.link is not None and self.link.is_sending)
+
     def listen(self) -> None:
         """Start the second thread. When the program is gone it ends the process together with
         its children: nobody else would ever stop them."""
@@ -97,7 +103,7 @@ class RemoteRank:
             while True:
                 self.obey(receive(self._control))
         if os.getpgrp() == os.getpid():
-            os.killpg(0, signal.SIGKILL)
+            kill_group(os.getpid(), but=os.getpid())
         os.kill(os.getpid(), signal.SIGKILL)
 
     def obey(self, order: Any) -> None:

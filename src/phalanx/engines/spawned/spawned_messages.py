@@ -18,7 +18,8 @@ from typing import Any, Literal
 from phalanx.kinds import is_on, parse_checks
 
 VARIABLE = "PHALANX_SPAWNED"
-LONGEST = 4096
+LONGEST = 1 << 16
+"""Bytes of a first line."""
 PATIENCE = 30.0
 """Seconds for an answer of the launcher, which never blocks."""
 
@@ -55,19 +56,38 @@ def read_base() -> SpawnBase:
 
 @dataclass(frozen=True)
 class Joins:
-    """A process is in `init_process_group`, as this rank of a world that meets at `place`."""
+    """A process is in `init_process_group`, as this rank of a world that meets at `place`.
+    `pids` are the process and those that started it, without the script."""
 
     rank: int
     size: int
     place: str
+    pids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class ScriptEnd:
-    """The script has ended; `text` is what was not printed yet."""
+    """The script has ended; `text` is what was not printed yet. Of the processes `looked_at` it
+    has read an exit code that is not 0."""
 
     how: How
     text: str = ""
+    looked_at: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class PhaseOver:
+    """The script is pytest, and a phase of a test has ended. Answered by `WorldErrors`."""
+
+    passed: bool
+    looked_at: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class WorldErrors:
+    """Reports about worlds that the test does not know of: the name of each error, its text."""
+
+    errors: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -78,6 +98,9 @@ class RefereeAddress:
     token: str
 
 
+Hello = Joins | ScriptEnd | PhaseOver
+
+
 def listen(address: str) -> socket.socket:
     end = socket.socket(socket.AF_UNIX)
     end.bind("\0" + address)
@@ -85,7 +108,7 @@ def listen(address: str) -> socket.socket:
     return end
 
 
-def connect(base: SpawnBase, message: Joins | ScriptEnd) -> socket.socket:
+def connect(base: SpawnBase, message: Hello) -> socket.socket:
     """A connection to the launcher, after the first line. OSError if it is gone."""
     end = socket.socket(socket.AF_UNIX)
     end.settimeout(PATIENCE)
@@ -95,30 +118,49 @@ def connect(base: SpawnBase, message: Joins | ScriptEnd) -> socket.socket:
     return end
 
 
-def read_hello(line: bytes, token: str) -> Joins | ScriptEnd | None:
+def read_hello(line: bytes, token: str) -> Hello | None:
     """What a first line says; None if it cannot be read, or does not know the token."""
     with suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError):
         said: Any = json.loads(line)
         if not hmac.compare_digest(str(said["token"]).encode(), token.encode()):
             return None
-        if said["kind"] == ScriptEnd.__name__:
-            return ScriptEnd(how=said["body"]["how"], text=str(said["body"]["text"]))
-        body = said["body"]
-        return Joins(int(body["rank"]), int(body["size"]), str(body["place"]))
+        kind, body = said["kind"], said["body"]
+        if kind == ScriptEnd.__name__:
+            return ScriptEnd(body["how"], str(body["text"]), _numbers(body["looked_at"]))
+        if kind == PhaseOver.__name__:
+            return PhaseOver(bool(body["passed"]), _numbers(body["looked_at"]))
+        rank, size, place = int(body["rank"]), int(body["size"]), str(body["place"])
+        return Joins(rank, size, place, _numbers(body["pids"]))
     return None
 
 
-def send_line(end: socket.socket, message: RefereeAddress) -> None:
+def _numbers(given: Any) -> tuple[int, ...]:
+    return tuple(map(int, given))
+
+
+def send_line(end: socket.socket, message: RefereeAddress | WorldErrors) -> None:
     with suppress(OSError):  # it has ended meanwhile
         end.sendall(json.dumps(asdict(message)).encode() + b"\n")
 
 
 def read_referee(end: socket.socket) -> RefereeAddress:
     """The launcher's answer. OSError if it is gone."""
+    return RefereeAddress(**_read_line(end))
+
+
+def read_errors(end: socket.socket) -> WorldErrors:
+    """The same to a test that is over."""
+    return WorldErrors(
+        tuple((str(name), str(text)) for name, text in _read_line(end)["errors"])
+    )
+
+
+def _read_line(end: socket.socket) -> dict[str, Any]:
     data = b""
     while not data.endswith(b"\n"):
         more = end.recv(LONGEST)
         if not more:
             raise ConnectionResetError("the launcher has ended")
         data += more
-    return RefereeAddress(**json.loads(data))
+    line: dict[str, Any] = json.loads(data)
+    return line

@@ -8,6 +8,7 @@ that world and announces its calls there, until it ends or makes its next group.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import multiprocessing
 import multiprocessing.context
@@ -47,9 +48,10 @@ class SpawnedRun:
     """Stands for `run` of a process object while the process is started, and is called in it.
     It travels with the object."""
 
-    def __init__(self, base: SpawnBase, test: str | None) -> None:
+    def __init__(self, base: SpawnBase, test: str | None, ancestors: tuple[int, ...]) -> None:
         self._base = base
         self._test = test
+        self._ancestors = ancestors
 
     def __call__(self) -> None:
         process = multiprocessing.current_process()
@@ -57,6 +59,7 @@ class SpawnedRun:
         presence = _here[0] if _here else Presence(self._base)
         presence.test = self._test
         presence.install()
+        presence.pids = (*self._ancestors, getpid())
         try:
             process.run()
         except BaseException as error:
@@ -83,6 +86,10 @@ class Presence:
         self.failed_has_ended = threading.Event()
         """Set when another rank has failed and its process has ended."""
         self._pid = 0
+        self.pids: tuple[int, ...] = ()
+        """This process and those that started it, without the script."""
+        self.looked_at: set[int] = set()
+        """Processes of which the program has read an exit code that is not 0."""
         self.test: str | None = None
         """That of pytest which this process belongs to, where pytest is the script."""
 
@@ -116,11 +123,15 @@ class Presence:
 
     def _starting(self, original: Any) -> Any:
         def start(process: Any) -> Any:
-            process.run = SpawnedRun(self._base, self.test)
+            process.run = SpawnedRun(self._base, self.test, self.pids)
             try:
-                return original(process)
+                popen = original(process)
             finally:
                 vars(process).pop("run", None)
+            kind: Any = type(popen)
+            with suppress(TypeError):  # a process of a kind of its own
+                popen.__class__ = _watched(kind)
+            return popen
 
         return start
 
@@ -142,7 +153,8 @@ class Presence:
         if size < 2 or not 0 <= rank < size:
             return
         try:
-            line = connect(self._base, Joins(rank, size, asked_place(given, os.environ)))
+            place = asked_place(given, os.environ)
+            line = connect(self._base, Joins(rank, size, place, self.pids))
             referee = read_referee(line)
         except OSError:  # the launcher is gone: so is the terminal
             return
@@ -193,6 +205,19 @@ class Presence:
 
 
 _here: list[Presence] = []
+
+
+@functools.cache
+def _watched(kind: Any) -> Any:
+    """The same kind of started process, which notes that the program asks for its exit code."""
+
+    def poll(self: Any, *flag: Any) -> Any:
+        code = kind.poll(self, *flag)
+        if code and sys._getframe(1).f_code.co_name == "exitcode":
+            _here[0].looked_at.add(self.pid)
+        return code
+
+    return type(kind.__name__, (kind,), {"poll": poll, "__module__": kind.__module__})
 
 
 def _cause_of(error: BaseException | None) -> BaseException | None:

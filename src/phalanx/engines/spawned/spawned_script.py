@@ -15,7 +15,6 @@ from types import ModuleType
 from phalanx.engines.outcome import trim_traceback
 from phalanx.engines.program import Program, load_module, load_script
 from phalanx.engines.remote.rank_main import die_with_parent
-from phalanx.engines.script_in_rank import SuiteInProcess
 from phalanx.engines.spawned.spawned_messages import (
     How,
     ScriptEnd,
@@ -24,6 +23,7 @@ from phalanx.engines.spawned.spawned_messages import (
     read_base,
 )
 from phalanx.engines.spawned.spawned_rank import Presence
+from phalanx.engines.spawned.suite_of_worlds import SuiteOfWorlds
 from phalanx.engines.suite_of_run import activate
 from phalanx.errors import RankStopped, VerdictError
 
@@ -35,13 +35,13 @@ def main(arguments: list[str]) -> None:
     program = (load_module if kind == "module" else load_script)(name, rest)
     presence = Presence(base)
     presence.install()
-    if program.is_pytest:
-        activate(SuiteInProcess(presence.begin_test))
+    if program.is_pytest and base.checked:
+        activate(SuiteOfWorlds(base, presence))
     try:
         _execute(program)
     except SystemExit as end:
         presence.leave(end)
-        _tell(base, "exit")
+        _tell(base, presence, "exit")
         raise
     except BaseException as error:
         presence.leave(error)
@@ -50,10 +50,10 @@ def main(arguments: list[str]) -> None:
         is_about_ranks = isinstance(error, (VerdictError, RankStopped)) or any(
             kind.__name__ == "ProcessException" for kind in type(error).__mro__
         )
-        _tell(base, "ranks" if is_about_ranks else "error", text)
+        _tell(base, presence, "ranks" if is_about_ranks else "error", text)
         sys.exit(130 if isinstance(error, KeyboardInterrupt) else 1)
     presence.leave(None)
-    _tell(base, "end")
+    _tell(base, presence, "end")
 
 
 def _execute(program: Program) -> None:
@@ -66,8 +66,9 @@ def _execute(program: Program) -> None:
     exec(program.code, names)
 
 
-def _tell(base: SpawnBase, how: How, text: str = "") -> None:
-    with suppress(OSError), connect(base, ScriptEnd(how, text[-2000:])):
+def _tell(base: SpawnBase, presence: Presence, how: How, text: str = "") -> None:
+    message = ScriptEnd(how, text[-2000:], tuple(presence.looked_at))
+    with suppress(OSError), connect(base, message):
         pass
 
 

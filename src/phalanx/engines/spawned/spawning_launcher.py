@@ -19,10 +19,18 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from phalanx.backend.rank_errors import error_for
+from phalanx.engines.process_table import (
+    Work,
+    family_of,
+    held,
+    is_resource_tracker,
+    kill_all,
+    named,
+)
 from phalanx.engines.referee.referee_server import RefereeServer
 from phalanx.engines.run_settings import Settings, choose_findings, tell_findings
 from phalanx.engines.snapshots import group_views
@@ -30,16 +38,19 @@ from phalanx.engines.spawned.spawned_messages import (
     LONGEST,
     VARIABLE,
     Joins,
+    PhaseOver,
     RefereeAddress,
     ScriptEnd,
     SpawnBase,
+    WorldErrors,
     listen,
     read_hello,
     send_line,
 )
+from phalanx.engines.spawned.spawned_worlds import OpenWorld, SpawnedEnd, SpawnedWorld
+from phalanx.engines.standstill import stall_outside
 from phalanx.errors import HazardError, PhalanxError, RankFailedError, VerdictError
-from phalanx.matching.other_group import INIT
-from phalanx.model import Group, Op, RankView, Silenced, Stall, Tally, Wait
+from phalanx.model import Silenced, Stall
 from phalanx.system import monotonic
 
 TICK = 0.05
@@ -47,52 +58,6 @@ GREETING = 5.0
 """Seconds that a caller has to say its first line."""
 GRACE = 5.0
 """Seconds that the script has to end when it was interrupted, or when a run is given up."""
-
-
-@dataclass
-class SpawnedWorld:
-    """What came of one world: how much was checked, and its error, if it had one."""
-
-    tally: Tally
-    error: BaseException | None = None
-
-
-@dataclass
-class SpawnedEnd:
-    """What came of the script: its exit status, how it ended, what it has not printed yet, and
-    the worlds that there were."""
-
-    status: int = 0
-    end: ScriptEnd | None = None
-    worlds: list[SpawnedWorld] = field(default_factory=list)
-    error: VerdictError | None = None
-    """A standstill, by which the run was ended."""
-
-
-class _World:
-    """Ranks that meet at one address, and their referee."""
-
-    def __init__(self, joins: Joins, referee: RefereeServer) -> None:
-        self.place, self.size = joins.place, joins.size
-        self.referee = referee
-        self.lines: dict[int, socket.socket] = {}
-        self.has_lost = False
-        """Whether a rank has left: who comes now belongs to another world."""
-
-    def takes(self, joins: Joins) -> bool:
-        same = (self.place, self.size) == (joins.place, joins.size)
-        return same and not self.has_lost and joins.rank not in self.lines
-
-    def views(self) -> list[RankView]:
-        """What its ranks do; as long as some are missing, the others wait in `INIT`."""
-        if self.has_lost or len(self.lines) == self.size:
-            return list(self.referee.snapshot().ranks)
-        missing = tuple(rank for rank in range(self.size) if rank not in self.lines)
-        group = Group(f"{self.place}, world_size={self.size}", tuple(range(self.size)))
-        return [
-            RankView(rank, "waiting", Wait(Op(rank, INIT, group), missing))
-            for rank in sorted(self.lines)
-        ]
 
 
 def run_spawning(
@@ -117,7 +82,7 @@ class _Launch:
             checks=settings.checks,
         )
         self._result = SpawnedEnd()
-        self._worlds: list[_World] = []
+        self._worlds: list[OpenWorld] = []
         self._listener = listen(self._base.address)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
@@ -133,20 +98,26 @@ class _Launch:
             env={**os.environ, **(self._settings.environ or {}), VARIABLE: self._base.export()},
             stdout=shown,
         )
+        work = Work(lambda: family_of(script.pid), moves_bytes=True)
         try:
-            self._wait(script)
+            self._wait(script, work)
         except KeyboardInterrupt:
             self._end(script, signal.SIGINT)
             raise
-        self._result.status = script.returncode
-        return self._result
+        result = self._result
+        result.status = script.returncode
+        result.untold = [world for world in result.untold if not world.is_known]
+        return result
 
-    def _wait(self, script: subprocess.Popen[bytes]) -> None:
+    def _wait(self, script: subprocess.Popen[bytes], work: Work) -> None:
         while script.poll() is None:
             self._hear(TICK)
-            if self._result.error is None and self._stands_still():
-                self._result.error = error_for(self._stall(), self._settings.replay)
-                self._end(script, signal.SIGTERM)
+            if self._result.error is None and self._stands_still(work):
+                self._result.error = self._stall(script.pid)
+                begun = family_of(script.pid)
+                with held(each for each in begun if not is_resource_tracker(each)) as family:
+                    self._end(script, signal.SIGTERM)
+                    kill_all(family)  # what it has started need not have a line
         deadline = monotonic() + GRACE
         while (self._worlds or self._callers) and monotonic() < deadline:
             self._hear(TICK)
@@ -219,16 +190,38 @@ class _Launch:
             return
         if isinstance(said, ScriptEnd):
             self._result.end = said
+            self._note_looks(said.looked_at)
+        elif isinstance(said, PhaseOver):
+            self._result.is_suite = True
+            self._note_looks(said.looked_at)
+            caller.settimeout(GREETING)  # a report may be longer than a socket takes at once
+            send_line(caller, self._settle(said))
         self._hang_up(caller)
+
+    # -- what the script knows --------------------------------------------------------------
+
+    def _note_looks(self, pids: Sequence[int]) -> None:
+        worlds: list[OpenWorld | SpawnedWorld] = [*self._worlds, *self._result.worlds]
+        for world in worlds:
+            world.is_known = world.is_known or not world.pids.isdisjoint(pids)
+
+    def _settle(self, test: PhaseOver) -> WorldErrors:
+        """What is to fail the test, if it has not failed by itself."""
+        untold, self._result.untold = self._result.untold, []
+        if not test.passed:
+            return WorldErrors()
+        errors = [world.error for world in untold if not world.is_known]
+        return WorldErrors(tuple((type(each).__name__, str(each)) for each in errors))
 
     # -- worlds -----------------------------------------------------------------------------
 
     def _join(self, line: socket.socket, joins: Joins) -> None:
         world = next((each for each in self._worlds if each.takes(joins)), None)
         if world is None:
-            world = _World(joins, self._new_referee(joins.size))
+            world = OpenWorld(joins, self._new_referee(joins.size))
             self._worlds.append(world)
         world.lines[joins.rank] = line
+        world.pids |= set(joins.pids)
         joined = world
         self._watch(line, lambda: self._attend(joined, joins.rank, line))
         send_line(line, RefereeAddress(world.referee.offer.port, world.referee.token))
@@ -243,7 +236,7 @@ class _Launch:
             on_journal=given.on_journal,
         )
 
-    def _attend(self, world: _World, rank: int, line: socket.socket) -> None:
+    def _attend(self, world: OpenWorld, rank: int, line: socket.socket) -> None:
         if _read(line) != b"":
             return
         self._selector.unregister(line)
@@ -257,7 +250,7 @@ class _Launch:
             self._worlds.remove(world)
             self._finish(world)
 
-    def _finish(self, world: _World) -> None:
+    def _finish(self, world: OpenWorld) -> None:
         """All of its ranks have left."""
         referee = world.referee
         silenced: list[Silenced] = []
@@ -272,13 +265,17 @@ class _Launch:
             error = finding
         finally:
             tally = replace(referee.tally(), silenced=tuple(silenced))
-            self._result.worlds.append(SpawnedWorld(tally, error))
+            ended = SpawnedWorld(tally, error, world.pids, world.is_known)
+            self._result.worlds.append(ended)
+            if ended.has_report:
+                self._result.untold.append(ended)
             referee.close()
 
     # -- the time ---------------------------------------------------------------------------
 
-    def _stands_still(self) -> bool:
-        """Whether there are ranks, and none has called, come or gone for longer than it may."""
+    def _stands_still(self, work: Work) -> bool:
+        """Whether no rank has called, come or gone for longer than it may. While there are no
+        ranks, the script and what it has started must neither compute, read nor write."""
         limit = self._settings.timeout
         if limit is None:
             return False
@@ -287,18 +284,25 @@ class _Launch:
             for world in self._worlds
         ]
         known, since = self._moved
-        if not state or state != known:
+        if not state and not work.is_time_to_look():
+            return False
+        if state != known or (not state and work.goes_on()):
             self._moved = state, monotonic()
             return False
         return monotonic() - since > limit
 
-    def _stall(self) -> Stall:
+    def _stall(self, script: int) -> BaseException:
         """Of the ranks of all worlds; their numbers are those of their own world."""
+        replay = self._settings.replay
+        if not self._worlds:
+            goal = "end" if self._result.worlds else "start ranks"
+            seconds = monotonic() - self._moved[1]
+            return stall_outside(seconds, f"{named('the script', script)} to {goal}", replay)
         views = [view for world in self._worlds for view in world.views()]
         blocks = group_views(sorted(views, key=lambda view: view.rank))
         seconds = self._settings.timeout or 0.0
         verdict = Stall("stall", "error", (), seconds=seconds, blocks=blocks)
-        return self._worlds[0].referee.with_tests(verdict) if self._worlds else verdict
+        return error_for(self._worlds[0].referee.with_tests(verdict), replay)
 
 
 def _read(line: socket.socket) -> bytes | None:

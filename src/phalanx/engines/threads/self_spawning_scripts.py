@@ -80,6 +80,8 @@ class LaunchResult:
     """Whether the program has looked at the exit code of a rank that failed."""
     worlds_of_one: int = 0
     """How often the program made a group of itself alone, which torch's own backend has."""
+    is_suite: bool = False
+    """Whether the program is pytest."""
     launched: list[Any] = field(default_factory=list)
     """Commands that show that torch's own launcher was used; see `Programs`."""
 
@@ -124,7 +126,7 @@ class _Launching:
         self._stores: list[Any] = []
         """Of ranks that were forked. Such a process ends without taking them down, so their
         files stay for the program."""
-        self.launch = LaunchResult()
+        self.launch = LaunchResult(is_suite=program.is_pytest)
 
     def run(self) -> LaunchResult:
         launch = self.launch

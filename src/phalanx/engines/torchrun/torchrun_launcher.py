@@ -29,6 +29,7 @@ from phalanx.engines.process_table import (
     Work,
     family_of,
     held,
+    is_resource_tracker,
     is_stopped,
     kill_all,
     named,
@@ -456,7 +457,8 @@ class Launch:
         self._ending = True
         self._door.close()
         if agent.poll() is None:
-            with held(family_of(agent.pid)) as family:
+            begun = family_of(agent.pid)
+            with held(each for each in begun if not is_resource_tracker(each)) as family:
                 if not is_stopped(agent.pid):
                     agent.send_signal(self._farewell)  # it ends the ranks, then itself
                     deadline = monotonic() + (PATIENCE if self._now.living() else BRIEFLY)

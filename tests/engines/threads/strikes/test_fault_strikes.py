@@ -7,6 +7,7 @@ import inspect
 import re
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -196,6 +197,26 @@ def test_a_store_without_a_server_refuses() -> None:
 
     _, log = run(drop_store(rank=1, at=store(1)), fn=write)
     assert (1, "DistNetworkError") in log
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 4])
+def test_a_store_is_lost_before_the_operation_that_the_plan_names(number: int) -> None:
+    def use(log: list[Any]) -> None:
+        uses = own_store()
+        operations: list[Callable[[], Any]] = [
+            lambda: uses.add("count", 1),
+            lambda: uses.check(["count"]),
+            lambda: uses.get("count"),
+            lambda: uses.compare_set("key", "", "1"),
+        ]
+        for place, operation in enumerate(operations, start=1):
+            try:
+                operation()
+            except dist.DistNetworkError:
+                log.append(place)
+
+    _, log = run(drop_store(rank=0, at=store(number)), ranks=1, fn=use)
+    assert log == list(range(number, 5))
 
 
 def test_bits_of_a_result_flip() -> None:
