@@ -157,3 +157,4 @@ def test_failures_of_one_kind_are_summed_up() -> None:
         "40 schedules explored, 9 behaviours: 31 end in an error (2 different ones), "
         "1 ends in a deadlock"
     )
+    assert repr(found) == f"<Exploration of a program: {found.summary()}>"

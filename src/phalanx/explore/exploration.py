@@ -43,7 +43,7 @@ class ExplorationFailure:
     """What the door that made the run has kept of it."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Exploration:
     """What came of exploring a program."""
 
@@ -75,6 +75,9 @@ class Exploration:
     @property
     def passed(self) -> bool:
         return not self.failures
+
+    def __repr__(self) -> str:
+        return f"<Exploration of {self.program or 'a program'}: {self.summary()}>"
 
     def summary(self) -> str:
         """One sentence, which says no more than what was run."""
