@@ -8,8 +8,9 @@ they keep their own outcome. Used by the threads engine.
 from __future__ import annotations
 
 import ctypes
+import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -97,6 +98,7 @@ class Launcher:
         for thread, strand in zip(threads, strands, strict=False):
             if strand not in stuck:
                 _join(thread)
+        take_back(strand.ident for strand in stuck)
         if self._thread_pool is not None and self.baton.stopping:
             self._thread_pool.close()
         return stuck
@@ -283,7 +285,29 @@ def end_threads(threads: Sequence[threading.Thread], patience: float) -> list[th
         for thread in _alive_threads(left):
             assert thread.ident is not None
             throw_into(thread.ident)
+    take_back(thread.ident for thread in left)
     return left
+
+
+def take_back(idents: Iterable[int | None]) -> None:
+    """Take what was thrown into these threads back, which may stay in native code for ever.
+
+    While an exception waits for its thread, Python 3.11 asks all threads again and again to
+    look for one, and a thread that is traced or profiled there comes to no instruction of the
+    next function that it enters. The request is over only when an exception arrives."""
+    waiting = [ident for ident in idents if ident]
+    if not waiting or sys.version_info[:2] != (3, 11):
+        return
+    for ident in waiting:
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), None)
+    with suppress(_Arrived):
+        throw_into(threading.get_ident(), _Arrived)
+        while True:
+            pass  # it arrives here
+
+
+class _Arrived(BaseException):
+    """Thrown by a thread into itself."""
 
 
 def _alive_threads(threads: Sequence[threading.Thread]) -> list[threading.Thread]:

@@ -164,6 +164,22 @@ def test_a_thread_that_serves_does_not_stop_the_clock(listening: socket.socket) 
     phalanx.run(program, ranks=2, clock="virtual")
 
 
+def test_a_thread_that_is_left_there_does_not_hold_up_what_is_traced(
+    listening: socket.socket,
+) -> None:
+    """As a debugger, a profiler or coverage does."""
+    phalanx.run(lambda: start(listening.accept), ranks=1)
+    entered = threading.Event()
+    threading.setprofile(lambda *event: None)
+    try:
+        traced = threading.Thread(target=entered.set, daemon=True)
+        traced.start()
+    finally:
+        threading.setprofile(None)
+    assert entered.wait(20)
+    traced.join()
+
+
 def test_beside_a_thread_in_any_other_call_time_passes_as_it_does() -> None:
     """The other end may take its time to answer, so nothing may time out meanwhile."""
     one, other = socket.socketpair()
