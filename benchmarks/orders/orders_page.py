@@ -185,10 +185,9 @@ def _how(known: Mapping[str, Figures]) -> Iterator[str]:
     )
     yield (
         "- *Gloo*: how many of so many runs fail on plain torch and Gloo, each in processes of "
-        "its own; where a fault decides, with one of the same kind at a moment that is drawn. A "
-        "run has 3 s: ranks that wait for a timeout when another one was killed, as in r36, "
-        "count as failed. Measured on 16 cores with torch 2.11, in as many runs as fitted into "
-        "six minutes."
+        "its own; where a fault decides, with one of the same kind at a moment that is drawn. "
+        "A run that has not ended after 3 s counts as failed; all failures of r36 are such. "
+        "Measured on 16 cores with torch 2.11, in as many runs as fitted into six minutes."
     )
     yield (
         "- *Behaviours*: how many runs differ in what a rank can tell, without faults; "
