@@ -42,6 +42,46 @@ def test_tests_on_ranks_pass(example: Path, engine: str) -> None:
     assert f"pytest {name}" in example.read_text(), "it says how to run it"
 
 
+FAULT_TOLERANT = {
+    "survivors": (["--clock", "virtual"], "kill(rank=2, at=call(7))", "trained 8 steps"),
+    "quorum": (
+        ["--clock", "virtual"],
+        "kill(rank=1, at=call(6))",
+        "step 6: replicas [0, 2, 3]",
+    ),
+    "restart": (["--max-restarts", "3"], "kill(rank=2, at=call(9))", "restart 1 of at most 3"),
+}
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize("name", FAULT_TOLERANT)
+def test_fault_tolerant_examples_outlive_the_plan_that_they_name(
+    name: str, tmp_path: Path
+) -> None:
+    options, plan, said = FAULT_TOLERANT[name]
+    path = ROOT / "examples" / "fault_tolerance" / f"{name}.py"
+    assert plan in " ".join(path.read_text().split())
+    command = ["-m", "phalanx", "run", "-n", "4", *options, "--faults", plan, str(path)]
+    done = run_forked([sys.executable, *command, str(tmp_path)], cwd=tmp_path, timeout=50)
+    assert done.returncode == 0, done.stderr
+    assert said in done.stdout + done.stderr
+    assert f"happened: {plan}" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("words", [["in-place"], []], ids=["torn", "whole"])
+def test_a_kill_tears_the_checkpoint_that_is_overwritten(
+    words: list[str], tmp_path: Path
+) -> None:
+    path = ROOT / "examples" / "fault_tolerance" / "checkpoint.py"
+    command = ["-m", "phalanx", "explore", "-n", "2", "--max-restarts", "3", "--faults", "kill"]
+    command += ["--no-store", "--schedules", "60", str(path), str(tmp_path / "saved"), *words]
+    done = run_forked([sys.executable, *command], cwd=tmp_path, timeout=180)
+    assert done.returncode == (1 if words else 0), done.stderr
+    assert ("the shards of the checkpoint are of steps [" in done.stdout) is bool(words)
+
+
 def test_there_are_examples() -> None:
     assert "ddp_train" in {path.stem for path in EXAMPLES}
     assert TESTS
