@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import signal
 import sys
 import threading
@@ -301,8 +302,8 @@ def test_a_rank_that_hangs_while_others_have_returned(unchecked) -> None:
     error = stall(unchecked, 1.5, hang_on, 2)
     assert unchecked.run(dist.get_rank) == [0, 1, 2]
     lines = [line.strip() for line in str(error).splitlines()]
-    headline = "no rank moved for 1.5 s; ranks 0, 1 returned; rank 2 at"
-    assert lines[0].startswith(headline)
+    headline = r"no rank moved for 1\.\d s; ranks 0, 1 returned; rank 2 at"
+    assert re.match(headline, lines[0])
     assert error.verdict.ranks == (2,)
     assert [site.source for site in error.verdict.stacks[2]][-1] == "dist.barrier()"
     assert "rank 2       in barrier" in lines
@@ -311,7 +312,7 @@ def test_a_rank_that_hangs_while_others_have_returned(unchecked) -> None:
 
 def test_a_rank_that_lets_no_other_thread_run_is_found_all_the_same(world) -> None:
     error = stall(world, 0.5, hold_the_lock, 0)
-    assert str(error).startswith("no rank moved for 0.5 s; rank 0 at")
+    assert re.match(r"no rank moved for 0\.\d s; rank 0 at", str(error))
     assert [site.source for site in error.verdict.stacks[0]] == ["lock(mutex)"]
 
 
