@@ -126,6 +126,25 @@ def test_a_forked_child_writes_past_the_table(shown: Any) -> None:
     assert stream._original.getvalue() == before + "from a child\n"
 
 
+def test_ctrl_c_while_the_table_is_drawn_leaves_none(
+    shown: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nothing of the output is wiped out with it, or twice."""
+    display, stream, _, tick = shown
+    stream.write("hello\n")
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    for _ in range(2):  # as it comes, and as it goes
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(stream._original, "flush", interrupt)
+            tick() if not display._drawn else display.close()
+    assert screen(stream._original.getvalue()) == ["hello", ""]
+    display.close()
+    assert screen(stream._original.getvalue()) == ["hello", ""]
+
+
 def test_nothing_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     before = sys.stdout

@@ -137,13 +137,13 @@ class LiveDisplay:
                 self._wipe()
                 return
             text = "".join(f"{line}\n" for line in self._lines)
-            self._put(f"{self._wiping()}{text}")
-            self._drawn = [len(_STYLE.sub("", line)) for line in self._lines]
+            self._put(
+                f"{self._wiping()}{text}", [len(_STYLE.sub("", each)) for each in self._lines]
+            )
 
     def _wipe(self) -> None:
         if self._drawn:
-            self._put(self._wiping())
-            self._drawn = []
+            self._put(self._wiping(), [])
 
     def _wiping(self) -> str:
         """To the first line of the table, and clear all below. On a terminal that has become
@@ -161,12 +161,16 @@ class LiveDisplay:
         except (OSError, ValueError):
             return os.terminal_size((80, 24))
 
-    def _put(self, text: str) -> None:
+    def _put(self, text: str, drawn: list[int]) -> None:
+        """Whoever sees the table may press Ctrl-C at once: what stands there is noted even
+        when this is interrupted. What was written is in the stream by then, flushed or not."""
         try:
             self._terminal.write(text)
             self._terminal.flush()
         except (OSError, ValueError):  # the terminal is gone
             self._closed = True
+        finally:
+            self._drawn = drawn
 
 
 class AboveTable(io.TextIOBase):
