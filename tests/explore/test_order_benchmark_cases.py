@@ -5,14 +5,17 @@ from __future__ import annotations
 import threading
 import time
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch.distributed as dist
 
 import phalanx
 from phalanx.core.choices import Step
 from phalanx.core.step_choice import _can_make
 from phalanx.explore.drawn_plans import PassedLines
+from phalanx.faults import line, raise_
 
 
 def store() -> Any:
@@ -105,8 +108,30 @@ def test_faults_are_drawn_at_lines_of_functions_without_calls() -> None:
 
     with passed.watching():
         phalanx.run(program, ranks=2)
-    line = measures.__code__.co_firstlineno + 1
-    assert any(each.endswith(f"{__file__.rpartition('/')[2]}:{line}") for each in passed.of(1))
+    place = f"{Path(__file__).name}:{measures.__code__.co_firstlineno + 1}"
+    assert any(each.endswith(place) for each in passed.of(1))
+
+
+def saves() -> None:
+    for step in range(3):
+        store().set(f"{dist.get_rank()}", str(step))
+
+
+@pytest.mark.parametrize("n", [3, 4])
+def test_a_line_is_drawn_at_as_many_passes_as_there_are(n: int) -> None:
+    passed = PassedLines()
+    with passed.watching():
+        phalanx.run(saves, ranks=2)
+    place = f"{Path(__file__).name}:{saves.__code__.co_firstlineno + 2}"
+    (times,) = (times for each, times in passed.of(1).items() if each.endswith(place))
+    assert times == 3
+    plan = [raise_("ValueError", rank=1, at=line(place, n))]
+    try:
+        phalanx.run(saves, ranks=2, faults=plan)
+    except phalanx.RankFailedError:
+        assert n == 3
+    else:
+        assert n == 4
 
 
 def fails_second() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from dataclasses import FrozenInstanceError
 from typing import Any
 
@@ -37,7 +38,7 @@ from phalanx.faults import (
     stop,
     store,
 )
-from phalanx.faults.fault_words import say_what_happened
+from phalanx.faults.fault_words import say_what_happened, say_what_happens
 
 RANK = strategies.integers(0, 63)
 SECONDS = strategies.floats(min_value=1e-6, max_value=1e9)
@@ -204,7 +205,7 @@ def test_a_line_is_meant_by_the_end_of_its_path() -> None:
     assert not line("train.py:40").is_in("/home/me/pretrain.py")
 
 
-SHAPE = RunShape(4, [10, 10, 10, 3], [2, 2, 2, 2], [["a.py:3", "a.py:7"]] * 4, 20.0)
+SHAPE = RunShape(4, [10, 10, 10, 3], [2, 2, 2, 2], [{"a.py:3": 1, "a.py:7": 6}] * 4, 20.0)
 
 
 @given(strategies.integers(0, 10**6), strategies.sets(strategies.sampled_from([*FAULTS])))
@@ -233,6 +234,11 @@ def test_faults_of_all_kinds_are_drawn_at_all_kinds_of_points() -> None:
     assert {fault.ranks for fault in drawn("kill")} == {(0,), (1,), (2,), (3,)}
 
 
+def test_lines_are_drawn_at_their_first_pass_and_at_later_ones() -> None:
+    points = {fault.point for fault in drawn("kill") if isinstance(fault.point, LinePoint)}
+    assert points == {line("a.py:3"), *(line("a.py:7", n) for n in range(1, 7))}
+
+
 def test_one_rank_is_left() -> None:
     two = RunShape(2, [5, 5])
     for seed in range(300):
@@ -250,36 +256,59 @@ def test_kinds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("plan", "words"),
+    ("plan", "happened", "happens"),
     [
-        ("kill(rank=2, at=call(17))", "rank 2 was killed at its call 17, train.py:4"),
+        ("kill(rank=2, at=call(17))", "rank 2 was killed at its call 17, train.py:4", "is"),
         (
             'delay(rank=1, seconds=30, at=line("train.py:40", 2))',
             "rank 1 was delayed by 30 s at train.py:40, time 2",
+            "is",
         ),
         (
             "stop(rank=1, seconds=900, at=moment(5))",
             "rank 1 was stopped for 900 s after 5 s, train.py:4",
+            "is",
         ),
         (
             "raise_(MemoryError, rank=0, at=store(3))",
             "MemoryError was raised in rank 0 at its store operation 3, train.py:4",
+            "is",
+        ),
+        (
+            "corrupt(rank=3, call=9, bits=1)",
+            "1 bit of the result of rank 3 was flipped at its call 9, train.py:4",
+            "is",
         ),
         (
             "corrupt(rank=3, call=9, bits=2)",
             "2 bits of the result of rank 3 were flipped at its call 9, train.py:4",
+            "are",
         ),
         (
             "drop_store(at=moment(5), seconds=15)",
             "the store lost its server for 15 s after 5 s",
+            "loses",
+        ),
+        (
+            "drop_store(rank=0, at=store(3))",
+            "the store lost its server for good when rank 0 was at its store operation 3",
+            "loses",
         ),
         (
             "partition([0, 1], [2], during=(5, 20))",
             "nothing passed between ranks 0, 1 and rank 2 from 5 s to 20 s",
+            "passes",
+        ),
+        (
+            "partition([0, 1], [2], during=(5, None))",
+            "nothing passed between ranks 0, 1 and rank 2 from 5 s on for good",
+            "passes",
         ),
     ],
 )
-def test_what_has_happened_is_said(plan: str, words: str) -> None:
+def test_a_fault_is_said_in_two_tenses(plan: str, happened: str, happens: str) -> None:
     (fault,) = parse_faults(plan)
     place = "" if fault.kind in ("drop_store", "partition") else "train.py:4"
-    assert say_what_happened(fault, place) == words
+    assert say_what_happened(fault, place) == happened
+    present = re.sub("was|were|lost|passed", "{}", happened).replace("{}", happens, 1)
+    assert say_what_happens(fault, place) == present.replace("{}", "is")

@@ -28,6 +28,10 @@ MANY_THREADS = 512
 """From so many threads on there are fewer ticks: in each of them the system adds up the time
 of all threads, and every deadline is compared."""
 
+SLACK = 1e-4
+"""Seconds that a holder may compute and still count as blocked. Where a run is explored it may
+not compute at all: a thread that waits for Python's own lock wakes up now and then."""
+
 LOOK = 0.02
 """Seconds between two looks for ranks that can never move again while others do."""
 REST, MOST_REST = 40, 0.5
@@ -41,6 +45,7 @@ _TASKS = "/proc/self/task"
 class Monitor:
     def __init__(self, baton: Baton) -> None:
         self._baton = baton
+        self._slack = SLACK if baton.choices is None else 0.0
         self._holder: Strand | None = None
         self._hand_overs = -1
         self._spent = 0.0
@@ -81,7 +86,7 @@ class Monitor:
             return
         if moved or holder is None:
             pass
-        elif spent <= self._spent + 1e-4 and is_asleep(holder.native):
+        elif spent <= self._spent + self._slack and is_asleep(holder.native):
             quiet = now - self._since
             busy = process - self._process > 0.5 * quiet
             if quiet > BUSY_QUIET or (quiet > QUIET and not busy and not others_work(holder)):
@@ -90,7 +95,7 @@ class Monitor:
         else:
             self.moved_at = now
         self._holder, self._hand_overs, self._spent = holder, hand_overs, spent
-        self._since, self._process = now, process
+        self._since, self._process = monotonic(), process
 
     def _arrange_threads(self, now: float, process: float, hand_overs: int) -> None:
         """Keep the threads on one core while the baton changes hands all the time, and spread

@@ -16,7 +16,10 @@ from phalanx.core.strand import OUTSIDE, Strand, cpu_time, is_asleep
 from phalanx.system import monotonic
 
 QUIET = 0.03
-"""Seconds for which a thread has to be asleep to be left out."""
+"""Seconds for which a thread has to be asleep to be left out. One that waits for Python's own
+lock wakes up more often."""
+BEGINS = 1.0
+"""Seconds that a new thread has to begin, on a busy machine. A job may never get one."""
 
 
 class StepChoice:
@@ -45,13 +48,17 @@ class StepChoice:
         ready = self._ready
         while True:
             found = self._between_steps()
-            if not (found or stopping or self._settling.is_over(strands)):
+            if not (found or stopping or self.has_settled(strands)):
                 return None
             found = found or self._at_step(in_vain=stopping)
             if found is not None or stopping:
                 return found
             if not (self.on_idle is not None and self.on_idle()) and not self._let_time_pass():
                 return self._at_step(in_vain=True) if ready else None
+
+    def has_settled(self, strands: Sequence[Strand]) -> bool:
+        """Whether it is known of all that are outside what they are about to do."""
+        return self._settling.is_over(strands)
 
     def _between_steps(self) -> Strand | None:
         """The first that is about to make no step, or that would park because it cannot. It
@@ -140,7 +147,7 @@ class Settling:
         if before != spent:
             since = now
         self._asleep[strand] = spent, since
-        return now - since >= QUIET
+        return now - since >= (QUIET if strand.ident else BEGINS)
 
 
 def _waits(strand: Strand, strands: Sequence[Strand]) -> bool:

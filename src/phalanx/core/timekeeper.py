@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 from phalanx.core.clock import Clock
-from phalanx.core.strand import OUTSIDE, PARKED, Strand, waits_for_thread
+from phalanx.core.strand import OUTSIDE, PARKED, Strand, cpu_time, waits_for_thread
 from phalanx.core.timers import Timers
 from phalanx.system import monotonic
 
@@ -21,8 +21,8 @@ class Timekeeper:
         self.timers = Timers()
         self.serves: Callable[[Strand], bool] | None = None
         """Whether a thread of a rank that is outside waits for somebody to connect to it."""
-        self._idle_at: float | None = None
-        """When nobody ran at the last tick, and somebody was outside."""
+        self._idle: tuple[float, dict[Strand, float]] | None = None
+        """When nobody ran at the last tick, and how much those outside had computed."""
 
     def due(self, strands: Sequence[Strand]) -> list[Strand]:
         """Carry out the actions whose moment has come; the strands whose deadline has, and
@@ -56,11 +56,13 @@ class Timekeeper:
             if strand.state is OUTSIDE
         )
 
-    def _stops_nothing(self, strand: Strand) -> bool:
+    def _stops_nothing(self, strand: Strand, has_rested: bool) -> bool:
+        """`has_rested`: it has done nothing since the last tick. Else the lock that it waits
+        for may be one of ours, which this very tick holds."""
         if strand.waits is not None:
             return strand.waits()
         serves = self.serves is not None and self.serves(strand)
-        return serves or (strand.ident != 0 and waits_for_thread(strand.native))
+        return serves or (has_rested and waits_for_thread(strand.native))
 
     def jump(self, strands: Sequence[Strand]) -> None:
         self.clock.jump_to(self.timers.next_moment(strands))
@@ -70,14 +72,20 @@ class Timekeeper:
         strands are outside: those that only serve others may do so for ever, and those that
         wait for a lock are let go by somebody who waits, so it jumps all the same. What else
         they wait for may take its time, so the time passes as it does."""
-        before, self._idle_at = self._idle_at, None
+        before, self._idle = self._idle, None
         outside = [strand for strand in strands if strand.state is OUTSIDE]
         if not idle or not outside:
             return
-        self._idle_at = now = monotonic()
+        spent = {strand: cpu_time(strand) for strand in outside if strand.ident}
+        now = monotonic()
+        self._idle = now, spent
         if before is None:
             return
-        if self.timers.pending and all(map(self._stops_nothing, outside)):
+        since, known = before
+        if self.timers.pending and all(
+            self._stops_nothing(each, each in spent and known.get(each) == spent[each])
+            for each in outside
+        ):
             self.jump(strands)
         else:
-            self.clock.jump_to(self.clock.now() + now - before)
+            self.clock.jump_to(self.clock.now() + now - since)

@@ -44,10 +44,11 @@ def drawn_plans(
 
 
 class PassedLines:
-    """The lines of the program that each rank's own thread passes, in their order."""
+    """The lines of the program that each rank's own thread passes, in their order, and how
+    often."""
 
     def __init__(self) -> None:
-        self._passed: dict[int, dict[tuple[Any, int], None]] = {}
+        self._passed: dict[int, Counter[tuple[Any, int]]] = {}
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -61,9 +62,11 @@ class PassedLines:
         finally:
             threading.settrace(None)
 
-    def of(self, rank: int) -> tuple[str, ...]:
-        sites = (callsite.site_at(*each) for each in self._passed.get(rank, ()))
-        return tuple(dict.fromkeys(map(str, sites)))
+    def of(self, rank: int) -> Counter[str]:
+        found = Counter[str]()
+        for place, times in self._passed.get(rank, Counter()).items():
+            found[str(callsite.site_at(*place))] += times
+        return found
 
     def _enter(self, frame: FrameType, event: str, given: Any) -> Any:
         is_own = here.strand is not None and not here.strand.helper
@@ -75,9 +78,10 @@ class PassedLines:
 
     def _pass(self, frame: FrameType, event: str, given: Any) -> Any:
         if event == "line" and here.strand is not None:
-            passed = self._passed.setdefault(here.strand.rank, {})
-            if len(passed) < MOST_LINES:
-                passed.setdefault((frame.f_code, frame.f_lineno))
+            passed = self._passed.setdefault(here.strand.rank, Counter())
+            place = frame.f_code, frame.f_lineno
+            if place in passed or len(passed) < MOST_LINES:
+                passed[place] += 1
         return self._pass
 
 
@@ -87,19 +91,22 @@ def shape_of(execution: Execution, passed: PassedLines, *, exact_time: bool) -> 
     journal: Any = execution.outcome.journal
     ranks = 0 if journal is None else journal.ranks
     calls, stores = Counter[int](), Counter[int]()
-    lines: list[dict[str, None]] = [{} for _ in range(ranks)]
+    lines: list[dict[str, int]] = [{} for _ in range(ranks)]
     first = last = 0.0
     for event in journal or ():
         first, last = first or event.time, event.time
         calls[event.rank] += event.kind == "posted"
         stores[event.rank] += event.kind in ("store-read", "store-written")
         if event.mark is not None and len(lines[event.rank]) < MOST_LINES:
-            lines[event.rank].update(dict.fromkeys(_lines_around(event)))
+            lines[event.rank].update(dict.fromkeys(_lines_around(event), 1))
     return RunShape(
         ranks=ranks,
         calls=[calls[rank] for rank in range(ranks)],
         stores=[stores[rank] for rank in range(ranks)],
-        lines=[passed.of(rank) or tuple(each)[:MOST_LINES] for rank, each in enumerate(lines)],
+        lines=[
+            passed.of(rank) or dict(list(each.items())[:MOST_LINES])
+            for rank, each in enumerate(lines)
+        ],
         seconds=round(max(0.0, last - first), 6 if exact_time else 1),
     )
 

@@ -7,7 +7,7 @@ Most plans have one fault: what one fault alone breaks is the easiest to read.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,8 +44,8 @@ class RunShape:
     """How many calls of its groups each rank makes."""
     stores: Sequence[int] = ()
     """How many operations on stores."""
-    lines: Sequence[Sequence[str]] = ()
-    """Which lines of the program each rank comes to, as `"train.py:40"`."""
+    lines: Sequence[Mapping[str, int]] = ()
+    """Which lines of the program each rank comes to, as `"train.py:40"`, and how often."""
     seconds: float = 0.0
     """How long it takes by its clock."""
 
@@ -53,13 +53,13 @@ class RunShape:
         """What draws a point where this rank comes by, one for each kind of point."""
         found: list[Callable[[random.Random], Point]] = []
         calls, stores = _of(self.calls, rank, 0), _of(self.stores, rank, 0)
-        lines: Sequence[str] = _of(self.lines, rank, ())
+        lines: Mapping[str, int] = _of(self.lines, rank, {})
         if calls:
             found.append(lambda dice: call(dice.randint(1, calls)))
         if stores:
             found.append(lambda dice: store(dice.randint(1, stores)))
         if lines:
-            found.append(lambda dice: line(dice.choice(lines)))
+            found.append(lambda dice: _draw_line(dice, lines))
         if self.seconds > 0:
             found.append(lambda dice: moment(round(dice.uniform(0, self.seconds), 3)))
         return found
@@ -111,6 +111,13 @@ def _draw_place(dice: random.Random, shape: RunShape) -> tuple[int, Point] | Non
         return None
     rank = dice.choice(ranks)
     return rank, dice.choice(shape.points_of(rank))(dice)
+
+
+def _draw_line(dice: random.Random, lines: Mapping[str, int]) -> Point:
+    """Any line, and of one that is passed often the first time or any."""
+    place = dice.choice(list(lines))
+    often = lines[place] > 1 and dice.random() < 0.5
+    return line(place, dice.randint(1, lines[place]) if often else 1)
 
 
 def _draw_kill(dice: random.Random, shape: RunShape) -> Fault | None:
