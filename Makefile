@@ -25,7 +25,9 @@ check: lint ## lint, types, and the tests that start no program: before each com
 	$(BIN)/pytest -q -m "not slow and not programs" $(PARALLEL)
 
 test: lint ## lint, types, and all tests but the slow ones: what CI runs (5 minutes)
-	$(BIN)/pytest -q -m "not slow" $(PARALLEL)
+	$(BIN)/pytest -q -m "not slow" --cache-clear $(PARALLEL) || { \
+		test $$? -eq 1 && echo "once more, alone, what failed beside other tests:" && \
+		$(BIN)/pytest -q -m "not slow" --last-failed --last-failed-no-failures none; }
 
 test-full: lint ## everything, one test after another
 	$(BIN)/pytest -q

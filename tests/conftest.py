@@ -130,3 +130,22 @@ def _place(file: Path, tests: int) -> tuple[bool, int]:
     if file.is_relative_to(TESTS) and _name(file).startswith(START_PROGRAMS):
         return False, 0
     return True, -tests
+
+
+# -- a worker that dies -------------------------------------------------------------------------
+
+_deaths: list[object] = []
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: object, error: object) -> None:
+    """Called by pytest-xdist when a worker has ended."""
+    if error is not None:
+        _deaths.append(error)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """What the worker had still to run was not run: that is no status of tests that failed,
+    which `make test` would let run once more."""
+    if _deaths:
+        session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
