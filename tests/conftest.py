@@ -132,7 +132,7 @@ def _place(file: Path, tests: int) -> tuple[bool, int]:
     return True, -tests
 
 
-# -- a worker that dies -------------------------------------------------------------------------
+# -- a worker that dies ---------------------------------------------------------------------
 
 _deaths: list[object] = []
 

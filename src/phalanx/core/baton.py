@@ -1,8 +1,7 @@
 """The baton: exactly one strand runs at a time. Every line that can block is in this module.
 
-A *strand* (`strand.py`) is a thread that the baton knows: a rank's main thread, or a thread
-that a rank started. The engine makes one `Baton` per run; the backend parks strands and wakes
-them.
+A *strand* (`strand.py`) is a thread that the baton knows: a rank's main thread, or one that a
+rank started. The engine makes one `Baton` per run; the backend parks strands and wakes them.
 
 One mutex guards the baton's own data, because strands outside, the monitor and the launcher
 touch it while the holder runs. What the holder does to anything else needs no lock.
@@ -361,8 +360,9 @@ class Baton:
         because a deadline may pass while a rank computes."""
         with self._mutex:
             if self.clock.jumps:
-                idle = self.holder is None and not self._ready
-                self._time.let_pass(self.strands, idle=idle and self._has_settled())
+                idle, chosen = self.holder is None and not self._ready, self.step_choice
+                settled = chosen is None or (idle and chosen.has_settled(self.strands))
+                self._time.let_pass(self.strands, idle=idle and settled)
                 if idle:  # else whoever runs passes the baton on, and looks then
                     self._free()
             self._fire_due()
@@ -528,11 +528,6 @@ class Baton:
         strand = ready[index]
         del ready[index]
         return strand
-
-    def _has_settled(self) -> bool:
-        """Whether no thread outside is on its way to a step of a run that is explored. How long
-        it takes there on a busy machine may not show on a virtual clock."""
-        return self.step_choice is None or self.step_choice.has_settled(self.strands)
 
     def _is_stuck(self) -> bool:
         """No strand is outside or counts on a timer, and some strand waits."""

@@ -57,7 +57,8 @@ class StepChoice:
                 return self._at_step(in_vain=True) if ready else None
 
     def has_settled(self, strands: Sequence[Strand]) -> bool:
-        """Whether it is known of all that are outside what they are about to do."""
+        """Whether it is known of all that are outside what they are about to do. How long they
+        take on a busy machine may not show on a virtual clock."""
         return self._settling.is_over(strands)
 
     def _between_steps(self) -> Strand | None:
