@@ -78,6 +78,14 @@ def invariant() -> None:
     store().add("lock", -1)
 
 
+def overtakes_in_the_third_round() -> None:
+    mine = 0
+    for _ in range(3):
+        mine = store().add("rounds", 1)
+        dist.barrier()
+    assert (dist.get_rank(), mine) != (1, 5), "rank 1 begins the third round"
+
+
 CASES: list[tuple[Callable[[], Any], int]] = [
     (lost_update, 4),
     (overtaken, 4),
@@ -87,6 +95,7 @@ CASES: list[tuple[Callable[[], Any], int]] = [
     (prints_its_place, 2),
     (trains_by_place, 2),
     (invariant, 3),
+    (overtakes_in_the_third_round, 2),
 ]
 
 

@@ -268,6 +268,8 @@ class Session:
         """The stores that the program uses, in the order of their first use."""
         self.store_versions = Versions()
         """How often keys were changed, in runs that are explored."""
+        self.tcp_servers: dict[int, Any] = {}
+        """In such runs: the `Server` of each port where a rank serves a `TCPStore`."""
         self.promises: list[Promise] = []
         """What such a run has chosen that is still to come, in the order in which it was."""
         self.losses: Any = None

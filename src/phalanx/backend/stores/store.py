@@ -22,6 +22,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from phalanx import callsite
 from phalanx.backend.call_events import store_used
 from phalanx.backend.session import RankContext
+from phalanx.backend.stores.explored_tcp_stores import is_served_here, make_tcp_store
 from phalanx.backend.stores.store_keys import (
     CHANGING,
     STORE_READS,
@@ -350,7 +351,7 @@ def _waiting_for_keys(name: str, original: Any) -> Any:
                 wanted,
                 call=f"store.{name}",
                 timeout=timeout or self.timeout,
-                shared_outside=isinstance(_underlying(self), (dist.TCPStore, dist.FileStore)),
+                shared_outside=_is_shared_outside(strand, self),
                 explicit=timeout is not None or _has_own_timeout(self),
                 mark=callsite.mark(1),
                 store=self,
@@ -391,6 +392,14 @@ def _step_when_there(
             baton.make_step(strand, step)
             if is_there():
                 return
+
+
+def _is_shared_outside(strand: Strand, store: Any) -> bool:
+    """Whether other processes may change it."""
+    below = _underlying(store)
+    if is_served_here(strand.local.session.tcp_servers, below):
+        return False
+    return isinstance(below, (dist.TCPStore, dist.FileStore))
 
 
 def _has_own_timeout(store: Any) -> bool:
@@ -437,8 +446,26 @@ def _stepping_out(original: Any) -> Any:
 
 
 def _make_outside(strand: Strand, original: Any, *args: Any, **kwargs: Any) -> None:
+    if strand.baton.choices is not None and isinstance(args[0], dist.TCPStore):
+        with holding_baton(strand):
+            make_tcp_store(strand, partial(_await, strand), original, *args, **kwargs)
+            wake_store_waiters(strand)
+        return
     strand.baton.leave(strand)
     try:
         original(*args, **kwargs)
     finally:
         strand.baton.rejoin(strand)
+
+
+def _await(
+    strand: Strand, holds: Callable[[], bool], address: str, seconds: float, explicit: bool
+) -> bool:
+    """Park until it holds, for so many seconds at most. Others hear of what came before."""
+    why = StoreWait("TCPStore", [address], callsite.mark(2))
+    until = strand.baton.clock.now() + seconds
+    wake_store_waiters(strand)
+    while not holds():
+        if not _park_once(strand, why, until, explicit) and not holds():
+            return False
+    return True

@@ -98,13 +98,14 @@ def _of_order(index: int, trace: Trace, other: Trace | None) -> Sentence:
     first, second = (_reversed_pair(index, trace, other) if other is not None else None) or (
         _pair(index, trace.choices)
     )
-    site = resolve(first.mark)
-    text = f"{thread_text(first.thread)} reaches {_act(first, site)} before "
+    site, time = resolve(first.mark), _time_of(first, trace.choices)
+    text = f"{thread_text(first.thread)} reaches {_act(first, site, time)} before "
     later = resolve(second.mark) if second is not None else None
     who = thread_text((second or passed).thread)
     if later is not None and second is not None:
-        same = (site, first.kind) == (later, second.kind)
-        text += f"{who} does" if same else f"{who} reaches {_act(second, later)}"
+        again = _time_of(second, trace.choices)
+        same = (site, first.kind, time) == (later, second.kind, again)
+        text += f"{who} does" if same else f"{who} reaches {_act(second, later, again)}"
     else:
         text += f"{who} comes to its {step_text(passed)}"
     return Sentence(text, tuple(each for each in (site, later) if each is not None))
@@ -186,8 +187,16 @@ def step_text(step: Choice | Candidate) -> str:
     return f"{step.kind}{_places_text(step.kind, step.places)}"
 
 
-def _act(step: Choice, site: Site | None) -> str:
-    return f"{site} ({step_text(step)})" if site else step_text(step)
+def _act(step: Choice, site: Site | None, time: str) -> str:
+    return f"{site} ({step_text(step)}{time})" if site else step_text(step)
+
+
+def _time_of(step: Choice, choices: Sequence[Choice]) -> str:
+    """Which time its thread does the same at the same line, if it does so several times."""
+    alike = [each for each in choices if each[:5] == step[:5]]
+    if len(alike) < 2:
+        return ""
+    return f", time {1 + next(at for at, each in enumerate(alike) if each is step)}"
 
 
 def _places_text(kind: str, places: tuple[Hashable, ...]) -> str:
