@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import errno
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from phalanx import __version__
@@ -56,13 +56,16 @@ COMMANDS = {
 class Parser(argparse.ArgumentParser):
     """Prints errors in one line, then how to get help. Exit status 2."""
 
+    commands: Mapping[str, argparse.ArgumentParser]
+    """The parsers of the commands, by name."""
+
     def error(self, message: str) -> NoReturn:
         if message == "argument --checks: expected one argument":
             message += ", e.g. --checks mismatch,leak, --checks all,-leak or --checks=-leak"
         self.exit(2, f"phalanx: {message}\ntry: {self.prog} --help\n")
 
 
-def make_parser() -> argparse.ArgumentParser:
+def make_parser() -> Parser:
     """The parser of `phalanx`, with one subparser for each command."""
     parser = Parser(
         prog="phalanx",
@@ -74,6 +77,7 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     for command in COMMANDS.values():
         command.add_parser(commands)
+    parser.commands = commands.choices
     return parser
 
 
@@ -106,9 +110,22 @@ def _command(given: list[str], *, owns_process: bool) -> int:
     if arguments.command is None:
         parser.error(f"no command given; choose one of {', '.join(COMMANDS)}")
     if unknown:
-        arguments.parser.error(f"unknown option: {' '.join(unknown)}")
+        hint = _hint(unknown[0].partition("=")[0], arguments.command, parser.commands)
+        arguments.parser.error(f"unknown option: {' '.join(unknown)}{hint}")
     arguments.owns_process = owns_process
     return int(arguments.handler(arguments))
+
+
+def _hint(option: str, command: str, commands: Mapping[str, argparse.ArgumentParser]) -> str:
+    """Which commands have an option of that name, or which one of this command is meant."""
+    known = {name: set(parser._option_string_actions) for name, parser in commands.items()}
+    others = [f"phalanx {name}" for name in known if option in known[name]]
+    if others:
+        return f" (an option of {' and '.join(others)})"
+    import difflib  # takes a while
+
+    close = difflib.get_close_matches(option, known[command], 1)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 if __name__ == "__main__":
