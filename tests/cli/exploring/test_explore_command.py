@@ -210,7 +210,10 @@ def test_json_for_tools(explore) -> None:  # type: ignore[no-untyped-def]
         ("-n 2 --clock wall race.py", "--clock wall: choose one of 'real', 'virtual'"),
         ("-n 2 --checks leek race.py", "there is no kind 'leek'; did you mean 'leak'?"),
         ("-n 2 --json no/x right.py --schedules 1", "--json no/x: cannot be written (No such"),
-        ("-n 2 --engine processes race.py", "processes (an option of phalanx run"),
+        (
+            "-n 2 --engine processes race.py",
+            "unknown option: --engine (an option of phalanx run",
+        ),
     ],
 )
 def test_wrong_usage_ends_with_2(explore, arguments: str, text: str) -> None:  # type: ignore[no-untyped-def]
