@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
 import torch.distributed as dist
 
+from phalanx.engines.real_faults import cut_traffic, sockets_of_ranks
 from phalanx.engines.real_faults.cut_traffic import CutTraffic, end_connections
-from phalanx.engines.real_faults.sockets_of_ranks import ends_of, own_end
+from phalanx.engines.real_faults.sockets_of_ranks import ends_of, own_end, own_sockets
 from phalanx.engines.real_faults.unserved_stores import UnservedStores
 
 SOON = 0.2
@@ -101,3 +104,34 @@ def test_a_store_loses_its_server_and_is_empty_afterwards():
     assert not client(server.port).check(["key"])
     with pytest.raises(dist.DistNetworkError):
         user.get("key")
+
+
+def test_a_number_that_is_that_of_a_file_by_now_leaves_nothing_open(monkeypatch, tmp_path):
+    with open(tmp_path / "file", "w") as file:
+        monkeypatch.setattr(
+            sockets_of_ranks, "_is_socket", lambda number: number == file.fileno()
+        )
+        before = os.listdir("/proc/self/fd")
+        assert list(own_sockets()) == []
+        assert os.listdir("/proc/self/fd") == before
+
+
+def test_a_connection_is_cut_although_a_look_has_failed(pair, monkeypatch):
+    looks = []
+
+    def ends_of(pids):
+        looks.append(pids)
+        if len(looks) == 2:  # the first in the thread that watches
+            raise OSError(errno.EMFILE, "Too many open files")
+        return set()
+
+    monkeypatch.setattr(cut_traffic, "ends_of", ends_of)
+    traffic = CutTraffic()
+    traffic.cut(1, [1])
+    try:
+        until = time.monotonic() + 20
+        while len(looks) < 4 and time.monotonic() < until:
+            time.sleep(0.01)
+        assert len(looks) >= 4
+    finally:
+        traffic.join_all()

@@ -91,7 +91,7 @@ class CutTraffic:
 
     def _watch(self, over: threading.Event) -> None:
         while not over.wait(LOOK):
-            with self._lock:
+            with self._lock, suppress(OSError):  # no file descriptor is left: the next look
                 for cut in self._cuts.values():
                     cut.look()
 

@@ -26,11 +26,21 @@ def own_sockets() -> Iterator[tuple[int, socket.socket]]:
     takes it closes."""
     for number in [each for each in map(int, os.listdir(_OWN)) if _is_socket(each)]:
         with suppress(OSError):  # closed meanwhile
-            found = socket.socket(fileno=os.dup(number))
+            found = _second_handle(number)
             if found.family in (socket.AF_INET, socket.AF_INET6):
                 yield number, found
             else:
                 found.close()
+
+
+def _second_handle(number: int) -> socket.socket:
+    """OSError if there is none, or if the number is that of something else by now."""
+    handle = os.dup(number)
+    try:
+        return socket.socket(fileno=handle)
+    except OSError:
+        os.close(handle)
+        raise
 
 
 def _is_socket(number: int) -> bool:
