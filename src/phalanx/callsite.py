@@ -22,6 +22,11 @@ Mark = tuple[CodeType, int]
 
 _OWN_ROOT = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _STDLIB_ROOT = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
+_AROUND_THREADS = {
+    os.path.join(_OWN_ROOT, "emulation", "stdlib", name)
+    for name in ("executor_pools.py", "replaced_calls.py")
+}
+"""Files of ours that stand around what a thread or a job of the program runs."""
 _RUNNERS = ("pytest", "_pytest", "pluggy")
 """Packages that run a program's tests, and are in no line of it."""
 _library: dict[str, bool] = {}
@@ -71,6 +76,20 @@ def is_library(filename: str) -> bool:
     if skip is None:
         skip = _library[filename] = is_library_file(filename)
     return skip
+
+
+def is_called_by_program(caller: FrameType | None) -> bool:
+    """Whether what is called from this frame is called by the program: by its own code, or by
+    Python's as the function of a thread or a job, where no code of the program is around."""
+    while caller is not None:
+        filename = caller.f_code.co_filename
+        if not is_library(filename):
+            return True
+        is_stdlib = filename.startswith(_STDLIB_ROOT) and "site-packages" not in filename
+        if not is_stdlib and filename not in _AROUND_THREADS:
+            return False
+        caller = caller.f_back
+    return True
 
 
 def resolve(place: Mark | None) -> Site | None:

@@ -10,6 +10,7 @@ import pytest
 import torch.distributed
 
 import phalanx
+from phalanx.core.strand import here
 
 dist: Any = torch.distributed
 HOST = "127.0.0.1"
@@ -109,3 +110,24 @@ def test_wrong_arguments_are_torchs_to_refuse() -> None:
             dist.TCPStore(HOST)
 
     assert explored(program, schedules=1).passed
+
+
+def test_a_slow_server_does_not_decide_who_comes_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[bool] = []
+    add = dist.Store.add
+
+    def slow_add(self: Any, key: str, amount: int) -> int:
+        strand = here.strand
+        if strand is not None and isinstance(self, dist.TCPStore):
+            taken.append(strand.baton.push_outside(strand, strand.baton.hand_overs))
+        return int(add(self, key, amount))
+
+    def program() -> None:
+        rank = dist.get_rank()
+        dist.TCPStore(HOST, PORT, 2, is_master=rank == 0).add("n", 1)
+        dist.barrier()
+
+    monkeypatch.setattr(dist.Store, "add", slow_add)
+    explored(program, schedules=2)
+    assert taken
+    assert not any(taken)

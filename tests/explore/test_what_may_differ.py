@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -400,3 +401,34 @@ def starts_threads() -> Any:
 def test_threads_of_ranks_come_in_all_orders() -> None:
     seen = values_of(starts_threads, 2)
     assert len(seen) == 24
+
+
+def submits_to_a_pool() -> Any:
+    with ThreadPoolExecutor(2) as pool:
+        jobs = [pool.submit(store().add, "n", 1) for _ in "ab"]
+        return tuple(int(job.result()) for job in jobs)
+
+
+def test_jobs_of_pools_come_in_all_orders() -> None:
+    seen = values_of(submits_to_a_pool, 2)
+    assert len(seen) == 24
+
+
+def counts_beside_a_job() -> Any:
+    number = [0]
+
+    def count(key: str) -> None:
+        store().set(key, "1")
+        before = number[0]
+        store().set(key, "2")
+        number[0] = before + 1
+
+    with ThreadPoolExecutor(1) as pool:
+        job = pool.submit(count, f"job of {rank()}")
+        count(f"{rank()}")
+        job.result()
+    return number[0]
+
+
+def test_jobs_share_the_memory_of_their_rank() -> None:
+    assert {one for values in values_of(counts_beside_a_job, 2) for one in values} == {1, 2}

@@ -120,8 +120,9 @@ def _thread(strand: Strand) -> Thread:
 
 
 def _has_threads(strand: Strand) -> bool:
-    """Whether its rank has started threads that have not ended."""
-    return bool(getattr(getattr(strand, "local", None), "helpers", ()))
+    """Whether its rank has started threads that have not ended, or has given jobs to a pool."""
+    local = getattr(strand, "local", None)
+    return bool(getattr(local, "helpers", ()) or getattr(local, "uses_pools", False))
 
 
 def _merged(known: Clock, more: Clock) -> Clock:

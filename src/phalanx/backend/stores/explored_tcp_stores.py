@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import socket
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed
 
-from phalanx.core.strand import Strand
+from phalanx.core.strand import RUNNING, Strand
 
 dist: Any = torch.distributed  # torch's type stubs leave several of the names below out
 
@@ -48,6 +49,21 @@ def is_served_here(servers: dict[int, Server], store: Any) -> bool:
     return isinstance(store, dist.TCPStore) and store.port in servers
 
 
+@contextmanager
+def waiting_for_server(strand: Strand) -> Iterator[None]:
+    """Keep the baton, which the monitor would take from a strand that blocks: the server is a
+    thread of this process and answers, but it and torch's client ask the system for names of
+    addresses, which may take seconds. How long may not decide who comes next."""
+    if strand.state is not RUNNING:
+        yield
+        return
+    strand.baton.critical = True
+    try:
+        yield
+    finally:
+        strand.baton.critical = False
+
+
 def make_tcp_store(
     strand: Strand, wait: Wait, original: Any, store: Any, *args: Any, **kwargs: Any
 ) -> None:
@@ -62,7 +78,7 @@ def make_tcp_store(
     servers: dict[int, Server] = strand.local.session.tcp_servers
     address = f"{given['host_name']}:{given['port']}"
     if given.get("is_master"):
-        server = _serve(servers, original, store, given)
+        server = _serve(strand, original, store, given)
         workers = given.get("world_size") or 0
         if given.get("wait_for_workers", True) and not wait(
             lambda: server.joined >= workers, address, seconds, timeout is not None
@@ -80,13 +96,17 @@ def make_tcp_store(
                 f"connect to ({given['host_name']}, {port})."
             )
         given["port"] = servers[port].port
-    original(store, **given)
+        with waiting_for_server(strand):
+            original(store, **given)
+    else:
+        original(store, **given)
     if port in servers and given.get("world_size") and given.get("wait_for_workers", True):
         servers[port].joined += 1
 
 
-def _serve(servers: dict[int, Server], original: Any, store: Any, given: Any) -> Server:
+def _serve(strand: Strand, original: Any, store: Any, given: Any) -> Server:
     """Without waiting for anybody."""
+    servers: dict[int, Server] = strand.local.session.tcp_servers
     port = int(given["port"])
     before = servers.get(port)
     if port and before is not None and before.store() is not None:
@@ -97,7 +117,8 @@ def _serve(servers: dict[int, Server], original: Any, store: Any, given: Any) ->
         )
     workers = given.get("world_size")
     waits = given.get("wait_for_workers", True) and (workers or 0) < 2
-    original(store, **{**given, "port": 0, "wait_for_workers": waits})
+    with waiting_for_server(strand):
+        original(store, **{**given, "port": 0, "wait_for_workers": waits})
     server = servers[store.port] = Server(store.port, weakref.ref(store))
     if port:
         servers[port] = server

@@ -22,7 +22,11 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from phalanx import callsite
 from phalanx.backend.call_events import store_used
 from phalanx.backend.session import RankContext
-from phalanx.backend.stores.explored_tcp_stores import is_served_here, make_tcp_store
+from phalanx.backend.stores.explored_tcp_stores import (
+    is_served_here,
+    make_tcp_store,
+    waiting_for_server,
+)
 from phalanx.backend.stores.store_keys import (
     CHANGING,
     STORE_READS,
@@ -168,7 +172,7 @@ def _waking(name: str, original: Any) -> Any:
         step = None
         if here.strand is not None and here.strand.baton.choices is not None:
             step = _make_step(here.strand, self, name, args, kwargs)
-        result = original(self, *args, **kwargs)
+        result = _answer(step, original, self, *args, **kwargs)
         if step is not None:
             _note_change(here.strand, step, name, args, kwargs, result)
         if name == "queue_push" and isinstance(below := _underlying(self), InProcessStore):
@@ -203,7 +207,7 @@ def _polling(original: Any) -> Any:
         step = None
         if here.strand is not None and here.strand.baton.choices is not None:
             step = _make_step(here.strand, self, "check", (keys,), {})
-        found = original(self, keys)
+        found = _answer(step, original, self, keys)
         strand = here.strand
         if step is not None:
             if not found:
@@ -250,6 +254,17 @@ def _step_of(
         return None
     places = [("store", names.setdefault(use[0], len(names)), use[1]) for use in uses]
     return Step(f"store.{name}", *places, writes=name not in STORE_READS, mark=callsite.mark(3))
+
+
+def _answer(step: Step | None, original: Any, store: Any, *args: Any, **kwargs: Any) -> Any:
+    """Of the store, which torch asks natively; `step` is that of a run that is explored."""
+    strand = here.strand
+    if step is None or strand is None:
+        return original(store, *args, **kwargs)
+    if not is_served_here(strand.local.session.tcp_servers, _underlying(store)):
+        return original(store, *args, **kwargs)
+    with waiting_for_server(strand):
+        return original(store, *args, **kwargs)
 
 
 def _note_change(
@@ -363,7 +378,7 @@ def _waiting_for_keys(name: str, original: Any) -> Any:
         elif step is not None and strand is not None:
             with holding_baton(strand):
                 strand.baton.make_step(strand, step)
-        result = original(self, *args, **kwargs)
+        result = _answer(step, original, self, *args, **kwargs)
         strand = here.strand
         if strand is not None:
             if step is not None and step.writes:

@@ -44,7 +44,7 @@ def uses_of_program(
     """(store, key, shown, value) for each key that the program itself names in this call of a
     store's method, whose frame is so far above; nothing if torch's own code called it. `value`
     is what is set or added."""
-    if callsite.is_library(sys._getframe(depth).f_code.co_filename):
+    if not callsite.is_called_by_program(sys._getframe(depth)):
         return
     given = [*args, *kwargs.values()]
     value = given[1] if name in ("set", "add") and len(given) > 1 else None

@@ -124,6 +124,13 @@ starting = _Starting()
 let other ranks run."""
 
 
+def come_back(strand: Strand) -> None:
+    """On a busy machine it takes long until a new thread is there, and the rank that waits for
+    it is overtaken."""
+    if not strand.helper and strand.state is OUTSIDE:
+        strand.baton.rejoin(strand)
+
+
 def waiting(original: Any) -> Any:
     """Replaces `Condition.wait`, with which Python's queues and events wait: other ranks run
     meanwhile. Written anew, because no slice of the original may miss a `notify`."""

@@ -22,7 +22,7 @@ from phalanx.backend.torch_private import private
 from phalanx.backend.work import profiler_events
 from phalanx.core.strand import Strand, here
 from phalanx.emulation.random.helper_thread_rng import as_helper
-from phalanx.emulation.stdlib.blocking import is_idle_worker
+from phalanx.emulation.stdlib.blocking import come_back, is_idle_worker, starting
 from phalanx.errors import RankStopped
 from phalanx.system import current_frames
 
@@ -44,12 +44,16 @@ def pool_patches(enter_thread: Any) -> list[tuple[Any, str, Any]]:
             return submit(self, fn, *args, **kwargs)
         job = _Job(fn, strand, enter_thread, ends_alone=False)
         job.waits_in(self)
+        strand.local.uses_pools = True  # a job may make a call before `submit` ends
+        starting.now = True  # `submit` holds a lock that all pools of the process share
         try:
             future = submit(self, job, *args, **kwargs)
         except BaseException:
             job.drop()
             raise
-        strand.local.uses_pools = True
+        finally:
+            starting.now = False
+        come_back(strand)
         jobs: set[Any] = strand.local.saved.setdefault(_JOBS, set())
         jobs.add(future)
         future.add_done_callback(jobs.discard)

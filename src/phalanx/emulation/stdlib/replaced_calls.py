@@ -35,6 +35,7 @@ from phalanx.emulation.stdlib import blocking
 from phalanx.emulation.stdlib.blocking import (
     SERVICES,
     Blocked,
+    come_back,
     is_on_virtual_clock,
     known_to_wait,
     main_strand,
@@ -324,7 +325,8 @@ def _adopting(original: Any) -> Any:
                 here.strand = strand
             if is_pool_thread(self):
                 note_thread(strand.local, self)
-            _come_back(strand)
+            else:
+                come_back(strand)
             return
         if strand is None or self.ident is not None:
             original(self)
@@ -344,16 +346,9 @@ def _adopting(original: Any) -> Any:
             raise
         finally:
             starting.now = False
-        _come_back(strand)
+        come_back(strand)
 
     return start
-
-
-def _come_back(strand: Strand) -> None:
-    """On a busy machine it takes long until a new thread is there, and the rank that waits for
-    it is overtaken."""
-    if not strand.helper:
-        strand.baton.rejoin(strand)
 
 
 def _is_service(thread: threading.Thread) -> bool:
