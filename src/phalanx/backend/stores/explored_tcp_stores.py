@@ -57,11 +57,12 @@ def waiting_for_server(strand: Strand) -> Iterator[None]:
     if strand.state is not RUNNING:
         yield
         return
-    strand.baton.critical = True
+    baton = strand.baton
+    before, baton.critical = baton.critical, True
     try:
         yield
     finally:
-        strand.baton.critical = False
+        baton.critical = before
 
 
 def make_tcp_store(
