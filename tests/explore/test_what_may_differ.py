@@ -343,6 +343,24 @@ def asks_for_what_waits_for_it() -> Any:
     return is_complete
 
 
+def trains_until_it_is_told() -> Any:
+    if rank() == 0:
+        told = dist.isend(torch.ones(1), 1)
+        for _ in range(3):
+            dist.all_reduce(torch.ones(1))
+        told.wait()
+        return None
+    told = dist.irecv(torch.ones(1), 0)
+    steps = 0
+    while steps < 3 and not told.is_completed():
+        dist.all_reduce(torch.ones(1))
+        steps += 1
+    for _ in range(3 - steps):
+        dist.all_reduce(torch.ones(1))
+    told.wait()
+    return steps
+
+
 BOTH = {(one, other) for one in (False, True) for other in (False, True)}
 
 
@@ -353,6 +371,10 @@ def test_who_asks_may_see_it_complete(program: Callable[[], Any]) -> None:
 
 def test_who_polls_asks_in_vain_or_not() -> None:
     assert values_of(asks_until_it_is, 2) == {(0, 0), (0, 1), (1, 0), (1, 1)}
+
+
+def test_who_makes_calls_between_looks_may_make_any_number() -> None:
+    assert values_of(trains_until_it_is_told, 2) == {(None, steps) for steps in range(4)}
 
 
 def test_what_was_complete_stays_so() -> None:

@@ -64,6 +64,8 @@ class Call:
     """The stamps of all that it has met."""
     polls = 0
     """How often the program has asked there whether it is complete, in vain or not."""
+    polled_at = 0
+    """How many calls its rank had made when it last did."""
     seen_done = False
     """Whether the program has seen by asking that it is."""
     put_off: Any = None

@@ -111,7 +111,12 @@ def poll(call: Call) -> bool | None:
 
 def _polled(strand: Strand, call: Call, choices: Choices, most: int) -> bool:
     """It may not be complete yet, however long all others have been there. That it is not, time
-    and again, is tried as often as `most` says."""
+    and again, is tried as often as `most` says; more often by a rank that makes calls between
+    its looks, of which it may make any number until then."""
+    posted = strand.local.ring.posted
+    if call.polls and call.polled_at != posted:
+        most = polling.ELSEWHERE
+    call.polled_at = posted
     call.polls += 1
     if call.polls > most:
         is_endless = most == polling.IN_WHILE and call.polls > polling.ENDLESS
