@@ -38,7 +38,6 @@ class Injuries:
         store's identity. Not said: before the first one."""
         self.sent_in_vain: Counter[tuple[int, int]] = Counter()
         """How many operations have used such a connection since it was lost."""
-        self.kept: list[Any] = []
         self.cut_off: list[Strand] = []
         """Strands that wait for a store from which a cut separates them."""
 

@@ -9,13 +9,14 @@ docs/faults.md). Stores without a server (`HashStore`, `FileStore`) lose none. C
 
 from __future__ import annotations
 
-from datetime import timedelta
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed
 from torch.distributed.distributed_c10d import PrefixStore
 
 from phalanx.backend.losses.injuries import Injuries, injuries_of
+from phalanx.backend.stores.tcp_arguments import read_tcp_arguments
 
 if TYPE_CHECKING:
     from phalanx.backend.session import RankContext, Session
@@ -32,10 +33,6 @@ DEFAULT_TIMEOUT = 300.0
 """Of a store, in seconds."""
 SERVING_RANK = 0
 """On whose machine the store of torchrun's agent is."""
-
-
-_OF_TCP_STORE = ("host_name", "port", "world_size", "is_master", "timeout")
-"""Its first arguments."""
 
 
 class CutOff:
@@ -94,11 +91,10 @@ def reach(strand: Strand, store: Any, name: str) -> bool:
     raise dist.DistNetworkError(CLOSED if injuries.sent_in_vain[key] == 1 else BROKEN)
 
 
-def await_server(strand: Strand, where: str, timeout: timedelta | None) -> None:
+def await_server(strand: Strand, where: str, limit: float = DEFAULT_TIMEOUT) -> None:
     """A rank connects to the store that is `where`. Raises `DistNetworkError` if no server is
-    there before the timeout is over."""
+    there before so many seconds are over."""
     injuries: Injuries = strand.local.session.losses
-    limit = DEFAULT_TIMEOUT if timeout is None else timeout.total_seconds()
     until = strand.baton.clock.now() + limit
     while injuries.server_is_away:
         injuries.cut_off.append(strand)
@@ -115,23 +111,28 @@ def note_connection(context: RankContext, store: Any) -> None:
     key = (context.rank, id(store))
     injuries.connected[key] = injuries.losses
     injuries.sent_in_vain.pop(key, None)
-    injuries.kept.append(store)  # so that no other one has its identity
+    weakref.finalize(store, _forget_connection, injuries, key).atexit = False
+
+
+def _forget_connection(injuries: Injuries, key: tuple[int, int]) -> None:
+    """The store is gone, and another one may have its identity."""
+    injuries.connected.pop(key, None)
+    injuries.sent_in_vain.pop(key, None)
 
 
 def make_store(strand: Strand, make: Any, store: Any, given: Any, named: Any) -> None:
     """A rank makes a `TCPStore` or a `FileStore`, by `make` with these arguments, in a run with
     faults. It serves a `TCPStore` itself if it says so."""
-    if not isinstance(store, dist.TCPStore):
+    arguments = read_tcp_arguments(given, named) if isinstance(store, dist.TCPStore) else None
+    if arguments is None:  # a `FileStore`, or torch refuses
         make()
         return
-    arguments = {**dict(zip(_OF_TCP_STORE, given, strict=False)), **named}
-    is_master = arguments.get("is_master", False)
-    if not is_master:
-        where = f"({arguments['host_name']}, {arguments['port']})"
-        await_server(strand, where, arguments.get("timeout"))
+    if not arguments.is_master:
+        where = f"({arguments.host_name}, {arguments.port})"
+        await_server(strand, where, arguments.seconds)
     make()
     note_connection(strand.local, store)
-    if is_master:
+    if arguments.is_master:
         injuries: Injuries = strand.local.session.losses
         injuries.served_ports.setdefault(strand.local.rank, set()).add(store.port)
 

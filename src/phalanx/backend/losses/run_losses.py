@@ -6,7 +6,6 @@ In runs without faults it is None, and all that is here is never reached.
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any
 
 from torch.distributed.distributed_c10d import default_pg_timeout
@@ -58,9 +57,9 @@ class RunLosses(Injuries):
         """A rank makes a store that may connect to a server."""
         lost_stores.make_store(strand, make, store, given, named)
 
-    def await_server(self, strand: Strand, where: str, timeout: timedelta | None) -> None:
+    def await_server(self, strand: Strand, where: str) -> None:
         """A rank connects to the store of the rendezvous."""
-        lost_stores.await_server(strand, where, timeout)
+        lost_stores.await_server(strand, where)
 
     def note_connection(self, context: RankContext, store: Any) -> None:
         """It has done so."""

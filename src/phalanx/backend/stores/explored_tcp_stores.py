@@ -1,15 +1,13 @@
 """`TCPStore` in runs that are explored: ranks find the servers of their own run, in any order.
 
 A run follows the other within a moment, in one process: the server of the one before may still
-be there. So a rank that serves does so at a free port, and those that connect to the port which
-it was given are led there; a rank that connects before there is a server waits on the clock of
-the run. Used by `store.py`.
+be at the port that a rank wants to serve. Then it serves at a free one, and those that connect
+to the port which it was given are led there. A rank that connects before there is a server, or
+when it is gone, waits on the clock of the run. Used by `store.py`.
 """
 
 from __future__ import annotations
 
-import socket
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,17 +15,15 @@ from typing import Any
 
 import torch.distributed
 
+from phalanx.backend.stores.run_listeners import Listener, is_served_outside, listen
+from phalanx.backend.stores.tcp_arguments import TCPArguments, read_tcp_arguments
 from phalanx.core.strand import RUNNING, Strand
 
 dist: Any = torch.distributed  # torch's type stubs leave several of the names below out
 
-_ARGUMENTS = (
-    *("host_name", "port", "world_size", "is_master", "timeout"),
-    *("wait_for_workers", "multi_tenant", "master_listen_fd", "use_libuv"),
-)
-_TIMEOUT = 300.0
-_PATIENCE = 0.2
-"""Seconds that a server of no rank has to accept a connection."""
+_PATIENCE = 60.0
+"""Seconds at least that torch has to connect to the server of the run: the timeout that the
+program says is one of the virtual clock, and lookups of names take real time."""
 
 Wait = Callable[[Callable[[], bool], str, float, bool], bool]
 """Parks until something holds at an address, for so many seconds at most; and whether the
@@ -38,10 +34,13 @@ program says how many. Returns whether it held in time."""
 class Server:
     """A store that a rank serves."""
 
-    port: int
-    store: weakref.ref[Any]
-    joined: int = 1
+    listener: Listener
+    tenant: int | None
+    """With `multi_tenant` the rank whose process has it, where more stores may share it."""
+    joined: int = 0
     """How many have come, of those for which it may wait."""
+    has_failed: bool = False
+    """Its constructor has raised, or the rank was killed in it."""
 
 
 def is_served_here(servers: dict[int, Server], store: Any) -> bool:
@@ -69,66 +68,111 @@ def make_tcp_store(
     strand: Strand, wait: Wait, original: Any, store: Any, *args: Any, **kwargs: Any
 ) -> None:
     """As `TCPStore.__init__`, which is `original`."""
-    given = {**dict(zip(_ARGUMENTS, args, strict=False)), **kwargs}
-    is_usual = len(args) <= len(_ARGUMENTS) and {"host_name", "port"} <= set(given)
-    if not is_usual or given.get("master_listen_fd") is not None:
+    given = read_tcp_arguments(args, kwargs)
+    if given is None or given.master_listen_fd is not None:
         original(store, *args, **kwargs)
         return
-    timeout = given.get("timeout")
-    seconds = _TIMEOUT if timeout is None else timeout.total_seconds()
-    servers: dict[int, Server] = strand.local.session.tcp_servers
-    address = f"{given['host_name']}:{given['port']}"
-    if given.get("is_master"):
-        server = _serve(strand, original, store, given)
-        workers = given.get("world_size") or 0
-        if given.get("wait_for_workers", True) and not wait(
-            lambda: server.joined >= workers, address, seconds, timeout is not None
-        ):
-            raise dist.DistStoreError(
-                f"Timed out after {seconds:g} seconds waiting for clients. "
-                f"{server.joined}/{workers} clients joined."
-            )
-        return
-    port = int(given["port"])
-    if port in servers or not _is_served_outside(given["host_name"], port):
-        if not wait(lambda: port in servers, address, seconds, timeout is not None):
-            raise dist.DistNetworkError(
-                f"The client socket has timed out after {seconds * 1000:.0f}ms while trying to "
-                f"connect to ({given['host_name']}, {port})."
-            )
-        given["port"] = servers[port].port
-        with waiting_for_server(strand):
-            original(store, **given)
+    making = _Making(strand, wait, original, store, given)
+    if given.is_master:
+        making.serve()
     else:
-        original(store, **given)
-    if port in servers and given.get("world_size") and given.get("wait_for_workers", True):
-        servers[port].joined += 1
+        making.connect()
 
 
-def _serve(strand: Strand, original: Any, store: Any, given: Any) -> Server:
-    """Without waiting for anybody."""
-    servers: dict[int, Server] = strand.local.session.tcp_servers
-    port = int(given["port"])
-    before = servers.get(port)
-    if port and before is not None and before.store() is not None:
-        raise dist.DistNetworkError(
-            "The server socket has failed to listen on any local network address. port: "
-            f"{port}, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in "
-            "use"
-        )
-    workers = given.get("world_size")
-    waits = given.get("wait_for_workers", True) and (workers or 0) < 2
-    with waiting_for_server(strand):
-        original(store, **{**given, "port": 0, "wait_for_workers": waits})
-    server = servers[store.port] = Server(store.port, weakref.ref(store))
-    if port:
-        servers[port] = server
-    return server
+@dataclass
+class _Making:
+    """One `TCPStore` is made."""
 
+    strand: Strand
+    wait: Wait
+    original: Any
+    store: Any
+    given: TCPArguments
 
-def _is_served_outside(host: str, port: int) -> bool:
-    try:
-        with socket.create_connection((host, port), _PATIENCE):
-            return True
-    except (OSError, OverflowError):
-        return False
+    def serve(self) -> None:
+        """And wait for the workers, if there is a number of them."""
+        given, shared = self.given, self._server()
+        if shared is not None and (shared.tenant is None or shared.tenant != self._tenant):
+            raise dist.DistNetworkError(
+                "The server socket has failed to listen on any local network address. port: "
+                f"{given.port}, useIpv6: false, code: -98, name: EADDRINUSE, message: address "
+                "already in use"
+            )
+        server = shared or self._start()
+        if shared is not None:
+            self._make(server, wait_for_workers=False)
+        server.joined += given.workers > 0
+        have_come = False
+        try:
+            have_come = self._await(lambda: server.joined >= given.workers)
+        finally:
+            server.has_failed |= shared is None and not have_come
+        if not have_come:
+            raise dist.DistStoreError(
+                f"Timed out after {given.seconds:g} seconds waiting for clients. "
+                f"{server.joined}/{given.workers} clients joined."
+            )
+
+    def connect(self) -> None:
+        """Once there is a server; to one of nobody in the run if it is there now."""
+        given = self.given
+        if given.port not in self._servers and is_served_outside(given.host_name, given.port):
+            self.original(self.store, **vars(given))
+            return
+        self._await(lambda: self._server() is not None)
+        server = self._server()
+        if server is None:
+            raise dist.DistNetworkError(
+                f"The client socket has timed out after {given.seconds * 1000:.0f}ms while "
+                f"trying to connect to ({given.host_name}, {given.port})."
+            )
+        self._make(server)
+        server.joined += given.workers > 0
+
+    @property
+    def _servers(self) -> dict[int, Server]:
+        servers: dict[int, Server] = self.strand.local.session.tcp_servers
+        return servers
+
+    @property
+    def _tenant(self) -> int | None:
+        return int(self.strand.local.rank) if self.given.multi_tenant else None
+
+    @property
+    def _lost_ports(self) -> set[int]:
+        losses = self.strand.local.session.losses
+        return set() if losses is None else losses.lost_ports
+
+    def _server(self) -> Server | None:
+        """That of the port, if it is alive, and so is its rank."""
+        server = self._servers.get(self.given.port)
+        if server is None or server.has_failed or not server.listener.is_open():
+            return None
+        return None if server.listener.port in self._lost_ports else server
+
+    def _await(self, holds: Callable[[], bool]) -> bool:
+        given = self.given
+        address = f"{given.host_name}:{given.port}"
+        return self.wait(holds, address, given.seconds, given.says_timeout)
+
+    def _start(self) -> Server:
+        """Without waiting for anybody."""
+        given = self.given
+        listener = listen(given.port, self._lost_ports)
+        server = Server(listener, self._tenant)
+        waits = given.workers == 1
+        try:
+            self._make(server, wait_for_workers=waits, master_listen_fd=listener.descriptor)
+        except BaseException:
+            listener.close()
+            raise
+        self._servers[listener.port] = self._servers[given.port or listener.port] = server
+        return server
+
+    def _make(self, server: Server, **changed: Any) -> None:
+        given = self.given
+        changed = {"port": server.listener.port, **changed}
+        changed["timeout"] = max(given.seconds, _PATIENCE)
+        with waiting_for_server(self.strand):
+            self.original(self.store, **{**vars(given), **changed})
+        dist.Store.set_timeout(self.store, given.timeout)

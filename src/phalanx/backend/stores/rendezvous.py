@@ -51,7 +51,7 @@ def _meet(context: RankContext, url: str, rank: int, world_size: int) -> Iterato
     # Some of the ranks may make a smaller world there before all make theirs.
     address = _address(context, parts)
     if here.strand is not None and context.session.losses is not None:
-        context.session.losses.await_server(here.strand, address, None)
+        context.session.losses.await_server(here.strand, address)
     yield _store_at(context, address, size, _waits(context, parts.scheme)), rank, size
 
 
