@@ -140,7 +140,7 @@ def test_wrong_arguments_are_torchs_to_refuse(faults: Any) -> None:
 
 def test_a_negative_world_size_is_none() -> None:
     def program() -> None:
-        store = dist.TCPStore(HOST, PORT, -1, dist.get_rank() == 0, timedelta(seconds=5))
+        store = dist.TCPStore(HOST, PORT, -3, dist.get_rank() == 0, timedelta(seconds=5))
         dist.barrier()
         assert store.num_keys() == 0
         dist.barrier()
@@ -296,23 +296,28 @@ def test_stores_of_one_rank_may_share_a_server() -> None:
     assert explored(program, schedules=4).passed
 
 
-def test_the_server_of_a_rank_that_is_killed_is_not_there() -> None:
+@pytest.mark.parametrize("keeps", [True, False])
+def test_the_server_of_a_rank_that_is_killed_is_not_there(keeps: bool) -> None:
+    port = free_port()
     heard: list[float] = []
+    kept: list[Any] = []
 
     def program() -> None:
         rank = dist.get_rank()
-        store = dist.TCPStore(HOST, PORT, 2, rank == 0)
+        store = dist.TCPStore(HOST, port, 2, rank == 0)
         dist.barrier()
+        if rank == 0 and keeps:
+            kept.append(store)
         time.sleep(5)
         with pytest.raises(dist.DistNetworkError):
             store.add("key", 1)
         began = time.monotonic()
         with pytest.raises(dist.DistNetworkError, match="timed out after 7000ms"):
-            dist.TCPStore(HOST, PORT, timeout=7.0)
+            dist.TCPStore(HOST, port, timeout=7.0)
         heard.append(time.monotonic() - began)
-        again = dist.TCPStore(HOST, PORT, is_master=True)
+        again = dist.TCPStore(HOST, port, is_master=True)
         again.set("key", "new")
-        assert dist.TCPStore(HOST, PORT).get("key") == b"new"
+        assert dist.TCPStore(HOST, port).get("key") == b"new"
 
     assert explored(program, schedules=2, faults=[kill(rank=0, at=moment(2))]).passed
     assert set(heard) == {7.0}
