@@ -490,6 +490,7 @@ MANY = "give the number of ranks as a whole number from 1 to 4096"
         ("run -n 4 --rank first show.py", "--rank first: a whole number is needed"),
         ("run -n 4 --fast show.py", "unknown option: --fast"),
         ("run -n 4 --quie show.py", "unknown option: --quie; did you mean --quiet?"),
+        ("--quiet run -n 4 show.py", "unknown option: --quiet; write it after 'run'"),
         ("fly", "invalid choice: 'fly'"),
         ("run -n 4 --checks= show.py", "phalanx: --checks: no kind is given. Give all"),
         ("run -n 4 --checks -leak show.py", "expected one argument, e.g. --checks mismatch"),

@@ -16,7 +16,6 @@ from phalanx.core.choices import Step
 from phalanx.core.step_choice import _can_make
 from phalanx.explore.drawn_plans import PassedLines
 from phalanx.faults import line, raise_
-from phalanx.system import sleep
 
 
 def store() -> Any:
@@ -94,25 +93,6 @@ def sends_again() -> None:
 def test_a_delayed_rank_does_not_hold_the_clock_where_its_wait_would_have_ended() -> None:
     found = explored(sends_again, schedules=60, faults="delay")
     assert found.schedules == 60
-
-
-def test_how_long_a_thread_needs_to_its_next_step_does_not_show_on_the_clock() -> None:
-    """While all ranks wait, for less than a thread may be asleep and not be left out."""
-    heard: list[float] = []
-
-    def program() -> None:
-        def look() -> None:
-            sleep(0.02)
-            heard.append(time.monotonic() - began)
-
-        began = time.monotonic()
-        thread = threading.Thread(target=look)
-        thread.start()
-        time.sleep(0.1)
-        thread.join()
-
-    explored(program, schedules=3)
-    assert heard and set(heard) == {0.0}
 
 
 def measures(given: float) -> bool:

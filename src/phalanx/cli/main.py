@@ -117,11 +117,14 @@ def _command(given: list[str], *, owns_process: bool) -> int:
 
 
 def _hint(option: str, command: str, commands: Mapping[str, argparse.ArgumentParser]) -> str:
-    """Which commands have an option of that name, or which one of this command is meant."""
+    """Where to write it, which commands have an option of that name, or which one of this
+    command is meant."""
     known = {name: set(parser._option_string_actions) for name, parser in commands.items()}
+    if option in known[command]:
+        return f"; write it after {command!r}"
     others = [f"phalanx {name}" for name in known if option in known[name]]
     if others:
-        return f" (an option of {' and '.join(others)})"
+        return f" (an option of {', '.join(others)})"
     import difflib  # takes a while
 
     close = difflib.get_close_matches(option, known[command], 1)

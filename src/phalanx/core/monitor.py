@@ -29,8 +29,10 @@ MANY_THREADS = 512
 of all threads, and every deadline is compared."""
 
 SLACK = 1e-4
-"""Seconds that a holder may compute and still count as blocked. Where a run is explored it may
-not compute at all: a thread that waits for Python's own lock wakes up now and then."""
+"""Seconds that a holder may compute and still count as blocked."""
+EXACT = 0.5
+"""For so many seconds a holder in a run that is explored may not compute at all: a thread that
+waits for Python's own lock wakes up now and then. One that still does may wait in slices."""
 
 LOOK = 0.02
 """Seconds between two looks for ranks that can never move again while others do."""
@@ -45,11 +47,11 @@ _TASKS = "/proc/self/task"
 class Monitor:
     def __init__(self, baton: Baton) -> None:
         self._baton = baton
-        self._slack = SLACK if baton.choices is None else 0.0
         self._holder: Strand | None = None
         self._hand_overs = -1
         self._spent = 0.0
         self._since = 0.0
+        self._held_since = 0.0
         self._process = 0.0
         self.handed_over_at = self.moved_at = monotonic()
         """When the baton last changed hands, and when any thread last made progress."""
@@ -85,8 +87,8 @@ class Monitor:
             self._notice_helpers(now, process)
             return
         if moved or holder is None:
-            pass
-        elif spent <= self._spent + self._slack and is_asleep(holder.native):
+            self._held_since = now
+        elif spent <= self._spent + self._slack(now) and is_asleep(holder.native):
             quiet = now - self._since
             busy = process - self._process > 0.5 * quiet
             if quiet > BUSY_QUIET or (quiet > QUIET and not busy and not others_work(holder)):
@@ -96,6 +98,10 @@ class Monitor:
             self.moved_at = now
         self._holder, self._hand_overs, self._spent = holder, hand_overs, spent
         self._since, self._process = monotonic(), process
+
+    def _slack(self, now: float) -> float:
+        is_new = self._baton.choices is not None and now - self._held_since < EXACT
+        return 0.0 if is_new else SLACK
 
     def _arrange_threads(self, now: float, process: float, hand_overs: int) -> None:
         """Keep the threads on one core while the baton changes hands all the time, and spread

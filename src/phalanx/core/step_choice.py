@@ -18,8 +18,12 @@ from phalanx.system import monotonic
 QUIET = 0.03
 """Seconds for which a thread has to be asleep to be left out. One that waits for Python's own
 lock wakes up more often."""
-BEGINS = 1.0
-"""Seconds that a new thread has to begin, on a busy machine. A job may never get one."""
+PATIENCE = 1.0
+"""Seconds for which nobody goes on before a thread that neither waits nor comes to a step is
+left out all the same: it may poll, or compute until somebody else ends it; one that is new may
+never begin."""
+LOOK = 0.05
+"""Seconds between two looks that count at most: in longer ones somebody has run."""
 
 
 class StepChoice:
@@ -125,30 +129,45 @@ class Settling:
     """Threads of ranks that run where the baton does not see them, until they come to a step or
     wait. Which of all the steps goes first can be chosen only then: else the thread that
     happens to be fast would decide. What blocks in native code, for nobody knows how long, is
-    left out once it has been asleep for a moment, until it moves again."""
+    left out once it has been asleep for a moment, until it moves again; what goes on and on is
+    so when that has lasted, until it has had the baton."""
 
     def __init__(self) -> None:
         self._asleep: dict[Strand, tuple[float, float]] = {}
         """Threads that look asleep: the time of their processor, and since when."""
+        self._awaited: dict[Strand, tuple[int, float]] = {}
+        """Threads on their way: when they had the baton last, and how long they are awaited."""
+        self._looked = 0.0
 
     def is_over(self, strands: Sequence[Strand]) -> bool:
         """Whether all of these that are outside wait for something."""
-        return all(
-            _waits(strand, strands) or self._is_left_out(strand)
+        before, self._looked = self._looked, monotonic()
+        passed = min(self._looked - before, LOOK)
+        known = [
+            _waits(strand, strands) or self._is_left_out(strand) or self._lasts(strand, passed)
             for strand in strands
             if strand.state is OUTSIDE
-        )
+        ]
+        return all(known)
+
+    def _lasts(self, strand: Strand, passed: float) -> bool:
+        granted, awaited = self._awaited.get(strand, (strand.granted, 0.0))
+        awaited = awaited + passed if granted == strand.granted else 0.0
+        self._awaited[strand] = strand.granted, awaited
+        return awaited >= PATIENCE
 
     def _is_left_out(self, strand: Strand) -> bool:
-        if strand.ident and not is_asleep(strand.native):
+        if not strand.ident:
+            return False
+        if not is_asleep(strand.native):
             self._asleep.pop(strand, None)
             return False
-        now, spent = monotonic(), cpu_time(strand) if strand.ident else 0.0
+        now, spent = monotonic(), cpu_time(strand)
         before, since = self._asleep.get(strand, (-1.0, now))
         if before != spent:
             since = now
         self._asleep[strand] = spent, since
-        return now - since >= (QUIET if strand.ident else BEGINS)
+        return now - since >= QUIET
 
 
 def _waits(strand: Strand, strands: Sequence[Strand]) -> bool:

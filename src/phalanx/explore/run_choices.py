@@ -12,7 +12,15 @@ from typing import Any
 from phalanx.core.choices import Step
 from phalanx.core.strand import Strand
 from phalanx.explore.strategy import Strategy
-from phalanx.explore.trace import BlockedStep, Candidate, Choice, Thread, Trace, usual_of
+from phalanx.explore.trace import (
+    FAIR_AFTER,
+    BlockedStep,
+    Candidate,
+    Choice,
+    Thread,
+    Trace,
+    usual_of,
+)
 
 Clock = dict[Thread, int]
 """A vector clock. Never changed once it is made: many refer to it."""
@@ -31,16 +39,25 @@ class RunChoices:
         self._read: dict[Hashable, Clock] = {}
         self._values: dict[Thread, int] = {}
         self._last: Thread | None = None
+        self._turns: dict[Thread, int] = {}
+        """Late in a long run: at which choice each thread went on last."""
         self._heard: Sequence[Clock] = ()
         """What was heard of last, and what it comes to."""
         self._news = _NOTHING
 
     def pick_strand(self, candidates: Sequence[Strand]) -> int:
         offered = tuple([self._candidate(strand, strand.step) for strand in candidates])
-        usual = usual_of(offered, self._last)
+        made = len(self.trace.choices)
+        if made < FAIR_AFTER:
+            usual = usual_of(offered, self._last)
+        else:
+            turns = [self._turns.get(each.thread, 0) for each in offered]
+            usual = turns.index(min(turns))
         chosen = self._strategy.pick(offered, usual, self.trace)
         step = candidates[chosen].step
         assert step is not None
+        if made >= FAIR_AFTER:
+            self._turns[offered[chosen].thread] = made
         self._add(offered[chosen], step.mark, chosen, usual, offered, ())
         return chosen
 

@@ -97,6 +97,11 @@ def conflicts(
     return any(place in other.places for place in one.places)
 
 
+FAIR_AFTER = 2000
+"""Choices of a run after which all threads take turns: one that makes calls until another has
+done its part would else never let it."""
+
+
 def usual_of(candidates: Sequence[Candidate], last: Thread | None) -> int:
     """The index of the thread that goes on in the default order."""
     for index, candidate in enumerate(candidates):

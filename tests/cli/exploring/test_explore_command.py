@@ -212,7 +212,7 @@ def test_json_for_tools(explore) -> None:  # type: ignore[no-untyped-def]
         ("-n 2 --json no/x right.py --schedules 1", "--json no/x: cannot be written (No such"),
         (
             "-n 2 --engine processes race.py",
-            "unknown option: --engine (an option of phalanx run",
+            "unknown option: --engine (an option of phalanx run, phalanx",
         ),
     ],
 )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from phalanx.explore.trace import Candidate, Choice, Thread, Trace
+from phalanx.explore.trace import FAIR_AFTER, Candidate, Choice, Thread, Trace
 
 DEPTHS = (1, 2, 2, 3, 3, 4)
 """How many orderings a bug may need: one of these is drawn for each run."""
@@ -42,6 +42,8 @@ class ChangePoints:
         return True
 
     def pick(self, candidates: Sequence[Candidate], usual: int, trace: Trace) -> int:
+        if self._steps >= FAIR_AFTER:
+            return self._random.randrange(len(candidates))
         priorities = self._priorities
         for candidate in candidates:
             if candidate.thread not in priorities:
