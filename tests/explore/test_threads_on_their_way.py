@@ -12,7 +12,7 @@ import pytest
 import torch.distributed as dist
 
 import phalanx
-from phalanx.system import sleep
+from phalanx.system import monotonic, sleep
 
 
 def explored(program: Any, **given: Any) -> Any:
@@ -36,6 +36,27 @@ def test_how_long_a_thread_needs_to_its_next_step_does_not_show_on_the_clock() -
         thread.join()
 
     explored(program, schedules=3)
+    assert heard and set(heard) == {0.0}
+
+
+@pytest.mark.slow
+def test_nor_does_it_show_how_long_a_thread_computes() -> None:
+    heard: list[float] = []
+
+    def program() -> None:
+        def compute() -> None:
+            until = monotonic() + 1.5
+            while monotonic() < until:
+                pass
+            heard.append(time.monotonic() - began)
+
+        began = time.monotonic()
+        thread = threading.Thread(target=compute)
+        thread.start()
+        time.sleep(0.1)
+        thread.join()
+
+    explored(program, schedules=1)
     assert heard and set(heard) == {0.0}
 
 

@@ -20,8 +20,10 @@ QUIET = 0.03
 lock wakes up more often."""
 PATIENCE = 1.0
 """Seconds for which nobody goes on before a thread that neither waits nor comes to a step is
-left out all the same: it may poll, or compute until somebody else ends it; one that is new may
-never begin."""
+left out all the same: it may poll natively; one that is new may never begin."""
+COMPUTES, LONG = 0.03, 10.0
+"""From that part of a core on it computes, and gets so many seconds: it may be at its step
+then, but may also compute until somebody else ends it."""
 LOOK = 0.05
 """Seconds between two looks that count at most: in longer ones somebody has run."""
 
@@ -135,8 +137,9 @@ class Settling:
     def __init__(self) -> None:
         self._asleep: dict[Strand, tuple[float, float]] = {}
         """Threads that look asleep: the time of their processor, and since when."""
-        self._awaited: dict[Strand, tuple[int, float]] = {}
-        """Threads on their way: when they had the baton last, and how long they are awaited."""
+        self._awaited: dict[Strand, tuple[int, float, float]] = {}
+        """Threads on their way: when they had the baton last, the time of their processor when
+        they were first awaited, and how long they are."""
         self._looked = 0.0
 
     def is_over(self, strands: Sequence[Strand]) -> bool:
@@ -151,10 +154,13 @@ class Settling:
         return all(known)
 
     def _lasts(self, strand: Strand, passed: float) -> bool:
-        granted, awaited = self._awaited.get(strand, (strand.granted, 0.0))
-        awaited = awaited + passed if granted == strand.granted else 0.0
-        self._awaited[strand] = strand.granted, awaited
-        return awaited >= PATIENCE
+        spent = cpu_time(strand) if strand.ident else 0.0
+        granted, before, awaited = self._awaited.get(strand, (-1, spent, 0.0))
+        if granted != strand.granted:
+            before, awaited = spent, 0.0
+        awaited += passed
+        self._awaited[strand] = strand.granted, before, awaited
+        return awaited >= (LONG if spent - before > COMPUTES * awaited else PATIENCE)
 
     def _is_left_out(self, strand: Strand) -> bool:
         if not strand.ident:
