@@ -6,6 +6,8 @@ import select
 import socket
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -60,41 +62,37 @@ def test_nor_does_it_show_how_long_a_thread_computes() -> None:
     assert heard and set(heard) == {0.0}
 
 
+@contextmanager
+def polling_beside() -> Iterator[None]:
+    """A thread of the rank polls natively, in short slices, until the block is left."""
+    near, far = socket.socketpair()
+    done: list[bool] = []
+
+    def poll() -> None:
+        while not done:
+            select.select([near], [], [], 0.01)
+
+    with near, far:
+        thread = threading.Thread(target=poll)
+        thread.start()
+        yield
+        done.append(True)
+        thread.join()
+
+
 def test_a_thread_that_polls_natively_does_not_stop_the_clock() -> None:
     def program() -> None:
-        near, far = socket.socketpair()
-        done: list[bool] = []
-
-        def poll() -> None:
-            while not done:
-                select.select([near], [], [], 0.01)
-
-        with near, far:
-            thread = threading.Thread(target=poll)
-            thread.start()
+        with polling_beside():
             time.sleep(0.2)
-            done.append(True)
-            thread.join()
 
     assert explored(program, schedules=1, timeout=30).passed
 
 
 def test_a_thread_that_polls_natively_keeps_no_rank_from_its_step() -> None:
     def program() -> None:
-        near, far = socket.socketpair()
-        done: list[bool] = []
-
-        def poll() -> None:
-            while not done:
-                select.select([near], [], [], 0.01)
-
-        with near, far:
-            thread = threading.Thread(target=poll)
-            thread.start()
+        with polling_beside():
             dist.distributed_c10d._get_default_store().add("come", 1)
             dist.barrier()
-            done.append(True)
-            thread.join()
 
     assert explored(program, schedules=1, timeout=30).passed
 
